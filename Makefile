@@ -1,0 +1,29 @@
+# Two commands do everything on a fresh machine with Python 3.11:
+#   make quickstart   set up and run the main job: SFT warm-up, GRPO, evaluation, conversion
+#   make test         set up and pass lint, types and tests
+SEED ?= 42
+PY := .venv/bin/python
+
+.PHONY: help install dev quickstart test lint clean
+help:
+	@grep -E '^#   ' Makefile | cut -c3-
+
+install:
+	@requirements/install.sh
+
+dev:
+	@requirements/install.sh dev
+
+quickstart: install
+	@.venv/bin/trinity quickstart --out runs/quickstart --seed $(SEED)
+
+lint: dev
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+test: lint
+	$(PY) -m pytest -q
+
+clean:
+	rm -rf .venv runs checkpoints

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Makes .venv with the pinned packages: requirements/gpu.txt where there is an NVIDIA GPU, else requirements/cpu.txt.
+# Usage: requirements/install.sh [dev]   (dev adds the tools for tests, lint and types)
+# Needs only a Python 3.11 with venv and pip, and a package index. Running it again does nothing until a pin changes.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+die() { printf 'install: %s\n' "$*" >&2; exit 1; }
+
+find_python() {
+    for candidate in "${PYTHON:-}" python3.11 python3 python; do
+        [ -n "$candidate" ] || continue
+        "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && { echo "$candidate"; return; }
+    done
+    die "no Python 3.11 found; install it, or say where it is: PYTHON=/path/to/python3.11 make install"
+}
+
+kind=cpu
+if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then kind=gpu; fi
+files=(requirements/$kind.txt)
+[ "${1:-}" = dev ] && files+=(requirements/dev.txt)
+
+stamp=".venv/.installed-${1:-run}"
+digest=$(cat "${files[@]}" pyproject.toml requirements/install.sh | sha256sum | cut -d' ' -f1)
+[ -f "$stamp" ] && [ "$(cat "$stamp")" = "$digest" ] && exit 0
+
+[ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
+.venv/bin/python -m pip install -q --disable-pip-version-check "$(grep '^uv==' requirements/cpu.txt)"
+
+# PyTorch's builds without CUDA are not on the main index. A folder of wheels that pip is configured with is asked
+# first; otherwise uv takes them from PyTorch's own index.
+options=(--no-deps -q)
+links="${PIP_FIND_LINKS:-$(.venv/bin/python -m pip config get global.find-links 2>/dev/null || true)}"
+if [ -n "$links" ]; then
+    for link in $links; do options+=(--find-links "$link"); done
+elif [ $kind = cpu ]; then
+    options+=(--torch-backend cpu)
+fi
+for file in "${files[@]}"; do options+=(-r "$file"); done
+
+echo "install: pinned packages from ${files[*]} into .venv (about 4 GB)"
+.venv/bin/uv pip install --python .venv/bin/python "${options[@]}" || die "the packages above could not be installed"
+.venv/bin/uv pip install --python .venv/bin/python -q --no-deps --no-build-isolation -e . || die "the project itself could not be installed"
+.venv/bin/python -c 'import torch' 2>/dev/null || die "torch $(grep '^torch==' requirements/$kind.txt) does not import: on a machine without a GPU it has to be the CPU build; put its wheel in a folder and run PIP_FIND_LINKS=that/folder make install"
+echo "$digest" >"$stamp"

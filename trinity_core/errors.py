@@ -1,0 +1,22 @@
+"""The errors a user is meant to read: one clear sentence on what is wrong, one on what to do."""
+
+from __future__ import annotations
+
+
+class TrinityError(Exception):
+    """What is wrong and what to do about it. Never retried: the same run would fail the same way.
+
+    A message names the key, file, line or actor concerned. It survives pickling, so Ray and Prefect pass it on whole.
+    """
+
+
+class DataError(TrinityError):
+    """A data set, a row of it or a checkpoint cannot be used as it is."""
+
+
+class HandOverError(TrinityError):
+    """An engine does not hold the weights that the trainer handed over."""
+
+
+class TransientFault(Exception):
+    """Something outside the run's own doing broke (a dead actor, a lost node, a time-out): worth a retry."""
