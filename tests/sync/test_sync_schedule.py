@@ -1,0 +1,93 @@
+"""The schedule's arithmetic: the documented example, and the properties that exclude deadlocks."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_core.sync.schedule import (
+    dynamic_version,
+    largest_lag,
+    last_step_with,
+    looks_before,
+    publishes_after,
+    required_version,
+    syncs_before,
+)
+
+steps = st.integers(1, 500)
+intervals = st.integers(1, 20)
+offsets = st.integers(0, 20)
+
+
+def test_documented_example():
+    assert [required_version(e, 2, 1) for e in range(1, 8)] == [0, 0, 0, 2, 2, 4, 4]
+    assert [e for e in range(1, 8) if syncs_before(e, 2, 1)] == [4, 6]
+    assert [t for t in range(6) if publishes_after(t, 2)] == [0, 2, 4]
+
+
+def test_on_policy():
+    assert [required_version(e, 1) for e in range(1, 5)] == [0, 1, 2, 3]
+
+
+@given(steps, intervals, offsets)
+def test_never_waits_for_what_needs_its_own_step(step, interval, offset):
+    assert 0 <= required_version(step, interval, offset) <= step - 1
+
+
+@given(steps, intervals, offsets)
+def test_what_is_waited_for_is_published(step, interval, offset):
+    assert publishes_after(required_version(step, interval, offset), interval)
+
+
+@given(steps, intervals, offsets)
+def test_grows_by_one_interval_at_each_sync(step, interval, offset):
+    grown = required_version(step + 1, interval, offset) - required_version(step, interval, offset)
+    assert grown == (interval if syncs_before(step + 1, interval, offset) else 0)
+
+
+@given(st.integers(0, 500), intervals, offsets)
+def test_last_step_with_is_the_inverse(version, interval, offset):
+    last = last_step_with(version, interval, offset)
+    assert required_version(last, interval, offset) <= version < required_version(last + 1, interval, offset)
+
+
+@given(steps, intervals, offsets)
+def test_lag_is_bounded(step, interval, offset):
+    assert step - 1 - required_version(step, interval, offset) <= largest_lag(interval, offset)
+
+
+@given(st.integers(1, 60), intervals, offsets)
+def test_lockstep_simulation_never_deadlocks(total, interval, offset):
+    explored = trained = published = 0
+    while trained < total:
+        if explored < total and required_version(explored + 1, interval, offset) <= published:
+            explored += 1
+        elif trained < explored:
+            trained += 1
+            published = trained if publishes_after(trained, interval) else published
+        else:
+            pytest.fail(f"deadlock at explorer {explored}, trainer {trained}")
+    assert explored == total
+
+
+@given(steps, intervals, st.none() | st.integers(0, 50), st.none() | st.integers(0, 50))
+def test_dynamic_takes_the_latest_at_its_boundaries(step, interval, held, latest):
+    version = dynamic_version(step, interval, held, latest)
+    if latest is not None and (held is None or looks_before(step, interval)):
+        assert version == max(latest, held if held is not None else latest)
+    else:
+        assert version == held
+
+
+@pytest.mark.parametrize(("interval", "offset"), [(0, 0), (-1, 0), (1, -1)])
+def test_refuses_senseless_settings(interval, offset):
+    with pytest.raises(ValueError, match="sync_interval"):
+        required_version(1, interval, offset)
+
+
+def test_imports_without_torch():
+    code = "import sys, trinity_core.sync.schedule; sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'vllm')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

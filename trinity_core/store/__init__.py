@@ -1,0 +1,1 @@
+"""The durable queue of experiences between explorers and trainer."""

@@ -1,0 +1,66 @@
+"""When weights change hands: pure arithmetic, no clock and no files.
+
+Words: *version* n is the weights after trainer step n, 0 the initial ones. Steps count from 1. `interval` and `offset` are
+`synchronizer.sync_interval` and `sync_offset`. With interval 2 and offset 1 the explorer goes `1 2 3 |sync| 4 5 |sync| 6` and
+the trainer `1 2 |sync| 3 4 |sync| 5`.
+
+Two properties make a run in fixed style free of deadlocks (both are tested): the explorer never waits for a version that
+needs a batch of a step it has not done yet (`required_version(e) <= e - 1`), and every version it waits for is published
+(`publishes_after(required_version(e))`).
+"""
+
+from __future__ import annotations
+
+
+def _check(interval: int, offset: int) -> None:
+    if interval < 1 or offset < 0:
+        raise ValueError(f"sync_interval must be at least 1 and sync_offset at least 0, got {interval} and {offset}")
+
+
+def required_version(step: int, interval: int, offset: int = 0) -> int:
+    """The version that explorer step `step` (from 1) uses in fixed style: `max(0, (step-1-offset) // interval * interval)`."""
+    _check(interval, offset)
+    return max(0, (step - 1 - offset) // interval * interval)
+
+
+def last_step_with(version: int, interval: int, offset: int = 0) -> int:
+    """The last explorer step that may run when no version newer than `version` is published (fixed style)."""
+    _check(interval, offset)
+    return version // interval * interval + interval + offset
+
+
+def syncs_before(step: int, interval: int, offset: int = 0) -> bool:
+    """Whether the explorer changes weights before its step `step` in fixed style."""
+    return step > 1 and required_version(step, interval, offset) != required_version(step - 1, interval, offset)
+
+
+def publishes_after(step: int, interval: int) -> bool:
+    """Whether the trainer publishes after its step `step`; 0 stands for the start, after which it always does."""
+    _check(interval, 0)
+    return step % interval == 0
+
+
+def looks_before(step: int, interval: int) -> bool:
+    """Whether an explorer in a dynamic style looks for a newer version before its step `step` (from 1)."""
+    _check(interval, 0)
+    return (step - 1) % interval == 0
+
+
+def dynamic_version(step: int, interval: int, held: int | None, latest: int | None) -> int | None:
+    """The version for explorer step `step` in the dynamic styles: the latest published one, taken up every `interval` steps.
+
+    `held` is what the engines hold (None: nothing of this run yet), `latest` what is published. Never goes back: a rewound
+    trainer publishes its versions anew under the same numbers, and `rewind` of the store tells the explorer to start over.
+    """
+    if latest is None:
+        return held
+    if held is None:
+        return latest
+    return max(held, latest) if looks_before(step, interval) else held
+
+
+def largest_lag(interval: int, offset: int = 0) -> int:
+    """The most trainer steps between the policy that sampled a row and the one it trains, in fixed style, batches of one
+    explore step each."""
+    _check(interval, offset)
+    return interval - 1 + offset
