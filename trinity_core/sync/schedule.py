@@ -1,12 +1,12 @@
 """When weights change hands: pure arithmetic, no clock and no files.
 
-Words: *version* n is the weights after trainer step n, 0 the initial ones. Steps count from 1. `interval` and `offset` are
-`synchronizer.sync_interval` and `sync_offset`. With interval 2 and offset 1 the explorer goes `1 2 3 |sync| 4 5 |sync| 6` and
-the trainer `1 2 |sync| 3 4 |sync| 5`.
+Words: *version* n is the weights after trainer step n, 0 the initial ones. Steps count from 1. `interval` and
+`offset` are `synchronizer.sync_interval` and `sync_offset`. With interval 2 and offset 1 the explorer goes
+`1 2 3 |sync| 4 5 |sync| 6` and the trainer `1 2 |sync| 3 4 |sync| 5`.
 
-Two properties make a run in fixed style free of deadlocks (both are tested): the explorer never waits for a version that
-needs a batch of a step it has not done yet (`required_version(e) <= e - 1`), and every version it waits for is published
-(`publishes_after(required_version(e))`).
+Two properties make a run in fixed style free of deadlocks (both are tested): the explorer never waits for a version
+that needs a batch of a step it has not done yet (`required_version(e) <= e - 1`), and every version it waits for is
+published (`publishes_after(required_version(e))`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _check(interval: int, offset: int) -> None:
 
 
 def required_version(step: int, interval: int, offset: int = 0) -> int:
-    """The version that explorer step `step` (from 1) uses in fixed style: `max(0, (step-1-offset) // interval * interval)`."""
+    """The version that explorer step `step` (from 1) uses in fixed style: 0, then a new one each `interval` steps."""
     _check(interval, offset)
     return max(0, (step - 1 - offset) // interval * interval)
 
@@ -47,10 +47,10 @@ def looks_before(step: int, interval: int) -> bool:
 
 
 def dynamic_version(step: int, interval: int, held: int | None, latest: int | None) -> int | None:
-    """The version for explorer step `step` in the dynamic styles: the latest published one, taken up every `interval` steps.
+    """The version for explorer step `step` in the dynamic styles: the latest one, taken up every `interval` steps.
 
-    `held` is what the engines hold (None: nothing of this run yet), `latest` what is published. Never goes back: a rewound
-    trainer publishes its versions anew under the same numbers, and `rewind` of the store tells the explorer to start over.
+    `held` is what the engines hold (None: nothing of this run yet), `latest` what is published. Never goes back
+    within a lineage; after a rewind (see `trinity_core.store`) an explorer starts over with `held` None.
     """
     if latest is None:
         return held
@@ -60,7 +60,7 @@ def dynamic_version(step: int, interval: int, held: int | None, latest: int | No
 
 
 def largest_lag(interval: int, offset: int = 0) -> int:
-    """The most trainer steps between the policy that sampled a row and the one it trains, in fixed style, batches of one
-    explore step each."""
+    """The most trainer steps between the policy that sampled a row and the one it trains (fixed style, one explore
+    step a batch)."""
     _check(interval, offset)
     return interval - 1 + offset
