@@ -1,0 +1,80 @@
+"""The architecture holds: arrows point one way, light packages stay light, errors are not swallowed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+BASE = {"config"}
+PURE = BASE | {"data", "algorithms", "workflows"}
+PLUMBING = PURE | {"sync", "store", "checkpoints", "tracking"}
+MAY_IMPORT = {
+    "config": set(),
+    "data": {"config"},
+    "algorithms": {"config", "data"},
+    "workflows": {"config", "data", "algorithms"},
+    "store": PURE,
+    "sync": PURE,
+    "checkpoints": PURE | {"store"},
+    "tracking": PURE,
+    "rollout": PLUMBING,
+    "training": PLUMBING,
+}
+"""Package of `trinity_core` -> the packages of it that it may import."""
+
+TOP_LEVEL = {"trinity_core": {"trinity_core"}, "tasks": {"trinity_core", "tasks"}, "flows": {"trinity_core", "tasks", "flows"}}
+
+
+def sources() -> list[Path]:
+    return sorted(path for top in TOP_LEVEL for path in (ROOT / top).rglob("*.py"))
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """Every absolute import in a file, also those inside functions: (line, dotted name)."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_arrows_point_one_way(path: Path) -> None:
+    top, package = path.relative_to(ROOT).parts[:2]
+    for line, name in imports(path):
+        where = f"{path.relative_to(ROOT)}:{line} imports {name}"
+        first, *rest = name.split(".")
+        if first in TOP_LEVEL:
+            assert first in TOP_LEVEL[top], where
+        if top == "trinity_core":
+            assert first != "prefect", where
+        if top == first == "trinity_core" and package in MAY_IMPORT and rest and rest[0] in MAY_IMPORT:
+            assert rest[0] == package or rest[0] in MAY_IMPORT[package], where
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_error_is_caught_blindly(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"{path}:{node.lineno} catches everything"
+            names = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
+            if "BaseException" in names or "Exception" in names:
+                reraised = any(isinstance(n, ast.Raise) for n in ast.walk(node))
+                reported = any(isinstance(n, ast.Attribute) and n.attr == "set_exception" for n in ast.walk(node))
+                assert reraised or reported, f"{path}:{node.lineno} swallows errors"
+
+
+@pytest.mark.parametrize("module", ["trinity_core", "trinity_core.config", "trinity_core.cli", "trinity_core.sync.schedule"])
+def test_light_modules_import_nothing_heavy(module: str) -> None:
+    heavy = ("torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets")
+    program = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
