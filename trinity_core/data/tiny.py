@@ -1,0 +1,172 @@
+"""A data set and a model small enough to learn on a laptop's CPU in minutes: `trinity tiny`.
+
+What you get: word problems in GSM8K's own format (`question`, `answer` with `<<a+b=c>>` and `#### c`), and a Qwen2
+model of about a million random parameters with a tokenizer of its own, as an ordinary Hugging Face folder.
+What it does not show: that arithmetic generalises. Sums of two digits have 81 facts; what is learned is to read a
+problem, to write its working down in the asked form, and the facts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trinity_core.data.tiny_words import ADDITIONS, CHAT_TEMPLATE, NAMES, SUBTRACTIONS, THINGS
+from trinity_core.errors import DataError
+
+Row = dict[str, str]
+END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
+
+
+@dataclass(frozen=True, slots=True)
+class TinySize:
+    """The shape of the model. The defaults give about 0.9 million parameters."""
+
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    layers: int = 4
+    heads: int = 4
+    """Attention heads; each has `hidden_size / heads` channels, of which vLLM wants 32, 64, 96 or 128."""
+    key_value_heads: int = 2
+    max_position_embeddings: int = 1024
+    """The longest sequence; also the tokenizer's `model_max_length`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TinyFolders:
+    """Where `make_tiny` has put things."""
+
+    model: Path
+    data: Path
+    """Holds train.jsonl, test.jsonl and sft.jsonl."""
+    parameters: int
+    rows: dict[str, int]
+    """Rows by split."""
+
+
+def problems(rng: random.Random, subtraction_share: float = 0.25) -> Iterator[Row]:
+    """An endless stream of problems over digits 1 to 9; texts may repeat."""
+    while True:
+        name, other = rng.sample(NAMES, 2)
+        thing = rng.choice(THINGS)
+        a, b = rng.randint(1, 9), rng.randint(1, 9)
+        if rng.random() < subtraction_share:
+            a, b, sign, template = max(a, b), min(a, b), "-", rng.choice(SUBTRACTIONS)
+        else:
+            sign, template = "+", rng.choice(ADDITIONS)
+        c = a + b if sign == "+" else a - b
+        question = template.format(name=name, other=other, thing=thing, a=a, b=b)
+        working = f"{a}{sign}{b}"
+        yield {"question": question, "answer": f"{working}=<<{working}={c}>>{c} {thing}.\n#### {c}"}
+
+
+def make_problems(
+    seed: int, count_train: int = 4000, count_test: int = 400, count_sft: int = 2000
+) -> dict[str, list[Row]]:
+    """Rows by split (`train`, `test`, `sft`); no problem text occurs twice, within a split or over splits.
+
+    Raises DataError where more different problems are asked for than the generator has.
+    """
+    if count_train + count_test + count_sft > 50_000:
+        raise DataError("more than 50000 different problems were asked for; ask for fewer rows")
+    stream = problems(random.Random(seed))
+    seen: set[str] = set()
+    splits: dict[str, list[Row]] = {}
+    for split, count in (("test", count_test), ("train", count_train), ("sft", count_sft)):
+        rows = splits[split] = []
+        while len(rows) < count:
+            row = next(stream)
+            if row["question"] not in seen:
+                seen.add(row["question"])
+                rows.append(row)
+    return splits
+
+
+def make_tokenizer(max_tokens: int = TinySize.max_position_embeddings) -> Any:
+    """A byte-level BPE tokenizer (Qwen2's class and pre-tokenizer) in which every word of the problems is one token.
+
+    So is every digit. It depends on no seed. Any other text falls apart into bytes, so it is never lossy.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    blank = Qwen2Tokenizer().backend_tokenizer
+    learner = Tokenizer(models.BPE())
+    learner.normalizer, learner.pre_tokenizer = blank.normalizer, blank.pre_tokenizer
+    trainer = trainers.BpeTrainer(
+        vocab_size=1024,
+        special_tokens=[PAD, START_OF_TURN, END_OF_TURN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    stream = problems(random.Random(0))
+    texts = [text for _ in range(4000) for text in next(stream).values()]
+    learner.train_from_iterator(texts + ["system\nuser\nassistant\ntool\n"] * 2, trainer)
+    learnt = json.loads(learner.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=learnt["vocab"],
+        merges=[tuple(pair) for pair in learnt["merges"]],
+        unk_token=PAD,
+        eos_token=END_OF_TURN,
+        pad_token=PAD,
+        additional_special_tokens=[START_OF_TURN],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_tokens,
+    )
+
+
+def make_model(folder: Path, seed: int, size: TinySize | None = None) -> int:
+    """Write a randomly initialised Qwen2 model and its tokenizer to `folder`; returns the number of parameters."""
+    import torch
+    from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+    size = size or TinySize()
+    tokenizer = make_tokenizer(size.max_position_embeddings)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.key_value_heads,
+        max_position_embeddings=size.max_position_embeddings,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model.num_parameters()
+
+
+def write_jsonl(path: Path, rows: list[Row]) -> None:
+    """One JSON object a line, UTF-8."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def make_tiny(
+    folder: Path,
+    seed: int = 42,
+    count_train: int = 4000,
+    count_test: int = 400,
+    count_sft: int = 2000,
+    size: TinySize | None = None,
+) -> TinyFolders:
+    """Make `folder/model` and `folder/data`; the same arguments always give the same files."""
+    data = folder / "data"
+    splits = make_problems(seed, count_train, count_test, count_sft)
+    for split, rows in splits.items():
+        write_jsonl(data / f"{split}.jsonl", rows)
+    parameters = make_model(folder / "model", seed, size)
+    return TinyFolders(folder / "model", data, parameters, {split: len(rows) for split, rows in splits.items()})

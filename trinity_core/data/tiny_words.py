@@ -1,0 +1,42 @@
+"""The words that the tiny word problems are made of, and the chat template of the tiny model."""
+
+from __future__ import annotations
+
+NAMES = (
+    "Anna", "Ben", "Carla", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Kira", "Leo",
+    "Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Uwe", "Vera", "Will", "Yara", "Zoe",
+)  # fmt: skip
+
+THINGS = (
+    "apples", "books", "cards", "coins", "cups", "eggs", "flowers", "marbles", "pens", "shells", "stamps", "toys",
+)  # fmt: skip
+
+ADDITIONS = (
+    "{name} has {a} {thing} and {other} gives {b} more. How many {thing} does {name} have?",
+    "{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have?",
+    "{name} has {a} {thing} and {other} has {b}. How many {thing} do they have?",
+)
+
+SUBTRACTIONS = (
+    "{name} has {a} {thing} and gives {b} to {other}. How many {thing} are left?",
+    "{name} has {a} {thing} and loses {b}. How many {thing} are left?",
+)
+
+CHAT_TEMPLATE = """\
+{%- if tools %}
+{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}{%- endif %}
+{{- 'Tools:' }}
+{%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if not (tools and loop.first and message.role == 'system') %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content %}{{- message.content }}{%- endif %}
+{%- for call in message.tool_calls or [] %}{{- '\\nCall:' + ((call.function or call) | tojson) }}{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
