@@ -17,7 +17,7 @@ Json = Any
 
 @dataclass(slots=True, eq=False)
 class Experience:
-    """A prompt of P tokens and the R tokens after it (the policy's actions, tool output between them, an expert's answer).
+    """A prompt of P tokens, then R tokens: the policy's actions, tool output between them, an expert's answer.
 
     Invariants (checked on construction): `action_mask`, `logprobs` and `versions` have length R = len(tokens) - P,
     P >= 1, R >= 1.
@@ -30,7 +30,7 @@ class Experience:
     action_mask: np.ndarray
     """bool [R]: true where the token was chosen by the policy (or is to be imitated); only these carry loss."""
     logprobs: np.ndarray | None = None
-    """float32 [R]: the rollout engine's log-probs of the chosen tokens, at sampling temperature; 0 where not an action."""
+    """float32 [R]: the engine's log-probs of the chosen tokens, at sampling temperature; 0 where not an action."""
     versions: np.ndarray | None = None
     """int32 [R]: the policy version (trainer step) that chose each token; -1 where not an action."""
     reward: float | None = None
@@ -60,9 +60,11 @@ class Experience:
         self.tokens = np.ascontiguousarray(self.tokens, dtype=np.int32)
         length = len(self.tokens) - self.prompt_length
         if self.prompt_length < 1 or length < 1:
-            raise DataError(f"an experience needs a prompt and a response: {self.prompt_length} and {length} tokens given")
+            raise DataError(
+                f"an experience needs a prompt and a response, not {self.prompt_length} and {length} tokens"
+            )
         self.action_mask = np.ascontiguousarray(self.action_mask, dtype=np.bool_)
-        for name, dtype in (("logprobs", np.float32), ("versions", np.int32), ("token_rewards", np.float32), ("teacher_logprobs", np.float32)):
+        for name, dtype in _ARRAYS.items():
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, np.ascontiguousarray(value, dtype=dtype))
@@ -92,10 +94,11 @@ class Experience:
         """The inverse of `to_bytes`."""
         header_length = int.from_bytes(blob[:8], "little")
         scalars = json.loads(json.loads(blob[8 : 8 + header_length])["__metadata__"]["experience"])
-        return cls(**load_arrays(blob), **scalars)
+        arrays: dict[str, Json] = load_arrays(blob)
+        return cls(**arrays, **scalars)
 
 
-_ARRAYS = ("logprobs", "versions", "token_rewards", "teacher_logprobs")
+_ARRAYS = {"logprobs": np.float32, "versions": np.int32, "token_rewards": np.float32, "teacher_logprobs": np.float32}
 _SCALARS = (
     "prompt_length", "reward", "group", "run", "turn", "task_index", "is_expert", "truncated", "metrics", "info",
 )  # fmt: skip

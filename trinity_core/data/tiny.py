@@ -86,7 +86,7 @@ def make_problems(
     return splits
 
 
-def make_tokenizer(max_tokens: int = TinySize.max_position_embeddings) -> Any:
+def make_tokenizer(max_tokens: int = 1024) -> Any:
     """A byte-level BPE tokenizer (Qwen2's class and pre-tokenizer) in which every word of the problems is one token.
 
     So is every digit. It depends on no seed. Any other text falls apart into bytes, so it is never lossy.
@@ -107,9 +107,10 @@ def make_tokenizer(max_tokens: int = TinySize.max_position_embeddings) -> Any:
     texts = [text for _ in range(4000) for text in next(stream).values()]
     learner.train_from_iterator(texts + ["system\nuser\nassistant\ntool\n"] * 2, trainer)
     learnt = json.loads(learner.to_str())["model"]
+    merges: Any = [tuple(pair) for pair in learnt["merges"]]
     return Qwen2Tokenizer(
         vocab=learnt["vocab"],
-        merges=[tuple(pair) for pair in learnt["merges"]],
+        merges=merges,
         unk_token=PAD,
         eos_token=END_OF_TURN,
         pad_token=PAD,
