@@ -1,0 +1,186 @@
+"""The way from a job's files to MLflow, TensorBoard and W&B, on the real libraries."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from trinity_core.errors import TrinityError
+from trinity_core.tracking.curve import draw_curve
+from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, eval_scores, open_writer, whole_checkpoints
+from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind
+from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
+from trinity_core.tracking.writers import RunInfo
+
+
+class Recorder:
+    """A writer that remembers."""
+
+    link = "nowhere"
+    faults = (ConnectionError,)
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.broken = False
+
+    def log(self, lines) -> None:
+        if self.broken:
+            raise ConnectionError("the server is away")
+        self.calls += [("log", line.source, line.step) for line in lines]
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        self.calls.append(("artifact", path.name))
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        self.calls.append(("checkpoint", step))
+
+    def score(self, step: int, value: float) -> None:
+        self.calls.append(("score", step, value))
+
+    def close(self, succeeded: bool) -> None:
+        self.calls.append(("close", succeeded))
+
+
+def save_checkpoint(job_dir: Path, step: int) -> None:
+    (job_dir / f"global_step_{step}" / "actor").mkdir(parents=True)
+    (job_dir / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
+def evaluate(job_dir: Path, step: int, accuracy: float) -> None:
+    MetricsFile(job_dir, "eval").write(step, {"eval/gsm8k/accuracy/mean": accuracy, "eval/gsm8k/reward/mean": 9})
+
+
+def test_forwards_each_thing_once(tmp_path: Path) -> None:
+    recorder = Recorder()
+    forwarder = Forwarder(tmp_path, recorder)
+    MetricsFile(tmp_path, "trainer").write(1, {"loss": 1})
+    evaluate(tmp_path, 1, 0.5)
+    save_rollouts(tmp_path, "eval", 1, [SampledRollout("p", "r")])
+    forwarder.poll()
+    save_checkpoint(tmp_path, 1)
+    (tmp_path / "global_step_2" / "actor").mkdir(parents=True)  # not yet named by the pointer
+    forwarder.poll()
+    forwarder.poll()
+    assert recorder.calls == [
+        ("log", "trainer", 1), ("log", "eval", 1), ("artifact", "eval_step_1.md"), ("checkpoint", 1), ("score", 1, 0.5),
+    ]  # fmt: skip
+    forwarder.close(True)
+    assert recorder.calls[-1] == ("close", True)
+
+
+def test_two_flows_of_one_job_share_the_work(tmp_path: Path) -> None:
+    trainer, explorer = Recorder(), Recorder()
+    for source in ("trainer", "explorer", "eval"):
+        MetricsFile(tmp_path, source).write(1, {"a": 1})
+    Forwarder(tmp_path, trainer, "train").poll()
+    Forwarder(tmp_path, explorer, "explore").poll()
+    assert trainer.calls == [("log", "trainer", 1)]
+    assert explorer.calls == [("log", "explorer", 1), ("log", "eval", 1)]
+
+
+def test_what_cannot_be_sent_now_is_sent_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+    recorder.broken = True
+    MetricsFile(tmp_path, "trainer").write(1, {"a": 1})
+    thread = ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01)
+    while not caplog.records:
+        time.sleep(0.01)
+    recorder.broken = False
+    thread.close(True)
+    assert recorder.calls == [("log", "trainer", 1), ("close", True)]
+    assert len(caplog.records) == 1
+
+
+def test_scores_are_the_mean_over_eval_sets(tmp_path: Path) -> None:
+    MetricsFile(tmp_path, "eval").write(3, {"eval/a/accuracy/mean": 0.2, "eval/b/accuracy/mean": 0.6, "eval/a/n": 7})
+    MetricsFile(tmp_path, "eval").write(4, {"eval/a/reward/mean": 0.5})
+    MetricsFile(tmp_path, "trainer").write(4, {"accuracy": 1})
+    assert eval_scores(read_metrics(tmp_path)) == {3: 0.4, 4: 0.5}
+
+
+def test_whole_checkpoints_only(tmp_path: Path) -> None:
+    assert whole_checkpoints(tmp_path) == {}
+    for step in (2, 10):
+        save_checkpoint(tmp_path, step)
+    (tmp_path / "global_step_12").mkdir()
+    assert list(whole_checkpoints(tmp_path)) == [2, 10]
+
+
+def test_an_unknown_monitor_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TrinityError, match="mlflow, tensorboard, wandb"):
+        open_writer("mlfow", RunInfo("p", "n", tmp_path), tmp_path)
+
+
+def test_tensorboard_files(tmp_path: Path) -> None:
+    info = RunInfo("p", "n", tmp_path / "p" / "n")
+    forwarder = Forwarder(info.job_dir, open_writer("tensorboard", info, tmp_path))
+    MetricsFile(info.job_dir, "trainer").write(3, {"loss": 0.25})
+    forwarder.close(True)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(info.job_dir / "monitor" / "tensorboard")).Reload()
+    [point] = events.Scalars("trainer/loss")
+    assert (point.step, point.value) == (3, 0.25)
+
+
+@pytest.mark.slow
+def test_wandb_offline_keeps_its_run_and_no_key(tmp_path: Path) -> None:
+    key = "0123456789abcdef" * 2 + "01234567"
+    args = {"mode": "offline", "api_key": key}
+    info = RunInfo("p", "n", tmp_path / "p" / "n", {"monitor": {"monitor_args": args}}, args=args)
+    for step in (1, 2):
+        forwarder = Forwarder(info.job_dir, open_writer("wandb", info, tmp_path))
+        MetricsFile(info.job_dir, "trainer").write(step, {"loss": 1.0})
+        assert forwarder.poll() == 1
+        forwarder.close(True)
+    run_id = json.loads((info.job_dir / "monitor" / "wandb.json").read_text())["id"]
+    runs = list((info.job_dir / "monitor" / "wandb").glob(f"offline-run-*-{run_id}"))
+    assert len(runs) == 2
+    files = [path for path in (info.job_dir / "monitor").rglob("*") if path.is_file()]
+    assert files and not any(key.encode() in path.read_bytes() for path in files)
+
+
+@pytest.mark.slow
+def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    parent = tmp_path / "project" / "name"
+    config = {"algorithm": {"lr": 0.1}, "monitor": {"monitor_args": {"api_key": "hidden"}}}
+    info = RunInfo("project", "name/rft", parent / "rft", config, parent_dir=parent, tags={"stage": "rft"})
+    forwarder = Forwarder(info.job_dir, open_writer("mlflow", info, tmp_path))
+    trainer = MetricsFile(info.job_dir, "trainer")
+    for step, accuracy in ((1, 0.3), (2, 0.8), (3, 0.5)):
+        trainer.write(step, {"actor/loss": 1.0 / step, "broken": float("nan")})
+        evaluate(info.job_dir, step, accuracy)
+        save_checkpoint(info.job_dir, step)
+        forwarder.poll()
+    save_rollouts(info.job_dir, "eval", 3, [SampledRollout("p", "r", 1.0)])
+    assert draw_curve(info.job_dir) is not None
+    forwarder.close(succeeded=False)
+
+    # The same job again: it goes on from checkpoint 2 in the same run.
+    rewind(info.job_dir, 2)
+    writer = open_writer("mlflow", info, tmp_path)
+    forwarder = Forwarder(info.job_dir, writer)
+    trainer.write(3, {"actor/loss": 0.3})
+    forwarder.close(succeeded=True)
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(uri, uri)
+    [experiment] = [each for each in client.search_experiments() if each.name == "project"]
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(runs) == {"name", "name/rft"}
+    run = runs["name/rft"]
+    assert run.data.tags["mlflow.parentRunId"] == runs["name"].info.run_id
+    assert run.info.status == "FINISHED"
+    assert run.data.params["algorithm.lr"] == "0.1" and "hidden" not in str(run.data.params)
+    history = client.get_metric_history(run.info.run_id, "actor/loss")
+    assert [point.step for point in history] == [1, 2, 3, 3]
+    champion = client.get_model_version_by_alias("project.name.rft", "champion")
+    assert champion.tags["step"] == "2" and champion.source.endswith("rft/global_step_2")
+    assert len(client.search_model_versions("name = 'project.name.rft'")) == 3
+    assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"rollouts", "curve.png"}
+    assert (tmp_path / "mlflow_artifacts").is_dir()

@@ -1,0 +1,114 @@
+"""The metrics file: whole lines, one tail that forgets nothing and repeats nothing, and rewinding."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trinity_core.tracking.metrics_file import MetricsFile, Tail, metrics_path, read_metrics, rewind, series
+
+
+def write_many(job_dir: Path, source: str) -> None:
+    file = MetricsFile(job_dir, source)
+    for step in range(200):
+        file.write(step, {"value": step, "text" * 50: 1.0})
+
+
+def test_lines_of_two_processes_stay_whole(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_many, args=(tmp_path, name)) for name in ("trainer", "explorer")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    lines = read_metrics(tmp_path)
+    assert len(lines) == len(metrics_path(tmp_path).read_text().splitlines()) == 400
+    for source in ("trainer", "explorer"):
+        assert [line.step for line in lines if line.source == source] == list(range(200))
+
+
+def test_numbers_that_are_not_finite_stay_json(tmp_path: Path) -> None:
+    MetricsFile(tmp_path, "trainer").write(1, {"a": math.nan, "b": math.inf, "c": 2})
+    assert json.loads(metrics_path(tmp_path).read_text())["metrics"] == {"a": None, "b": None, "c": 2.0}
+    [line] = read_metrics(tmp_path)
+    assert math.isnan(line.metrics["a"]) and line.metrics["c"] == 2
+
+
+def test_a_line_cut_short_by_a_crash_is_left_out_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path, "trainer")
+    file.write(1, {"a": 1})
+    with metrics_path(tmp_path).open("a") as raw:
+        raw.write('{"step": 2, "sou')
+    tail = Tail(tmp_path, "both")
+    lines, position = tail.read()
+    assert [line.step for line in lines] == [1]
+    assert position == metrics_path(tmp_path).read_bytes().index(b"\n") + 1
+
+
+def test_a_line_after_a_cut_one_is_not_lost(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path, "trainer")
+    file.write(1, {"a": 1})
+    with metrics_path(tmp_path).open("a") as raw:
+        raw.write('{"step": 2, "sou')
+    file.write(2, {"a": 2})
+    assert [line.step for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_a_tail_goes_on_where_it_was(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path, "trainer")
+    file.write(1, {"a": 1})
+    lines, position = Tail(tmp_path, "both").read()
+    assert len(lines) == 1
+    assert Tail(tmp_path, "both").read()[0] == lines, "what was not forwarded comes again"
+    Tail(tmp_path, "both").advance(position)
+    file.write(2, {"a": 2})
+    assert [line.step for line in Tail(tmp_path, "both").read()[0]] == [2]
+
+
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["trainer", "explorer", "eval"]), st.integers(0, 20)), max_size=30),
+    forwarded=st.integers(0, 30),
+    checkpoint=st.integers(0, 20),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rewinding_forgets_the_future_only(
+    tmp_path_factory, steps: list[tuple[str, int]], forwarded: int, checkpoint: int
+) -> None:
+    job_dir = tmp_path_factory.mktemp("job")
+    for source, step in steps[:forwarded]:
+        MetricsFile(job_dir, source).write(step, {"a": step})
+    tail = Tail(job_dir, "both")
+    tail.advance(tail.read()[1])
+    for source, step in steps[forwarded:]:
+        MetricsFile(job_dir, source).write(step, {"a": step})
+
+    dropped = rewind(job_dir, checkpoint)
+
+    kept = [(source, step) for source, step in steps if step <= checkpoint]
+    assert [(line.source, line.step) for line in read_metrics(job_dir)] == kept
+    assert dropped == len(steps) - len(kept)
+    news = [(line.source, line.step) for line in Tail(job_dir, "both").read()[0]]
+    assert news == [entry for entry in steps[forwarded:] if entry[1] <= checkpoint]
+
+
+def test_the_explorer_may_be_ahead_of_the_trainer(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        MetricsFile(tmp_path, "explorer").write(step, {"a": step})
+        MetricsFile(tmp_path, "trainer").write(step, {"a": step})
+    rewind(tmp_path, 1, explorer_step=2)
+    assert [(line.source, line.step) for line in read_metrics(tmp_path)] == [
+        ("explorer", 1), ("trainer", 1), ("explorer", 2),
+    ]  # fmt: skip
+
+
+def test_series_takes_the_later_of_two_lines_for_a_step(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path, "trainer")
+    for step, value in ((2, 1.0), (1, 5.0), (2, 3.0)):
+        file.write(step, {"loss": value})
+    assert series(read_metrics(tmp_path), "loss", "trainer") == {1: 5.0, 2: 3.0}
+    assert series(read_metrics(tmp_path), "loss", "explorer") == {}

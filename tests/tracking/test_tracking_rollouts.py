@@ -1,0 +1,47 @@
+"""Sampled rollouts and their table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+from trinity_core.tracking.rollouts import (
+    SampledRollout,
+    latest_rollouts,
+    read_rollouts,
+    rollout_files,
+    rollouts_table,
+    save_rollouts,
+)
+
+
+def test_rollouts_come_back_as_they_were(tmp_path: Path) -> None:
+    rows = [SampledRollout("1 + 1?", "#### 2", 1.0, {"accuracy": 1.0}, "2", 7, 3)]
+    path = save_rollouts(tmp_path, "eval", 4, rows)
+    assert path == tmp_path / "monitor" / "rollouts" / "eval_step_4.jsonl"
+    assert read_rollouts(path) == rows
+    save_rollouts(tmp_path, "explorer", 12, rows)
+    assert [(source, step) for source, step, _ in rollout_files(tmp_path)] == [("eval", 4), ("explorer", 12)]
+    assert latest_rollouts(tmp_path) == ("explorer", 12, rows)
+
+
+def test_of_an_experience() -> None:
+    experience = Experience(
+        tokens=np.arange(5), prompt_length=2, action_mask=np.ones(3), reward=0.5, task_index=9, run=1,
+        metrics={"format": 0.5}, info={"prompt": "p", "response": "r", "truth": 0},
+    )  # fmt: skip
+    assert SampledRollout.of(experience) == SampledRollout("p", "r", 0.5, {"format": 0.5}, "0", 9, 1)
+
+
+def test_a_model_cannot_break_the_table() -> None:
+    table = rollouts_table([SampledRollout("a|b\nc", "<script>alert(1)</script> `x`", None)])
+    assert len(table.splitlines()) == 3
+    row = table.splitlines()[2]
+    assert r"a\|b<br>c" in row and "<script>" not in row and "\\`x\\`" in row
+
+
+def test_long_texts_keep_both_ends() -> None:
+    row = rollouts_table([SampledRollout("p", "x" * 500 + "#### 42")], width=40).splitlines()[2]
+    assert "#### 42" in row and " … " in row and len(row) < 120

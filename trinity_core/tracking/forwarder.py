@@ -1,0 +1,154 @@
+"""Forwarder: tails a job's metrics, rollouts and checkpoints and hands them to the tracking system.
+
+It runs in the flow process only. What it cannot forward now (a tracking server that does not answer) it forwards later:
+its position is kept after the numbers have arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trinity_core.errors import TrinityError
+from trinity_core.tracking.metrics_file import MetricLine, Tail, read_metrics
+from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
+from trinity_core.tracking.writers import RunInfo, Writer
+
+log = logging.getLogger(__name__)
+
+MONITORS = ("mlflow", "tensorboard", "wandb")
+ROLES = {"train": ("trainer",), "explore": ("explorer", "eval"), "both": ("",)}
+"""Which sources a flow forwards: explorer and trainer of one job may run as two flows."""
+
+
+def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> Writer:
+    """The tracking system by its name in `monitor.monitor_type`."""
+    if monitor_type == "mlflow":
+        from trinity_core.tracking.mlflow_writer import MlflowWriter
+
+        return MlflowWriter(info, checkpoint_root_dir)
+    from trinity_core.tracking.other_writers import TensorBoardWriter, WandbWriter
+
+    if monitor_type == "tensorboard":
+        return TensorBoardWriter(info)
+    if monitor_type == "wandb":
+        return WandbWriter(info)
+    raise TrinityError(f"monitor.monitor_type is {monitor_type!r}; it may be one of {', '.join(MONITORS)}.")
+
+
+class Forwarder:
+    """Hands on what has appeared since the last `poll`. Not for several threads at a time."""
+
+    def __init__(self, job_dir: Path, writer: Writer, role: str = "both") -> None:
+        self.job_dir = Path(job_dir)
+        self.writer = writer
+        self._sources = ROLES[role]
+        self._tail = Tail(self.job_dir, role)
+        self._rollouts_seen: set[Path] = set()
+        self._checkpoints_seen: set[int] = set()
+        self._scores_sent: dict[int, float] = {}
+
+    def poll(self) -> int:
+        """Forward what is new; returns the number of lines."""
+        lines, position = self._tail.read()
+        wanted = [line for line in lines if line.source.startswith(self._sources)]
+        if wanted:
+            self.writer.log(wanted)
+        if lines:
+            self._tail.advance(position)
+        self._forward_rollouts()
+        self._forward_checkpoints()
+        return len(wanted)
+
+    def close(self, succeeded: bool) -> None:
+        """Forward the rest and end the run."""
+        self.poll()
+        curve = self.job_dir / "monitor" / "curve.png"
+        if curve.exists():
+            self.writer.artifact(curve)
+        self.writer.close(succeeded)
+
+    def _forward_rollouts(self) -> None:
+        for source, step, path in rollout_files(self.job_dir):
+            if path in self._rollouts_seen or not source.startswith(self._sources):
+                continue
+            table = path.with_suffix(".md")
+            if not table.exists() or table.stat().st_mtime < path.stat().st_mtime:
+                table.write_text(f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n")
+                self.writer.artifact(table, "rollouts")
+            self._rollouts_seen.add(path)
+
+    def _forward_checkpoints(self) -> None:
+        for step, path in whole_checkpoints(self.job_dir).items():
+            if step not in self._checkpoints_seen:
+                self.writer.checkpoint(step, path)
+                self._checkpoints_seen.add(step)
+        for step, value in eval_scores(read_metrics(self.job_dir)).items():
+            if step in self._checkpoints_seen and self._scores_sent.get(step) != value:
+                self.writer.score(step, value)
+                self._scores_sent[step] = value
+
+
+class ForwarderThread:
+    """Polls a forwarder every few seconds beside the run, and once more at the end."""
+
+    def __init__(self, forwarder: Forwarder, seconds: float = 2.0) -> None:
+        self._forwarder = forwarder
+        self._seconds = seconds
+        self._done = threading.Event()
+        self._warned = False
+        self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
+        self._thread.start()
+
+    def close(self, succeeded: bool) -> None:
+        """Stop polling, forward the rest; raises what the last attempt raises."""
+        self._done.set()
+        self._thread.join()
+        self._forwarder.close(succeeded)
+
+    def _run(self) -> None:
+        while not self._done.wait(self._seconds):
+            try:
+                self._forwarder.poll()
+            except self._forwarder.writer.faults as error:
+                if not self._warned:
+                    log.warning(
+                        "the tracking system does not take the metrics now (%s); they are kept and sent later", error
+                    )
+                self._warned = True
+
+
+def whole_checkpoints(job_dir: Path) -> dict[int, Path]:
+    """step -> folder of each whole checkpoint: `latest_checkpointed_iteration.txt` has reached it."""
+    pointer = job_dir / "latest_checkpointed_iteration.txt"
+    if not pointer.exists():
+        return {}
+    latest = int(pointer.read_text())
+    folders = {int(path.name.removeprefix("global_step_")): path for path in job_dir.glob("global_step_*[0-9]")}
+    return {step: path for step, path in sorted(folders.items()) if step <= latest and (path / "actor").is_dir()}
+
+
+def eval_scores(lines: list[MetricLine]) -> dict[int, float]:
+    """step -> the mean over the eval sets of their accuracy (or, where none has one, of their reward)."""
+    scores: dict[int, float] = {}
+    for line in lines:
+        if line.source.startswith("eval"):
+            values = _scores_of(line.metrics, "accuracy") or _scores_of(line.metrics, "reward")
+            if values:
+                scores[line.step] = sum(values) / len(values)
+    return scores
+
+
+def _scores_of(metrics: Mapping[str, float], kind: str) -> list[float]:
+    names = [name for name in metrics if kind in name.split("/") and name.split("/")[-1] in (kind, "mean")]
+    return [metrics[name] for name in names]
+
+
+def run_note(job_dir: Path) -> dict[str, Any]:
+    """What is known of the job's MLflow run (`run_id`, `uri`, `experiment_id`); empty where it has none."""
+    note = Path(job_dir) / "monitor" / "mlflow.json"
+    return json.loads(note.read_text()) if note.exists() else {}

@@ -1,0 +1,169 @@
+"""`<job_dir>/monitor/metrics.jsonl`: every number of a run, one line a step and source, for people and scripts.
+
+Each source (trainer, explorer, eval, …) has one writer; lines appear whole or not at all. The flow process tails the
+file and forwards it to MLflow, TensorBoard or W&B, so that no tracking server can slow down or stop an actor.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+FORWARDED_PREFIX = "forwarded_"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricLine:
+    """The numbers of one source at one of its steps. `time` is in Unix seconds."""
+
+    step: int
+    source: str
+    time: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def metrics_path(job_dir: Path | str) -> Path:
+    """Where a job's metrics lie."""
+    return Path(job_dir) / "monitor" / "metrics.jsonl"
+
+
+class MetricsFile:
+    """The writing end. It opens the file for each line, so that `rewind` may replace the file between two lines."""
+
+    def __init__(self, job_dir: Path | str, source: str) -> None:
+        self.path = metrics_path(job_dir)
+        self.source = source
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, step: int, metrics: Mapping[str, float], source: str | None = None) -> None:
+        """Append one line; numbers that are not finite are written as null, so that every line is plain JSON."""
+        numbers = {name: _finite(value) for name, value in metrics.items()}
+        line = {"step": int(step), "source": source or self.source, "time": round(time.time(), 3), "metrics": numbers}
+        with _locked(self.path):
+            file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                size = os.fstat(file).st_size
+                cut_short = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+                os.write(file, ("\n" * cut_short + json.dumps(line) + "\n").encode())
+            finally:
+                os.close(file)
+
+
+def read_metrics(job_dir: Path | str) -> list[MetricLine]:
+    """All whole lines in the order they were written; none where there is no file."""
+    path = metrics_path(job_dir)
+    return [] if not path.exists() else list(parse(path.read_bytes()))
+
+
+def series(lines: list[MetricLine], name: str, source: str | None = None) -> dict[int, float]:
+    """step -> value of one metric; where a step was written twice (a run that went on), the later line counts."""
+    found = {
+        line.step: line.metrics[name]
+        for line in lines
+        if name in line.metrics and (source is None or line.source == source)
+    }
+    return dict(sorted(found.items()))
+
+
+class Tail:
+    """The reading end: each `read` gives the lines that were appended since the last one.
+
+    Its position lies in `monitor/forwarded_<role>.json`, so that a run that goes on forwards nothing twice. The
+    position is kept by `advance`, after the lines have arrived where they were sent.
+    """
+
+    def __init__(self, job_dir: Path | str, role: str) -> None:
+        self.path = metrics_path(job_dir)
+        self._state = self.path.with_name(f"{FORWARDED_PREFIX}{role}.json")
+
+    def read(self) -> tuple[list[MetricLine], int]:
+        """The new whole lines and the position after them."""
+        start = _position(self._state)
+        if not self.path.exists():
+            return [], start
+        with self.path.open("rb") as file:
+            file.seek(start)
+            blob = file.read()
+        end = blob.rfind(b"\n") + 1
+        return list(parse(blob[:end])), start + end
+
+    def advance(self, position: int) -> None:
+        """Everything before `position` has been forwarded."""
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        _replace(self._state, json.dumps({"position": position}).encode())
+
+
+def rewind(job_dir: Path | str, step: int, explorer_step: int | None = None) -> int:
+    """Forget what came after `step`, for a run that goes on from that checkpoint; returns how many lines went.
+
+    Sources of the explorer count explorer steps: `explorer_step` (default `step`) is theirs.
+    """
+    path = metrics_path(job_dir)
+    if not path.exists():
+        return 0
+    dropped = 0
+    with _locked(path):
+        states = {state: _position(state) for state in path.parent.glob(f"{FORWARDED_PREFIX}*.json")}
+        positions = dict.fromkeys(states, 0)
+        kept: list[bytes] = []
+        offset = 0
+        for raw in path.read_bytes().splitlines(keepends=True):
+            offset += len(raw)
+            line = next(parse(raw), None)
+            limit = explorer_step if line and line.source.startswith("explorer") and explorer_step is not None else step
+            if line is None or line.step > limit:
+                dropped += 1
+                continue
+            kept.append(raw)
+            for state, position in states.items():
+                if offset <= position:
+                    positions[state] += len(raw)
+        _replace(path, b"".join(kept))
+        for state, position in positions.items():
+            _replace(state, json.dumps({"position": position}).encode())
+    return dropped
+
+
+def parse(blob: bytes) -> Iterator[MetricLine]:
+    """The whole lines of a piece of the file; a line that a crash cut short is left out."""
+    for raw in blob.splitlines():
+        try:
+            entry = json.loads(raw)
+        except json.JSONDecodeError:
+            continue
+        numbers = {name: math.nan if value is None else value for name, value in entry["metrics"].items()}
+        yield MetricLine(entry["step"], entry["source"], entry["time"], numbers)
+
+
+def as_dict(line: MetricLine) -> dict[str, object]:
+    """A line as JSON."""
+    return asdict(line)
+
+
+def _finite(value: float) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _position(state: Path) -> int:
+    return json.loads(state.read_text())["position"] if state.exists() else 0
+
+
+def _replace(path: Path, blob: bytes) -> None:
+    temporary = path.with_suffix(f".tmp{os.getpid()}")
+    temporary.write_bytes(blob)
+    temporary.replace(path)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

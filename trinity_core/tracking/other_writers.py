@@ -1,0 +1,112 @@
+"""TensorBoard (files below the job dir) and Weights & Biases (offline too)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from trinity_core.tracking.metrics_file import MetricLine
+from trinity_core.tracking.params import mask
+from trinity_core.tracking.writers import RunInfo, named
+
+
+class TensorBoardWriter:
+    """Event files in `<job_dir>/monitor/tensorboard`. A run that goes on adds a file of its own."""
+
+    def __init__(self, info: RunInfo) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.faults: tuple[type[Exception], ...] = (OSError,)
+        self._folder = info.job_dir / "monitor" / "tensorboard"
+        self._writer = SummaryWriter(str(self._folder))
+
+    @property
+    def link(self) -> str:
+        """The command that shows the curves."""
+        return f"tensorboard --logdir {self._folder}"
+
+    def log(self, lines: Sequence[MetricLine]) -> None:
+        """Forward these numbers and flush."""
+        for line in lines:
+            for name, value in named(line).items():
+                self._writer.add_scalar(name, value, line.step, walltime=line.time)
+        self._writer.flush()
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Markdown and text are kept as text; other files have no place here."""
+        if path.suffix in (".md", ".txt", ".yaml"):
+            self._writer.add_text(f"{folder}/{path.name}" if folder else path.name, path.read_text())
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """TensorBoard knows no models."""
+
+    def score(self, step: int, value: float) -> None:
+        """A checkpoint's score as a scalar."""
+        self._writer.add_scalar("eval/score", value, step)
+
+    def close(self, succeeded: bool) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+
+class WandbWriter:
+    """A W&B run in `<job_dir>/monitor/wandb`; `mode: offline` in `monitor_args` (or WANDB_MODE) needs no network."""
+
+    def __init__(self, info: RunInfo) -> None:
+        import wandb
+        from wandb.errors import Error
+
+        self.faults: tuple[type[Exception], ...] = (Error, OSError)
+        folder = info.job_dir / "monitor"
+        folder.mkdir(parents=True, exist_ok=True)
+        settings: dict[str, Any] = {"silent": True, "console": "off"}
+        settings |= {name: info.args[name] for name in ("base_url", "api_key") if info.args.get(name)}
+        self._run = wandb.init(
+            project=info.project,
+            name=info.name,
+            group=info.parent_dir.name if info.parent_dir else None,
+            id=_run_id(folder / "wandb.json"),
+            resume="allow",
+            dir=str(folder),
+            config=mask(info.config),
+            mode=info.args.get("mode") or os.environ.get("WANDB_MODE"),  # type: ignore[arg-type]
+            tags=sorted(info.tags.values()),
+            settings=wandb.Settings(**settings),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    @property
+    def link(self) -> str:
+        """The run's page, or the command that sends an offline run."""
+        return self._run.url or f"wandb sync {Path(self._run.dir).parent}"
+
+    def log(self, lines: Sequence[MetricLine]) -> None:
+        """Each line carries its own step: sources may be at different steps."""
+        for line in lines:
+            self._run.log({"step": line.step, **named(line)})
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Keep a small file with the run."""
+        self._run.save(str(path), base_path=str(path.parent), policy="now")
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """Weights stay where they are."""
+
+    def score(self, step: int, value: float) -> None:
+        """A checkpoint's score."""
+        self._run.log({"step": step, "eval/score": value})
+
+    def close(self, succeeded: bool) -> None:
+        """Finish the run."""
+        self._run.finish(exit_code=0 if succeeded else 1)
+
+
+def _run_id(note: Path) -> str:
+    """The id that is kept in the job dir, so that a run that goes on continues the same W&B run."""
+    if not note.exists():
+        note.write_text(json.dumps({"id": uuid4().hex[:12]}))
+    return str(json.loads(note.read_text())["id"])

@@ -1,0 +1,100 @@
+"""A few rollouts of a step, kept for people: `<job_dir>/monitor/rollouts/<source>_step_<n>.jsonl`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from trinity_core.data.experience import Experience
+
+_NAME = re.compile(r"(?P<source>.+)_step_(?P<step>\d+)\.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRollout:
+    """One rollout as a person reads it."""
+
+    prompt: str
+    response: str
+    reward: float | None = None
+    parts: dict[str, float] = field(default_factory=dict)
+    """The reward's parts and other numbers of this rollout."""
+    truth: str = ""
+    """The reference answer."""
+    task_index: int = -1
+    run: int = 0
+
+    @classmethod
+    def of(cls, experience: Experience) -> SampledRollout:
+        """From an experience whose `info` holds the texts (`prompt`, `response`, `truth`)."""
+        info = experience.info
+        truth = info.get("truth", info.get("answer"))
+        return cls(
+            prompt=str(info.get("prompt", "")),
+            response=str(info.get("response", "")),
+            reward=experience.reward,
+            parts=dict(experience.metrics),
+            truth="" if truth is None else str(truth),
+            task_index=experience.task_index,
+            run=experience.run,
+        )
+
+
+def rollouts_dir(job_dir: Path | str) -> Path:
+    """Where a job's sampled rollouts lie."""
+    return Path(job_dir) / "monitor" / "rollouts"
+
+
+def save_rollouts(job_dir: Path | str, source: str, step: int, rollouts: Iterable[SampledRollout]) -> Path:
+    """Write one file for one step, at once; the same step again replaces it."""
+    path = rollouts_dir(job_dir) / f"{source.replace('/', '-')}_step_{step}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".tmp{os.getpid()}")
+    temporary.write_text("".join(json.dumps(asdict(rollout), ensure_ascii=False) + "\n" for rollout in rollouts))
+    temporary.replace(path)
+    return path
+
+
+def read_rollouts(path: Path) -> list[SampledRollout]:
+    """The rollouts of one file. Fields that it lacks keep their defaults."""
+    known = set(SampledRollout.__dataclass_fields__)
+    rows: list[Mapping[str, object]] = [json.loads(line) for line in path.read_text().splitlines() if line]
+    return [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
+
+
+def rollout_files(job_dir: Path | str) -> list[tuple[str, int, Path]]:
+    """(source, step, file) of all that was sampled, by step."""
+    found = [(match, path) for path in rollouts_dir(job_dir).glob("*.jsonl") if (match := _NAME.fullmatch(path.name))]
+    return sorted(((match["source"], int(match["step"]), path) for match, path in found), key=lambda entry: entry[1:])
+
+
+def latest_rollouts(job_dir: Path | str) -> tuple[str, int, list[SampledRollout]] | None:
+    """The newest sampled step; None where nothing was sampled."""
+    files = rollout_files(job_dir)
+    if not files:
+        return None
+    source, step, path = max(files, key=lambda entry: (entry[1], entry[0].startswith("eval")))
+    return source, step, read_rollouts(path)
+
+
+def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
+    """A Markdown table: prompt, response, reward with its parts, reference answer."""
+    lines = ["| prompt | response | reward | reference |", "| --- | --- | --- | --- |"]
+    for rollout in rollouts[:limit]:
+        reward = "–" if rollout.reward is None else f"**{rollout.reward:g}**"
+        parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(rollout.parts.items()))
+        cells = (_cell(rollout.prompt, width), _cell(rollout.response, width))
+        lines.append(f"| {cells[0]} | {cells[1]} | {reward}<br>{parts} | {_cell(rollout.truth, width)} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str, width: int) -> str:
+    """Text for one cell: it cannot break the table, nor be read as HTML; its middle goes where it is too long."""
+    if len(text) > width:
+        text = f"{text[: width // 2]} … {text[-width // 2 :]}"
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([|`*_\\\[\]])", r"\\\1", text).replace("\r", "").replace("\n", "<br>")

@@ -1,0 +1,59 @@
+"""Where metrics are forwarded to: one small interface, one class for each kind of tracking."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from trinity_core.tracking.metrics_file import MetricLine
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a tracking system is told of a run."""
+
+    project: str
+    """The experiment (MLflow) or project (W&B)."""
+    name: str
+    """The run's name; a stage's contains its parent's: `name/stage`."""
+    job_dir: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The whole configuration; secrets are masked before they leave this process."""
+    parent_dir: Path | None = None
+    """The job dir of the pipeline that this run is a stage of."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """`monitor.monitor_args`."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+class Writer(Protocol):
+    """Forwards what a run has written. A method that raises one of `faults` may be called again later."""
+
+    faults: tuple[type[Exception], ...]
+    """What the tracking system raises while it cannot be reached."""
+
+    def log(self, lines: Sequence[MetricLine]) -> None:
+        """Forward these numbers."""
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Keep a small file with the run."""
+
+    def checkpoint(self, step: int, path: Path) -> None:
+        """A whole checkpoint has appeared."""
+
+    def score(self, step: int, value: float) -> None:
+        """The eval's score of a checkpoint that has been announced."""
+
+    def close(self, succeeded: bool) -> None:
+        """The run has ended (for now)."""
+
+    @property
+    def link(self) -> str:
+        """Where a person finds the run: an address, or the command that opens it."""
+
+
+def named(line: MetricLine) -> dict[str, float]:
+    """The line's metrics by their full names: a bare name is put below its source."""
+    return {name if "/" in name else f"{line.source}/{name}": value for name, value in line.metrics.items()}
