@@ -1,0 +1,76 @@
+"""Hand-over of weights through shared memory against one copy of the same bytes.
+
+Prints milliseconds (median over rounds, taken in turn) and ratios for: publish; load as views, each cache line
+read once; load copied into the engine's own tensors. The claim: publish + load within 3 copies.
+
+    python benchmarks/hand_over.py --megabytes 80
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from trinity_core.sync.slots import SlotFolder, memory_root
+
+
+def named(megabytes):
+    """A transformer's mixture of sizes: a few large matrices, many small vectors."""
+    elements = megabytes * 250_000
+    made = [("embed", torch.randn(elements // 4)), ("lm_head", torch.randn(elements // 4))]
+    rest = elements // 2
+    for i in range(24):
+        made += [(f"layers.{i}.weight", torch.randn(rest // 24 - 1000)), (f"layers.{i}.norm", torch.randn(1000))]
+    return made
+
+
+def timed(work):
+    start = time.perf_counter()
+    result = work()
+    return (time.perf_counter() - start) * 1e3, result
+
+
+def one_round(version, source, engine, folder, reader):
+    """Milliseconds of: one copy, publish, load, reading the views, copying them into the engine."""
+    copy, _ = timed(lambda: [engine[name].copy_(tensor) for name, tensor in source])
+    publish, _ = timed(lambda: folder.publish(version, source))
+    load, views = timed(lambda: dict(reader.load(version)))
+    read, _ = timed(lambda: [tensor.view(torch.int32)[::16].sum() for tensor in views.values()])
+    fill, _ = timed(lambda: [engine[name].copy_(tensor) for name, tensor in views.items()])
+    return copy, publish, load, read, fill
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=80)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    source = named(args.megabytes)
+    engine = {name: torch.empty_like(tensor) for name, tensor in source}
+    with tempfile.TemporaryDirectory() as job:
+        folder, reader = SlotFolder(memory_root(Path(job))), SlotFolder(memory_root(Path(job)))
+        first = timed(lambda: folder.publish(0, source))[0]
+        rounds = [one_round(version, source, engine, folder, reader) for version in range(1, args.rounds + 4)]
+        folder.remove()
+    # After three rounds every slot exists and its pages are in place.
+    copy, publish, load, read, fill = (statistics.median(column) for column in zip(*rounds[3:], strict=True))
+    result = {
+        "megabytes": args.megabytes, "threads": torch.get_num_threads(), "copy_ms": copy, "first_publish_ms": first,
+        "publish_ms": publish, "load_views_ms": load, "touch_views_ms": read, "copy_into_engine_ms": fill,
+        "ratio_views": (publish + load + read) / copy, "ratio_with_copy_into_engine": (publish + load + fill) / copy,
+    }  # fmt: skip
+    if args.json:
+        print(json.dumps(result))
+        return
+    for name, value in result.items():
+        print(f"{name:30s} {value:10.2f}" if isinstance(value, float) else f"{name:30s} {value:10d}")
+    print(f"hand-over / copy = {result['ratio_views']:.2f} (claim: at most 3)")
+
+
+if __name__ == "__main__":
+    main()

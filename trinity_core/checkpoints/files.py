@@ -1,0 +1,102 @@
+"""Writing files so that a reader, or the next start after a power cut, sees all of a file or none of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from trinity_core.errors import TrinityError
+
+TEMPORARY = ".tmp-"
+"""In the name of everything half written: `.<name>.tmp-<unique>`; nothing that is read ever has it."""
+
+_REASONS = {
+    errno.ENOSPC: "there is no space left; free some or choose another checkpoint_root_dir",
+    errno.EDQUOT: "the disk quota is used up; free some or choose another checkpoint_root_dir",
+    errno.EFBIG: "the file would be larger than the limit of the process or file system (see `ulimit -f`)",
+    errno.EACCES: "permission is denied; make the folder writable or choose another checkpoint_root_dir",
+    errno.EPERM: "the operation is not permitted; make the folder writable or choose another checkpoint_root_dir",
+    errno.EROFS: "the file system is read-only; choose another checkpoint_root_dir",
+    errno.ENOTDIR: "a file is in the way of a folder; move it or choose another checkpoint_root_dir",
+}
+
+
+@contextmanager
+def clear_errors(doing: str, path: Path) -> Iterator[None]:
+    """Turn the system's refusals (disk full, permission, quota) into a `TrinityError` that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0)
+        if reason is None:
+            raise
+        raise TrinityError(f"{doing} {path} failed: {reason}") from error
+    except RuntimeError as error:  # torch reports a failed write as "... file write failed" or "... Enforce fail ..."
+        if "write failed" not in str(error) and "unexpected pos" not in str(error):
+            raise
+        raise TrinityError(f"{doing} {path} failed while writing: is the disk full? ({error})") from error
+
+
+def temporary_sibling(path: Path) -> Path:
+    """A new name beside `path` that marks what is half written."""
+    return path.with_name(f".{path.name}{TEMPORARY}{uuid4().hex[:12]}")
+
+
+def sync_file(path: Path) -> None:
+    """Flush a file, or a folder's list of names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, data: bytes, durable: bool = True) -> None:
+    """Replace `path` by `data` in one step; `durable` flushes it first, so that a power cut leaves old or new."""
+    temporary = temporary_sibling(path)
+    with clear_errors("writing", path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        if durable:
+            sync_file(path.parent)
+
+
+def write_json(path: Path, value: Any, durable: bool = True) -> None:
+    """`write_atomically` for JSON."""
+    write_atomically(path, json.dumps(value, indent=1).encode() + b"\n", durable)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder so that no reader sees half of it: it first takes a temporary name. Missing is fine."""
+    temporary = temporary_sibling(path)
+    with clear_errors("removing", path):
+        try:
+            path.rename(temporary)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(temporary)
+
+
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Delete what a killed writer left half written in `folder`; return what went. Only for the folder's one writer."""
+    gone = list(folder.glob(f".*{TEMPORARY}*")) if folder.is_dir() else []
+    for path in gone:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    return gone

@@ -1,0 +1,118 @@
+"""The names inside `<checkpoint_root_dir>/<project>/<name>/`, the folder of one run.
+
+```
+buffer/                              the experience store
+log/  monitor/                       logs; metrics, TensorBoard, sampled rollouts
+global_step_58/actor/                model_world_size_4_rank_0.pt, optim_..., extra_state_..., huggingface/
+global_step_58/critic/               the same for a critic
+global_step_58/manifest.json         sizes and SHA-256; there only when the checkpoint is whole
+explorer_meta.json  trainer_meta.json
+latest_checkpointed_iteration.txt    step of the newest full checkpoint
+latest_state_dict_iteration.txt      version of the newest published weights
+```
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STEP_NAME = re.compile(r"global_step_(\d+)")
+MANIFEST = "manifest.json"
+LATEST_CHECKPOINT = "latest_checkpointed_iteration.txt"
+LATEST_STATE_DICT = "latest_state_dict_iteration.txt"
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a folder's name says, or None."""
+    match = STEP_NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+@dataclass(frozen=True)
+class JobLayout:
+    """Paths of one run; nothing is created or read here but by `create` and `steps`."""
+
+    root: Path
+
+    def create(self) -> JobLayout:
+        """Make the folders that every run has."""
+        for folder in (self.root, self.buffer, self.log, self.monitor):
+            folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    @property
+    def buffer(self) -> Path:
+        """The experience store's folder."""
+        return self.root / "buffer"
+
+    @property
+    def log(self) -> Path:
+        """Log files of the actors."""
+        return self.root / "log"
+
+    @property
+    def monitor(self) -> Path:
+        """Metrics and sampled rollouts."""
+        return self.root / "monitor"
+
+    @property
+    def explorer_meta(self) -> Path:
+        """JSON of the explorers' state."""
+        return self.root / "explorer_meta.json"
+
+    @property
+    def trainer_meta(self) -> Path:
+        """JSON of the trainer's state."""
+        return self.root / "trainer_meta.json"
+
+    @property
+    def latest_checkpoint(self) -> Path:
+        """Names the newest full checkpoint."""
+        return self.root / LATEST_CHECKPOINT
+
+    @property
+    def latest_state_dict(self) -> Path:
+        """Names the newest published weights."""
+        return self.root / LATEST_STATE_DICT
+
+    def step(self, step: int) -> Path:
+        """The checkpoint folder of `step`."""
+        return self.root / f"global_step_{step}"
+
+    def actor(self, step: int) -> Path:
+        """The policy's part of it."""
+        return self.step(step) / "actor"
+
+    def critic(self, step: int) -> Path:
+        """The critic's part of it."""
+        return self.step(step) / "critic"
+
+    def huggingface(self, step: int) -> Path:
+        """The policy in Hugging Face format."""
+        return self.actor(step) / "huggingface"
+
+    def steps(self) -> list[int]:
+        """Steps that have a folder, ascending, whole or not."""
+        return sorted(step for step, _ in self._step_folders())
+
+    def _step_folders(self) -> Iterator[tuple[int, Path]]:
+        for path in self.root.iterdir() if self.root.is_dir() else ():
+            if (step := step_of(path)) is not None and path.is_dir():
+                yield step, path
+
+
+def shard_name(content: str, world_size: int, rank: int) -> str:
+    """File name of one rank's `content`: "model", "optim" or "extra_state"."""
+    return f"{content}_world_size_{world_size}_rank_{rank}.pt"
+
+
+def as_layout(job_dir: JobLayout | Path | str) -> JobLayout:
+    """Accept a path where a layout is meant."""
+    return job_dir if isinstance(job_dir, JobLayout) else JobLayout(Path(job_dir))
+
+
+Meta = dict[str, Any]

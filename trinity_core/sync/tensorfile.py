@@ -1,0 +1,169 @@
+"""One file of tensors in the safetensors format, written into and read from mapped memory without extra copies.
+
+The format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON header
+`{name: {"dtype", "shape", "data_offsets": [begin, end]}}` padded with spaces, then the data.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import warnings
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from trinity_core.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+ALIGNMENT = 64
+"""The data starts at a multiple of this many bytes (a cache line); after that, wide types first keeps all aligned."""
+
+
+class TensorSpec(NamedTuple):
+    """What must be known of a tensor before its bytes: `dtype` by its name in torch ("bfloat16")."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each tensor of a file lies; equal layouts have equal bytes up to the data."""
+
+    header: bytes
+    offsets: dict[str, tuple[int, int]]
+    """Absolute first and last + 1 byte of each tensor."""
+    specs: dict[str, TensorSpec]
+    size: int
+    """Bytes of the whole file."""
+
+
+_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8",
+    "bool": "BOOL",
+}  # fmt: skip
+_WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
+           "U8": 1, "BOOL": 1}  # fmt: skip
+_NAMES = {code: name for name, code in _CODES.items()}
+
+
+def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """The spec of `tensor` under `name`."""
+    return TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+def plan(specs: Iterable[TensorSpec], metadata: dict[str, str] | None = None) -> Layout:
+    """Lay out `specs`, wide types first: the format allows no gaps, and so every tensor is aligned all the same.
+
+    Raises `DataError` for a dtype that the format does not have, or a name given twice.
+    """
+    by_name: dict[str, TensorSpec] = {}
+    for spec in specs:
+        if spec.name in by_name:
+            raise DataError(f"the tensor {spec.name} was given twice")
+        if spec.dtype not in _CODES:
+            raise DataError(f"the tensor {spec.name} has dtype {spec.dtype}, which safetensors cannot hold")
+        by_name[spec.name] = TensorSpec(spec.name, spec.dtype, tuple(spec.shape))
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
+    relative: dict[str, tuple[int, int]] = {}
+    end = 0
+    for spec in sorted(by_name.values(), key=lambda s: -_WIDTHS[_CODES[s.dtype]]):
+        begin, width = end, _WIDTHS[_CODES[spec.dtype]]
+        for extent in spec.shape:
+            width *= extent
+        end = begin + width
+        relative[spec.name] = (begin, end)
+        entries[spec.name] = {"dtype": _CODES[spec.dtype], "shape": list(spec.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    header = len(text).to_bytes(8, "little") + text
+    base = len(header)
+    offsets = {name: (base + a, base + b) for name, (a, b) in relative.items()}
+    return Layout(header, offsets, by_name, base + end)
+
+
+def read_layout(buffer: mmap.mmap) -> Layout:
+    """The layout of a mapped file. Raises `DataError` where the file is cut short or is no safetensors file."""
+    length = int.from_bytes(buffer[:8], "little")
+    try:
+        entries = json.loads(buffer[8 : 8 + length])
+        entries.pop("__metadata__", None)
+        specs = {n: TensorSpec(n, _NAMES[e["dtype"]], tuple(e["shape"])) for n, e in entries.items()}
+        offsets = {
+            n: (8 + length + e["data_offsets"][0], 8 + length + e["data_offsets"][1]) for n, e in entries.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise DataError(f"not a safetensors file, or one cut short: {error!r}") from error
+    size = max((end for _, end in offsets.values()), default=8 + length)
+    if size > len(buffer):
+        raise DataError(f"a safetensors file of {size} bytes is cut short at {len(buffer)}")
+    return Layout(bytes(buffer[: 8 + length]), offsets, specs, size)
+
+
+def views(buffer: mmap.mmap, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor as a view of `buffer`, in the layout's order; a view keeps the buffer (and its file lock) alive."""
+    import torch
+
+    for name, (begin, end) in layout.offsets.items():
+        spec = layout.specs[name]
+        dtype: torch.dtype = vars(torch)[spec.dtype]
+        if begin == end:
+            yield name, torch.empty(spec.shape, dtype=dtype)
+            continue
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            flat = torch.frombuffer(buffer, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=begin)
+        yield name, flat.view(spec.shape)
+
+
+def fill(buffer: mmap.mmap, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Write the header and every tensor of `tensors` (any order, any device) at its place.
+
+    Raises `DataError` where a tensor is missing, unknown, or not of the layout's shape and dtype.
+    """
+    places = dict(views(buffer, layout))
+    buffer[: len(layout.header)] = layout.header
+    for name, tensor in tensors:
+        _check(layout, name, tensor, name in places)
+        places.pop(name).copy_(tensor.detach())
+    _check_all_came(places)
+
+
+def write(handle: int, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """`fill` for an open file (descriptor `handle`) on a disk, by plain writes: a full disk is an `OSError` then."""
+    import torch
+
+    missing = set(layout.specs)
+    _write_all(handle, memoryview(layout.header), 0)
+    for name, tensor in tensors:
+        _check(layout, name, tensor, name in missing)
+        missing.remove(name)
+        begin, end = layout.offsets[name]
+        if end > begin:
+            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            _write_all(handle, flat.numpy().data, begin)
+    _check_all_came(missing)
+
+
+def _write_all(handle: int, data: memoryview, offset: int) -> None:
+    while data:
+        written = os.pwrite(handle, data[: 1 << 30], offset)
+        data, offset = data[written:], offset + written
+
+
+def _check(layout: Layout, name: str, tensor: torch.Tensor, expected: bool) -> None:
+    if not expected:
+        raise DataError(f"the tensor {name} is not in the layout, or came twice")
+    if spec_of(name, tensor) != layout.specs[name]:
+        raise DataError(f"the tensor {name} is {spec_of(name, tensor)[1:]}, the layout says {layout.specs[name][1:]}")
+
+
+def _check_all_came(missing: Collection[str]) -> None:
+    if missing:
+        raise DataError(f"{len(missing)} tensors of the layout did not come, {next(iter(missing))} among them")
