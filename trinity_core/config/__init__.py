@@ -1,0 +1,30 @@
+"""What a run is: the settings, loading and checking them.
+
+`load_config` reads a YAML file, `stages` splits it into runs, `train_settings` and `store_url` answer what the trainer
+and the store need to know. Imports neither torch nor ray.
+"""
+
+from trinity_core.config.load import config_from_dict, config_from_text, load_config, stages, to_dict, to_yaml
+from trinity_core.config.paths import store_url
+from trinity_core.config.problems import ConfigError, Problem
+from trinity_core.config.resolve import resolve
+from trinity_core.config.schema import *  # noqa: F403
+from trinity_core.config.schema import __all__ as _sections
+from trinity_core.config.training import CriticSettings, TrainSettings, train_settings
+
+__all__ = [
+    "ConfigError",
+    "CriticSettings",
+    "Problem",
+    "TrainSettings",
+    "config_from_dict",
+    "config_from_text",
+    "load_config",
+    "resolve",
+    "stages",
+    "store_url",
+    "to_dict",
+    "to_yaml",
+    "train_settings",
+    *_sections,
+]

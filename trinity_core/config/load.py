@@ -1,0 +1,147 @@
+"""Load a configuration: read, override, interpolate, bind, resolve, check. All problems are raised together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from trinity_core.config import rules, source, verl
+from trinity_core.config.bind import bind, hints
+from trinity_core.config.problems import ConfigError, Place, Problem, Report
+from trinity_core.config.resolve import resolve
+from trinity_core.config.schema import Config
+from trinity_core.config.source import Source, Tree
+
+WHOLE = frozenset({"experience_buffer", "taskset"})
+"""What a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a YAML file, resolved and checked.
+
+    `overrides` are `key.path=value`. Raises ConfigError with every problem found.
+    """
+    return _load(source.read(Path(path)), overrides)
+
+
+def config_from_text(text: str, overrides: Sequence[str] = ()) -> Config:
+    """`load_config` of YAML text."""
+    return _load(source.parse(text), overrides)
+
+
+def config_from_dict(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """`load_config` of a mapping."""
+    return _load(Source(dict(tree)), overrides)
+
+
+def stages(config: Config) -> list[Config]:
+    """One configuration for each stage, in order; the configuration itself where it has no stages.
+
+    A stage's run is called `<name>_<stage_name>` and lies beside the others. The model path of a stage after the first
+    is set when the one before has ended.
+    """
+    if not config.stages:
+        return [config]
+    report = Report()
+    made = [_bound(tree, report) for tree, _ in _stage_trees(config.given)]
+    report.check()
+    return made
+
+
+def to_dict(config: Any) -> Any:
+    """A configuration (or a section of it) as plain values for YAML or JSON.
+
+    Of a configuration with stages it is what the user gave, because the defaults of each stage follow from its own.
+    """
+    if isinstance(config, Config) and config.stages:
+        return source.merge({}, config.given)
+    if dataclasses.is_dataclass(config):
+        return {name: to_dict(getattr(config, name)) for name in hints(cast(Hashable, type(config)))}
+    if isinstance(config, list | tuple):
+        return [to_dict(item) for item in config]
+    if isinstance(config, dict):
+        return {name: to_dict(item) for name, item in config.items()}
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """YAML text that loads to an equal configuration. Secrets are in it: see `public_dict`."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def _load(origin: Source, overrides: Sequence[str]) -> Config:
+    given = source.override(_with_trainer_file(origin, overrides), overrides)
+    report = Report(given.places)
+    tree = source.interpolate(given, to_dict(Config()), report)
+    config = _bound(tree, report, check=not tree.get("stages"))
+    if config.stages:
+        rules.check_stage_list(config, report)
+        for stage_tree, key in _stage_trees(tree):
+            staged = Report(given.places, key)
+            _bound(stage_tree, staged)
+            report.problems += [problem for problem in staged.problems if problem not in report.problems]
+    report.check()
+    return config
+
+
+def _bound(tree: Tree, report: Report, check: bool = True) -> Config:
+    """Dataclasses from a tree, resolved; problems are added to the report."""
+    config = bind(Config, verl.lay_under(tree), "", report)
+    config = resolve(config)
+    config.given = tree
+    if check:
+        rules.check(config, report)
+    return config
+
+
+def _stage_trees(tree: Tree) -> list[tuple[Tree, str]]:
+    """The tree of each stage, and the key under which it was given."""
+    base = {name: value for name, value in tree.items() if name != "stages"}
+    listed = tree.get("stages")
+    found = []
+    for index, stage in enumerate(listed if isinstance(listed, list) else []):
+        if not isinstance(stage, dict):
+            continue
+        own = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
+        merged = source.merge(_inherited(base, own), own, WHOLE)
+        merged["name"] = f"{base.get('name') or Config().name}_{stage.get('stage_name')}"
+        found.append((merged, f"stages[{index}]"))
+    return found
+
+
+def _inherited(base: Tree, own: Tree) -> Tree:
+    """What a stage takes over from the sections above: not the parts of another algorithm, nor another length."""
+    base = source.merge({}, base)
+    algorithm, above = own.get("algorithm"), base.get("algorithm")
+    if isinstance(algorithm, dict) and isinstance(above, dict):
+        default = Config().algorithm.algorithm_type
+        if algorithm.get("algorithm_type", default) != above.get("algorithm_type", default):
+            base["algorithm"] = {name: value for name, value in above.items() if name == "optimizer"}
+    lengths = (("buffer", "total_steps"), ("buffer", "total_epochs"), ("trainer", "total_steps"))
+    if any(isinstance(own.get(section), dict) and name in own[section] for section, name in lengths):
+        for section, name in lengths:
+            if isinstance(base.get(section), dict):
+                base[section].pop(name, None)
+    return base
+
+
+def _with_trainer_file(origin: Source, overrides: Sequence[str]) -> Source:
+    """The source with the content of `trainer_config_path` in place of `trainer_config`."""
+    return origin
+
+
+__all__ = [
+    "ConfigError",
+    "Place",
+    "Problem",
+    "config_from_dict",
+    "config_from_text",
+    "load_config",
+    "stages",
+    "to_dict",
+    "to_yaml",
+]

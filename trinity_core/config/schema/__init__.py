@@ -1,0 +1,62 @@
+"""The settings: one dataclass for each section of the YAML. A setting's doc stands under its field."""
+
+from trinity_core.config.schema.algorithm import AlgorithmConfig, OptimizerConfig
+from trinity_core.config.schema.buffer import (
+    BufferConfig,
+    ExperienceBufferConfig,
+    ExplorerInputConfig,
+    FormatConfig,
+    RolloutArgs,
+    TaskSelectorConfig,
+    TasksetConfig,
+    TrainerInputConfig,
+)
+from trinity_core.config.schema.cluster import ClusterConfig
+from trinity_core.config.schema.explorer import AuxiliaryModelConfig, ExplorerConfig, RolloutModelConfig
+from trinity_core.config.schema.model import ModelConfig
+from trinity_core.config.schema.monitor import (
+    DataJuicerConfig,
+    DataProcessorConfig,
+    ExperiencePipelineConfig,
+    LogConfig,
+    MonitorConfig,
+    OperatorConfig,
+    ServiceConfig,
+    TaskPipelineConfig,
+)
+from trinity_core.config.schema.run import Config
+from trinity_core.config.schema.stage import StageConfig
+from trinity_core.config.schema.synchronizer import SynchronizerConfig
+from trinity_core.config.schema.trainer import TrainerConfig
+from trinity_core.config.schema.verl import VerlConfig
+
+__all__ = [
+    "AlgorithmConfig",
+    "AuxiliaryModelConfig",
+    "BufferConfig",
+    "ClusterConfig",
+    "Config",
+    "DataJuicerConfig",
+    "DataProcessorConfig",
+    "ExperienceBufferConfig",
+    "ExperiencePipelineConfig",
+    "ExplorerConfig",
+    "ExplorerInputConfig",
+    "FormatConfig",
+    "LogConfig",
+    "ModelConfig",
+    "MonitorConfig",
+    "OperatorConfig",
+    "OptimizerConfig",
+    "RolloutArgs",
+    "RolloutModelConfig",
+    "ServiceConfig",
+    "StageConfig",
+    "SynchronizerConfig",
+    "TaskPipelineConfig",
+    "TaskSelectorConfig",
+    "TasksetConfig",
+    "TrainerConfig",
+    "TrainerInputConfig",
+    "VerlConfig",
+]

@@ -1,0 +1,78 @@
+"""The `algorithm` section: which update is made from experiences, and with what step size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trinity_core.config.types import DERIVED, Args, Count, Derived, NonNegative, Positive, Share, StepsOrNone
+
+
+@dataclass(slots=True)
+class OptimizerConfig:
+    """AdamW and its learning-rate schedule."""
+
+    lr: Positive = 1e-6
+    """Peak learning rate."""
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square."""
+    eps: Positive = 1e-8
+    """Added to the root of the squared mean."""
+    lr_warmup_steps: StepsOrNone = 0
+    """Steps over which the learning rate rises linearly from 0. Give this or `lr_warmup_steps_ratio`."""
+    lr_warmup_steps_ratio: Share = 0.0
+    """The same as a share of all training steps."""
+    warmup_style: Literal["constant", "cosine", "linear"] = "constant"
+    """Course of the learning rate after the warm-up."""
+    min_lr_ratio: Share = 0.0
+    """Share of `lr` at which `cosine` and `linear` end."""
+
+
+@dataclass(slots=True)
+class AlgorithmConfig:
+    """A named algorithm and the parts it consists of; each part can be replaced alone.
+
+    A part is named by its registered name or as `package.module.function`. Arguments given are laid over the
+    defaults of the algorithm.
+    """
+
+    algorithm_type: str = "ppo"
+    """Name of a set of defaults for all parts below."""
+    repeat_times: Derived[Count] = DERIVED
+    """Rollouts of one task. By default what the algorithm needs; always 2 for `dpo` (chosen and rejected)."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Step size and schedule of the policy."""
+    sample_strategy: Derived[str] = DERIVED
+    """How the trainer picks experiences from the buffer."""
+    sample_strategy_args: Args = field(default_factory=dict)
+    """Arguments of the sample strategy."""
+    advantage_fn: Derived[str] = DERIVED
+    """How rewards become advantages; `none` for supervised losses."""
+    advantage_fn_args: Args = field(default_factory=dict)
+    """Arguments of the advantage function, such as `gamma` and `lam`."""
+    policy_loss_fn: Derived[str] = DERIVED
+    """The loss of the policy."""
+    policy_loss_fn_args: Args = field(default_factory=dict)
+    """Arguments of the policy loss, such as `clip_range`."""
+    kl_penalty_fn: Derived[str] = DERIVED
+    """Estimator of the KL divergence from the reference model that is taken off the reward; `none` switches it off."""
+    kl_penalty_fn_args: Args = field(default_factory=dict)
+    """Arguments of the KL penalty, such as `kl_coef`."""
+    kl_loss_fn: Derived[str] = DERIVED
+    """Estimator of the KL divergence from the reference model that is added to the loss; `none` switches it off."""
+    kl_loss_fn_args: Args = field(default_factory=dict)
+    """Arguments of the KL loss, such as `kl_coef`."""
+    entropy_loss_fn: Derived[str] = DERIVED
+    """Entropy bonus; `none` switches it off."""
+    entropy_loss_fn_args: Args = field(default_factory=dict)
+    """Arguments of the entropy bonus, such as `entropy_coef`."""
+    loss_agg_mode: Derived[str] = DERIVED
+    """How per-token losses become one number."""
+    loss_agg_mode_args: Args = field(default_factory=dict)
+    """Arguments of the aggregation, such as the fixed length."""
+    rollout_correction: Derived[str] = DERIVED
+    """Correction of the gap between the rollout engine's and the trainer's log-probs; `none` only measures it."""
+    rollout_correction_args: Args = field(default_factory=dict)
+    """Arguments of the correction, such as its cap."""

@@ -1,0 +1,178 @@
+"""The `buffer` section: tasks that are explored, experiences that are trained on, and how many of each a step takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from trinity_core.config.types import (
+    DERIVED,
+    Args,
+    Count,
+    Derived,
+    NonNegative,
+    Range,
+    Seconds,
+    Steps,
+    Tokens,
+    Unit,
+)
+
+
+@dataclass(slots=True)
+class FormatConfig:
+    """Which columns of a data set hold what."""
+
+    prompt_type: Literal["plaintext", "messages"] = "plaintext"
+    """Whether a prompt is one string or a list of messages."""
+    prompt_key: str = "prompt"
+    """Column of the user's prompt (plaintext)."""
+    response_key: str = "response"
+    """Column of the response or reference answer (plaintext)."""
+    system_prompt_key: str | None = None
+    """Column of the system prompt (plaintext)."""
+    system_prompt: str | None = None
+    """System prompt of rows that have none of their own (plaintext)."""
+    messages_key: str = "messages"
+    """Column of the message list (messages)."""
+    tools_key: str | None = None
+    """Column of the tools, a list of objects."""
+    chosen_key: str = "chosen"
+    """Column of the preferred answer (DPO)."""
+    rejected_key: str = "rejected"
+    """Column of the other answer (DPO)."""
+    enable_concatenated_multi_turn: bool = False
+    """One sequence for a conversation of several turns, with loss on every answer (messages, SFT)."""
+    chat_template: str | None = None
+    """Chat template (Jinja text) of this data set; by default the model's."""
+
+
+@dataclass(slots=True)
+class RolloutArgs:
+    """How responses are sampled; what is left out follows the `model` section."""
+
+    temperature: Derived[NonNegative] = DERIVED
+    """Sampling temperature; 0 is greedy."""
+    top_p: Derived[Annotated[float, Range(0, 1, exclusive=True)]] = DERIVED
+    """Share of the probability mass that is sampled from."""
+    top_k: Derived[Annotated[int, Range(-1), Unit("tokens")]] = DERIVED
+    """Most likely tokens that are sampled from; -1 means all."""
+    max_tokens: Derived[Tokens] = DERIVED
+    """Longest response; by default `model.max_response_tokens`."""
+
+
+@dataclass(slots=True)
+class TaskSelectorConfig:
+    """The order in which a task set is gone through."""
+
+    selector_type: Literal["sequential", "shuffle", "random"] = "sequential"
+    """`sequential`: as stored; `shuffle`: a new permutation each epoch; `random`: drawn with replacement."""
+    seed: int | None = None
+    """Seed of the order; by default the run's `seed`."""
+
+
+@dataclass(slots=True)
+class TasksetConfig:
+    """A data set of tasks."""
+
+    name: Derived[str] = DERIVED
+    """Name in metrics and logs; unique within a run."""
+    storage_type: Literal["file", "queue", "sql"] = "file"
+    """How the tasks are stored."""
+    path: str = ""
+    """File or folder of jsonl, json, csv or parquet, hub name, or database URL."""
+    subset_name: str | None = None
+    """Subset of a hub data set."""
+    split: str = "train"
+    """Split of the data set."""
+    repeat_times: Derived[Count] = DERIVED
+    """Rollouts of one task; by default `algorithm.repeat_times`, for evaluation 1."""
+    format: FormatConfig = field(default_factory=FormatConfig)
+    """Columns of the data set."""
+    rollout_args: RolloutArgs = field(default_factory=RolloutArgs)
+    """Sampling of responses to these tasks."""
+    default_workflow_type: Derived[str] = DERIVED
+    """Workflow of these tasks; by default `explorer_input`'s, then `buffer`'s, then `math_workflow`."""
+    default_reward_fn_type: str | None = None
+    """Reward of these tasks; by default `explorer_input`'s, then `buffer`'s, then the workflow's own."""
+    workflow_args: Args = field(default_factory=dict)
+    """Handed to the workflow."""
+    reward_fn_args: Args = field(default_factory=dict)
+    """Handed to the reward function."""
+    task_selector: TaskSelectorConfig = field(default_factory=TaskSelectorConfig)
+    """Order of the tasks."""
+
+
+@dataclass(slots=True)
+class ExplorerInputConfig:
+    """The tasks that are explored and evaluated. After loading, `tasksets` holds all training tasks."""
+
+    taskset: TasksetConfig | None = None
+    """The training tasks: one task set. Loading moves it into `tasksets`."""
+    tasksets: list[TasksetConfig] = field(default_factory=list)
+    """The training tasks: several task sets. Give this or `taskset`."""
+    eval_tasksets: list[TasksetConfig] = field(default_factory=list)
+    """Task sets for evaluation."""
+    default_workflow_type: str | None = None
+    """Workflow of task sets that name none."""
+    default_reward_fn_type: str | None = None
+    """Reward of task sets that name none."""
+
+
+@dataclass(slots=True)
+class ExperienceBufferConfig:
+    """What the trainer reads: the explorer's experiences, or a data set."""
+
+    name: Derived[str] = DERIVED
+    """Name of the buffer; unique within a run."""
+    storage_type: Derived[Literal["queue", "sql", "file"]] = DERIVED
+    """`queue` and `sql`: the experience store; `file`: a data set of jsonl, json, csv or parquet. By default `file` for
+    algorithms that learn from data sets (`sft`, `dpo`) and for auxiliary buffers, else `queue`."""
+    path: str | None = None
+    """For `file` the data set; else the store's URL, `sqlite:///NAME.db` within the run's `buffer` folder,
+    `sqlite:////ABSOLUTE.db` or `postgresql://…`. By default `sqlite:///explorer_output.db`."""
+    subset_name: str | None = None
+    """Subset of a hub data set (file)."""
+    split: str = "train"
+    """Split of the data set (file)."""
+    format: FormatConfig = field(default_factory=FormatConfig)
+    """Columns of the data set (file)."""
+    max_read_timeout: Seconds = 1800.0
+    """How long the trainer waits for experiences before it goes on with fewer (queue)."""
+    use_priority_queue: bool = False
+    """Experiences of higher priority first (queue)."""
+    reuse_cooldown_time: Seconds | None = None
+    """Time after which an experience may be used again; null means never (priority queue)."""
+
+
+@dataclass(slots=True)
+class TrainerInputConfig:
+    """What the trainer reads."""
+
+    experience_buffer: ExperienceBufferConfig = field(default_factory=ExperienceBufferConfig)
+    """The explorer's output and the trainer's input."""
+    auxiliary_buffers: dict[str, ExperienceBufferConfig] = field(default_factory=dict)
+    """Further data sets by name, such as the expert data of `mix`."""
+
+
+@dataclass(slots=True)
+class BufferConfig:
+    """Batch sizes, length of training, and data sets."""
+
+    batch_size: Derived[Annotated[int, Range(1), Unit("tasks")]] = DERIVED
+    """Tasks of one explore step (not multiplied by `algorithm.repeat_times`). By default
+    `train_batch_size / algorithm.repeat_times`, and 1 where neither is given."""
+    train_batch_size: Derived[Annotated[int, Range(1), Unit("experiences")]] = DERIVED
+    """Experiences of one gradient step; by default `batch_size * algorithm.repeat_times`."""
+    total_epochs: Annotated[int, Range(1), Unit("epochs")] = 1
+    """Passes over the training tasks. Ignored where `total_steps` is given."""
+    total_steps: Steps | None = None
+    """Training steps; null means `total_epochs` decide."""
+    explorer_input: ExplorerInputConfig = field(default_factory=ExplorerInputConfig)
+    """Tasks."""
+    trainer_input: TrainerInputConfig = field(default_factory=TrainerInputConfig)
+    """Experiences."""
+    default_workflow_type: str | None = None
+    """Workflow of task sets that name none."""
+    default_reward_fn_type: str | None = None
+    """Reward of task sets that name none."""

@@ -1,0 +1,19 @@
+"""The `cluster` section: the machines of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trinity_core.config.types import Count, Natural
+
+
+@dataclass(slots=True)
+class ClusterConfig:
+    """Nodes and GPUs. Engines take theirs first, what is left is the trainer's."""
+
+    node_num: Count = 1
+    """Nodes of the run."""
+    gpu_per_node: Natural | None = None
+    """GPUs of each node; null means what the machine has, 0 runs engines and trainer on the CPU."""
+    ray_address: str | None = None
+    """Ray cluster to join; null starts one for the run."""

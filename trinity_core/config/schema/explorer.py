@@ -1,0 +1,80 @@
+"""The `explorer` section: rollout engines, workflow runners and evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from trinity_core.config.types import DERIVED, Count, Derived, Natural, Range, Seconds, StepsOrNone, Tokens, Unit
+
+
+@dataclass(slots=True)
+class RolloutModelConfig:
+    """The engines that generate. GPUs needed: `engine_num * tensor_parallel_size`."""
+
+    engine_type: Literal["vllm", "vllm_async"] = "vllm"
+    """Inference engine; both names mean vLLM."""
+    engine_num: Count = 1
+    """Engines."""
+    tensor_parallel_size: Annotated[int, Range(1), Unit("GPUs")] = 1
+    """GPUs of one engine."""
+    gpu_memory_utilization: Annotated[float, Range(0, 1, exclusive=True)] = 0.9
+    """Share of a GPU's memory that an engine may take."""
+    kv_cache_gib: Annotated[float, Range(0, exclusive=True), Unit("GiB")] | None = None
+    """KV cache of an engine on the CPU; null lets the engine size it for `max_num_seqs` full sequences."""
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Number format of the weights; `auto` is bfloat16 on a GPU and float32 on the CPU."""
+    enforce_eager: bool = False
+    """Run without CUDA graphs: starts sooner, generates slower."""
+    max_num_seqs: Count = 256
+    """Sequences an engine works on at once."""
+    enable_prefix_caching: bool = True
+    """Keep the KV cache of prompts that requests share."""
+    enable_history: bool = False
+    """Record every model call as an experience, to be taken by the workflow."""
+    seed: int | None = None
+    """Seed of the engine; by default the run's `seed`."""
+
+
+@dataclass(slots=True)
+class AuxiliaryModelConfig(RolloutModelConfig):
+    """A further model that workflows may call, such as a judge or a reward model."""
+
+    model_path: str = ""
+    """A Hugging Face folder or hub name."""
+    name: str | None = None
+    """Name by which a workflow finds it."""
+    max_model_len: Derived[Tokens] = DERIVED
+    """Longest sequence; by default `max_prompt_tokens + max_response_tokens`, else the policy's."""
+    max_prompt_tokens: Tokens | None = None
+    """Longest prompt."""
+    max_response_tokens: Tokens | None = None
+    """Longest response."""
+    enable_thinking: bool | None = None
+    """Handed to chat templates that know it."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
+
+
+@dataclass(slots=True)
+class ExplorerConfig:
+    """How tasks become experiences."""
+
+    name: str = "explorer"
+    """Name of the explorer; explorers that share a run need different ones."""
+    runner_per_model: Count = 8
+    """Workflows that run at once for each engine."""
+    max_timeout: Seconds = 900.0
+    """Time a workflow may take."""
+    max_retry_times: Natural = 2
+    """Retries of a workflow that failed or took too long."""
+    env_vars: dict[str, str] = field(default_factory=dict)
+    """Environment of the workflows."""
+    rollout_model: RolloutModelConfig = field(default_factory=RolloutModelConfig)
+    """Engines of the policy."""
+    auxiliary_models: list[AuxiliaryModelConfig] = field(default_factory=list)
+    """Engines of further models."""
+    eval_interval: StepsOrNone = 100
+    """Steps between evaluations; 0 means only at start and end."""
+    eval_on_startup: bool = True
+    """Evaluate the untrained model at step 0 (not when a run is resumed)."""

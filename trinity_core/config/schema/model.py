@@ -1,0 +1,43 @@
+"""The `model` section: the policy, its critic, and how many tokens they see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from trinity_core.config.types import DERIVED, Derived, NonNegative, Range, Tokens, Unit
+
+
+@dataclass(slots=True)
+class ModelConfig:
+    """Model paths, token limits, and the sampling defaults of every task set."""
+
+    model_path: str = ""
+    """The model that is trained: a Hugging Face folder or hub name."""
+    critic_model_path: Derived[str] = DERIVED
+    """The model the critic starts from; by default `model_path`."""
+    max_model_len: Derived[Tokens] = DERIVED
+    """Longest sequence, prompt and response together; by default `max_prompt_tokens + max_response_tokens`."""
+    max_prompt_tokens: Derived[Tokens] = DERIVED
+    """Longest prompt; by default what `max_response_tokens` leaves of `max_model_len`."""
+    max_response_tokens: Derived[Tokens] = DERIVED
+    """Longest generated response; by default what `max_prompt_tokens` leaves of `max_model_len`."""
+    min_response_tokens: Tokens = 1
+    """Shortest generated response; less than `max_response_tokens`."""
+    enable_prompt_truncation: bool = True
+    """Cut prompts that are longer than `max_prompt_tokens` and leave their experiences out of the loss; without it
+    such a task is an error."""
+    temperature: NonNegative = 1.0
+    """Sampling temperature; 0 is greedy. A task set's `rollout_args` may differ."""
+    top_p: Annotated[float, Range(0, 1, exclusive=True)] = 1.0
+    """Share of the probability mass that is sampled from."""
+    top_k: Annotated[int, Range(-1), Unit("tokens")] = -1
+    """Most likely tokens that are sampled from; -1 means all."""
+    custom_chat_template: str | None = None
+    """Chat template (Jinja text) used in place of the tokenizer's."""
+    chat_template_path: str | None = None
+    """File with a chat template; give this or `custom_chat_template`."""
+    enable_thinking: bool | None = None
+    """Handed to chat templates that know it; null leaves the template's own default."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""

@@ -1,0 +1,288 @@
+"""`trainer.trainer_config`: fine-grained settings in veRL's words.
+
+What also has a native setting is another spelling of it (`SameAs`); what has no counterpart in a DeepSpeed trainer is
+accepted and does nothing (`NoEffect`); the rest is read through `train_settings`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from trinity_core.config.types import (
+    DERIVED,
+    Args,
+    Count,
+    Derived,
+    NoEffect,
+    NonNegative,
+    Positive,
+    SameAs,
+    Share,
+    StepsOrNone,
+    Tokens,
+)
+
+
+@dataclass(slots=True)
+class VerlFsdp:
+    """Where weights and optimizer state live."""
+
+    param_offload: bool = False
+    """Keep weights in host memory between uses."""
+    optimizer_offload: bool = False
+    """Keep the optimizer's state in host memory."""
+    wrap_policy: NoEffect = None
+    """FSDP's unit of sharding."""
+    fsdp_size: NoEffect = None
+    """FSDP's group size."""
+    forward_prefetch: NoEffect = None
+    """FSDP's prefetching."""
+    model_dtype: NoEffect = None
+    """Number format of the weights; see `trainer.dtype`."""
+
+
+@dataclass(slots=True)
+class VerlModel:
+    """The policy as a module."""
+
+    enable_gradient_checkpointing: Annotated[bool | None, SameAs("trainer.gradient_checkpointing")] = None
+    """Recompute activations in the backward pass."""
+    override_config: Args = field(default_factory=dict)
+    """Changes to the model's own configuration."""
+    trust_remote_code: Annotated[bool | None, SameAs("model.trust_remote_code")] = None
+    """Run Python code that comes with the model."""
+    use_remove_padding: NoEffect = None
+    """Micro-batches never hold more padding than their rows' difference in length."""
+    use_fused_kernels: NoEffect = None
+    """Log-probs are always computed in chunks, without full logits."""
+    fused_kernel_options: NoEffect = None
+    """Backend of fused kernels."""
+    external_lib: NoEffect = None
+    """Module imported before the model."""
+
+
+@dataclass(slots=True)
+class VerlCheckpoint:
+    """Parts of a checkpoint."""
+
+    load_contents: NoEffect = None
+    """A checkpoint is always loaded whole."""
+    save_contents: list[Literal["model", "optimizer", "extra", "hf_model"]] = field(
+        default_factory=lambda: ["model", "optimizer", "extra"]
+    )
+    """`hf_model` adds the model in Hugging Face format; the other parts are always saved."""
+
+
+@dataclass(slots=True)
+class VerlActorOptim:
+    """The policy's optimizer."""
+
+    lr: Annotated[Positive | None, SameAs("algorithm.optimizer.lr")] = None
+    """Peak learning rate."""
+    weight_decay: Annotated[NonNegative | None, SameAs("algorithm.optimizer.weight_decay")] = None
+    """Decoupled weight decay."""
+    betas: Annotated[tuple[Share, Share] | None, SameAs("algorithm.optimizer.betas")] = None
+    """Decay of the running means."""
+    lr_warmup_steps: Annotated[int | None, SameAs("algorithm.optimizer.lr_warmup_steps")] = None
+    """Warm-up steps; a negative number leaves them to `lr_warmup_steps_ratio`."""
+    lr_warmup_steps_ratio: Annotated[Share | None, SameAs("algorithm.optimizer.lr_warmup_steps_ratio")] = None
+    """Warm-up as a share of all steps."""
+    min_lr_ratio: Annotated[Share | None, SameAs("algorithm.optimizer.min_lr_ratio")] = None
+    """Share of `lr` at the end."""
+    warmup_style: Annotated[
+        Literal["constant", "cosine", "linear"] | None, SameAs("algorithm.optimizer.warmup_style")
+    ] = None
+    """Course after the warm-up."""
+    total_training_steps: NoEffect = None
+    """Known from `buffer`."""
+
+
+@dataclass(slots=True)
+class VerlActor:
+    """Updates of the policy."""
+
+    ppo_micro_batch_size_per_gpu: Count | None = None
+    """Rows of one micro-batch of one worker, where `use_dynamic_bsz` is false."""
+    use_dynamic_bsz: Annotated[bool | None, SameAs("trainer.use_dynamic_bsz")] = None
+    """Fill micro-batches by tokens."""
+    ppo_max_token_len_per_gpu: Annotated[Tokens | None, SameAs("trainer.max_token_len_per_gpu")] = None
+    """Tokens of one micro-batch of one worker."""
+    grad_clip: Annotated[NonNegative | None, SameAs("trainer.grad_clip")] = None
+    """Largest norm of the gradient."""
+    ulysses_sequence_parallel_size: Annotated[Count | None, SameAs("trainer.ulysses_sequence_parallel_size")] = None
+    """Workers that share each sequence."""
+    ppo_epochs: Count = 1
+    """Updates made from each batch."""
+    shuffle: bool = False
+    """Take the rows of a batch in a new order in each of these epochs."""
+    checkpoint: VerlCheckpoint = field(default_factory=VerlCheckpoint)
+    """Parts of a checkpoint."""
+    optim: VerlActorOptim = field(default_factory=VerlActorOptim)
+    """Optimizer."""
+    fsdp_config: VerlFsdp = field(default_factory=VerlFsdp)
+    """Offloading."""
+    strategy: NoEffect = None
+    """Sharding is DeepSpeed's; see `trainer.zero_stage`."""
+    ppo_mini_batch_size: NoEffect = None
+    """Follows from `buffer.train_batch_size`."""
+    ppo_micro_batch_size: NoEffect = None
+    """Replaced by `ppo_micro_batch_size_per_gpu`."""
+    entropy_from_logits_with_chunking: NoEffect = None
+    """Entropy is always computed in chunks."""
+    entropy_checkpointing: NoEffect = None
+    """Entropy is always recomputed in the backward pass."""
+
+
+@dataclass(slots=True)
+class VerlRef:
+    """The reference model."""
+
+    fsdp_config: VerlFsdp = field(default_factory=VerlFsdp)
+    """Offloading."""
+    log_prob_micro_batch_size_per_gpu: Count | None = None
+    """Rows of one forward pass of one worker, where `use_dynamic_bsz` is false; by default the actor's."""
+    log_prob_max_token_len_per_gpu: Tokens | None = None
+    """Tokens of one forward pass of one worker; by default the actor's."""
+    log_prob_use_dynamic_bsz: NoEffect = None
+    """Follows the actor's."""
+    log_prob_micro_batch_size: NoEffect = None
+    """Replaced by `log_prob_micro_batch_size_per_gpu`."""
+    ulysses_sequence_parallel_size: NoEffect = None
+    """Follows the actor's."""
+    entropy_from_logits_with_chunking: NoEffect = None
+    """The reference model gives no entropy."""
+    entropy_checkpointing: NoEffect = None
+    """The reference model gives no entropy."""
+
+
+@dataclass(slots=True)
+class VerlActorRolloutRef:
+    """The policy, and the reference model."""
+
+    model: VerlModel = field(default_factory=VerlModel)
+    """The policy as a module."""
+    actor: VerlActor = field(default_factory=VerlActor)
+    """Updates of the policy."""
+    ref: VerlRef = field(default_factory=VerlRef)
+    """The reference model."""
+    rollout: NoEffect = None
+    """Rollouts are set up under `explorer`."""
+    hybrid_engine: NoEffect = None
+    """Engines and trainer are always apart."""
+
+
+@dataclass(slots=True)
+class VerlCriticOptim:
+    """The critic's optimizer."""
+
+    lr: Positive = 1e-5
+    """Peak learning rate."""
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Decay of the running means."""
+    lr_warmup_steps: int = -1
+    """Warm-up steps; a negative number leaves them to `lr_warmup_steps_ratio`."""
+    lr_warmup_steps_ratio: Share = 0.0
+    """Warm-up as a share of all steps."""
+    min_lr_ratio: Share | None = None
+    """Share of `lr` at the end; null means 0."""
+    warmup_style: Literal["constant", "cosine", "linear"] = "constant"
+    """Course after the warm-up."""
+    total_training_steps: NoEffect = None
+    """Known from `buffer`."""
+
+
+@dataclass(slots=True)
+class VerlCriticModel:
+    """The critic as a module."""
+
+    path: Annotated[str | None, SameAs("model.critic_model_path")] = None
+    """The model the critic starts from."""
+    enable_gradient_checkpointing: Derived[bool] = DERIVED
+    """Recompute activations in the backward pass; by default as for the policy."""
+    override_config: Args = field(default_factory=dict)
+    """Changes to the model's own configuration."""
+    fsdp_config: VerlFsdp = field(default_factory=VerlFsdp)
+    """Offloading."""
+    use_remove_padding: NoEffect = None
+    """Micro-batches never hold more padding than their rows' difference in length."""
+    external_lib: NoEffect = None
+    """Module imported before the model."""
+
+
+@dataclass(slots=True)
+class VerlCritic:
+    """Updates of the critic."""
+
+    model: VerlCriticModel = field(default_factory=VerlCriticModel)
+    """The critic as a module."""
+    optim: VerlCriticOptim = field(default_factory=VerlCriticOptim)
+    """Optimizer."""
+    ppo_micro_batch_size_per_gpu: Count | None = None
+    """Rows of one micro-batch of one worker, where `use_dynamic_bsz` is false; by default the actor's."""
+    use_dynamic_bsz: bool | None = None
+    """Fill micro-batches by tokens; by default as for the policy."""
+    ppo_max_token_len_per_gpu: Tokens | None = None
+    """Tokens of one micro-batch of one worker; by default twice the policy's."""
+    ppo_epochs: Count | None = None
+    """Updates made from each batch; by default the policy's."""
+    grad_clip: NonNegative = 1.0
+    """Largest norm of the gradient; 0 switches clipping off."""
+    cliprange_value: Positive = 0.5
+    """How far a value may move from the one the advantages were computed with."""
+    shuffle: bool | None = None
+    """Take the rows of a batch in a new order in each epoch; by default as for the policy."""
+    forward_micro_batch_size_per_gpu: NoEffect = None
+    """Values are computed in the micro-batches of the update."""
+    forward_max_token_len_per_gpu: NoEffect = None
+    """Values are computed in the micro-batches of the update."""
+    ulysses_sequence_parallel_size: NoEffect = None
+    """Follows the actor's."""
+    ppo_micro_batch_size: NoEffect = None
+    """Replaced by `ppo_micro_batch_size_per_gpu`."""
+    ppo_mini_batch_size: NoEffect = None
+    """Follows from `buffer.train_batch_size`."""
+    strategy: NoEffect = None
+    """Sharding is DeepSpeed's."""
+    checkpoint: NoEffect = None
+    """A critic's checkpoint is always whole."""
+
+
+@dataclass(slots=True)
+class VerlTrainer:
+    """The training loop."""
+
+    critic_warmup: StepsOrNone = 0
+    """Steps in which only the critic is trained."""
+    balance_batch: bool = True
+    """Give workers rows of about equal total length."""
+    max_actor_ckpt_to_keep: Annotated[Count | None, SameAs("trainer.max_checkpoints_to_keep")] = None
+    """Older checkpoints beyond this number are removed."""
+    max_critic_ckpt_to_keep: NoEffect = None
+    """Actor and critic are kept together."""
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
+    """Kept at `auto`; see `continue_from_checkpoint`."""
+    resume_from_path: str | None = None
+    """Kept empty; see `continue_from_checkpoint`."""
+    remove_previous_ckpt_in_save: NoEffect = None
+    """See `max_actor_ckpt_to_keep`."""
+    del_local_ckpt_after_load: NoEffect = None
+    """Checkpoints are never removed on loading."""
+    default_hdfs_dir: NoEffect = None
+    """Checkpoints go to `checkpoint_root_dir`."""
+    total_training_steps: Annotated[Count | None, SameAs("trainer.total_steps")] = None
+    """Training steps."""
+
+
+@dataclass(slots=True)
+class VerlConfig:
+    """A veRL trainer configuration."""
+
+    actor_rollout_ref: VerlActorRolloutRef = field(default_factory=VerlActorRolloutRef)
+    """The policy, and the reference model."""
+    critic: VerlCritic = field(default_factory=VerlCritic)
+    """Updates of the critic."""
+    trainer: VerlTrainer = field(default_factory=VerlTrainer)
+    """The training loop."""

@@ -1,0 +1,261 @@
+"""From a YAML file to a tree of plain values, with the line of every key: reading, overrides, interpolation."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trinity_core.config.problems import ConfigError, Place, Problem, Report
+
+Tree = dict[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which `1e-6` is a number, and a date is text."""
+
+
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+@dataclass
+class Source:
+    """A tree as it was written."""
+
+    tree: Tree
+    places: dict[str, Place] = field(default_factory=dict)
+    """Key path → where it was written."""
+
+
+def parse_value(text: str) -> Any:
+    """A YAML scalar, list or mapping, as the right-hand side of an override."""
+    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+
+
+def read(path: Path) -> Source:
+    """Read a YAML file. Raises ConfigError where it is missing, is no YAML, or has no keys."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise _single("there is no such file.", str(path)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _single(f"cannot be read: {error}.", str(path)) from None
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str = "<text>") -> Source:
+    """Parse YAML text; `name` is shown in problems. Raises ConfigError."""
+    try:
+        node = yaml.compose(text, _Loader)
+        tree = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        raise _single(f"is not valid YAML: {error.problem or error.context}.", name, line) from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise _single(f"is not valid YAML: {error}.", name) from None
+    if tree is None:
+        return Source({})
+    if not isinstance(tree, dict):
+        raise _single("must be a mapping of sections.", name)
+    places: dict[str, Place] = {}
+    problems: list[Problem] = []
+    if node is not None:
+        _mark(node, "", name, places, problems)
+    if problems:
+        raise ConfigError(problems)
+    return Source(tree, places)
+
+
+def _mark(node: yaml.Node, key: str, file: str, places: dict[str, Place], problems: list[Problem]) -> None:
+    """Note the line of every key below `node`, and every key that is given twice."""
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            path = f"{key}.{name.value}" if key else str(name.value)
+            line = name.start_mark.line + 1
+            if path in places and name.value != "<<":
+                first = places[path].line
+                problems.append(Problem(path, None, f"is given twice, first in line {first}.", file, line))
+            places[path] = Place(file, line)
+            _mark(value, path, file, places, problems)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            path = f"{key}[{index}]"
+            places[path] = Place(file, item.start_mark.line + 1)
+            _mark(item, path, file, places, problems)
+
+
+def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
+    """A copy of `base` with `over` laid on it: mappings key by key; lists, scalars and keys in `whole` as a whole."""
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        return copy.deepcopy(over)
+    merged = copy.deepcopy(base)
+    for name, value in over.items():
+        merged[name] = merge(base[name], value, whole) if name in base and name not in whole else copy.deepcopy(value)
+    return merged
+
+
+def override(source: Source, overrides: Sequence[str]) -> Source:
+    """Apply `key.path=value` in order. A list entry is named by its index, `name` or `stage_name`.
+
+    Raises ConfigError for texts that are no override.
+    """
+    tree, places = copy.deepcopy(source.tree), dict(source.places)
+    problems: list[Problem] = []
+    for text in overrides:
+        key, equals, raw = text.partition("=")
+        shown = f"override '{text}'"
+        parts = re.findall(r"[^.\[\]]+", key.strip())
+        if not equals or not parts:
+            problems.append(Problem("", text, "an override must read key.path=value.", shown))
+            continue
+        try:
+            path = _assign(tree, parts, parse_value(raw))
+        except yaml.YAMLError:
+            problems.append(Problem(key, raw, "the value is not valid YAML.", shown))
+        except LookupError as error:
+            problems.append(Problem(key, raw, str(error.args[0]), shown))
+        else:
+            places = {known: place for known, place in places.items() if not _below(known, path)}
+            places[path] = Place(shown)
+    if problems:
+        raise ConfigError(problems)
+    return Source(tree, places)
+
+
+def _below(key: str, path: str) -> bool:
+    return key.startswith((f"{path}.", f"{path}["))
+
+
+def _assign(tree: Tree, parts: Sequence[str], value: Any) -> str:
+    """Set a value, creating sections on the way; returns the key path. Raises LookupError with a sentence."""
+    node: Any = tree
+    path = ""
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        if isinstance(node, list):
+            index = _index(node, part, path)
+            path = f"{path}[{index}]"
+            if last:
+                node[index] = value
+            else:
+                node = node[index]
+        elif isinstance(node, dict):
+            path = f"{path}.{part}" if path else part
+            if last:
+                node[part] = value
+            else:
+                node[part] = {} if node.get(part) is None else node[part]
+                node = node[part]
+        else:
+            raise LookupError(f"{path} is a single value, it has no key '{part}'.")
+    return path
+
+
+def _index(items: list[Any], part: str, path: str) -> int:
+    """The position of a list entry by its index or name."""
+    if part.isdigit() and int(part) < len(items):
+        return int(part)
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and part in (item.get("name"), item.get("stage_name")):
+            return index
+    raise LookupError(f"{path} has {len(items)} entries and none is called '{part}'.")
+
+
+def interpolate(source: Source, defaults: Tree, report: Report) -> Tree:
+    """The tree with every `${…}` replaced; `defaults` stand in for keys that were not given.
+
+    What cannot be replaced (an unset environment variable, an unknown key, a cycle) is reported and becomes None.
+    """
+    from omegaconf import OmegaConf
+
+    tree = _readable(source.tree, "", report)
+    whole = merge(defaults, tree)
+    trainer = whole.get("trainer")
+    verl = trainer.get("trainer_config") if isinstance(trainer, dict) else None
+    if isinstance(verl, dict):
+        # The sections of a veRL configuration refer to each other as in a file of their own.
+        whole |= {
+            name: f"${{trainer.trainer_config.{name}}}" for name in ("actor_rollout_ref", "critic") if name in verl
+        }
+    return _replace(tree, OmegaConf.create(whole), "", report)
+
+
+def _join(key: str, part: str | int) -> str:
+    if isinstance(part, int):
+        return f"{key}[{part}]"
+    return f"{key}.{part}" if key else part
+
+
+def _readable(node: Any, key: str, report: Report) -> Any:
+    """A copy in which texts that are no valid interpolation, and `???`, are reported and become None."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if isinstance(node, dict):
+        return {str(name): _readable(value, _join(key, str(name)), report) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_readable(value, _join(key, index), report) for index, value in enumerate(node)]
+    if node == "???":
+        report.add(key, node, "must be given.")
+        return None
+    try:
+        OmegaConf.create({"_": node})
+    except (OmegaConfBaseException, ValueError) as error:
+        report.add(key, node, f"cannot be read: {_first_line(error)}.")
+        return None
+    return node
+
+
+def _replace(node: Any, resolved: Any, key: str, report: Report) -> Any:
+    """`node` with its interpolations taken from `resolved`, the OmegaConf container at the same place."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not isinstance(node, dict | list):
+        return node
+    result = copy.copy(node)
+    for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+        path = _join(key, name)
+        if isinstance(value, dict | list):
+            result[name] = _replace(value, resolved[name], path, report)
+        elif isinstance(value, str) and "${" in value:
+            try:
+                found = resolved[name]
+                result[name] = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+            except OmegaConfBaseException as error:
+                report.add(path, value, _unresolved(_first_line(error)))
+                result[name] = None
+    return result
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def _unresolved(reason: str) -> str:
+    """OmegaConf's reason in plain words."""
+    if match := re.search(r"Environment variable '(.+)' not found", reason):
+        name = match.group(1)
+        return f"environment variable {name} is not set; set it, or give a default: ${{oc.env:{name},DEFAULT}}."
+    if match := re.search(r"Interpolation key '(.+)' not found", reason):
+        return f"refers to '{match.group(1)}', which is not there."
+    if "Recursive interpolation" in reason:
+        return "refers to itself."
+    return f"cannot be interpolated: {reason}."
+
+
+def _single(message: str, file: str, line: int | None = None) -> ConfigError:
+    return ConfigError([Problem("", None, message, file, line)])

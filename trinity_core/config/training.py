@@ -1,0 +1,131 @@
+"""What the trainer reads: native and veRL settings in one typed place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trinity_core.config.schema import Config, OptimizerConfig
+from trinity_core.config.types import Args
+
+
+@dataclass(frozen=True, slots=True)
+class CriticSettings:
+    """How the critic is trained."""
+
+    model_path: str
+    optimizer: OptimizerConfig
+    grad_clip: float
+    """0: no clipping."""
+    cliprange_value: float
+    """How far a value may move from the one the advantages were computed with."""
+    epochs: int
+    """Updates from each batch."""
+    shuffle: bool
+    use_dynamic_bsz: bool
+    micro_batch_size: int | None
+    """Rows of one micro-batch of one worker where `use_dynamic_bsz` is false; None: as many as tokens allow."""
+    max_tokens: int
+    """Tokens of one micro-batch of one worker."""
+    gradient_checkpointing: bool
+    param_offload: bool
+    optimizer_offload: bool
+    model_overrides: Args
+    warmup_steps: int
+    """Steps at the start in which only the critic is trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How the policy is trained."""
+
+    optimizer: OptimizerConfig
+    grad_clip: float
+    """0: no clipping."""
+    epochs: int
+    """Updates from each batch."""
+    shuffle: bool
+    """New order of the rows in each of these epochs."""
+    use_dynamic_bsz: bool
+    micro_batch_size: int | None
+    """Rows of one micro-batch of one worker where `use_dynamic_bsz` is false; None: as many as tokens allow."""
+    max_tokens: int
+    """Tokens of one micro-batch of one worker."""
+    reference_micro_batch_size: int | None
+    reference_max_tokens: int
+    """The same for a forward pass of the reference model."""
+    balance_batch: bool
+    """Give workers rows of about equal total length."""
+    sequence_parallel_size: int
+    zero_stage: int | None
+    worker_num: int | None
+    dtype: str | None
+    gradient_checkpointing: bool
+    param_offload: bool
+    optimizer_offload: bool
+    reference_offload: bool
+    model_overrides: Args
+    """Changes to the model's own configuration."""
+    save_huggingface: bool
+    """Save the model in Hugging Face format with every checkpoint."""
+    critic: CriticSettings | None
+    """None where the algorithm has no critic."""
+
+
+def train_settings(config: Config) -> TrainSettings:
+    """The trainer's settings of a resolved configuration."""
+    trainer, verl = config.trainer, config.trainer.trainer_config
+    actor, reference = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.ref
+    return TrainSettings(
+        optimizer=config.algorithm.optimizer,
+        grad_clip=trainer.grad_clip,
+        epochs=actor.ppo_epochs,
+        shuffle=actor.shuffle,
+        use_dynamic_bsz=trainer.use_dynamic_bsz,
+        micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
+        max_tokens=trainer.max_token_len_per_gpu,
+        reference_micro_batch_size=reference.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
+        reference_max_tokens=reference.log_prob_max_token_len_per_gpu or trainer.max_token_len_per_gpu,
+        balance_batch=verl.trainer.balance_batch,
+        sequence_parallel_size=trainer.ulysses_sequence_parallel_size,
+        zero_stage=trainer.zero_stage,
+        worker_num=trainer.worker_num,
+        dtype=trainer.dtype,
+        gradient_checkpointing=trainer.gradient_checkpointing,
+        param_offload=actor.fsdp_config.param_offload,
+        optimizer_offload=actor.fsdp_config.optimizer_offload,
+        reference_offload=reference.fsdp_config.param_offload,
+        model_overrides=verl.actor_rollout_ref.model.override_config,
+        save_huggingface="hf_model" in actor.checkpoint.save_contents,
+        critic=_critic(config) if config.needs_critic else None,
+    )
+
+
+def _critic(config: Config) -> CriticSettings:
+    verl = config.trainer.trainer_config
+    critic, actor = verl.critic, verl.actor_rollout_ref.actor
+    optim = critic.optim
+    dynamic = config.trainer.use_dynamic_bsz if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
+    return CriticSettings(
+        model_path=config.model.critic_model_path,
+        optimizer=OptimizerConfig(
+            lr=optim.lr,
+            weight_decay=optim.weight_decay,
+            betas=optim.betas,
+            lr_warmup_steps=max(optim.lr_warmup_steps, 0),
+            lr_warmup_steps_ratio=optim.lr_warmup_steps_ratio,
+            warmup_style=optim.warmup_style,
+            min_lr_ratio=optim.min_lr_ratio or 0.0,
+        ),
+        grad_clip=critic.grad_clip,
+        cliprange_value=critic.cliprange_value,
+        epochs=critic.ppo_epochs or actor.ppo_epochs,
+        shuffle=actor.shuffle if critic.shuffle is None else critic.shuffle,
+        use_dynamic_bsz=dynamic,
+        micro_batch_size=critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
+        max_tokens=critic.ppo_max_token_len_per_gpu or 2 * config.trainer.max_token_len_per_gpu,
+        gradient_checkpointing=critic.model.enable_gradient_checkpointing,
+        param_offload=critic.model.fsdp_config.param_offload,
+        optimizer_offload=critic.model.fsdp_config.optimizer_offload,
+        model_overrides=critic.model.override_config,
+        warmup_steps=verl.trainer.critic_warmup,
+    )
