@@ -1,0 +1,50 @@
+"""The algorithms' parts as pure functions, found by name. Tensors are `[B, T]`, masks bool over action tokens.
+
+For a whole batch call a part: `POLICY_LOSSES["ppo"](logprobs=, old_logprobs=, advantages=, mask=)`. The trainer works
+with `Objective`, which splits the same loss into weights (once, from the whole batch) and per-token values (for each
+micro-batch), so that any cut gives the same sum. A user's module adds parts with the decorators `policy_loss`,
+`advantage`, `kl_fn`, `aggregation`, `correction`, and algorithm types with `register_algorithm`.
+"""
+
+from trinity_core.algorithms.advantages import ADVANTAGES, advantage
+from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation, aggregation
+from trinity_core.algorithms.correction import CORRECTIONS, Correction, correction, tally_gap
+from trinity_core.algorithms.entropy import ENTROPY_LOSSES, EntropyLoss
+from trinity_core.algorithms.kl import KL_FNS, KLCoefficient, KLFn, kl_fn
+from trinity_core.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_loss
+from trinity_core.algorithms.objective import Objective, Weights
+from trinity_core.algorithms.registry import InputError, register
+from trinity_core.algorithms.tally import Tally
+from trinity_core.algorithms.value import value_loss, value_tokens
+from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, register_algorithm
+
+__all__ = [
+    "ADVANTAGES",
+    "AGGREGATIONS",
+    "ALGORITHMS",
+    "CORRECTIONS",
+    "ENTROPY_LOSSES",
+    "KL_FNS",
+    "POLICY_LOSSES",
+    "Aggregation",
+    "AlgorithmType",
+    "Correction",
+    "EntropyLoss",
+    "InputError",
+    "KLCoefficient",
+    "KLFn",
+    "Objective",
+    "PolicyLoss",
+    "Tally",
+    "Weights",
+    "advantage",
+    "aggregation",
+    "correction",
+    "kl_fn",
+    "policy_loss",
+    "register",
+    "register_algorithm",
+    "tally_gap",
+    "value_loss",
+    "value_tokens",
+]

@@ -1,0 +1,116 @@
+"""What advantage functions share: groups of rollouts, and rewards at their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms.registry import InputError, register
+from trinity_core.algorithms.tensors import as_mask, clean, last_token, require_finite
+
+AdvantageFn = Callable[..., Any]
+ADVANTAGES: dict[str, AdvantageFn] = {}
+"""By name: (rewards=[B], group_ids=[B], mask=[B, T], ...) -> (advantages [B, T], metrics), without gradient."""
+
+GroupIds = Tensor | Sequence[Hashable]
+
+
+def advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
+    """A decorator that registers a function as `ADVANTAGES[name]`."""
+    return register(ADVANTAGES, name)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rewards by group, in float64. A group's own mean is taken from differences to its least reward, so that equal
+    rewards deviate by exactly 0."""
+
+    rewards: Tensor
+    """[B]"""
+    index: Tensor
+    """[B] the group of each row, 0 <= g < G."""
+    counts: Tensor
+    """[G] rows of each group."""
+
+    @classmethod
+    def of(cls, rewards: Tensor, group_ids: GroupIds | None) -> Groups:
+        """Raises InputError for a reward that is not finite and for ids of another number than rewards."""
+        if rewards.dim() != 1 or group_ids is None or len(group_ids) != len(rewards):
+            given = "none" if group_ids is None else len(group_ids)
+            raise InputError(
+                f"group advantages need rewards [B] and as many group_ids: {tuple(rewards.shape)}, {given}"
+            )
+        if not bool(torch.isfinite(rewards).all()):
+            row = int((~torch.isfinite(rewards)).nonzero()[0])
+            raise InputError(f"the reward of row {row} is {float(rewards[row])}")
+        if isinstance(group_ids, Tensor):
+            index = torch.unique(group_ids.to(rewards.device), return_inverse=True)[1]
+        else:
+            numbers = {name: i for i, name in enumerate(dict.fromkeys(group_ids))}
+            index = torch.tensor([numbers[name] for name in group_ids], dtype=torch.long, device=rewards.device)
+        return cls(rewards.detach().double(), index, torch.bincount(index))
+
+    def sums(self, values_B: Tensor) -> Tensor:
+        """[G] sums of each group's values."""
+        return torch.zeros_like(self.counts, dtype=torch.float64).index_add_(0, self.index, values_B)
+
+    def extreme(self, values_B: Tensor, reduce: str) -> Tensor:
+        """[G] `amin` or `amax` of each group's values."""
+        start = torch.zeros_like(self.counts, dtype=torch.float64)
+        return start.scatter_reduce(0, self.index, values_B, reduce, include_self=False)
+
+    @property
+    def deviations(self) -> Tensor:
+        """[B] reward minus its group's mean; 0 in groups of one."""
+        shifted = self.rewards - self.extreme(self.rewards, "amin")[self.index]
+        return shifted - (self.sums(shifted) / self.counts)[self.index]
+
+    @property
+    def means(self) -> Tensor:
+        """[G]"""
+        return self.sums(self.rewards) / self.counts
+
+    @property
+    def stds(self) -> Tensor:
+        """[G] sample deviation (n - 1); 0 for groups of one."""
+        return (self.sums(self.deviations.square()) / (self.counts - 1).clamp(min=1)).sqrt()
+
+    def metrics(self) -> dict[str, float]:
+        """Averages over groups of their reward's mean and deviation, and the share of groups without spread."""
+        if not len(self.rewards):
+            return {}
+        return {
+            "group_advantages/reward_mean": float(self.means.mean()),
+            "group_advantages/reward_std": float(self.stds.mean()),
+            "group_advantages/no_spread": float((self.stds == 0).double().mean()),
+        }
+
+
+def spread(scores_B: Tensor, mask: Tensor) -> Tensor:
+    """[B, T] each row's score at all its action tokens, float32."""
+    mask = as_mask(mask)
+    if mask.shape[0] != len(scores_B):
+        raise InputError(f"the mask has {mask.shape[0]} rows, but there are {len(scores_B)} rewards")
+    return clean(scores_B[:, None].to(torch.float32).expand(mask.shape), mask)
+
+
+def at_last_token(rewards_B: Tensor, mask: Tensor) -> Tensor:
+    """[B, T] each row's reward at its last action token; a row without one has nowhere to put it."""
+    return clean(rewards_B[:, None].expand(mask.shape), last_token(mask))
+
+
+def token_rewards_of(rewards: Tensor | None, token_rewards: Tensor | None, mask: Tensor) -> Tensor:
+    """[B, T] token rewards: those given, or the sequence's at its last action token.
+
+    Raises InputError where neither is given or one at an action token is not finite.
+    """
+    if token_rewards is None:
+        if rewards is None:
+            raise InputError("this advantage needs token_rewards [B, T] or rewards [B]")
+        token_rewards = at_last_token(rewards, mask)
+    require_finite(mask, token_rewards=token_rewards)
+    return clean(token_rewards, mask)

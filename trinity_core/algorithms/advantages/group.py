@@ -1,0 +1,177 @@
+"""Advantages that compare the rollouts of one task with each other: no critic is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms.advantages.base import GroupIds, Groups, advantage, spread
+from trinity_core.algorithms.registry import InputError
+from trinity_core.algorithms.shaping import overlong_penalty
+
+Result = tuple[Tensor, dict[str, float]]
+
+
+def _scaled(groups: Groups, epsilon: float, std_normalize: bool, std_cal_level: str) -> Tensor:
+    """[B] deviations, over the group's or the batch's deviation plus epsilon where that is asked for."""
+    if std_cal_level not in ("group", "batch"):
+        raise InputError(f"std_cal_level is group or batch, not '{std_cal_level}'")
+    if not std_normalize:
+        return groups.deviations
+    if std_cal_level == "group":
+        return groups.deviations / (groups.stds[groups.index] + epsilon)
+    return groups.deviations / ((groups.rewards.std() if len(groups.rewards) > 1 else 0.0) + epsilon)
+
+
+@advantage("grpo")
+def grpo(
+    rewards: Tensor,
+    group_ids: GroupIds,
+    mask: Tensor,
+    epsilon: float = 1e-6,
+    std_normalize: bool = True,
+    std_cal_level: str = "group",
+    std_threshold: float | None = None,
+    overlong: Mapping[str, Any] | None = None,
+) -> Result:
+    """(r - mean of its group) / (sample deviation + epsilon) (GRPO, arXiv 2402.03300, section 4.1.2).
+
+    `std_normalize` false leaves out the division (Dr. GRPO, 2503.20783); `std_cal_level: batch` divides by the
+    deviation of all rewards of the batch. Groups whose deviation is at most `std_threshold` get 0 and are counted as
+    `filtered_count` (rows). A group of one, or of equal rewards, teaches nothing: 0. `overlong` are the arguments of
+    `overlong_penalty` (max_length, cache_length, factor), which is added to the rewards first.
+    """
+    if overlong is not None:
+        rewards = rewards + overlong_penalty(mask.sum(-1), **overlong).to(rewards.dtype)
+    groups = Groups.of(rewards, group_ids)
+    scores, metrics = _scaled(groups, epsilon, std_normalize, std_cal_level), groups.metrics()
+    if std_threshold is not None:
+        flat = (groups.stds <= std_threshold)[groups.index]
+        scores, metrics["filtered_count"] = torch.where(flat, 0.0, scores), float(flat.sum())
+    return spread(scores, mask), metrics
+
+
+@advantage("rloo")
+def rloo(rewards: Tensor, group_ids: GroupIds, mask: Tensor) -> Result:
+    """r minus the mean of the *other* rollouts of its group (RLOO, arXiv 2402.14740, eq. 8); 0 in groups of one."""
+    groups = Groups.of(rewards, group_ids)
+    counts = groups.counts[groups.index]
+    return spread(groups.deviations * counts / (counts - 1).clamp(min=1), mask), groups.metrics()
+
+
+@advantage("opmd")
+def opmd(rewards: Tensor, group_ids: GroupIds, mask: Tensor, opmd_baseline: str = "mean", tau: float = 1.0) -> Result:
+    """r minus its group's baseline: the mean, or with `logavgexp` tau log mean exp(r / tau), the softened maximum that
+    mirror descent derives (Kimi k1.5, arXiv 2501.12599, section 2.3.2). 0 in groups of one."""
+    groups = Groups.of(rewards, group_ids)
+    if opmd_baseline == "mean":
+        return spread(groups.deviations, mask), groups.metrics()
+    if opmd_baseline != "logavgexp" or tau <= 0:
+        raise InputError(f"opmd_baseline is mean or logavgexp with tau > 0, not '{opmd_baseline}' with {tau}")
+    peak = groups.extreme(groups.rewards, "amax")[groups.index]
+    average = groups.sums(((groups.rewards - peak) / tau).exp()) / groups.counts
+    return spread(groups.rewards - peak - tau * average.log()[groups.index], mask), groups.metrics()
+
+
+@advantage("asymre")
+def asymre(rewards: Tensor, group_ids: GroupIds, mask: Tensor, baseline_shift: float = -0.1) -> Result:
+    """r - (mean of its group + baseline_shift): a baseline below the mean dwells on successes, safe off-policy
+    (AsymRE, arXiv 2506.20520, section 4)."""
+    groups = Groups.of(rewards, group_ids)
+    return spread(groups.deviations - baseline_shift, mask), groups.metrics()
+
+
+@advantage("rec")
+def rec(
+    rewards: Tensor,
+    group_ids: GroupIds,
+    mask: Tensor,
+    epsilon: float = 1e-6,
+    std_normalize: bool = False,
+    drop: str | None = None,
+    seed: int = 0,
+) -> Result:
+    """r minus its group's mean, by default not divided (arXiv 2509.24203, section 2).
+
+    `drop: balance` gives 0 to as many of a group's losers, drawn by `seed`, as outnumber its winners (r >= mean), and
+    takes the mean over the rest (RED-Drop, section 4.3).
+    """
+    groups = Groups.of(rewards, group_ids)
+    kept = torch.ones_like(groups.rewards, dtype=torch.bool)
+    if drop == "balance":
+        lost = groups.deviations < 0
+        order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(seed)).to(kept.device)
+        for group in range(len(groups.counts)):
+            losers = order[(lost & (groups.index == group))[order]]
+            surplus = 2 * len(losers) - int(groups.counts[group])
+            kept[losers[: max(surplus, 0)]] = False
+    elif drop not in (None, "none"):
+        raise InputError(f"drop is balance or none, not '{drop}'")
+    scores = torch.zeros_like(groups.rewards)
+    rest = Groups.of(groups.rewards[kept], groups.index[kept])
+    scores[kept] = _scaled(rest, epsilon, std_normalize, "group")
+    return spread(scores, mask), groups.metrics() | {
+        "drop_balance": float((~kept).double().mean()) if len(kept) else 0.0
+    }
+
+
+@advantage("raft")
+def raft(rewards: Tensor, group_ids: GroupIds, mask: Tensor, selection: str = "best", threshold: float = 0.0) -> Result:
+    """The weight of each row in SFT on chosen rollouts (RAFT, arXiv 2304.06767, algorithm 1).
+
+    `best`: the rows with their group's best reward, unless it has no spread; `threshold`: those with a reward above
+    it. Chosen rows weigh tokens / chosen tokens, so that under `token-mean` the loss is the mean over chosen tokens.
+    """
+    groups = Groups.of(rewards, group_ids)
+    if selection == "best":
+        best = groups.rewards == groups.extreme(groups.rewards, "amax")[groups.index]
+        chosen = best & (groups.stds[groups.index] > 0)
+    elif selection == "threshold":
+        chosen = groups.rewards > threshold
+    else:
+        raise InputError(f"RAFT's selection is best or threshold, not '{selection}'")
+    tokens = mask.sum(-1)
+    weight = tokens.sum() / (tokens * chosen).sum().clamp(min=1)
+    metrics = groups.metrics() | {"raft/chosen": float(chosen.double().mean()) if len(chosen) else 0.0}
+    return spread(chosen * weight, mask), metrics
+
+
+@advantage("step_wise_grpo")
+def step_wise_grpo(
+    rewards: Tensor,
+    group_ids: GroupIds,
+    mask: Tensor,
+    run_ids: GroupIds,
+    turns: Tensor | None = None,
+    epsilon: float = 1e-6,
+    std_normalize: bool = True,
+    std_cal_level: str = "group",
+    std_threshold: float | None = None,
+    enable_step_norm: bool = False,
+) -> Result:
+    """Multi-turn runs of several rows: the reward of a run's last row is compared within its group, and its advantage
+    goes to every row of the run, with `enable_step_norm` divided by their number.
+
+    `run_ids` [B] name the run within its group; `turns` [B] its order (by default that of the rows).
+    """
+    group_of = Groups.of(rewards, group_ids).index
+    run_of = Groups.of(rewards, run_ids).index
+    runs = group_of * (int(run_of.max()) + 1 if len(run_of) else 1) + run_of
+    by_run = Groups.of(rewards, runs)
+    order = torch.arange(len(rewards), device=rewards.device) if turns is None else turns
+    last = order == by_run.extreme(order.double(), "amax")[by_run.index]
+    if int(last.sum()) != len(by_run.counts):
+        raise InputError("two rows of one run have the same turn; which of them is the last?")
+    row = torch.zeros_like(by_run.counts).scatter_(0, by_run.index[last], last.nonzero()[:, 0])
+    groups = Groups.of(rewards[row], group_of[row])
+    scores, metrics = _scaled(groups, epsilon, std_normalize, std_cal_level), groups.metrics()
+    if std_threshold is not None:
+        flat = (groups.stds <= std_threshold)[groups.index]
+        metrics["filtered_count"] = float(by_run.counts[flat].sum())
+        scores = torch.where(flat, 0.0, scores)
+    if enable_step_norm:
+        scores = scores / by_run.counts
+    return spread(scores[by_run.index], mask), metrics

@@ -1,0 +1,94 @@
+"""Advantages from token rewards and values: GAE, discounted returns, a teacher's log-probs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms.advantages.base import advantage, spread, token_rewards_of
+from trinity_core.algorithms.registry import InputError
+from trinity_core.algorithms.tensors import as_mask, clean, masked_mean, require_finite, whiten
+
+
+@advantage("ppo")
+@torch.no_grad()
+def gae(
+    mask: Tensor,
+    values: Tensor,
+    token_rewards: Tensor | None = None,
+    rewards: Tensor | None = None,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    whiten_advantages: bool = True,
+) -> tuple[Tensor, dict[str, float], Tensor]:
+    """(advantages, metrics, returns): generalised advantage estimation (arXiv 1506.02438, eq. 16), whitened.
+
+    A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t over the action tokens, those of other
+    kinds (tool output) being skipped; V is 0 after the last. Returns are A + V before whitening, the critic's target.
+    """
+    mask = as_mask(mask)
+    require_finite(mask, values=values)
+    rewards_BT = token_rewards_of(rewards, token_rewards, mask).double()
+    values_BT = clean(values, mask).double()
+    advantages = torch.zeros_like(values_BT)
+    following, value = torch.zeros_like(values_BT[:, 0:1]), torch.zeros_like(values_BT[:, 0:1])
+    for t in reversed(range(mask.shape[1])):
+        here = slice(t, t + 1)
+        estimate = rewards_BT[:, here] + gamma * value - values_BT[:, here] + gamma * lam * following
+        following = torch.where(mask[:, here], estimate, following)
+        value = torch.where(mask[:, here], values_BT[:, here], value)
+        advantages[:, here] = clean(estimate, mask[:, here])
+    returns = (advantages + values_BT).to(values.dtype)
+    metrics = {
+        "advantages/mean": float(masked_mean(advantages, mask)),
+        "returns/mean": float(masked_mean(returns, mask)),
+        "values/mean": float(masked_mean(values_BT, mask)),
+    }
+    result = whiten(advantages, mask) if whiten_advantages else advantages
+    return result.to(values.dtype), metrics, returns
+
+
+@advantage("reinforceplusplus")
+@torch.no_grad()
+def reinforceplusplus(
+    mask: Tensor, rewards: Tensor | None = None, token_rewards: Tensor | None = None, gamma: float = 1.0
+) -> tuple[Tensor, dict[str, float]]:
+    """Discounted returns G_t = r_t + gamma G_{t+1} over the action tokens, whitened over the whole batch
+    (REINFORCE++, arXiv 2501.03262, section 3)."""
+    mask = as_mask(mask)
+    rewards_BT = token_rewards_of(rewards, token_rewards, mask).double()
+    returns, total = torch.zeros_like(rewards_BT), torch.zeros_like(rewards_BT[:, 0:1])
+    for t in reversed(range(mask.shape[1])):
+        here = slice(t, t + 1)
+        total = torch.where(mask[:, here], rewards_BT[:, here] + gamma * total, total)
+        returns[:, here] = clean(total, mask[:, here])
+    return whiten(returns, mask).float(), {"returns/mean": float(masked_mean(returns, mask))}
+
+
+@advantage("reinforce")
+def reinforce(rewards: Tensor, mask: Tensor, baseline: float = 0.0) -> tuple[Tensor, dict[str, float]]:
+    """r - baseline, a constant: no group and no critic is asked."""
+    if not bool(torch.isfinite(rewards).all()):
+        raise InputError("a reward is not finite")
+    return spread(rewards.detach() - baseline, mask), {}
+
+
+@advantage("on_policy_distill")
+@torch.no_grad()
+def on_policy_distill(
+    mask: Tensor, teacher_logprobs: Tensor, old_logprobs: Tensor, kl_coef: float = 1.0
+) -> tuple[Tensor, dict[str, float]]:
+    """kl_coef * (log teacher - log student) of each sampled token: its expectation is minus the reverse KL
+    (Agarwal et al., arXiv 2306.13649; Thinking Machines Lab 2025, "On-policy distillation").
+
+    `old_logprobs` are the student's, `teacher_logprobs` the teacher's log-probs of the same tokens, [B, T].
+    """
+    mask = as_mask(mask)
+    require_finite(mask, teacher_logprobs=teacher_logprobs, old_logprobs=old_logprobs)
+    gap = clean(teacher_logprobs - old_logprobs, mask)
+    rows = -gap.sum(-1)
+    return kl_coef * gap, {
+        "kl/mean": float(rows.mean()) if len(rows) else 0.0,
+        "kl/std": float(rows.std()) if len(rows) > 1 else 0.0,
+        "kl/token": float(masked_mean(-gap, mask)),
+    }

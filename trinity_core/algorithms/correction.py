@@ -1,0 +1,134 @@
+"""The gap between rollout and trainer: how wide it is, and weights that correct for it.
+
+The engine that samples and the model that trains compute slightly different log-probs (kernels, precision, and weights
+that are some steps old). With x sampled from the engine's policy mu and the trainer's policy pi before the update, the
+importance ratio is r = pi(x) / mu(x). A correction turns it into a weight per token, without gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms.registry import InputError
+from trinity_core.algorithms.tally import Tally
+from trinity_core.algorithms.tensors import as_mask, clean, require_finite, row_mean, row_sum
+
+LOG_RATIO_CAP = 20.0
+"""Log-ratios are held within +-20 before exp: beyond, a float32 weight says nothing more and its square overflows."""
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Weights from log-ratios."""
+
+    name: str
+    function: Callable[..., Tensor]
+    """(log_ratio [B, T], mask [B, T], **args) -> weights [B, T]."""
+
+    def weights(self, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, **args: Any) -> Tensor:
+        """[B, T] weights without gradient, 1 at masked tokens; whole rows are needed, never a cut through one."""
+        weights = self.function(log_ratio(old_logprobs, rollout_logprobs, mask), mask, **args)
+        return torch.where(mask, weights, torch.ones_like(weights))
+
+    def __call__(
+        self, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, **args: Any
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Weights and the metrics of the gap. Raises InputError for a NaN or infinity at an action token."""
+        mask = as_mask(mask)
+        require_finite(mask, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
+        tally, weights = Tally(), self.weights(old_logprobs, rollout_logprobs, mask, **args)
+        tally_gap(tally, old_logprobs, rollout_logprobs, mask, weights)
+        return weights, tally.metrics()
+
+
+CORRECTIONS: dict[str, Correction] = {}
+
+
+def correction(name: str) -> Callable[[Callable[..., Tensor]], Correction]:
+    """A decorator that registers a function (log_ratio, mask, **args) -> weights as `CORRECTIONS[name]`."""
+
+    def add(function: Callable[..., Tensor]) -> Correction:
+        if name in CORRECTIONS:
+            raise InputError(f"the rollout correction '{name}' is registered already")
+        CORRECTIONS[name] = Correction(name, function)
+        return CORRECTIONS[name]
+
+    return add
+
+
+def log_ratio(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """[B, T] log pi - log mu without gradient, 0 at masked tokens."""
+    return clean(old_logprobs.detach() - rollout_logprobs.detach(), mask)
+
+
+def _exp(log_weights: Tensor) -> Tensor:
+    return log_weights.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP).exp()
+
+
+@correction("none")
+def none(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """1."""
+    return torch.ones_like(log_ratio)
+
+
+@correction("tis_token")
+def tis_token(log_ratio: Tensor, mask: Tensor, cap: float = 2.0) -> Tensor:
+    """Truncated importance sampling per token: min(r_t, cap) (Yao et al. 2025, fengyao.notion.site/off-policy-rl)."""
+    return _exp(log_ratio).clamp(max=cap)
+
+
+@correction("tis_sequence")
+def tis_sequence(log_ratio: Tensor, mask: Tensor, cap: float = 2.0) -> Tensor:
+    """Truncated importance sampling per sequence: min(prod_t r_t, cap)."""
+    return _exp(row_sum(log_ratio, mask)).clamp(max=cap).expand(mask.shape)
+
+
+@correction("mis")
+def mis(log_ratio: Tensor, mask: Tensor, cap: float = 2.0, level: str = "sequence") -> Tensor:
+    """Masked importance sampling: r where r <= cap, else 0 (Liu et al. 2025, "When speed kills stability").
+
+    `level` is `sequence` (r = prod_t r_t) or `token` (r = r_t).
+    """
+    if level not in ("sequence", "token"):
+        raise InputError(f"mis works at level sequence or token, not '{level}'")
+    ratio = _exp(row_sum(log_ratio, mask) if level == "sequence" else log_ratio).expand(mask.shape)
+    return torch.where(ratio <= cap, ratio, torch.zeros_like(ratio))
+
+
+@correction("icepop")
+def icepop(log_ratio: Tensor, mask: Tensor, low: float = 0.5, high: float = 5.0) -> Tensor:
+    """r_t where low <= r_t <= high, else 0: where the two disagree nothing is learnt (IcePop, arXiv 2510.18855)."""
+    ratio = _exp(log_ratio)
+    return torch.where((ratio >= low) & (ratio <= high), ratio, torch.zeros_like(ratio))
+
+
+@correction("geometric")
+def geometric(log_ratio: Tensor, mask: Tensor, low: float = 0.99, high: float = 1.01) -> Tensor:
+    """1 for sequences whose geometric mean of r_t lies within [low, high], else 0: a mask that ignores length."""
+    ratio = _exp(row_mean(log_ratio, mask))
+    return ((ratio >= low) & (ratio <= high)).to(log_ratio.dtype).expand(mask.shape)
+
+
+def tally_gap(
+    tally: Tally, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, weights: Tensor | None = None
+) -> None:
+    """Add the gap's metrics, measured before any correction.
+
+    `rollout_gap/mean` and `/max`: |log pi - log mu| in nats; `/k3`: r - 1 - log r, an estimate of KL(mu || pi);
+    `/ess`: effective sample size of the ratios as a share of the tokens; with `weights` also their mean `/weight` and
+    the share that was masked out, `/masked`.
+    """
+    gap = log_ratio(old_logprobs, rollout_logprobs, mask)
+    held = gap.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP)
+    tally.mean("rollout_gap/mean", gap.abs(), mask)
+    tally.maximum("rollout_gap/max", gap.abs(), mask)
+    tally.mean("rollout_gap/k3", torch.expm1(held) - held, mask)
+    tally.effective_sample_size("rollout_gap/ess", held.double().exp(), mask)
+    if weights is not None:
+        tally.mean("rollout_gap/weight", weights, mask)
+        tally.mean("rollout_gap/masked", (weights == 0).to(gap.dtype), mask)

@@ -1,0 +1,61 @@
+"""Entropy terms: a bonus for policies that stay undecided, written as a loss to be added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trinity_core.algorithms.aggregation import AGGREGATIONS
+from trinity_core.algorithms.registry import InputError
+from trinity_core.algorithms.tensors import as_mask, require_finite
+
+
+@dataclass(frozen=True)
+class EntropyLoss:
+    """Which tokens' entropy counts. Calling it gives -entropy_coef * aggregate(entropy) and the metric."""
+
+    name: str
+    select: Callable[[Tensor, Tensor | None], Tensor]
+    """(mask [B, T], is_expert [B] or None) -> mask [B, T] of the tokens that count."""
+
+    def __call__(
+        self,
+        entropy: Tensor,
+        mask: Tensor,
+        is_expert: Tensor | None = None,
+        entropy_coef: float = 0.0,
+        loss_agg_mode: str = "token-mean",
+    ) -> tuple[Tensor, dict[str, float]]:
+        """`entropy` [B, T] in nats. The metric `entropy_loss` is the aggregated entropy itself, without coefficient."""
+        mask = as_mask(mask)
+        require_finite(mask, entropy=entropy)
+        value = AGGREGATIONS[loss_agg_mode](entropy, self.select(mask, is_expert))
+        return -entropy_coef * value, {} if self.name == "none" else {"entropy_loss": float(value.detach())}
+
+
+def _no_tokens(mask: Tensor, is_expert: Tensor | None) -> Tensor:
+    return mask & False
+
+
+def _all_tokens(mask: Tensor, is_expert: Tensor | None) -> Tensor:
+    return mask
+
+
+def _non_expert_tokens(mask: Tensor, is_expert: Tensor | None) -> Tensor:
+    if is_expert is None:
+        raise InputError("the entropy loss 'mix' needs is_expert [B]")
+    return mask & ~is_expert[:, None].bool()
+
+
+ENTROPY_LOSSES: dict[str, EntropyLoss] = {
+    name: EntropyLoss(name, select)
+    for name, select in (
+        ("none", _no_tokens),
+        ("default", _all_tokens),
+        ("basic", _all_tokens),
+        ("mix", _non_expert_tokens),
+    )
+}
+"""`default` (also `basic`): all action tokens; `mix`: those the policy sampled, not the expert's; `none`."""

@@ -1,0 +1,148 @@
+"""Per-token estimates of the divergence from a reference policy, and the coefficient they are weighed with.
+
+With d = logprobs - ref_logprobs of a token sampled from the policy: k1, k2, k3 are Schulman's estimators of
+KL(policy || reference) (joschu.net/blog/kl-approx.html). In the reward any of them is a penalty. In the loss their
+*gradients* matter: k2's is the gradient of the KL itself on tokens of the current policy, k1's is 0 on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms.registry import InputError, call_with
+from trinity_core.algorithms.tensors import as_mask, clean, require_finite
+
+
+@dataclass(frozen=True)
+class KLFn:
+    """An estimator: (logprobs, ref_logprobs, mask) -> [B, T] nats, 0 at masked tokens."""
+
+    name: str
+    function: Callable[..., Tensor]
+
+    def tokens(
+        self, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, old_logprobs: Tensor | None = None, **args: Any
+    ) -> Tensor:
+        """The estimate without looking for NaNs (which waits for the device)."""
+        inputs = {"logprobs": logprobs, "ref_logprobs": ref_logprobs, "old_logprobs": old_logprobs}
+        cleaned = {name: None if value is None else clean(value, mask) for name, value in inputs.items()}
+        return clean(call_with(self.function, cleaned, args), mask)
+
+    def __call__(
+        self, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, old_logprobs: Tensor | None = None, **args: Any
+    ) -> Tensor:
+        """The estimate. Raises InputError for a NaN or infinity at an action token."""
+        mask = as_mask(mask)
+        require_finite(mask, logprobs=logprobs, ref_logprobs=ref_logprobs, old_logprobs=old_logprobs)
+        return self.tokens(logprobs, ref_logprobs, mask, old_logprobs, **args)
+
+
+KL_FNS: dict[str, KLFn] = {}
+
+
+def kl_fn(name: str) -> Callable[[Callable[..., Tensor]], KLFn]:
+    """A decorator that registers a function of (logprobs, ref_logprobs[, old_logprobs]) as `KL_FNS[name]`."""
+
+    def add(function: Callable[..., Tensor]) -> KLFn:
+        if name in KL_FNS:
+            raise InputError(f"the KL estimator '{name}' is registered already")
+        KL_FNS[name] = KLFn(name, function)
+        return KL_FNS[name]
+
+    return add
+
+
+@kl_fn("none")
+def none(logprobs: Tensor) -> Tensor:
+    """0."""
+    return torch.zeros_like(logprobs)
+
+
+@kl_fn("k1")
+def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """d: unbiased, of either sign."""
+    return logprobs - ref_logprobs
+
+
+@kl_fn("k2")
+def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """d^2 / 2: never negative."""
+    return (logprobs - ref_logprobs).square() / 2
+
+
+@kl_fn("k3")
+def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """exp(-d) - 1 + d: unbiased and never negative (GRPO, arXiv 2402.03300, eq. 4)."""
+    return torch.expm1(ref_logprobs - logprobs) - (ref_logprobs - logprobs)
+
+
+@kl_fn("low_var_kl")
+def low_var_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """k3 with the log-ratio held within +-20 and the result within 10, against overflow."""
+    log_ratio = (ref_logprobs - logprobs).clamp(-20, 20)
+    return (torch.expm1(log_ratio) - log_ratio).clamp(max=10)
+
+
+@kl_fn("abs")
+def absolute(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """|d|: never negative."""
+    return (logprobs - ref_logprobs).abs()
+
+
+@kl_fn("corrected_k3")
+def corrected_k3(
+    logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None, ratio_cap: float | None = 2.0
+) -> Tensor:
+    """pi / pi_old * k3: unbiased, gradient included, for tokens that an older policy sampled
+    (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
+
+    `ratio_cap` truncates the ratio for stability; None leaves it whole. Without `old_logprobs` the old policy is the
+    current one.
+    """
+    old = logprobs.detach() if old_logprobs is None else old_logprobs
+    ratio = (logprobs - old).exp()
+    if ratio_cap is not None:
+        ratio = ratio.clamp(max=ratio_cap)
+    return ratio * (torch.expm1(ref_logprobs - logprobs) - (ref_logprobs - logprobs))
+
+
+@dataclass
+class KLCoefficient:
+    """The weight of a KL term: fixed, or steered so that the KL stays near a target (arXiv 1909.08593, section 2.2).
+
+    Its value belongs to a checkpoint: `kl_coef` is all the state there is.
+    """
+
+    kl_coef: float = 0.001
+    adaptive: bool = False
+    target_kl: float | None = None
+    """Nats per token to aim at."""
+    horizon: float | None = None
+    """Experiences over which a lasting error of 20 % moves the coefficient by about 20 %."""
+
+    def __post_init__(self) -> None:
+        if self.adaptive and not (self.target_kl and self.horizon and self.target_kl > 0 and self.horizon > 0):
+            raise InputError("an adaptive KL coefficient needs a positive target_kl and a positive horizon")
+
+    def update(self, current_kl: float, experiences: int) -> float:
+        """The coefficient after a batch: kl_coef *= 1 + clip(KL / target - 1, +-0.2) * n / horizon, if adaptive."""
+        if self.adaptive and self.target_kl and self.horizon:
+            if current_kl != current_kl:
+                raise InputError("the KL of this batch is NaN; the adaptive coefficient cannot follow it")
+            error = min(max(current_kl / self.target_kl - 1, -0.2), 0.2)
+            self.kl_coef *= 1 + error * experiences / self.horizon
+        return self.kl_coef
+
+
+def split_kl_args(args: dict[str, Any]) -> tuple[KLCoefficient, dict[str, Any]]:
+    """The coefficient that `kl_loss_fn_args` or `kl_penalty_fn_args` describe, and what is left for the estimator."""
+    names = ("kl_coef", "adaptive", "target_kl", "horizon")
+    return (
+        KLCoefficient(**{name: args[name] for name in names if name in args}),
+        {name: value for name, value in args.items() if name not in names},
+    )

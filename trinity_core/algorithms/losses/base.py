@@ -1,0 +1,176 @@
+"""What a policy loss is: per-token values and the weights that make them one number.
+
+The trainer sums (weights * values) over micro-batches; `__call__` does both at once for a whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation
+from trinity_core.algorithms.correction import CORRECTIONS, tally_gap
+from trinity_core.algorithms.registry import InputError, call_with, find, keywords
+from trinity_core.algorithms.tally import Stats, Tally
+from trinity_core.algorithms.tensors import as_mask, clean, require_finite
+
+INPUTS = ("old_logprobs", "advantages", "ref_logprobs", "rollout_logprobs")
+"""Tensors `[B, T]` that a loss may take beside `logprobs` and `mask`; further `is_expert` [B] and the number `step`."""
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A policy loss, found by name in `POLICY_LOSSES`."""
+
+    name: str
+    function: Callable[..., tuple[Tensor, Stats]]
+    """(logprobs, mask, inputs it names, **args) -> (values [B, T], stats). Inputs come cleaned of masked values."""
+    metric: str = "pg_loss"
+    """The name under which the loss is reported, beside `pg_loss`."""
+    loss_agg_mode: str = "token-mean"
+    """The aggregation used by `__call__` where none is named."""
+    weigh: Callable[..., Tensor] | None = None
+    """(mask, aggregate, ...) -> weights, for losses whose weights are not simply the aggregation's."""
+    corrects_rollouts: bool = True
+    """Whether weights for the gap between rollout and trainer apply."""
+
+    @property
+    def inputs(self) -> set[str]:
+        """The inputs that the loss can use, of `old_logprobs, advantages, ref_logprobs, is_expert, step`."""
+        return keywords(self.function) & {*INPUTS, "is_expert", "step"}
+
+    def tokens(
+        self, logprobs: Tensor, mask: Tensor, *, args: Mapping[str, Any] | None = None, **inputs: Any
+    ) -> tuple[Tensor, Stats]:
+        """Values `[B, T]`, 0 at masked tokens, and stats to be averaged; no NaN is looked for.
+
+        `inputs` the loss does not use are ignored; without `old_logprobs` they are the stop-gradient of `logprobs`, at
+        no cost. Rows may be a part of the batch (for DPO, of whole pairs). Raises InputError for unknown `args`.
+        """
+        cleaned = {
+            name: clean(value, mask) if name in INPUTS and value is not None else value
+            for name, value in inputs.items()
+        }
+        values, stats = call_with(
+            self.function, {"logprobs": clean(logprobs, mask), "mask": mask} | cleaned, args or {}
+        )
+        return clean(values, mask), stats
+
+    def weights(
+        self,
+        mask: Tensor,
+        *,
+        loss_agg_mode: str | None = None,
+        loss_agg_mode_args: Mapping[str, Any] | None = None,
+        args: Mapping[str, Any] | None = None,
+        dtype: torch.dtype = torch.float32,
+        **inputs: Any,
+    ) -> Tensor:
+        """`[B, T]` weights from the mask of the whole batch, so that the loss is (weights * values).sum()."""
+        rule = find(AGGREGATIONS, loss_agg_mode or self.loss_agg_mode, "aggregation")
+
+        def aggregate(part: Tensor, rule: Aggregation = rule) -> Tensor:
+            return rule.weights(part, dtype=dtype, **(loss_agg_mode_args or {}))
+
+        if self.weigh is None:
+            return aggregate(mask)
+        known = {name: value for name, value in (args or {}).items() if name in keywords(self.weigh)}
+        return call_with(self.weigh, {"mask": mask, "aggregate": aggregate} | inputs, known)
+
+    def __call__(
+        self,
+        *,
+        logprobs: Tensor,
+        mask: Tensor,
+        rollout_logprobs: Tensor | None = None,
+        rollout_correction: str = "tis_token",
+        rollout_correction_args: Mapping[str, Any] | None = None,
+        loss_agg_mode: str | None = None,
+        loss_agg_mode_args: Mapping[str, Any] | None = None,
+        **rest: Any,
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The scalar loss of a whole batch and its metrics.
+
+        Of `rest`, tensors and `step` that the loss takes are its inputs, all else its arguments. Where
+        `rollout_logprobs` are given, the values are weighed by the rollout correction and its gap is reported.
+        Raises InputError for NaNs, infinities and wrong shapes at action tokens.
+        """
+        mask = as_mask(mask)
+        names = (*INPUTS, "is_expert", "step")
+        inputs = {name: value for name, value in rest.items() if name in names}
+        args = {name: value for name, value in rest.items() if name not in names}
+        self._check(mask, logprobs, rollout_logprobs, inputs)
+        values, stats = self.tokens(logprobs, mask, args=args, **inputs)
+        tally = Tally()
+        if rollout_logprobs is not None and self.corrects_rollouts:
+            old, is_expert = inputs.get("old_logprobs"), inputs.get("is_expert")
+            old = logprobs.detach() if old is None else old
+            sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
+            rule = find(CORRECTIONS, rollout_correction, "rollout correction")
+            correction = rule.weights(old, rollout_logprobs, sampled, **(rollout_correction_args or {}))
+            tally_gap(tally, old, rollout_logprobs, sampled, correction)
+            values = values * correction.to(values.dtype)
+        weights = self.weights(
+            mask,
+            loss_agg_mode=loss_agg_mode,
+            loss_agg_mode_args=loss_agg_mode_args,
+            args=args,
+            dtype=values.dtype,
+            **inputs,
+        )
+        loss = (weights * values).sum()
+        tally.means(stats)
+        tally.total("pg_loss", loss)
+        tally.total(self.metric, loss) if self.metric != "pg_loss" else None
+        return loss, tally.metrics()
+
+    def _check(self, mask: Tensor, logprobs: Tensor, rollout: Tensor | None, inputs: dict[str, Any]) -> None:
+        """Raise InputError unless every tensor has the mask's shape and finite values where they count."""
+        is_expert = inputs.get("is_expert")
+        if is_expert is not None and is_expert.shape != mask.shape[:1]:
+            raise InputError(f"is_expert has shape {tuple(is_expert.shape)}, but there are {mask.shape[0]} rows")
+        require_finite(mask, logprobs=logprobs)
+        sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
+        given = {name: inputs.get(name) for name in self.inputs & set(INPUTS)}
+        require_finite(sampled, rollout_logprobs=rollout, **given)
+
+
+POLICY_LOSSES: dict[str, PolicyLoss] = {}
+
+
+def policy_loss(name: str, **options: Any) -> Callable[[Callable[..., tuple[Tensor, Stats]]], PolicyLoss]:
+    """A decorator that registers a per-token function as `POLICY_LOSSES[name]`; `options` are PolicyLoss's fields."""
+
+    def add(function: Callable[..., tuple[Tensor, Stats]]) -> PolicyLoss:
+        if name in POLICY_LOSSES:
+            raise InputError(f"the policy loss '{name}' is registered already")
+        POLICY_LOSSES[name] = PolicyLoss(name, function, **options)
+        return POLICY_LOSSES[name]
+
+    return add
+
+
+def log_ratio_to(old_logprobs: Tensor | None, logprobs: Tensor, cap: float = 20.0) -> Tensor:
+    """log pi - log pi_old, held within +-cap. Without `old_logprobs` it is 0 with the gradient of log pi."""
+    if old_logprobs is None:
+        return logprobs - logprobs.detach()
+    return (logprobs - old_logprobs).clamp(-cap, cap)
+
+
+def ratio_to(old_logprobs: Tensor | None, logprobs: Tensor, cap: float = 20.0) -> Tensor:
+    """pi / pi_old. Without `old_logprobs` it is 1 with the gradient of log pi, and no exp is taken."""
+    log_ratio = log_ratio_to(old_logprobs, logprobs, cap)
+    return 1 + log_ratio if old_logprobs is None else log_ratio.exp()
+
+
+def clip_bounds(clip_range: float, clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
+    """(1 - low, 1 + high); either side defaults to `clip_range`. Raises InputError for a negative range."""
+    low = clip_range if clip_range_low is None else clip_range_low
+    high = clip_range if clip_range_high is None else clip_range_high
+    if low < 0 or high < 0:
+        raise InputError(f"clip ranges must not be negative: low {low}, high {high}")
+    return 1 - low, 1 + high

@@ -1,0 +1,158 @@
+"""PPO's clipped surrogate and its relatives that keep a hard limit on the ratio: GSPO, CISPO, SPPO; SAPO's soft one."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms.losses.base import clip_bounds, log_ratio_to, policy_loss, ratio_to
+from trinity_core.algorithms.registry import InputError
+from trinity_core.algorithms.tally import Stats
+from trinity_core.algorithms.tensors import first_token, row_mean
+
+
+def _clipped(
+    ratio: Tensor, advantages: Tensor, bounds: tuple[float, float], dual: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, and where the upper-level and the dual clip bind: max(-A r, -A clip(r)), for A < 0 at most -A dual."""
+    plain = -advantages * ratio
+    limited = -advantages * ratio.clamp(*bounds)
+    values = torch.maximum(plain, limited)
+    clipped = limited > plain
+    if dual is None:
+        return values, clipped, torch.zeros_like(clipped)
+    bound = -advantages * dual
+    lower = (advantages < 0) & (values > bound)
+    return torch.where(lower, bound, values), clipped, lower
+
+
+@policy_loss("ppo")
+def ppo(
+    logprobs: Tensor,
+    mask: Tensor,
+    *,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    clip_range: float = 0.2,
+    clip_range_low: float | None = None,
+    clip_range_high: float | None = None,
+    clip_ratio_c: float | None = 3.0,
+    log_ratio_cap: float = 20.0,
+) -> tuple[Tensor, Stats]:
+    """max(-A r, -A clip(r, 1 - low, 1 + high)) (PPO, arXiv 1707.06347, eq. 7; two ranges: DAPO, 2503.14476, eq. 8).
+
+    Where A < 0 it is at most -A `clip_ratio_c` (dual clip, arXiv 1912.09729, eq. 5; None: no such bound).
+    """
+    bounds = clip_bounds(clip_range, clip_range_low, clip_range_high)
+    if clip_ratio_c is not None and clip_ratio_c <= 1:
+        raise InputError(f"clip_ratio_c must be above 1, not {clip_ratio_c}")
+    log_ratio = log_ratio_to(old_logprobs, logprobs, log_ratio_cap)
+    if old_logprobs is None:
+        values, zero = -advantages * (1 + log_ratio), torch.zeros_like(logprobs)
+        return values, dict.fromkeys(("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"), (zero, mask))
+    values, clipped, lower = _clipped(log_ratio.exp(), advantages, bounds, clip_ratio_c)
+    return values, {
+        "pg_clipfrac": (clipped, mask),
+        "pg_clipfrac_lower": (lower, mask),
+        "ppo_kl": (-log_ratio, mask),
+    }
+
+
+@policy_loss("gspo", loss_agg_mode="seq-mean-token-mean")
+def gspo(
+    logprobs: Tensor,
+    mask: Tensor,
+    *,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    clip_range: float = 0.2,
+    clip_range_low: float | None = 0.0003,
+    clip_range_high: float | None = 0.0004,
+) -> tuple[Tensor, Stats]:
+    """PPO's clip on s = exp(mean_t log r_t), one ratio a sequence (GSPO, arXiv 2507.18071, eq. 5 to 7).
+
+    Written per token (GSPO-token, eq. 13 to 14), s with the gradient of each token: with one advantage a sequence and
+    `seq-mean-token-mean` value and gradient are those of GSPO.
+    """
+    log_ratio = log_ratio_to(old_logprobs, logprobs)
+    mean = row_mean(log_ratio.detach(), mask)
+    ratio = mean.exp() * (1 + logprobs - logprobs.detach())
+    bounds = clip_bounds(clip_range, clip_range_low, clip_range_high)
+    values, clipped, _ = _clipped(ratio, advantages, bounds, None)
+    return values, {
+        "pg_clipfrac": (clipped, mask),
+        "ppo_kl": (-log_ratio, mask),
+        "ppo_kl_seq": (-mean.expand(mask.shape), first_token(mask)),
+    }
+
+
+@policy_loss("cispo", metric="cispo_loss")
+def cispo(
+    logprobs: Tensor,
+    mask: Tensor,
+    *,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    clip_range_low: float = 1.0,
+    clip_range_high: float = 0.28,
+    mask_clipped: bool = False,
+) -> tuple[Tensor, Stats]:
+    """-A sg(clip(r, 1 - low, 1 + high)) log pi: the weight is clipped, no token loses its gradient (CISPO, MiniMax-M1,
+    arXiv 2506.13585, eq. 4 to 5; a low of 1 is no lower bound).
+
+    `mask_clipped` also drops the tokens that PPO's clip would (eq. 6 to 7).
+    """
+    log_ratio = log_ratio_to(old_logprobs, logprobs).detach()
+    ratio = log_ratio.exp()
+    low, high = clip_bounds(0.0, clip_range_low, clip_range_high)
+    outside = ((ratio > high) & (advantages > 0)) | ((ratio < low) & (advantages < 0))
+    kept = ~outside if mask_clipped else torch.ones_like(mask)
+    values = -advantages * ratio.clamp(low, high) * kept * logprobs
+    return values, {
+        "pg_clipfrac": ((ratio < low) | (ratio > high), mask),
+        "masked_frac": (~kept, mask),
+        "ppo_kl": (-log_ratio, mask),
+    }
+
+
+@policy_loss("sapo", loss_agg_mode="seq-mean-token-mean")
+def sapo(
+    logprobs: Tensor,
+    mask: Tensor,
+    *,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+) -> tuple[Tensor, Stats]:
+    """-A (4 / tau) sigmoid(tau (r - 1)), tau by the advantage's sign: a soft gate in place of the clip, whose slope at
+    r = 1 is the plain policy gradient (SAPO, arXiv 2511.20347, eq. 5 to 6)."""
+    if tau_pos <= 0 or tau_neg <= 0:
+        raise InputError(f"SAPO's temperatures must be positive: tau_pos {tau_pos}, tau_neg {tau_neg}")
+    log_ratio = log_ratio_to(old_logprobs, logprobs)
+    ratio = ratio_to(old_logprobs, logprobs)
+    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(logprobs.dtype)
+    gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
+    return -advantages * gate, {"ppo_kl": (-log_ratio, mask), "ratio/mean": (ratio, mask)}
+
+
+@policy_loss("sppo", metric="sppo_loss")
+def sppo(
+    logprobs: Tensor,
+    mask: Tensor,
+    *,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    epsilon: float = 0.3,
+) -> tuple[Tensor, Stats]:
+    """-A log clip(r, 1 / (1 + epsilon), 1 + epsilon): PPO for the softmax's own geometry (sPPO, arXiv 2108.05828)."""
+    if epsilon <= 0:
+        raise InputError(f"sPPO's epsilon must be positive, not {epsilon}")
+    bound = math.log1p(epsilon)
+    log_ratio = log_ratio_to(old_logprobs, logprobs)
+    return -advantages * log_ratio.clamp(-bound, bound), {
+        "pg_clipfrac": (log_ratio.abs() > bound, mask),
+        "ppo_kl": (-log_ratio, mask),
+    }

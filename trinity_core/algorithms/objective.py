@@ -1,0 +1,288 @@
+"""One algorithm's parts put together, split so that a batch may be cut anywhere between rows.
+
+For each batch the trainer asks once for `advantages` and `weights` of the whole batch, then for each micro-batch (its
+rows, or for DPO its pairs, and its slice of the weights) for a `loss` to call backward on; the losses add up to the
+batch's loss. Over ranks the gradients are summed, not averaged. The trainer never asks which algorithm it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms.advantages import ADVANTAGES
+from trinity_core.algorithms.advantages.base import token_rewards_of
+from trinity_core.algorithms.aggregation import AGGREGATIONS
+from trinity_core.algorithms.correction import CORRECTIONS, tally_gap
+from trinity_core.algorithms.entropy import ENTROPY_LOSSES
+from trinity_core.algorithms.kl import KL_FNS, split_kl_args
+from trinity_core.algorithms.losses import POLICY_LOSSES
+from trinity_core.algorithms.registry import InputError, call_with, find
+from trinity_core.algorithms.tally import Tally
+from trinity_core.algorithms.tensors import as_mask, masked_mean
+
+
+class AlgorithmSpec(Protocol):
+    """What an AlgorithmType and a resolved algorithm section have in common."""
+
+    @property
+    def advantage_fn(self) -> str | None: ...
+    @property
+    def advantage_fn_args(self) -> Mapping[str, Any] | None: ...
+    @property
+    def policy_loss_fn(self) -> str | None: ...
+    @property
+    def policy_loss_fn_args(self) -> Mapping[str, Any] | None: ...
+    @property
+    def kl_penalty_fn(self) -> str | None: ...
+    @property
+    def kl_penalty_fn_args(self) -> Mapping[str, Any] | None: ...
+    @property
+    def kl_loss_fn(self) -> str | None: ...
+    @property
+    def kl_loss_fn_args(self) -> Mapping[str, Any] | None: ...
+    @property
+    def entropy_loss_fn(self) -> str | None: ...
+    @property
+    def entropy_loss_fn_args(self) -> Mapping[str, Any] | None: ...
+    @property
+    def loss_agg_mode(self) -> str | None: ...
+    @property
+    def loss_agg_mode_args(self) -> Mapping[str, Any] | None: ...
+    @property
+    def rollout_correction(self) -> str | None: ...
+    @property
+    def rollout_correction_args(self) -> Mapping[str, Any] | None: ...
+
+
+class Weights(NamedTuple):
+    """`[B, T]` float32 weights of each token in the parts of the loss; slice all three alike."""
+
+    policy: Tensor
+    kl: Tensor
+    entropy: Tensor
+
+    def rows(self, rows: slice | Tensor) -> Weights:
+        """The weights of some rows."""
+        return Weights(self.policy[rows], self.kl[rows], self.entropy[rows])
+
+
+class Advantages(NamedTuple):
+    """What `Objective.advantages` gives for the whole batch."""
+
+    advantages: Tensor
+    """[B, T] float32; 0 in expert rows and at masked tokens."""
+    metrics: dict[str, float]
+    returns: Tensor | None
+    """[B, T] the critic's target, where the advantage function has one."""
+
+
+class Objective:
+    """The objective of a resolved algorithm section (or a bare AlgorithmType).
+
+    Raises InputError at once for names that do not exist. Arguments are checked when the parts are first called.
+    """
+
+    def __init__(self, spec: AlgorithmSpec) -> None:
+        self.policy_loss = find(POLICY_LOSSES, spec.policy_loss_fn or "ppo", "policy loss")
+        self.policy_args = dict(spec.policy_loss_fn_args or {})
+        self.advantage_name = spec.advantage_fn or "none"
+        self.advantage_args = dict(spec.advantage_fn_args or {})
+        if self.advantage_name != "none":
+            find(ADVANTAGES, self.advantage_name, "advantage")
+        self.kl_loss_fn = find(KL_FNS, spec.kl_loss_fn or "none", "KL estimator")
+        self.kl_loss, self.kl_loss_args = split_kl_args(dict(spec.kl_loss_fn_args or {}))
+        self.kl_penalty_fn = find(KL_FNS, spec.kl_penalty_fn or "none", "KL estimator")
+        self.kl_penalty, self.kl_penalty_args = split_kl_args(dict(spec.kl_penalty_fn_args or {}))
+        self.entropy_loss = find(ENTROPY_LOSSES, spec.entropy_loss_fn or "none", "entropy loss")
+        self.entropy_coef = float((spec.entropy_loss_fn_args or {}).get("entropy_coef", 0.0))
+        self.loss_agg_mode = spec.loss_agg_mode or self.policy_loss.loss_agg_mode
+        self.aggregation = find(AGGREGATIONS, self.loss_agg_mode, "aggregation")
+        self.loss_agg_mode_args = dict(spec.loss_agg_mode_args or {})
+        self.correction = find(CORRECTIONS, spec.rollout_correction or "none", "rollout correction")
+        self.correction_args = dict(spec.rollout_correction_args or {})
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether `loss` needs ref_logprobs for its KL term."""
+        return self.kl_loss_fn.name != "none" and (self.kl_loss.adaptive or self.kl_loss.kl_coef != 0)
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Whether `advantages` needs ref_logprobs."""
+        return self.kl_penalty_fn.name != "none" and (self.kl_penalty.adaptive or self.kl_penalty.kl_coef != 0)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference model must be there."""
+        return self.kl_in_loss or self.kl_in_reward or "ref_logprobs" in self.policy_loss.inputs
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether the old log-probs are used at all (if they may be the stop-gradient of the new, give None)."""
+        return "old_logprobs" in self.policy_loss.inputs
+
+    @property
+    def entropy_has_gradient(self) -> bool:
+        """Whether the entropy is a part of the loss; otherwise it is a metric and needs no graph."""
+        return self.entropy_loss.name != "none" and self.entropy_coef != 0
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps: the coefficients that adaptive KL has reached."""
+        return {"kl_loss_coef": self.kl_loss.kl_coef, "kl_penalty_coef": self.kl_penalty.kl_coef}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """The inverse of `state`, for adaptive coefficients only: a fixed one is what the configuration says."""
+        for coefficient, name in ((self.kl_loss, "kl_loss_coef"), (self.kl_penalty, "kl_penalty_coef")):
+            if coefficient.adaptive and name in state:
+                coefficient.kl_coef = state[name]
+
+    @torch.no_grad()
+    def advantages(self, mask: Tensor, is_expert: Tensor | None = None, **inputs: Any) -> Advantages:
+        """Advantages of the whole batch, the same on every rank that is given the same batch.
+
+        `inputs`, those the advantage function takes: rewards [B], group_ids [B] (tensor or strings), run_ids [B],
+        turns [B], token_rewards, values, teacher_logprobs, old_logprobs, ref_logprobs [B, T]. A KL penalty is taken
+        off the token rewards first (and off `rewards`, their sum), and its adaptive coefficient moves on. Expert rows
+        take no part. Raises InputError for what is missing or not finite.
+        """
+        mask = as_mask(mask)
+        if self.advantage_name == "none":
+            return Advantages(torch.zeros(mask.shape, device=mask.device), {}, None)
+        if is_expert is not None and bool(is_expert.any()):
+            return self._without_experts(mask, ~is_expert.bool(), inputs)
+        metrics: dict[str, float] = {}
+        if self.kl_in_reward:
+            inputs, metrics = self._penalised(mask, inputs)
+        function = ADVANTAGES[self.advantage_name]
+        result = call_with(function, {"mask": mask} | inputs, self.advantage_args)
+        returns = result[2] if len(result) > 2 else None
+        return Advantages(result[0], metrics | result[1], returns)
+
+    def _without_experts(self, mask: Tensor, sampled_B: Tensor, inputs: dict[str, Any]) -> Advantages:
+        """Advantages of the sampled rows, 0 in the others."""
+        rows = sampled_B.nonzero()[:, 0]
+        part = {name: _take(value, rows) for name, value in inputs.items()}
+        advantages, metrics, returns = self.advantages(mask[rows], None, **part)
+        return Advantages(_scatter(advantages, rows, mask), metrics, _scatter(returns, rows, mask))
+
+    def _penalised(self, mask: Tensor, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        """The inputs with rewards less kl_coef * KL(old || reference), and the KL's metrics."""
+        old, reference = inputs.get("old_logprobs"), inputs.get("ref_logprobs")
+        if old is None or reference is None:
+            raise InputError("a KL penalty in the reward needs old_logprobs and ref_logprobs")
+        kl = self.kl_penalty_fn(old, reference, mask, **self.kl_penalty_args)
+        coefficient, current = self.kl_penalty.kl_coef, float(masked_mean(kl, mask))
+        self.kl_penalty.update(current, mask.shape[0])
+        token_rewards = token_rewards_of(inputs.get("rewards"), inputs.get("token_rewards"), mask) - coefficient * kl
+        changed = {"token_rewards": token_rewards, "rewards": token_rewards.sum(-1)}
+        return inputs | changed, {"kl": current, "kl_coef": coefficient}
+
+    def weights(self, mask: Tensor, is_expert: Tensor | None = None, step: int = 0) -> Weights:
+        """Weights from the mask (and `is_expert` [B]) of the whole batch, all ranks' rows included.
+
+        `step` is the trainer step, for losses with a schedule.
+        """
+        mask = as_mask(mask)
+        policy = self.policy_loss.weights(
+            mask,
+            loss_agg_mode=self.loss_agg_mode,
+            loss_agg_mode_args=self.loss_agg_mode_args,
+            args=self.policy_args,
+            is_expert=is_expert,
+            step=step,
+        )
+        aggregate = self.aggregation.weights
+        sampled = _sampled(mask, is_expert)
+        entropic = self.entropy_loss.select(mask, is_expert)
+        return Weights(
+            policy, aggregate(sampled, **self.loss_agg_mode_args), aggregate(entropic, **self.loss_agg_mode_args)
+        )
+
+    def loss(
+        self,
+        tally: Tally,
+        weights: Weights,
+        *,
+        logprobs: Tensor,
+        mask: Tensor,
+        entropy: Tensor | None = None,
+        rollout_logprobs: Tensor | None = None,
+        ref_logprobs: Tensor | None = None,
+        old_logprobs: Tensor | None = None,
+        advantages: Tensor | None = None,
+        is_expert: Tensor | None = None,
+        step: int = 0,
+    ) -> Tensor:
+        """A micro-batch's part of the loss, with gradient; its metrics go to the `tally`.
+
+        All tensors `[b, T]` of the same rows. `old_logprobs` None means the stop-gradient of `logprobs`: no second
+        forward pass, and the ratio's clip is skipped. `rollout_logprobs` are measured and corrected for, expert rows
+        aside. Nothing here waits for the device.
+        """
+        values, stats = self.policy_loss.tokens(
+            logprobs, mask, args=self.policy_args, old_logprobs=old_logprobs, advantages=advantages,
+            ref_logprobs=ref_logprobs, is_expert=is_expert, step=step,
+        )  # fmt: skip
+        tally.means(stats)
+        if rollout_logprobs is not None and self.policy_loss.corrects_rollouts:
+            sampled, old = _sampled(mask, is_expert), logprobs.detach() if old_logprobs is None else old_logprobs
+            correction = self.correction.weights(old, rollout_logprobs, sampled, **self.correction_args)
+            tally_gap(tally, old, rollout_logprobs, sampled, correction)
+            values = values * correction
+        loss = (weights.policy * values).sum()
+        for name in {"pg_loss", self.policy_loss.metric}:
+            tally.total(name, loss)
+        if self.kl_in_loss:
+            loss = loss + self.kl_loss.kl_coef * self._kl(tally, weights, logprobs, ref_logprobs, old_logprobs, mask)
+        if entropy is not None and self.entropy_loss.name != "none":
+            value = (weights.entropy * torch.where(mask, entropy, 0.0)).sum()
+            tally.total("entropy_loss", value)
+            if self.entropy_has_gradient:
+                loss = loss - self.entropy_coef * value
+        tally.total("final_loss", loss)
+        return loss
+
+    def _kl(
+        self, tally: Tally, weights: Weights, logprobs: Tensor, reference: Tensor | None, old: Tensor | None,
+        mask: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """This micro-batch's part of the aggregated KL, without coefficient."""
+        if reference is None:
+            raise InputError(f"the KL loss '{self.kl_loss_fn.name}' needs ref_logprobs")
+        tokens = self.kl_loss_fn.tokens(logprobs, reference, mask, old, **self.kl_loss_args)
+        value = (weights.kl * tokens).sum()
+        tally.total("kl_loss", value)
+        return value
+
+    def after_batch(self, metrics: dict[str, float], experiences: int) -> dict[str, float]:
+        """The metrics with `kl_coef`, the coefficient that was used; an adaptive one then moves on."""
+        if not self.kl_in_loss:
+            return metrics
+        used = self.kl_loss.kl_coef
+        self.kl_loss.update(metrics["kl_loss"], experiences)
+        return metrics | {"kl_coef": used}
+
+
+def _sampled(mask: Tensor, is_expert: Tensor | None) -> Tensor:
+    """The mask of the tokens that the policy sampled."""
+    return mask if is_expert is None else mask & ~is_expert[:, None].bool()
+
+
+def _take(values: Any, rows: Tensor) -> Any:
+    """The given rows of a tensor or of a sequence; anything else as it is."""
+    if isinstance(values, Tensor):
+        return values[rows.to(values.device)] if values.dim() else values
+    return [values[row] for row in rows.tolist()] if isinstance(values, list | tuple) else values
+
+
+def _scatter(part: Tensor | None, rows: Tensor, mask: Tensor) -> Tensor | None:
+    """`[B, T]` with `part` at its rows and 0 elsewhere."""
+    if part is None:
+        return None
+    whole = torch.zeros(mask.shape, dtype=part.dtype, device=part.device)
+    whole[rows] = part
+    return whole
