@@ -28,7 +28,11 @@ MAY_IMPORT = {
 }
 """Package of `trinity_core` -> the packages of it that it may import."""
 
-TOP_LEVEL = {"trinity_core": {"trinity_core"}, "tasks": {"trinity_core", "tasks"}, "flows": {"trinity_core", "tasks", "flows"}}
+TOP_LEVEL = {
+    "trinity_core": {"trinity_core"},
+    "tasks": {"trinity_core", "tasks"},
+    "flows": {"trinity_core", "tasks", "flows"},
+}
 
 
 def sources() -> list[Path]:
@@ -72,7 +76,9 @@ def test_no_error_is_caught_blindly(path: Path) -> None:
                 assert reraised or reported, f"{path}:{node.lineno} swallows errors"
 
 
-@pytest.mark.parametrize("module", ["trinity_core", "trinity_core.config", "trinity_core.cli", "trinity_core.sync.schedule"])
+@pytest.mark.parametrize(
+    "module", ["trinity_core", "trinity_core.config", "trinity_core.cli", "trinity_core.sync.schedule"]
+)
 def test_light_modules_import_nothing_heavy(module: str) -> None:
     heavy = ("torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets")
     program = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
