@@ -37,6 +37,8 @@ class PolicyLoss:
     """(mask, aggregate, ...) -> weights, for losses whose weights are not simply the aggregation's."""
     corrects_rollouts: bool = True
     """Whether weights for the gap between rollout and trainer apply."""
+    rows_per_unit: int = 1
+    """Adjacent rows that the loss takes together and no cut may part: 2 for losses on pairs."""
 
     @property
     def inputs(self) -> set[str]:

@@ -59,7 +59,7 @@ def _pair_weights(mask: Tensor) -> Tensor:
     return place / place.sum().clamp(min=1)
 
 
-@policy_loss("dpo", metric="dpo_loss", weigh=_pair_weights, corrects_rollouts=False)
+@policy_loss("dpo", metric="dpo_loss", weigh=_pair_weights, corrects_rollouts=False, rows_per_unit=2)
 def dpo(
     logprobs: Tensor, mask: Tensor, *, ref_logprobs: Tensor, beta: float = 0.1, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Stats]:
