@@ -1,0 +1,61 @@
+"""Expert data beside the rollouts: rows of a data set in an order that any position can be resumed at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import DataError
+
+
+class ExpertPosition(TypedDict):
+    """Where the next expert row is: `offset` rows into the order of `epoch`."""
+
+    epoch: int
+    offset: int
+
+
+START = ExpertPosition(epoch=0, offset=0)
+
+
+@dataclass(frozen=True)
+class ExpertData:
+    """`length` data-set rows; `make(i)` turns row i into its experiences, which stay together."""
+
+    length: int
+    make: Callable[[int], Sequence[Experience]]
+    seed: int | None = None
+    """Shuffle anew for each epoch by (seed, epoch); None: in file order."""
+
+    def take(self, rows: int, position: ExpertPosition = START) -> tuple[list[Experience], ExpertPosition]:
+        """At least `rows` experiences from `position` on, marked `is_expert`, and the position after them.
+
+        The same position always gives the same rows. Raises `DataError` where a whole epoch gives nothing.
+        """
+        taken: list[Experience] = []
+        epoch, offset = position["epoch"], position["offset"]
+        order = self._order(epoch)
+        barren = 0
+        while len(taken) < rows:
+            if barren >= self.length:
+                raise DataError(f"the expert data set ({self.length} rows) gives no usable experience")
+            if offset >= self.length:
+                epoch, offset = epoch + 1, 0
+                order = self._order(epoch)
+            row = int(order[offset])
+            made = self.make(row)
+            barren = 0 if made else barren + 1
+            for experience in made:
+                group = experience.group or f"expert/{epoch}/{row}"
+                taken.append(replace(experience, is_expert=True, group=group))
+            offset += 1
+        return taken, ExpertPosition(epoch=epoch, offset=offset)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self.seed is None:
+            return np.arange(self.length)
+        return np.random.default_rng([self.seed, epoch]).permutation(self.length)

@@ -1,0 +1,126 @@
+"""Taking a batch for a trainer step, inside one write transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import TrinityError
+from trinity_core.store.expert import START, ExpertData, ExpertPosition
+from trinity_core.store.schema import State, Tables
+from trinity_core.store.strategies import Candidate, Choice, Strategy
+
+CHUNK = 500
+"""Ids in one IN list: SQLite's and PostgreSQL's limits on parameters are far above."""
+
+
+def recorded_lease(connection: Connection, t: Tables, step: int) -> Row[Any, Any] | None:
+    """Rows and expert record of the lease of `step`, or None."""
+    return connection.execute(select(t.leases.c.rows, t.leases.c.expert).where(t.leases.c.step == step)).one_or_none()
+
+
+def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Experience]:
+    """The rollouts of a recorded lease, in its order. Groups that share a name by chance are told apart."""
+    query = (
+        select(t.lease_groups.c.group_id, t.groups.c.name, t.experiences.c.blob)
+        .join(t.groups, t.groups.c.id == t.lease_groups.c.group_id)
+        .join(t.experiences, t.experiences.c.group_id == t.lease_groups.c.group_id)
+        .where(t.lease_groups.c.step == step)
+        .order_by(t.lease_groups.c.ordinal, t.experiences.c.id)
+    )
+    experiences: list[Experience] = []
+    names: set[str] = set()
+    for (group_id, name), rows in groupby(connection.execute(query), key=lambda row: (row.group_id, row.name)):
+        unique = name if name and name not in names else f"{name}#{group_id}"
+        names.add(unique)
+        for row in rows:
+            experience = Experience.from_bytes(row.blob)
+            experiences.append(experience if unique == name else replace(experience, group=unique))
+    return experiences
+
+
+def candidates(connection: Connection, t: Tables, strategy: Strategy, rows: int, now: float) -> list[Candidate]:
+    """What `strategy` may choose from, in order of insertion."""
+    uses = select(t.lease_groups.c.group_id, func.count().label("uses"), func.max(t.leases.c.at).label("last")).join(
+        t.leases, t.leases.c.step == t.lease_groups.c.step
+    )
+    used = uses.group_by(t.lease_groups.c.group_id).subquery()
+    g = t.groups.c
+    columns = (g.id, g.size, g.newest, g.oldest)
+    if strategy.cooldown is None:
+        query = select(*columns).where(g.state == State.READY)
+    else:
+        cool = and_(g.state.in_((State.LEASED, State.TRAINED)), used.c.last <= now - strategy.cooldown)
+        query = (
+            select(*columns, func.coalesce(used.c.uses, 0))
+            .outerjoin(used, used.c.group_id == g.id)
+            .where(or_(g.state == State.READY, cool))
+        )
+    query = query.order_by(g.id)
+    if not strategy.whole_queue:
+        query = query.limit(rows)  # a group has at least one row
+    return [Candidate(*row) for row in connection.execute(query)]
+
+
+def nothing_more_comes(connection: Connection, t: Tables, newest_version: int) -> bool:
+    """Whether every explorer has finished or waits for weights that only a further trainer step brings."""
+    states = connection.execute(select(t.explorers.c.waiting, t.explorers.c.finished)).all()
+    return bool(states) and all(
+        row.finished or (row.waiting is not None and row.waiting > newest_version) for row in states
+    )
+
+
+def check_lineage(groups: Sequence[Candidate], newest_version: int) -> None:
+    """Raise `TrinityError` where a row was sampled by a policy that this lineage does not have yet."""
+    ahead = max((group.newest for group in groups), default=-1)
+    if ahead > newest_version:
+        raise TrinityError(
+            f"the experience store holds rows of weight version {ahead}, but the trainer is at {newest_version}: "
+            "the store was not rewound to the checkpoint that training goes on from"
+        )
+
+
+def record_lease(
+    connection: Connection, t: Tables, step: int, choice: Choice, now: float, expert: str | None = None
+) -> None:
+    """Write down that `step` has the groups of `choice`."""
+    connection.execute(insert(t.leases).values(step=step, rows=choice.rows, at=now, expert=expert))
+    if choice.take:
+        rows = [{"step": step, "ordinal": i, "group_id": group.id} for i, group in enumerate(choice.take)]
+        connection.execute(insert(t.lease_groups), rows)
+    for ids in chunks([group.id for group in choice.take]):
+        connection.execute(update(t.groups).where(t.groups.c.id.in_(ids)).values(state=State.LEASED))
+
+
+def set_aside(connection: Connection, t: Tables, groups: Sequence[Candidate], step: int) -> None:
+    """Take `groups` out of the queue for good, unless the store is rewound to before `step`."""
+    for ids in chunks([group.id for group in groups]):
+        connection.execute(update(t.groups).where(t.groups.c.id.in_(ids)).values(state=State.ASIDE, aside_at=step))
+
+
+def expert_position(connection: Connection, t: Tables, step: int) -> ExpertPosition:
+    """Where the expert data of trainer step `step` begin: after those of the last step before it."""
+    query = select(t.leases.c.expert).where(t.leases.c.step < step, t.leases.c.expert.is_not(None))
+    last = connection.execute(query.order_by(t.leases.c.step.desc()).limit(1)).scalar()
+    return START if last is None else _position(json.loads(last)["after"])
+
+
+def expert_rows(expert: ExpertData, record: str) -> list[Experience]:
+    """The expert rows that a lease's record stands for."""
+    value = json.loads(record)
+    return expert.take(value["rows"], _position(value["before"]))[0]
+
+
+def _position(value: dict[str, int]) -> ExpertPosition:
+    return ExpertPosition(epoch=value["epoch"], offset=value["offset"])
+
+
+def chunks(ids: Sequence[int]) -> list[Sequence[int]]:
+    """`ids` in lists short enough for one statement."""
+    return [ids[i : i + CHUNK] for i in range(0, len(ids), CHUNK)]

@@ -1,0 +1,115 @@
+"""Going back to a checkpoint, making a checkpoint final, and forgetting what is long trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, Select, delete, exists, func, or_, select, update
+
+from trinity_core.store.leasing import chunks
+from trinity_core.store.schema import State, Tables
+
+
+@dataclass(frozen=True)
+class Rewound:
+    """What `rewind` did."""
+
+    step: int
+    """The checkpoint gone back to."""
+    lineage: int
+    """The lineage now; unchanged where there was nothing to undo."""
+    returned_rows: int = 0
+    """Rows of later batches that are in the queue again."""
+    dropped_rows: int = 0
+    """Rows of policies that this checkpoint does not know."""
+    lost_rows: int = 0
+    """Rows of later batches that had been pruned already: prune only what is older than the oldest checkpoint kept."""
+    explorers: dict[str, int] = field(default_factory=dict)
+    """Explorers that go back, with the step after which they go on."""
+
+
+def rewind(connection: Connection, t: Tables, step: int) -> Rewound:
+    """Undo everything after trainer step `step`, inside a write transaction.
+
+    Batches up to `step` are final. Later batches return to the queue; ids give them their old places. An explore step
+    that used a version newer than `step`, and all steps of that explorer after it, never were.
+
+    A new lineage begins exactly when a version newer than `step` may exist: each trainer step has a lease before it
+    makes its version. An explorer that goes back starts afresh; one that does not still waits for what it waited for.
+    """
+    mark_trained(connection, t, step)
+    lineage = connection.execute(select(t.meta.c.lineage)).scalar_one()
+    first = _first_steps_to_drop(connection, t, step)
+    later = connection.execute(select(func.count()).select_from(t.leases).where(t.leases.c.step > step)).scalar_one()
+    if not first and not later:
+        return Rewound(step, lineage)
+    ids, lost = _release(connection, t, step)
+    dropped = sum(_drop_steps(connection, t, explorer, begin) for explorer, begin in first.items())
+    connection.execute(update(t.meta).values(lineage=lineage + 1, committed=step))
+    explorers = {explorer: begin - 1 for explorer, begin in first.items()}
+    return Rewound(step, lineage + 1, _count_rows(connection, t, ids), dropped, lost, explorers)
+
+
+def mark_trained(connection: Connection, t: Tables, step: int) -> None:
+    """Make the batches up to `step` final: a checkpoint holds what they taught."""
+    groups = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step <= step)
+    connection.execute(
+        update(t.groups).where(t.groups.c.state == State.LEASED, t.groups.c.id.in_(groups)).values(state=State.TRAINED)
+    )
+    connection.execute(update(t.meta).where(t.meta.c.committed < step).values(committed=step))
+
+
+def prune(connection: Connection, t: Tables, step: int) -> int:
+    """Delete rows whose last batch is `step` or older and final, and rows set aside by then; return how many."""
+    g = t.groups.c
+    last = select(func.max(t.lease_groups.c.step)).where(t.lease_groups.c.group_id == g.id).scalar_subquery()
+    old = or_((g.state == State.TRAINED) & (last <= step), (g.state == State.ASIDE) & (g.aside_at <= step))
+    return _delete_groups(connection, t, select(g.id).where(old))
+
+
+def _first_steps_to_drop(connection: Connection, t: Tables, step: int) -> dict[str, int]:
+    query = select(t.steps.c.explorer, func.min(t.steps.c.step)).where(t.steps.c.version > step)
+    return dict(connection.execute(query.group_by(t.steps.c.explorer)).tuples().all())
+
+
+def _release(connection: Connection, t: Tables, step: int) -> tuple[list[int], int]:
+    """Return the batches after `step` to the queue: their groups, and how many of their rows are gone."""
+    g, lg = t.groups.c, t.lease_groups.c
+    ids = list(connection.scalars(select(lg.group_id).where(lg.step > step).distinct()))
+    leased = connection.scalar(select(func.sum(t.leases.c.rows)).where(t.leases.c.step > step)) or 0
+    present = connection.scalar(
+        select(func.sum(g.size)).join(t.lease_groups, lg.group_id == g.id).where(lg.step > step)
+    )
+    kept = exists().where(lg.group_id == g.id, lg.step <= step)
+    for some in chunks(ids):
+        connection.execute(update(t.groups).where(g.id.in_(some), ~kept).values(state=State.READY))
+        connection.execute(update(t.groups).where(g.id.in_(some), kept).values(state=State.TRAINED))
+    aside = (g.state == State.ASIDE) & (g.aside_at > step)
+    connection.execute(update(t.groups).where(aside).values(state=State.READY, aside_at=None))
+    connection.execute(delete(t.lease_groups).where(lg.step > step))
+    connection.execute(delete(t.leases).where(t.leases.c.step > step))
+    return ids, int(leased) - int(present or 0)
+
+
+def _count_rows(connection: Connection, t: Tables, ids: list[int]) -> int:
+    sizes = (connection.scalar(select(func.sum(t.groups.c.size)).where(t.groups.c.id.in_(c))) for c in chunks(ids))
+    return sum(int(size or 0) for size in sizes)
+
+
+def _drop_steps(connection: Connection, t: Tables, explorer: str, first: int) -> int:
+    """Forget the explore steps of `explorer` from `first` on; return how many rows went."""
+    g = t.groups.c
+    of_steps = (g.explorer == explorer) & (g.step >= first) & (g.state != State.TRAINED)
+    dropped = _delete_groups(connection, t, select(g.id).where(of_steps))
+    connection.execute(delete(t.steps).where(t.steps.c.explorer == explorer, t.steps.c.step >= first))
+    fresh = {"finished": False, "waiting": None}
+    connection.execute(update(t.explorers).where(t.explorers.c.name == explorer).values(**fresh))
+    return dropped
+
+
+def _delete_groups(connection: Connection, t: Tables, ids: Select[Any]) -> int:
+    rows = connection.execute(select(func.sum(t.groups.c.size)).where(t.groups.c.id.in_(ids))).scalar() or 0
+    connection.execute(delete(t.experiences).where(t.experiences.c.group_id.in_(ids)))
+    connection.execute(delete(t.groups).where(t.groups.c.id.in_(ids)))
+    return int(rows)

@@ -1,0 +1,346 @@
+"""The durable queue between explorers and trainer. See `docs/store.md` for the whole picture.
+
+Invariants, for any order in which explorers and trainer start, stop and crash:
+
+- Nothing is lost: an explore step's rows and the explorer's position after it are stored in one transaction.
+- Nothing is stored twice: a step that was put already is not put again.
+- Within a lineage no row is in two batches (unless reuse is asked for), and the same trainer step gets the same batch.
+- A batch consists of whole groups, in order of insertion by default.
+- After `rewind(c)` the store is as if nothing had happened after checkpoint c.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sqlalchemy import func, insert, select, update
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.store import leasing, lineage
+from trinity_core.store.database import Database, Unchanged, store_url
+from trinity_core.store.expert import ExpertData
+from trinity_core.store.lineage import Rewound
+from trinity_core.store.schema import State, tables
+from trinity_core.store.strategies import Fifo, Strategy, split_rows
+
+QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.003, 400, 0.02
+"""Seconds between looks at the store's clock while a batch is waited for: a look costs 0.1 ms."""
+
+
+class LineageChanged(TransientFault):
+    """The store was rewound under a running explorer: it starts over from `position()`, weights included."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where an explorer goes on."""
+
+    step: int
+    """The last explore step that was put; 0: none."""
+    position: dict[str, Any] | None
+    """What that step stored as its position in the taskset."""
+    lineage: int
+    """Grows with every rewind that undid something."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of rows by state, and where everyone stands."""
+
+    ready: int
+    leased: int
+    trained: int
+    aside: int
+    ready_groups: int
+    oldest_ready_version: int | None
+    lineage: int
+    committed: int
+    """The newest trainer step whose batch is final."""
+    leased_step: int
+    """The newest trainer step that has a batch."""
+    explorers: dict[str, dict[str, Any]]
+    """By name: `step`, `waiting` (a version or None), `finished`."""
+
+
+class ExperienceStore:
+    """The store of one run. Any number of processes may hold one; open it anew in each (not before a fork)."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._tables = database.tables
+        self._lineages: dict[str, int] = {}
+
+    @classmethod
+    def open(cls, url: str | Path, namespace: str = "") -> ExperienceStore:
+        """Open or create the store at a SQLAlchemy `url` (or the path of a SQLite file).
+
+        `namespace` keeps runs apart that share one database (a PostgreSQL server): the job's folder is a good one.
+        """
+        if isinstance(url, Path) or "://" not in url:
+            url = store_url(str(url), Path())
+        return cls(Database(url, tables(namespace), namespace))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._database.close()
+
+    def __enter__(self) -> ExperienceStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- explorers ----
+
+    def position(self, explorer: str) -> Position:
+        """Where `explorer` goes on, and the begin of its session in this lineage: call it before loading weights."""
+        t = self._tables
+        query = select(t.steps.c.step, t.steps.c.position).where(t.steps.c.explorer == explorer)
+        with self._database.write() as connection:
+            self._set_explorer(connection, explorer, waiting=None, finished=False)
+            now = connection.execute(select(t.meta.c.lineage)).scalar_one()
+            row = connection.execute(query.order_by(t.steps.c.step.desc()).limit(1)).one_or_none()
+        self._lineages[explorer] = now
+        return Position(row.step, json.loads(row.position), now) if row else Position(0, None, now)
+
+    def lineage(self) -> int:
+        """The present lineage; an explorer that waits looks at it, and starts over when it has changed."""
+        with self._database.read() as connection:
+            return int(connection.execute(select(self._tables.meta.c.lineage)).scalar_one())
+
+    def put(
+        self, explorer: str, step: int, position: dict[str, Any], experiences: Sequence[Experience],
+        versions_used: int, waits_for: int | None = None,
+    ) -> bool:  # fmt: skip
+        """Store what explore step `step` (from 1, without gaps) of `explorer` gave, and its position after it.
+
+        `versions_used` is the newest weight version of the step; `waits_for` may say in the same breath which version
+        the next step needs. Rows of one `group` are kept together; rows without one stand alone. False: the step was
+        stored before and nothing changed. Raises `LineageChanged` where the store was rewound since `position()`.
+        """
+        batch = _grouped(experiences)
+        t = self._tables
+        with self._database.write() as connection:
+            meta = connection.execute(select(t.meta.c.lineage, t.meta.c.next_group, t.meta.c.next_row)).one()
+            last = connection.execute(
+                select(func.max(t.steps.c.step), func.max(t.steps.c.version)).where(t.steps.c.explorer == explorer)
+            ).one()
+            done, newest = last[0] or 0, -1 if last[1] is None else last[1]
+            if self._lineages.setdefault(explorer, meta.lineage) != meta.lineage or step > done + 1:
+                raise LineageChanged(
+                    f"explore step {step} of {explorer} belongs to an abandoned lineage (the store is at step {done}): "
+                    "start over from the stored position"
+                )
+            if step <= done:
+                raise Unchanged
+            version = max(versions_used, newest, *(e.newest_version for e in experiences))
+            values = {"version": version, "position": json.dumps(position), "rows": len(experiences)}
+            connection.execute(insert(t.steps).values(explorer=explorer, step=step, **values))
+            groups, rows = _rows(batch, explorer, step, meta.next_group, meta.next_row)
+            if groups:
+                connection.execute(insert(t.groups), groups)
+                connection.execute(insert(t.experiences), rows)
+                connection.execute(
+                    update(t.meta).values(next_group=meta.next_group + len(groups), next_row=meta.next_row + len(rows))
+                )
+            self._set_explorer(connection, explorer, waiting=waits_for, finished=False)
+            return True
+        return False
+
+    def expect(self, explorer: str) -> None:
+        """Record that `explorer` will be started (again): while it has not finished or waits, no batch is cut short."""
+        with self._database.write() as connection:
+            self._set_explorer(connection, explorer, finished=False)
+
+    def waiting(self, explorer: str, version: int | None) -> None:
+        """Record that `explorer` puts nothing more before it has weight version `version` (None: it goes on)."""
+        with self._database.write() as connection:
+            self._set_explorer(connection, explorer, waiting=version, finished=False)
+
+    def finished(self, explorer: str) -> None:
+        """Record that `explorer` puts nothing more at all."""
+        with self._database.write() as connection:
+            self._set_explorer(connection, explorer, waiting=None, finished=True)
+
+    def _set_explorer(self, connection: Any, explorer: str, **values: Any) -> None:
+        e = self._tables.explorers
+        if not connection.execute(update(e).where(e.c.name == explorer).values(**values)).rowcount:
+            connection.execute(insert(e).values(name=explorer, **values))
+
+    # ---- trainer ----
+
+    def lease(
+        self, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
+        expert: ExpertData | None = None, final: bool = False, now: float | None = None,
+    ) -> list[Experience] | None:  # fmt: skip
+        """The batch of trainer step `step`: at least `rows` rows in whole groups; None: wait for more.
+
+        The batch is recorded, and the same step gets the same one again. It is short (or empty: the trainer then makes
+        an empty step) only when every explorer has finished or waits for a version newer than `newest_version`, the
+        trainer's own; or when `final` says to take what there is. With `expert`, the strategy's share of the rows comes
+        from there, unless there is no rollout at all. Raises `TrinityError` for a step before the last checkpoint, or
+        where rows are of a newer policy than the trainer's.
+        """
+        strategy, t = strategy or Fifo(), self._tables
+        wanted, experts = split_rows(rows, strategy.expert_ratio if expert else 0.0)
+        now = time.time() if now is None else now
+        with self._database.write() as connection:
+            if (recorded := leasing.recorded_lease(connection, t, step)) is not None:
+                rollouts = leasing.leased_experiences(connection, t, step)
+                return rollouts + (leasing.expert_rows(expert, recorded.expert) if expert and recorded.expert else [])
+            committed = connection.execute(select(t.meta.c.committed)).scalar_one()
+            if step <= committed:
+                raise TrinityError(f"trainer step {step} lies before checkpoint {committed}: rewind the store first")
+            choice = strategy.choose(leasing.candidates(connection, t, strategy, wanted, now), wanted, newest_version)
+            leasing.check_lineage(choice.take, newest_version)
+            leasing.set_aside(connection, t, choice.aside, step)
+            enough = choice.rows >= wanted or final or leasing.nothing_more_comes(connection, t, newest_version)
+            if not enough and not choice.aside:
+                raise Unchanged
+            if not enough:
+                return None
+            record: str | None = None
+            expert_experiences: list[Experience] = []
+            if expert and experts and choice.take:
+                before = leasing.expert_position(connection, t, step)
+                expert_experiences, after = expert.take(experts, before)
+                record = json.dumps({"rows": experts, "before": before, "after": after})
+            leasing.record_lease(connection, t, step, choice, now, record)
+            return leasing.leased_experiences(connection, t, step) + expert_experiences
+        return None
+
+    def wait_lease(
+        self, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
+        expert: ExpertData | None = None, timeout: float = 1800.0, stop: Callable[[], bool] | None = None,
+    ) -> list[Experience] | None:  # fmt: skip
+        """`lease`, waiting until there is a batch; None when `stop()` came true.
+
+        After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken; where there is not a single row,
+        `TransientFault` is raised.
+        """
+        deadline = time.monotonic() + timeout
+        polls, seen = 0, -1
+        while True:
+            clock = self._database.clock()
+            if clock != seen:
+                seen = clock
+                if (batch := self.lease(step, rows, newest_version, strategy, expert)) is not None:
+                    return batch
+            if stop is not None and stop():
+                return None
+            if time.monotonic() > deadline:
+                return self._lease_at_timeout(step, rows, newest_version, strategy, expert, timeout)
+            time.sleep(QUICK_POLL if polls < QUICK_POLLS else SLOW_POLL)
+            polls += 1
+
+    def _lease_at_timeout(
+        self, step: int, rows: int, version: int, strategy: Strategy | None, expert: ExpertData | None, timeout: float
+    ) -> list[Experience] | None:
+        if not self.stats().ready:
+            raise TransientFault(
+                f"no experience came for trainer step {step} in {timeout:g} s (max_read_timeout): is an explorer "
+                f"alive? Explorers known to the store: {self.stats().explorers or 'none'}"
+            )
+        return self.lease(step, rows, version, strategy, expert, final=True)
+
+    def flush(self) -> None:
+        """Return when everything written so far survives a power cut. Call before a checkpoint is given its name."""
+        self._database.flush()
+
+    def commit(self, step: int) -> None:
+        """Make the batches up to trainer step `step` final: the checkpoint of `step` is whole."""
+        with self._database.write() as connection:
+            lineage.mark_trained(connection, self._tables, step)
+
+    def rewind(self, step: int) -> Rewound:
+        """Go back to checkpoint `step` (0: the beginning): what a trainer does first, whatever happened before.
+
+        Changes nothing where nothing happened after it. Forget newer weights first (`WeightFolder.rewind`), so that an
+        explorer that notices finds none.
+        """
+        with self._database.write() as connection:
+            return lineage.rewind(connection, self._tables, step)
+
+    def release_after(self, step: int) -> Rewound:
+        """The same as `rewind`."""
+        return self.rewind(step)
+
+    def prune(self, step: int) -> int:
+        """Delete the rows of final batches up to `step` (at most the oldest checkpoint kept); return how many."""
+        with self._database.write() as connection:
+            return lineage.prune(connection, self._tables, step)
+
+    # ---- both ----
+
+    def exhausted(self) -> bool:
+        """Whether every explorer has finished and no row is left in the queue."""
+        stats = self.stats()
+        return bool(stats.explorers) and all(e["finished"] for e in stats.explorers.values()) and not stats.ready
+
+    def stats(self) -> Stats:
+        """Counts, in one moment of the store."""
+        t = self._tables
+        g = t.groups.c
+        with self._database.read() as connection:
+            by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).group_by(g.state)
+            counts = {row[0]: row for row in connection.execute(by_state)}
+            meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
+            leased_step = connection.execute(select(func.max(t.leases.c.step))).scalar() or 0
+            last = select(t.steps.c.explorer, func.max(t.steps.c.step)).group_by(t.steps.c.explorer)
+            steps = dict(connection.execute(last).tuples().all())
+            known = connection.execute(select(t.explorers)).all()
+        rows = {state: int(counts[state][2]) if state in counts else 0 for state in State}
+        ready = counts.get(State.READY)
+        explorers = {
+            e.name: {"step": steps.get(e.name, 0), "waiting": e.waiting, "finished": bool(e.finished)} for e in known
+        }
+        return Stats(
+            ready=rows[State.READY], leased=rows[State.LEASED], trained=rows[State.TRAINED], aside=rows[State.ASIDE],
+            ready_groups=ready[1] if ready else 0, oldest_ready_version=ready[3] if ready else None,
+            lineage=meta.lineage, committed=meta.committed, leased_step=leased_step,
+            explorers=explorers,
+        )  # fmt: skip
+
+
+def _grouped(experiences: Sequence[Experience]) -> list[tuple[str, list[Experience]]]:
+    """Groups in order of first appearance; experiences without a group stand alone."""
+    groups: dict[object, tuple[str, list[Experience]]] = {}
+    for i, experience in enumerate(experiences):
+        groups.setdefault(experience.group or i, (experience.group, []))[1].append(experience)
+    return list(groups.values())
+
+
+def _oldest_version(experience: Experience) -> int:
+    if experience.versions is None:
+        return -1
+    chosen = experience.versions[experience.versions >= 0]
+    return int(np.min(chosen)) if len(chosen) else -1
+
+
+def _rows(
+    batch: list[tuple[str, list[Experience]]], explorer: str, step: int, group_id: int, row_id: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Table rows for `groups` and `experiences`, with ids from `group_id` and `row_id` on."""
+    groups: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for name, members in batch:
+        sampled = [v for v in map(_oldest_version, members) if v >= 0]
+        groups.append({
+            "id": group_id, "explorer": explorer, "step": step, "name": name, "size": len(members),
+            "newest": max(e.newest_version for e in members), "oldest": min(sampled, default=-1),
+            "state": int(State.READY), "aside_at": None,
+        })  # fmt: skip
+        for experience in members:
+            rows.append(
+                {"id": row_id, "group_id": group_id, "reward": experience.reward, "blob": experience.to_bytes()}
+            )
+            row_id += 1
+        group_id += 1
+    return groups, rows

@@ -1,0 +1,189 @@
+"""Which groups make the next batch: pure functions over what the store knows of each group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from trinity_core.errors import TrinityError
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group that may be taken."""
+
+    id: int
+    """Ascending in order of insertion."""
+    size: int
+    """Rows."""
+    newest: int
+    """The newest policy version among its tokens; -1: none (given data)."""
+    oldest: int
+    """The oldest one."""
+    uses: int = 0
+    """Trainer steps that had it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Groups to train on, in this order, and groups to set aside for good."""
+
+    take: list[Candidate] = field(default_factory=list)
+    aside: list[Candidate] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Rows taken."""
+        return sum(group.size for group in self.take)
+
+
+class Strategy(Protocol):
+    """How a batch is chosen."""
+
+    @property
+    def cooldown(self) -> float | None:
+        """Seconds after which a used group may be taken again; None: never."""
+
+    @property
+    def whole_queue(self) -> bool:
+        """Whether the order is not that of insertion, so that every ready group must be looked at."""
+
+    @property
+    def expert_ratio(self) -> float:
+        """The share of a batch's rows that comes from expert data."""
+
+    def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
+        """Choose at least `rows` rows in whole groups, or all there is. `version` is the trainer's."""
+
+
+def take_until(candidates: Sequence[Candidate], rows: int) -> list[Candidate]:
+    """The shortest beginning of `candidates` that has at least `rows` rows."""
+    taken: list[Candidate] = []
+    count = 0
+    for group in candidates:
+        if count >= rows:
+            break
+        taken.append(group)
+        count += group.size
+    return taken
+
+
+@dataclass(frozen=True)
+class Fifo:
+    """`default`: in order of insertion, each group once."""
+
+    cooldown: float | None = None
+    whole_queue: bool = False
+    expert_ratio: float = 0.0
+
+    def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
+        """The oldest groups."""
+        return Choice(take_until(candidates, rows))
+
+
+@dataclass(frozen=True)
+class Priority:
+    """`priority`: the highest `newest version - decay * uses` first, older insertion first among equals.
+
+    With `reuse_cooldown_time` a group may be taken again that many seconds after it was; without, each is taken once.
+    """
+
+    reuse_cooldown_time: float | None = None
+    decay: float = 2.0
+    whole_queue: bool = True
+    expert_ratio: float = 0.0
+
+    @property
+    def cooldown(self) -> float | None:
+        """`reuse_cooldown_time`."""
+        return self.reuse_cooldown_time
+
+    def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
+        """The groups of highest priority."""
+        ranked = sorted(candidates, key=lambda group: (-(group.newest - self.decay * group.uses), group.id))
+        return Choice(take_until(ranked, rows))
+
+
+@dataclass(frozen=True)
+class StalenessControl:
+    """`staleness_control`: in order of insertion; what is more than `max_staleness` versions behind is set aside."""
+
+    max_staleness: int = 1
+    cooldown: float | None = None
+    whole_queue: bool = True
+    expert_ratio: float = 0.0
+
+    def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
+        """The oldest groups that are fresh enough, by the oldest version among their tokens."""
+        aside = [group for group in candidates if 0 <= group.oldest < version - self.max_staleness]
+        gone = {group.id for group in aside}
+        return Choice(take_until([group for group in candidates if group.id not in gone], rows), aside)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """`mix`: a share of expert rows in each batch, the rest by `inner` from the rollouts."""
+
+    expert_data_ratio: float = 0.5
+    inner: Strategy = field(default_factory=Fifo)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.expert_data_ratio < 1:
+            raise TrinityError(f"expert_data_ratio must be at least 0 and below 1, got {self.expert_data_ratio}")
+
+    @property
+    def cooldown(self) -> float | None:
+        """That of `inner`."""
+        return self.inner.cooldown
+
+    @property
+    def whole_queue(self) -> bool:
+        """That of `inner`."""
+        return self.inner.whole_queue
+
+    @property
+    def expert_ratio(self) -> float:
+        """`expert_data_ratio`."""
+        return self.expert_data_ratio
+
+    def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
+        """As `inner`; `rows` counts the rollouts alone."""
+        return self.inner.choose(candidates, rows, version)
+
+
+def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:
+    """Rows of a batch from rollouts and from expert data: `round(rows * expert_ratio)`, but at least one rollout."""
+    expert = min(round(rows * expert_ratio), rows - 1)
+    return rows - expert, expert
+
+
+_SIMPLE = {"default": Fifo, "fifo": Fifo, "priority": Priority, "staleness_control": StalenessControl}
+STRATEGIES = (*_SIMPLE, "mix")
+
+
+def make_strategy(
+    name: str | None, args: dict[str, Any] | None = None, use_priority_queue: bool = False,
+    reuse_cooldown_time: float | None = None,
+) -> Strategy:  # fmt: skip
+    """The strategy of `algorithm.sample_strategy` (with its `_args`) over a queue with the buffer's options.
+
+    Raises `TrinityError` for an unknown name or argument.
+    """
+    args = dict(args or {})
+    name = name or "default"
+    try:
+        if name == "mix":
+            ratio = {"expert_data_ratio": args.pop("expert_data_ratio")} if "expert_data_ratio" in args else {}
+            inner = make_strategy(args.pop("inner", None), args, use_priority_queue, reuse_cooldown_time)
+            return Mix(**ratio, inner=inner)
+        if name in ("default", "fifo") and use_priority_queue:
+            name = "priority"
+        if name == "priority" and reuse_cooldown_time is not None:
+            args.setdefault("reuse_cooldown_time", reuse_cooldown_time)
+        if name not in _SIMPLE:
+            raise TrinityError(f"sample_strategy {name!r} is unknown; choose one of {', '.join(STRATEGIES)}")
+        made: Strategy = _SIMPLE[name](**args)
+    except TypeError as error:
+        raise TrinityError(f"sample_strategy_args of {name!r} do not fit: {error}") from error
+    return made
