@@ -16,7 +16,7 @@ from torch import Tensor
 from trinity_core.algorithms.advantages import ADVANTAGES
 from trinity_core.algorithms.advantages.base import token_rewards_of
 from trinity_core.algorithms.aggregation import AGGREGATIONS
-from trinity_core.algorithms.correction import CORRECTIONS, tally_gap
+from trinity_core.algorithms.correction import CORRECTIONS
 from trinity_core.algorithms.entropy import ENTROPY_LOSSES
 from trinity_core.algorithms.kl import KL_FNS, split_kl_args
 from trinity_core.algorithms.losses import POLICY_LOSSES
@@ -167,7 +167,8 @@ class Objective:
         rows = sampled_B.nonzero()[:, 0]
         part = {name: _take(value, rows) for name, value in inputs.items()}
         advantages, metrics, returns = self.advantages(mask[rows], None, **part)
-        return Advantages(_scatter(advantages, rows, mask), metrics, _scatter(returns, rows, mask))
+        whole = None if returns is None else _scatter(returns, rows, mask)
+        return Advantages(_scatter(advantages, rows, mask), metrics, whole)
 
     def _penalised(self, mask: Tensor, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
         """The inputs with rewards less kl_coef * KL(old || reference), and the KL's metrics."""
@@ -223,16 +224,13 @@ class Objective:
         forward pass, and the ratio's clip is skipped. `rollout_logprobs` are measured and corrected for, expert rows
         aside. Nothing here waits for the device.
         """
-        values, stats = self.policy_loss.tokens(
-            logprobs, mask, args=self.policy_args, old_logprobs=old_logprobs, advantages=advantages,
-            ref_logprobs=ref_logprobs, is_expert=is_expert, step=step,
-        )  # fmt: skip
-        tally.means(stats)
-        if rollout_logprobs is not None and self.policy_loss.corrects_rollouts:
-            sampled, old = _sampled(mask, is_expert), logprobs.detach() if old_logprobs is None else old_logprobs
-            correction = self.correction.weights(old, rollout_logprobs, sampled, **self.correction_args)
-            tally_gap(tally, old, rollout_logprobs, sampled, correction)
-            values = values * correction
+        inputs = {
+            "old_logprobs": old_logprobs, "advantages": advantages, "ref_logprobs": ref_logprobs,
+            "is_expert": is_expert, "step": step,
+        }  # fmt: skip
+        values = self.policy_loss.corrected(
+            tally, self.correction, self.correction_args, logprobs, mask, rollout_logprobs, self.policy_args, inputs
+        )
         loss = (weights.policy * values).sum()
         for name in {"pg_loss", self.policy_loss.metric}:
             tally.total(name, loss)
@@ -279,10 +277,8 @@ def _take(values: Any, rows: Tensor) -> Any:
     return [values[row] for row in rows.tolist()] if isinstance(values, list | tuple) else values
 
 
-def _scatter(part: Tensor | None, rows: Tensor, mask: Tensor) -> Tensor | None:
+def _scatter(part: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
     """`[B, T]` with `part` at its rows and 0 elsewhere."""
-    if part is None:
-        return None
     whole = torch.zeros(mask.shape, dtype=part.dtype, device=part.device)
     whole[rows] = part
     return whole

@@ -54,10 +54,6 @@ class AlgorithmType:
     rollout_correction: str = "none"
     """Key of `CORRECTIONS`: how the gap between rollout and trainer log-probs is weighed."""
     rollout_correction_args: Args = field(default_factory=dict)
-    old_logprobs: str = "trainer"
-    """Which log-probs the loss takes its ratio against: `trainer`, those of the policy before this batch's first
-    update, or `rollout`, those of the policy that sampled the tokens (off-policy losses that weigh staleness
-    themselves; a rollout correction on top would count the gap twice)."""
 
 
 def effective_args(default_name: str, default_args: Args, name: str | None, args: Args | None) -> dict[str, Any]:
@@ -79,7 +75,8 @@ def uses_reference(
 DEFAULT_KL: Args = {"kl_coef": 0.001, "adaptive": False}
 NO_KL: dict[str, Any] = {"kl_loss_fn": "none", "kl_loss_fn_args": {}, "needs_reference": False}
 NO_ENTROPY: dict[str, Any] = {"entropy_loss_fn": "none", "entropy_loss_fn_args": {}}
-OFF_POLICY: dict[str, Any] = {"rollout_correction": "none", "old_logprobs": "rollout"}
+OFF_POLICY: dict[str, Any] = {"rollout_correction": "none"}
+"""Losses that weigh staleness themselves (or bear it by design): a correction on top would count the gap twice."""
 
 GRPO = AlgorithmType(
     name="grpo",
@@ -240,7 +237,7 @@ RAFT = replace(
     advantage_fn_args={"selection": "best"},
     policy_loss_fn="sft_weighted",
     policy_loss_fn_args={},
-    **NO_KL | NO_ENTROPY | {"rollout_correction": "none"},
+    **NO_KL | NO_ENTROPY | OFF_POLICY,
 )
 ON_POLICY_DISTILL = replace(
     GRPO,

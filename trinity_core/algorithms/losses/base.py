@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation
-from trinity_core.algorithms.correction import CORRECTIONS, tally_gap
+from trinity_core.algorithms.correction import CORRECTIONS, Correction, tally_gap
 from trinity_core.algorithms.registry import InputError, call_with, find, keywords
 from trinity_core.algorithms.tally import Stats, Tally
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
@@ -37,6 +37,9 @@ class PolicyLoss:
     """(mask, aggregate, ...) -> weights, for losses whose weights are not simply the aggregation's."""
     corrects_rollouts: bool = True
     """Whether weights for the gap between rollout and trainer apply."""
+    ratio_to_rollout: bool = False
+    """Whether the ratio is meant against the policy that sampled: rollout log-probs then stand for the old ones, and no
+    correction is applied, as it would count the gap twice."""
     rows_per_unit: int = 1
     """Adjacent rows that the loss takes together and no cut may part: 2 for losses on pairs."""
 
@@ -61,6 +64,32 @@ class PolicyLoss:
             self.function, {"logprobs": clean(logprobs, mask), "mask": mask} | cleaned, args or {}
         )
         return clean(values, mask), stats
+
+    def corrected(
+        self, tally: Tally, rule: Correction, rule_args: Mapping[str, Any], logprobs: Tensor, mask: Tensor,
+        rollout_logprobs: Tensor | None, args: Mapping[str, Any], inputs: Mapping[str, Any],
+    ) -> Tensor:  # fmt: skip
+        """`tokens` weighed for the gap between rollout and trainer; stats and the gap go to the tally.
+
+        Expert rows (`is_expert`) were not rolled out: they keep weight 1 and are not measured.
+        """
+        measured = rollout_logprobs if self.corrects_rollouts else None
+        if measured is None or not self.ratio_to_rollout:
+            values, stats = self.tokens(logprobs, mask, args=args, **inputs)
+        else:
+            values, stats = self.tokens(logprobs, mask, args=args, **{**inputs, "old_logprobs": measured})
+        tally.means(stats)
+        if measured is None:
+            return values
+        is_expert, old = inputs.get("is_expert"), inputs.get("old_logprobs")
+        sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
+        old = logprobs.detach() if old is None else old
+        if self.ratio_to_rollout:
+            tally_gap(tally, old, measured, sampled)
+            return values
+        weights = rule.weights(old, measured, sampled, **rule_args)
+        tally_gap(tally, old, measured, sampled, weights)
+        return values * weights.to(values.dtype)
 
     def weights(
         self,
@@ -106,16 +135,10 @@ class PolicyLoss:
         inputs = {name: value for name, value in rest.items() if name in names}
         args = {name: value for name, value in rest.items() if name not in names}
         self._check(mask, logprobs, rollout_logprobs, inputs)
-        values, stats = self.tokens(logprobs, mask, args=args, **inputs)
-        tally = Tally()
-        if rollout_logprobs is not None and self.corrects_rollouts:
-            old, is_expert = inputs.get("old_logprobs"), inputs.get("is_expert")
-            old = logprobs.detach() if old is None else old
-            sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
-            rule = find(CORRECTIONS, rollout_correction, "rollout correction")
-            correction = rule.weights(old, rollout_logprobs, sampled, **(rollout_correction_args or {}))
-            tally_gap(tally, old, rollout_logprobs, sampled, correction)
-            values = values * correction.to(values.dtype)
+        tally, rule = Tally(), find(CORRECTIONS, rollout_correction, "rollout correction")
+        values = self.corrected(
+            tally, rule, rollout_correction_args or {}, logprobs, mask, rollout_logprobs, args, inputs
+        )
         weights = self.weights(
             mask,
             loss_agg_mode=loss_agg_mode,
@@ -125,7 +148,6 @@ class PolicyLoss:
             **inputs,
         )
         loss = (weights * values).sum()
-        tally.means(stats)
         tally.total("pg_loss", loss)
         tally.total(self.metric, loss) if self.metric != "pg_loss" else None
         return loss, tally.metrics()

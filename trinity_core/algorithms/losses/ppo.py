@@ -138,7 +138,7 @@ def sapo(
     return -advantages * gate, {"ppo_kl": (-log_ratio, mask), "ratio/mean": (ratio, mask)}
 
 
-@policy_loss("sppo", metric="sppo_loss")
+@policy_loss("sppo", metric="sppo_loss", ratio_to_rollout=True)
 def sppo(
     logprobs: Tensor,
     mask: Tensor,

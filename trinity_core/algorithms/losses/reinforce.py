@@ -40,7 +40,7 @@ def opmd(logprobs: Tensor, mask: Tensor, *, advantages: Tensor, tau: float = 1.0
     return -advantages * logprobs / (1 + tau), {}
 
 
-@policy_loss("topr", metric="topr_loss")
+@policy_loss("topr", metric="topr_loss", ratio_to_rollout=True)
 def topr(
     logprobs: Tensor,
     mask: Tensor,
@@ -83,7 +83,7 @@ def _in_range(
     raise InputError(f"REC's clip_mode is none, one-side, gspo-one-side, two-side or ring, not '{clip_mode}'")
 
 
-@policy_loss("rec")
+@policy_loss("rec", ratio_to_rollout=True)
 def rec(
     logprobs: Tensor,
     mask: Tensor,
@@ -103,7 +103,7 @@ def rec(
     """-A w M log pi + regularizer: group-relative REINFORCE whose clip M only masks (arXiv 2509.24203, section 4).
 
     M (`clip_mode`): none; `one-side`, r at most 1 + high where A >= 0, at least 1 - low where A <= 0; `two-side`;
-    `ring`, two-side or beyond the outer limits on the harmless side; `gspo-one-side` on the sequence's geometric mean ratio.
+    `ring`, two-side or beyond the outer limits on the harmless side; `gspo-one-side` on the sequence's geometric mean.
     w (`weight`): none, `importance_sampling` (r), `gspo_importance_sampling`, `advantage` (exp(A / temp)).
     `regularizer`: none, `k2` (coef * (log r)^2), `forward-kl` (-coef * log pi). r has no gradient in M and w.
     """

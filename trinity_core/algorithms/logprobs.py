@@ -1,0 +1,198 @@
+"""Log-probs and entropy of tokens straight from the last hidden states, without the full logits.
+
+The `[N, V]` logits of N positions over a vocabulary of V never exist: slices of the vocabulary are computed, reduced
+with a running maximum (as in online softmax, arXiv 1805.02867) and dropped; the backward pass computes each slice
+again. That is one matrix product more than the plain way has, paid for by fewer passes over memory. Rows whose
+gradient is 0 (masked tokens, groups without spread) are left out of the backward pass.
+No second derivatives. `benchmarks/logprob_memory.py` measures memory and time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from trinity_core.algorithms.registry import InputError
+
+SLICE_ELEMENTS = {"cpu": 2**23, "cuda": 2**24}
+"""Logits held at once, by device: small enough for 1/10 of the plain way's peak at 2,048 positions, large enough that
+matrix products dominate."""
+
+
+def token_logprobs_and_entropy(
+    hidden: Tensor,
+    lm_head_weight: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    bias: Tensor | None = None,
+    chunk: int | None = None,
+    with_entropy: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """(log-probs [N] of `targets`, entropies [N]) of softmax((hidden @ weight.T + bias) / temperature), in nats.
+
+    `hidden` [N, H], `lm_head_weight` [V, H], `targets` [N] integers below V, `bias` [V]. Results are float32 (float64
+    for float64 inputs); half-precision inputs are multiplied as such, all else is float32. `chunk` is the number of
+    vocabulary entries at a time, by default as many as `SLICE_ELEMENTS` allow. Without `with_entropy` entropies are 0
+    and cost nothing. Raises InputError for shapes that do not fit, a temperature of 0 or below, and (on the CPU, where
+    looking is free) targets outside the vocabulary.
+    """
+    rows, vocabulary = hidden.shape[0], lm_head_weight.shape[0]
+    if hidden.dim() != 2 or targets.shape != (rows,) or hidden.shape[1] != lm_head_weight.shape[1]:
+        shapes = [tuple(t.shape) for t in (hidden, lm_head_weight, targets)]
+        raise InputError(f"hidden [N, H], lm_head_weight [V, H] and targets [N] do not fit together: {shapes}")
+    if not temperature > 0:
+        raise InputError(f"the temperature must be positive, not {temperature}")
+    if targets.device.type == "cpu" and rows and not 0 <= int(targets.min()) <= int(targets.max()) < vocabulary:
+        raise InputError(f"a target token lies outside the vocabulary of {vocabulary}")
+    if chunk is None:
+        chunk = max(SLICE_ELEMENTS.get(hidden.device.type, 2**24) // max(rows, 1), 256)
+    result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(
+        hidden, lm_head_weight, bias, targets, 1.0 / temperature, min(chunk, vocabulary), with_entropy
+    )
+    return result
+
+
+class _Slices:
+    """Slices of scaled logits in a buffer that is used again and again."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, chunk: int) -> None:
+        self.hidden, self.weight, self.bias, self.scale, self.chunk = hidden, weight, bias, scale, chunk
+        self.dtype = torch.promote_types(hidden.dtype, torch.float32)
+        self.buffer = hidden.new_empty(hidden.shape[0] * chunk)
+
+    def bounds(self) -> list[tuple[int, int]]:
+        """First and last + 1 vocabulary entry of each slice."""
+        size = self.weight.shape[0]
+        return [(start, min(start + self.chunk, size)) for start in range(0, size, self.chunk)]
+
+    def head(self, start: int, end: int) -> Tensor:
+        """The head's rows of one slice, in the hidden states' precision."""
+        return self.weight[start:end].to(self.hidden.dtype)
+
+    def logits(self, start: int, end: int) -> Tensor:
+        """[N, end - start], valid until the next call where no conversion is needed."""
+        out = self.buffer[: self.hidden.shape[0] * (end - start)].view(-1, end - start)
+        out.addmm_(self.hidden, self.head(start, end).t(), beta=0, alpha=self.scale)
+        logits = out.to(self.dtype)
+        return logits if self.bias is None else logits.add_(self.bias[start:end].to(self.dtype), alpha=self.scale)
+
+
+def _place(targets: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+    """[N, 1] each target's column in a slice, and whether it is there at all."""
+    column = targets[:, None] - start
+    return column.clamp(0, end - start - 1), (column >= 0) & (column < end - start)
+
+
+def _reduce(slices: _Slices, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """[N, 1] each: the target's logit, log sum exp, and entropy (0 unless asked for)."""
+    rows = (slices.hidden.shape[0], 1)
+    peak = slices.hidden.new_full(rows, -torch.inf, dtype=slices.dtype)
+    total, weighed = torch.zeros_like(peak), torch.zeros_like(peak)  # sum e^(z - peak), sum e^(z - peak) (z - peak)
+    chosen = torch.zeros_like(peak)
+    for start, end in slices.bounds():
+        logits = slices.logits(start, end)
+        column, inside = _place(targets, start, end)
+        chosen = torch.where(inside, logits.gather(1, column), chosen)
+        higher = torch.maximum(peak, logits.amax(1, keepdim=True))
+        shift = torch.where(total > 0, peak - higher, 0.0)
+        logits.sub_(higher)
+        if with_entropy:
+            powers = logits.exp()
+            products = torch.linalg.vecdot(powers, logits, dim=1).unsqueeze(1)
+            weighed = (weighed + shift * total) * shift.exp() + products
+        else:
+            powers = logits.exp_()
+        total = total * shift.exp() + powers.sum(1, keepdim=True)
+        peak = higher
+    log_total = total.log()
+    entropy = log_total - weighed / total if with_entropy else torch.zeros_like(peak)
+    return chosen, peak + log_total, entropy
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """dz = g (1[target] - p) - h p (log p + entropy), g and h the gradients of log-prob and entropy, z the logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, scale: float, chunk: int,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        with torch.autocast(hidden.device.type, enabled=False):
+            slices = _Slices(hidden, weight, bias, scale, chunk)
+            chosen, log_total, entropy = _reduce(slices, targets, with_entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, log_total, entropy)
+        ctx.scale, ctx.chunk = scale, chunk
+        ctx.set_materialize_grads(False)
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropy)
+        return (chosen - log_total).squeeze(1), entropy.squeeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, log_total, entropy = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        g = torch.zeros_like(log_total) if grad_logprobs is None else grad_logprobs[:, None]
+        h = None if grad_entropy is None else grad_entropy[:, None]
+        active = ((g != 0) if h is None else (g != 0) | (h != 0)).squeeze(1).nonzero()[:, 0]
+        with torch.autocast(hidden.device.type, enabled=False):
+            part = _Gradients(hidden[active], weight, bias, ctx.scale, ctx.chunk)
+            grads = part.compute(
+                targets[active], log_total[active], entropy[active], g[active], None if h is None else h[active],
+                (needs_hidden, needs_weight, needs_bias),
+            )  # fmt: skip
+        d_hidden = None
+        if grads[0] is not None:
+            d_hidden = torch.zeros_like(hidden)
+            d_hidden[active] = grads[0].to(hidden.dtype)
+        return d_hidden, grads[1], grads[2], None, None, None, None
+
+
+class _Gradients(_Slices):
+    """The backward pass over the rows that have a gradient."""
+
+    def compute(
+        self, targets: Tensor, log_total: Tensor, entropy: Tensor, g: Tensor, h: Tensor | None,
+        needs: tuple[bool, bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+        """Gradients of hidden (float32 or wider), weight and bias, where needed."""
+        d_hidden = torch.zeros_like(self.hidden, dtype=self.dtype) if needs[0] else None
+        d_weight = torch.empty_like(self.weight) if needs[1] else None
+        d_bias = torch.empty_like(self.bias) if needs[2] and self.bias is not None else None
+        constant = -g if h is None else -g - h * entropy
+        for start, end in self.bounds():
+            logprobs = self.logits(start, end).sub_(log_total)
+            if h is None:
+                d_logits = logprobs.exp_().mul_(constant)
+            else:
+                d_logits = logprobs.exp()
+                d_logits.mul_(logprobs.mul_(-h).add_(constant))
+            column, inside = _place(targets, start, end)
+            d_logits.scatter_add_(1, column, torch.where(inside, g, 0.0).to(d_logits.dtype))
+            if self.scale != 1:
+                d_logits.mul_(self.scale)
+            if d_bias is not None:
+                d_bias[start:end] = d_logits.sum(0)
+            d_logits = d_logits.to(self.hidden.dtype)
+            if d_hidden is not None:
+                self._accumulate(d_hidden, d_logits, self.head(start, end))
+            if d_weight is not None:
+                self._write(d_weight[start:end], d_logits)
+        return d_hidden, d_weight, d_bias
+
+    def _write(self, target: Tensor, d_logits: Tensor) -> None:
+        """target = d_logits.t() @ hidden, without a copy where the precisions agree."""
+        if target.dtype == d_logits.dtype:
+            torch.mm(d_logits.t(), self.hidden, out=target)
+        else:
+            target.copy_(d_logits.t() @ self.hidden)
+
+    def _accumulate(self, total: Tensor, d_logits: Tensor, head: Tensor) -> None:
+        """total += d_logits @ head, in place where the precisions agree."""
+        if total.dtype == d_logits.dtype:
+            total.addmm_(d_logits, head)
+        else:
+            total += d_logits @ head
