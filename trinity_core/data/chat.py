@@ -1,0 +1,146 @@
+"""From conversations to token ids, exactly as the chat template writes them, and back to which tokens are answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trinity_core.data.formats import Conversation, Message, Tool
+from trinity_core.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """The tokens of a prompt; `too_long` where they were cut to a limit."""
+
+    tokens: list[int]
+    too_long: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedConversation:
+    """tokens int32 [T]; answer bool [T], true on the tokens of answers, the end of the turn included."""
+
+    tokens: np.ndarray
+    answer: np.ndarray
+
+    @property
+    def prompt_length(self) -> int:
+        """The tokens before the first answer."""
+        return int(self.answer.argmax())
+
+
+@dataclass(slots=True)
+class ChatEncoder:
+    """A tokenizer and the chat template in force.
+
+    The tokens of a conversation are always those of the whole rendered text: never of pieces put together, and never of
+    a decoded text. Raises DataError where there is no template or it refuses a conversation.
+    """
+
+    tokenizer: Any
+    template: str | None = None
+    """Jinja text; None means the tokenizer's own."""
+    template_args: dict[str, Any] = field(default_factory=dict)
+    """Further variables of the template, such as `enable_thinking`."""
+    _ends: frozenset[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not (self.template or self.tokenizer.chat_template):
+            raise DataError(
+                "the model has no chat template; give one as model.custom_chat_template or chat_template_path"
+            )
+        added = self.tokenizer.added_tokens_decoder
+        self._ends = frozenset(number for number, token in added.items() if token.special)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, prompt: bool = False) -> str:
+        """The text of a conversation; with `prompt`, up to where the next answer begins."""
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                chat_template=self.template,
+                add_generation_prompt=prompt,
+                tokenize=False,
+                **self.template_args,
+            )
+        except TemplateError as error:
+            raise DataError(f"the chat template refuses a conversation: {error}") from error
+
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, max_tokens: int | None = None
+    ) -> EncodedPrompt:
+        """The tokens that come before an answer, cut on the right to `max_tokens`."""
+        text = self.render(messages, tools, prompt=True)
+        tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        too_long = max_tokens is not None and len(tokens) > max_tokens
+        return EncodedPrompt(tokens[:max_tokens] if too_long else tokens, too_long)
+
+    def prompt_lengths(self, prompts: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[int]:
+        """How many tokens each prompt has; many at once, in parallel."""
+        texts = [self.render(messages, tools, prompt=True) for messages, tools in prompts]
+        return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+
+    def conversations(self, given: Sequence[Conversation]) -> list[EncodedConversation | DataError]:
+        """The tokens of each conversation and which are answers; a DataError in place of one that cannot be told."""
+        results: list[EncodedConversation | DataError] = []
+        rendered: list[tuple[str, list[int]]] = []
+        for conversation in given:
+            try:
+                rendered.append(self._answers(conversation))
+            except DataError as error:
+                rendered.append((str(error), []))
+        encoded = self.tokenizer(
+            [text for text, starts in rendered if starts] or [""], add_special_tokens=False, return_offsets_mapping=True
+        )
+        rows = iter(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+        for text, starts in rendered:
+            results.append(self._marked(*next(rows), starts) if starts else DataError(text))
+        return results
+
+    def _answers(self, conversation: Conversation) -> tuple[str, list[int]]:
+        """The rendered text, and the character at which each answer that carries loss begins."""
+        messages, tools = conversation.messages, conversation.tools
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        text = self.render(messages, tools)
+        starts = []
+        for turn in turns if conversation.every_turn else turns[-1:]:
+            before = self.render(messages[:turn], tools, prompt=True)
+            if not text.startswith(before):
+                raise DataError(
+                    "the chat template writes this conversation differently once it goes on, so its answers cannot be "
+                    "told from the rest; use a template that keeps earlier turns as they are"
+                )
+            starts.append(len(before))
+        return text, starts
+
+    def _marked(
+        self, tokens: list[int], offsets: list[tuple[int, int]], starts: list[int]
+    ) -> EncodedConversation | DataError:
+        """Mark the tokens from each answer's first character to its end-of-turn token.
+
+        The end is the end-of-sequence token; where the template ends turns with another special token, that one;
+        where it uses none, the end of the text. A token that straddles the first character belongs to the prompt.
+        """
+        answer = np.zeros(len(tokens), dtype=np.bool_)
+        begin_characters = np.array([begin for begin, _ in offsets])
+        firsts = [int(np.searchsorted(begin_characters, start)) for start in starts]
+        for first, limit in zip(firsts, [*firsts[1:], len(tokens)], strict=True):
+            answer[first : self._end(tokens, first, limit)] = True
+        if not answer.any():
+            return DataError("the answer is empty once the chat template has rendered it")
+        if answer[0]:
+            return DataError("there is nothing before the answer once the chat template has rendered it")
+        return EncodedConversation(np.asarray(tokens, dtype=np.int32), answer)
+
+    def _end(self, tokens: list[int], first: int, limit: int) -> int:
+        span = range(first, limit)
+        stop = next((i for i in span if tokens[i] == self.tokenizer.eos_token_id), None)
+        if stop is None:
+            stop = next((i for i in span if tokens[i] in self._ends), limit - 1)
+        return stop + 1

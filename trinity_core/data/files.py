@@ -1,0 +1,195 @@
+"""Reading data sets: local files and folders, tables of a database, and names on the Hugging Face hub.
+
+Every row knows its file and line, so that whatever is wrong with it later can be pointed at.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trinity_core.data.hub import read_hub, read_table
+from trinity_core.errors import DataError
+
+Row = dict[str, Any]
+SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row stands: a file (or table, or hub name) and its line (row number from 1 where there are no lines)."""
+
+    source: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that was set aside, and why."""
+
+    place: Place
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a split in file order, and those that could not be read."""
+
+    rows: list[Row]
+    places: list[Place]
+    bad: list[BadRow]
+
+
+def read_rows(
+    path: str, split: str = "train", subset: str | None = None, storage: str = "file", table: str | None = None
+) -> Rows:
+    """Read a split.
+
+    `path` is a file, a folder whose files are named by split (`train.jsonl`, `test-00000-of-00002.parquet`,
+    `train/0.json`, all also below a folder named by `subset` or `data`), a hub name, or with `storage="sql"` the URL
+    of a database. Raises DataError, with the file and what to do, where there is nothing to read.
+    """
+    if not path:
+        raise DataError("a data set has no path; set it to a file, a folder or a hub name")
+    if storage == "sql":
+        return _numbered(path, read_table(path, subset or table))
+    if storage == "queue":
+        raise DataError(f"a data set of tasks is read from files or a database, not from a queue: {path}")
+    local = Path(path).expanduser()
+    if local.is_file():
+        return _read_files([local])
+    if local.is_dir():
+        return _read_files(find_files(local, split, subset))
+    if looks_local(path):
+        raise DataError(f"there is no file or folder {path}; check the path and the folder the run was started in")
+    return _numbered(f"{path} ({split})", read_hub(path, subset, split))
+
+
+def looks_local(path: str) -> bool:
+    """Whether a path that does not exist was meant as one, rather than as a hub name (`owner/name` or `name`)."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix in READERS
+
+
+def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path]:
+    """The files of a split, in name order. Raises DataError listing what is there instead."""
+    base = folder / subset if subset and (folder / subset).is_dir() else folder
+    everything: list[Path] = []
+    for root in (base, base / "data"):
+        files = _data_files(root)
+        everything += files
+        named = [file for file in files if _split_of(file) == split]
+        if named or (named := _data_files(root / split)):
+            return named
+    if len(everything) == 1 and _split_of(everything[0]) is None and split == "train":
+        return everything
+    found = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
+    raise DataError(
+        f"{folder} has no split '{split}': it holds {found}; name files by split ({split}.jsonl, {split}-….parquet) or "
+        f"give one file as the path. Known: {', '.join(sorted(READERS))}"
+    )
+
+
+def _data_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in READERS)
+
+
+def _split_of(file: Path) -> str | None:
+    """The split in a file's name: what stands before the first `.`, `-` or `_` (`train-00000-of-00001.parquet`)."""
+    first = file.name.replace("-", ".").replace("_", ".").split(".")[0]
+    return first if first in SPLITS or first == file.stem else None
+
+
+def _read_files(files: Iterable[Path]) -> Rows:
+    rows, places, bad = [], [], []
+    for file in files:
+        reader = READERS.get(file.suffix)
+        if reader is None:
+            raise DataError(f"{file} is no data file that can be read; known are {', '.join(sorted(READERS))}")
+        try:
+            for line, row in reader(file):
+                place = Place(str(file), line)
+                if isinstance(row, dict):
+                    rows.append(row)
+                    places.append(place)
+                else:
+                    bad.append(BadRow(place, row if isinstance(row, str) else "the row is no object"))
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise DataError(f"{file} cannot be read: {error}") from error
+    return Rows(rows, places, bad)
+
+
+def _numbered(source: str, rows: Iterable[Row]) -> Rows:
+    kept = list(rows)
+    return Rows(kept, [Place(source, number) for number in range(1, len(kept) + 1)], [])
+
+
+# A reader yields (line, row), or (line, what is wrong with the line) where a line cannot be read on its own.
+Reader = Callable[[Path], Iterator[tuple[int, Row | str]]]
+
+
+def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                yield number, f"the line is no JSON: {error.msg} at column {error.colno}"
+                continue
+            yield number, row if isinstance(row, dict) else "the line is no JSON object"
+
+
+def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
+    text = file.read_text(encoding="utf-8-sig")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data" and text.lstrip().startswith("{"):  # one object a line under another name
+            yield from _jsonl(file)
+            return
+        raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}") from error
+    if isinstance(value, dict) and isinstance(value.get("data"), list):
+        value = value["data"]
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        raise DataError(f"{file} must hold a list of objects")
+    for number, row in enumerate(value, 1):
+        yield number, row if isinstance(row, dict) else f"item {number} of the list is no object"
+
+
+def _csv(file: Path) -> Iterator[tuple[int, Row | str]]:
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines)
+        for row in reader:
+            if None in row or None in row.values():
+                yield reader.line_num, f"the line does not have the header's {len(reader.fieldnames or ())} columns"
+            else:
+                yield reader.line_num, dict(row)
+
+
+def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        with parquet.ParquetFile(file) as table:
+            batches = [batch.to_pylist() for batch in table.iter_batches()]
+    except ArrowException as error:
+        raise DataError(f"{file} is no parquet file that can be read: {error}") from error
+    yield from enumerate((row for batch in batches for row in batch), 1)
+
+
+READERS: dict[str, Reader] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}

@@ -1,0 +1,148 @@
+"""The order of rows and tasks: pure arithmetic on (sizes, seed, step), so any step can be worked out on its own.
+
+There is no iterator to save: a run that resumes at step e asks for step e and gets what it would have got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from trinity_core.data.task import Task
+from trinity_core.data.taskset import Taskset
+from trinity_core.errors import DataError
+
+Selector = Callable[[int, np.random.Generator], np.ndarray]
+"""`(count, random) -> order`: int64 [count] of row numbers, one epoch's worth."""
+
+
+def sequential(count: int, random: np.random.Generator) -> np.ndarray:
+    """As stored."""
+    return np.arange(count)
+
+
+def shuffle(count: int, random: np.random.Generator) -> np.ndarray:
+    """A new permutation each epoch."""
+    return random.permutation(count)
+
+
+def drawn(count: int, random: np.random.Generator) -> np.ndarray:
+    """Drawn with replacement."""
+    return random.integers(count, size=count)
+
+
+SELECTORS: dict[str, Selector] = {"sequential": sequential, "shuffle": shuffle, "random": drawn}
+"""Orders by name; a plugin adds its own as `SELECTORS[name] = function`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """An endless order over one or several row sources, epoch after epoch.
+
+    Within an epoch every source gives as many rows as it has, in its selector's order; several sources are mixed by
+    a permutation drawn anew each epoch, so that a stretch of any length holds them in proportion to their sizes.
+    """
+
+    sizes: tuple[int, ...]
+    selectors: tuple[str, ...]
+    seeds: tuple[int, ...]
+    """One a source. The mixing uses the first."""
+
+    def __post_init__(self) -> None:
+        for name in self.selectors:
+            if name not in SELECTORS:
+                raise DataError(f"there is no task selector '{name}'; there are {', '.join(sorted(SELECTORS))}")
+        if not sum(self.sizes):
+            raise DataError("there are no rows to put in order")
+
+    @property
+    def epoch_length(self) -> int:
+        """Rows of an epoch."""
+        return sum(self.sizes)
+
+    def take(self, start: int, count: int) -> list[tuple[int, int]]:
+        """(source, row) for the places start … start + count - 1 of the endless order; places count from 0."""
+        taken: list[tuple[int, int]] = []
+        while len(taken) < count:
+            epoch, offset = divmod(start + len(taken), self.epoch_length)
+            sources, rows = _epoch(self, epoch)
+            stretch = slice(offset, offset + count - len(taken))
+            taken += zip(sources[stretch].tolist(), rows[stretch].tolist(), strict=True)
+        return taken
+
+
+@lru_cache(maxsize=8)
+def _epoch(order: RowOrder, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """(sources [N], rows [N]) of one epoch."""
+    per_source = [
+        SELECTORS[name](size, np.random.default_rng([seed, source, epoch]))
+        for source, (size, name, seed) in enumerate(zip(order.sizes, order.selectors, order.seeds, strict=True))
+    ]
+    sources = np.repeat(np.arange(len(order.sizes)), order.sizes)
+    if len(order.sizes) > 1:
+        sources = np.random.default_rng([order.seeds[0], len(order.sizes), epoch]).permutation(sources)
+    rows = np.empty(order.epoch_length, dtype=np.int64)
+    for source, own in enumerate(per_source):
+        rows[sources == source] = own
+    return sources, rows
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSchedule:
+    """Which tasks an explore step takes. Steps count from 1 and flow over the ends of epochs: no task is dropped."""
+
+    tasksets: Sequence[Taskset]
+    batch_size: int
+    seed: int
+    explorer: str = "explorer"
+    """Name of the explorer; a part of the groups' names."""
+    order: RowOrder = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.tasksets:
+            raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
+        selectors = [taskset.config.task_selector for taskset in self.tasksets]
+        order = RowOrder(
+            tuple(len(taskset) for taskset in self.tasksets),
+            tuple(selector.selector_type for selector in selectors),
+            tuple(self.seed if selector.seed is None else selector.seed for selector in selectors),
+        )
+        object.__setattr__(self, "order", order)
+
+    def tasks(self, step: int) -> list[Task]:
+        """The tasks of explore step `step`, each with its group."""
+        taken = self.order.take((step - 1) * self.batch_size, self.batch_size)
+        return [
+            replace(self.tasksets[source][row], group=f"{self.explorer}/{step}/{slot}")
+            for slot, (source, row) in enumerate(taken)
+        ]
+
+    def steps(self, epochs: int) -> int:
+        """Whole steps in a number of epochs, at least one."""
+        return max(1, epochs * self.order.epoch_length // self.batch_size)
+
+    def position(self, step: int) -> dict[str, Any]:
+        """Where the schedule stands after `step` steps, as JSON, with what it depends on."""
+        taken = step * self.batch_size
+        return {
+            "step": step,
+            "epoch": taken // self.order.epoch_length,
+            "offset": taken % self.order.epoch_length,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "tasksets": {taskset.name: len(taskset) for taskset in self.tasksets},
+        }
+
+    def check(self, position: dict[str, Any]) -> None:
+        """Raise DataError where a recorded position belongs to other data, another seed or another batch size."""
+        now = self.position(position["step"])
+        changed = [f"{key} was {position.get(key)}, is {now[key]}" for key in now if position.get(key) != now[key]]
+        if changed:
+            raise DataError(
+                f"the run cannot go on where it stopped, its tasks would come in another order: {'; '.join(changed)}. "
+                "Restore the setting or the data set, or start a run of another name"
+            )

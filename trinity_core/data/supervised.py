@@ -1,0 +1,153 @@
+"""Supervised data sets (SFT, DPO, expert data): rows as experiences, with loss only on answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trinity_core.config.schema.buffer import ExperienceBufferConfig
+from trinity_core.data import formats
+from trinity_core.data.chat import ChatEncoder, EncodedConversation
+from trinity_core.data.experience import Experience
+from trinity_core.data.files import BadRow, Place, read_rows
+from trinity_core.data.schedule import RowOrder
+from trinity_core.data.taskset import listing, warn_of
+from trinity_core.errors import DataError
+
+Kind = Literal["demonstrations", "preferences"]
+CHUNK = 2048
+"""Rows that are tokenised together: enough to keep all cores busy, few enough to hold their texts."""
+
+
+@dataclass(slots=True)
+class SupervisedSet:
+    """A data set tokenised and checked once, when it is opened; batches are then lookups.
+
+    A row gives one experience, or for preferences two of the same group: run 0 the chosen, run 1 the rejected answer.
+    """
+
+    name: str
+    kind: Kind
+    rows: list[list[EncodedConversation]]
+    """The conversations of each usable row."""
+    places: list[Place]
+    bad: list[BadRow]
+    """Rows set aside, and why."""
+    order: RowOrder = field(repr=False)
+
+    @classmethod
+    def open(
+        cls,
+        config: ExperienceBufferConfig,
+        encoder: ChatEncoder,
+        seed: int,
+        kind: Kind = "demonstrations",
+        max_tokens: int | None = None,
+        selector: str = "shuffle",
+    ) -> SupervisedSet:
+        """Read, render, tokenise and check all rows; those longer than `max_tokens` are set aside.
+
+        Raises DataError where the data set cannot be read or no row can be used.
+        """
+        if config.format.chat_template:
+            encoder = ChatEncoder(encoder.tokenizer, config.format.chat_template, encoder.template_args)
+        read = read_rows(config.path or "", config.split, config.subset_name, "file")
+        kept: list[list[EncodedConversation]] = []
+        places: list[Place] = []
+        bad = list(read.bad)
+        for start in range(0, len(read.rows), CHUNK):
+            stretch = slice(start, start + CHUNK)
+            encoded = encode_rows(read.rows[stretch], config.format, encoder, kind, max_tokens)
+            for row, place in zip(encoded, read.places[stretch], strict=True):
+                if isinstance(row, DataError):
+                    bad.append(BadRow(place, str(row)))
+                else:
+                    kept.append(row)
+                    places.append(place)
+        if not kept:
+            raise DataError(f"data set '{config.name}' has no usable row: {listing(bad) or 'it is empty'}")
+        warn_of(bad, len(kept), config.name)
+        order = RowOrder((len(kept),), (selector,), (seed,))
+        return cls(config.name or "dataset", kind, kept, places, bad, order)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def experiences_per_row(self) -> int:
+        """2 for preferences, else 1."""
+        return 2 if self.kind == "preferences" else 1
+
+    def experiences(self, index: int, group: str = "") -> list[Experience]:
+        """The experiences of row `index`; all of them carry `group`."""
+        return [
+            Experience(
+                tokens=conversation.tokens,
+                prompt_length=conversation.prompt_length,
+                action_mask=conversation.answer[conversation.prompt_length :],
+                group=group or f"{self.name}/{index}",
+                run=run,
+                task_index=index,
+                is_expert=True,
+            )
+            for run, conversation in enumerate(self.rows[index])
+        ]
+
+    def batch(self, step: int, size: int) -> list[Experience]:
+        """The `size` experiences of training step `step` (from 1): a pure function of (data, seed, step, size).
+
+        Batches flow over the ends of epochs. Raises DataError where preferences do not come in pairs.
+        """
+        if size % self.experiences_per_row:
+            raise DataError(f"a batch of preference pairs needs an even size, not train_batch_size = {size}")
+        count = size // self.experiences_per_row
+        taken = self.order.take((step - 1) * count, count)
+        return [
+            experience
+            for slot, (_, row) in enumerate(taken)
+            for experience in self.experiences(row, f"{self.name}/{step}/{slot}")
+        ]
+
+    def steps(self, epochs: int, size: int) -> int:
+        """Whole batches of `size` experiences in a number of epochs, at least one."""
+        return max(1, epochs * len(self) * self.experiences_per_row // size)
+
+
+def encode_rows(
+    rows: list[dict[str, object]],
+    form: formats.FormatConfig,
+    encoder: ChatEncoder,
+    kind: Kind = "demonstrations",
+    max_tokens: int | None = None,
+) -> list[list[EncodedConversation] | DataError]:
+    """The tokens of each row's conversations, or the reason why the row cannot be used."""
+    given: list[list[formats.Conversation] | DataError] = []
+    for row in rows:
+        try:
+            pair = formats.preference(row, form) if kind == "preferences" else (formats.demonstration(row, form),)
+            given.append(list(pair))
+        except DataError as error:
+            given.append(error)
+    encoded = iter(encoder.conversations([one for row in given if isinstance(row, list) for one in row]))
+    results: list[list[EncodedConversation] | DataError] = []
+    for row_given in given:
+        if isinstance(row_given, DataError):
+            results.append(row_given)
+        else:
+            results.append(_accepted([next(encoded) for _ in row_given], max_tokens))
+    return results
+
+
+def _accepted(
+    row: list[EncodedConversation | DataError], max_tokens: int | None
+) -> list[EncodedConversation] | DataError:
+    accepted: list[EncodedConversation] = []
+    for conversation in row:
+        if isinstance(conversation, DataError):
+            return conversation
+        if max_tokens is not None and len(conversation.tokens) > max_tokens:
+            return DataError(
+                f"the row has {len(conversation.tokens)} tokens, more than model.max_model_len = {max_tokens}"
+            )
+        accepted.append(conversation)
+    return accepted

@@ -1,0 +1,74 @@
+"""Task: one row of a task set with all that a workflow needs to explore it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs
+from trinity_core.data import formats
+
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is asked, how often, and how the answers are sampled and scored."""
+
+    index: int
+    """The task's place among the rows of its task set."""
+    raw: dict[str, Any]
+    """The row as it was read."""
+    taskset: str
+    """Name of its task set."""
+    workflow: str
+    """Registered name or dotted path of its workflow."""
+    repeat_times: int = 1
+    """Rollouts to make of it."""
+    reward_fn: str | None = None
+    """Registered name or dotted path of its reward function; None leaves it to the workflow."""
+    rollout_args: RolloutArgs = field(default_factory=RolloutArgs)
+    """Sampling that differs from the model's settings."""
+    format: FormatConfig = field(default_factory=FormatConfig)
+    """Which columns hold what."""
+    workflow_args: dict[str, Any] = field(default_factory=dict)
+    """The user's arguments for the workflow."""
+    reward_fn_args: dict[str, Any] = field(default_factory=dict)
+    """The user's arguments for the reward function."""
+    is_eval: bool = False
+    """Explored to measure, not to learn from."""
+    seed: int = 0
+    """The run's seed."""
+    group: str = ""
+    """Unique in a run: the explorer, its step and the task's slot in the step. All its experiences carry it."""
+
+    @property
+    def messages(self) -> list[formats.Message]:
+        """The conversation that the policy is to continue."""
+        return formats.prompt_messages(self.raw, self.format)
+
+    @property
+    def tools(self) -> list[formats.Tool] | None:
+        """The tools the row offers."""
+        return formats.tools(self.raw, self.format)
+
+    @property
+    def truth(self) -> Any:
+        """The reference answer, None where the row has none."""
+        return formats.truth(self.raw, self.format)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Sampling arguments that the task set sets: those of temperature, top_p, top_k, max_tokens that are given."""
+        given = {name: getattr(self.rollout_args, name) for name in SAMPLING_FIELDS}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def rollout_seed(self, run: int, turn: int = 0) -> int:
+        """A seed in [0, 2^31) for one request, from the run's seed, the task, its group, the repeat and the turn."""
+        key = f"{self.seed}|{self.taskset}|{self.index}|{self.group}|{run}|{turn}"
+        return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1
+
+    def rollout_seeds(self, turn: int = 0) -> list[int]:
+        """The seeds of all repeats of one turn."""
+        return [self.rollout_seed(run, turn) for run in range(self.repeat_times)]

@@ -1,0 +1,128 @@
+"""Task sets: rows that have been read and checked before anything heavy starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trinity_core.config.schema.buffer import TasksetConfig
+from trinity_core.data import formats
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.files import BadRow, Place, Row, Rows, read_rows
+from trinity_core.data.task import Task
+from trinity_core.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+LISTED = 5
+"""Bad rows named one by one in messages; the rest are counted."""
+
+
+@dataclass(slots=True)
+class Taskset:
+    """The tasks of one `TasksetConfig`. `taskset[i]` is the task of row i; rows that were set aside do not count."""
+
+    config: TasksetConfig
+    rows: list[Row]
+    places: list[Place]
+    """Where each row stands."""
+    bad: list[BadRow] = field(default_factory=list)
+    """Rows set aside, and why."""
+    is_eval: bool = False
+    seed: int = 0
+
+    @classmethod
+    def open(cls, config: TasksetConfig, seed: int, is_eval: bool = False) -> Taskset:
+        """Read and check the rows. Raises DataError where none can be used."""
+        read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name)
+        checked = set_aside(read, lambda row: _check_task(row, config), config.name)
+        return cls(config, checked.rows, checked.places, checked.bad, is_eval, seed)
+
+    @property
+    def name(self) -> str:
+        """Its name in metrics."""
+        return self.config.name or "taskset"
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Task:
+        config = self.config
+        return Task(
+            index=index,
+            raw=self.rows[index],
+            taskset=self.name,
+            workflow=config.default_workflow_type or "math_workflow",
+            repeat_times=config.repeat_times or 1,
+            reward_fn=config.default_reward_fn_type,
+            rollout_args=config.rollout_args,
+            format=config.format,
+            workflow_args=config.workflow_args,
+            reward_fn_args=config.reward_fn_args,
+            is_eval=self.is_eval,
+            seed=self.seed,
+            group=f"eval/{self.name}/{index}" if self.is_eval else "",
+        )
+
+    def tasks(self, limit: int | None = None) -> list[Task]:
+        """The tasks in file order, all or the first `limit`: what an evaluation goes through."""
+        return [self[index] for index in range(len(self) if limit is None else min(limit, len(self)))]
+
+    def without_long_prompts(self, encoder: ChatEncoder, max_tokens: int) -> Taskset:
+        """The same task set with the rows set aside whose prompts have more than `max_tokens` tokens.
+
+        For runs that do not truncate prompts. Raises DataError where no row is left.
+        """
+        prompts = [
+            (formats.prompt_messages(row, self.config.format), formats.tools(row, self.config.format))
+            for row in self.rows
+        ]
+        lengths = dict(zip(map(id, self.rows), encoder.prompt_lengths(prompts), strict=True))
+
+        def check(row: Row) -> None:
+            if lengths[id(row)] > max_tokens:
+                raise DataError(f"the prompt has {lengths[id(row)]} tokens, more than the {max_tokens} allowed")
+
+        kept = set_aside(Rows(self.rows, self.places, []), check, self.name)
+        return Taskset(self.config, kept.rows, kept.places, self.bad + kept.bad, self.is_eval, self.seed)
+
+
+def set_aside(read: Rows, check: Callable[[Row], object], name: str | None) -> Rows:
+    """Split rows into those that `check` accepts and those for which it raises DataError; log what is set aside.
+
+    Raises DataError, naming the first rows and reasons, where none is left.
+    """
+    rows, places, bad = [], [], list(read.bad)
+    for row, place in zip(read.rows, read.places, strict=True):
+        try:
+            check(row)
+        except DataError as error:
+            bad.append(BadRow(place, str(error)))
+        else:
+            rows.append(row)
+            places.append(place)
+    if not rows:
+        raise DataError(f"data set '{name}' has no usable row: {listing(bad) or 'it is empty'}")
+    warn_of(bad, len(rows), name)
+    return Rows(rows, places, bad)
+
+
+def warn_of(bad: list[BadRow], kept: int, name: str | None) -> None:
+    """Say in the log which rows were set aside, if any."""
+    if bad:
+        logger.warning("Data set '%s': %d of %d rows set aside: %s", name, len(bad), len(bad) + kept, listing(bad))
+
+
+def listing(bad: list[BadRow]) -> str:
+    """The first bad rows and how many more there are, on one line."""
+    more = f"; and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
+    return "; ".join(map(str, bad[:LISTED])) + more
+
+
+def _check_task(row: Row, config: TasksetConfig) -> None:
+    formats.prompt_messages(row, config.format)
+    formats.tools(row, config.format)
+    answer = formats.truth(row, config.format)
+    if answer is None and config.format.response_key in row:
+        raise DataError(f"column '{config.format.response_key}' (format.response_key) is empty")

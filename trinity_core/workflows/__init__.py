@@ -1,0 +1,27 @@
+"""Workflows turn tasks into experiences: they call the policy and score what it answers."""
+
+from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run_workflow
+from trinity_core.workflows.builtin import MathWorkflow, SimpleChatWorkflow
+from trinity_core.workflows.history import RecordingModel
+from trinity_core.workflows.model import Completion, RolloutModel
+from trinity_core.workflows.registry import Registry, load_plugins
+from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
+
+__all__ = [
+    "REWARD_FNS",
+    "WORKFLOWS",
+    "Completion",
+    "MathWorkflow",
+    "RecordingModel",
+    "Registry",
+    "Reward",
+    "RewardItem",
+    "RewardPool",
+    "RewardRunner",
+    "RolloutModel",
+    "SimpleChatWorkflow",
+    "SimpleWorkflow",
+    "Workflow",
+    "load_plugins",
+    "run_workflow",
+]

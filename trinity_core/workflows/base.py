@@ -1,0 +1,156 @@
+"""Workflow: how a task becomes experiences."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.task import Task
+from trinity_core.errors import TrinityError
+from trinity_core.workflows.model import Completion, RolloutModel
+from trinity_core.workflows.registry import Registry
+from trinity_core.workflows.rewards import Reward, RewardItem, RewardRunner
+
+
+class Workflow:
+    """One task's exploration. Subclass it, write `run`, and register it: `@WORKFLOWS.register("name")`.
+
+    `run` may be `async` or plain. A plain `run` is called in a thread and uses the `…_sync` methods of model and
+    rewards.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: RolloutModel,
+        auxiliary: Sequence[RolloutModel] = (),
+        rewards: RewardRunner | None = None,
+    ) -> None:
+        self.task = task
+        self.model = model
+        self.auxiliary = auxiliary
+        """Further models, such as judges."""
+        self._rewards = rewards
+
+    @property
+    def rewards(self) -> RewardRunner:
+        """Where reward functions run. Raises TrinityError in a run that has none."""
+        if self._rewards is None:
+            raise TrinityError(f"workflow '{self.task.workflow}' needs a reward runner and was given none")
+        return self._rewards
+
+    def run(self) -> Any:
+        """All `task.repeat_times` rollouts of the task, as a list of Experience (or a coroutine that gives it)."""
+        raise NotImplementedError(f"{type(self).__name__} has no run()")
+
+
+WORKFLOWS: Registry[type[Workflow]] = Registry("workflow")
+
+
+async def run_workflow(
+    task: Task,
+    model: RolloutModel,
+    auxiliary: Sequence[RolloutModel] = (),
+    rewards: RewardRunner | None = None,
+    threads: Executor | None = None,
+) -> list[Experience]:
+    """Run the task's workflow and give its experiences their group and task.
+
+    A plain `run` is called in `threads` (by default the loop's own). Raises TrinityError where the workflow does not
+    exist or returns something other than experiences; whatever the workflow raises, travels.
+    """
+    workflow = WORKFLOWS.resolve(task.workflow)(task, model, auxiliary, rewards)
+    if inspect.iscoroutinefunction(workflow.run):
+        experiences = await workflow.run()
+    else:
+        experiences = await asyncio.get_running_loop().run_in_executor(threads, workflow.run)
+    if not isinstance(experiences, list) or not all(isinstance(one, Experience) for one in experiences):
+        raise TrinityError(f"workflow '{task.workflow}' must return a list of Experience")
+    unnumbered = len(experiences) == task.repeat_times and not any(one.run or one.turn for one in experiences)
+    for number, one in enumerate(experiences):
+        one.group, one.task_index = task.group, task.index
+        if unnumbered:
+            one.run = number
+    return experiences
+
+
+class SimpleWorkflow(Workflow):
+    """One question, one answer: all repeats in one call of the engine, each scored by the task's reward function."""
+
+    default_reward: str | None = None
+    """The reward function of tasks that name none."""
+
+    async def run(self) -> list[Experience]:
+        """`repeat_times` experiences, in the order of their runs."""
+        task = self.task
+        completions = await self.model.chat(
+            task.messages,
+            n=task.repeat_times,
+            tools=task.tools,
+            seeds=task.rollout_seeds(),
+            chat_template=task.format.chat_template,
+            **task.sampling,
+        )
+        rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
+        return [
+            self.experience(completion, reward, run)
+            for run, (completion, reward) in enumerate(zip(completions, rewards, strict=True))
+        ]
+
+    @property
+    def reward_name(self) -> str:
+        """The task's reward function, else the workflow's own. Raises TrinityError where neither is set."""
+        name = self.task.reward_fn or self.default_reward
+        if name is None:
+            raise TrinityError(
+                f"task set '{self.task.taskset}' names no reward function and workflow '{self.task.workflow}' has none "
+                "of its own; set default_reward_fn_type"
+            )
+        return name
+
+    @property
+    def prompt_text(self) -> str:
+        """The last message of the prompt, for people and reward functions."""
+        return str(self.task.messages[-1].get("content", ""))
+
+    def reward_item(self, completion: Completion) -> RewardItem:
+        """What the reward function is given."""
+        task = self.task
+        return RewardItem(completion.text, task.truth, self.prompt_text, task.raw, task.reward_fn_args)
+
+    def experience(self, completion: Completion, reward: Reward, run: int) -> Experience:
+        """One rollout. Where the verifier gave no verdict, its reward is 0 and none of its tokens carries loss."""
+        experience = completion.experience(
+            reward=reward.value,
+            group=self.task.group,
+            run=run,
+            task_index=self.task.index,
+            metrics={
+                **reward.metrics,
+                "response_length": float(len(completion.tokens)),
+                "truncated": float(completion.finish_reason != "stop"),
+            },
+            info={
+                "prompt": self.prompt_text,
+                "response": completion.text,
+                "truth": _plain(self.task.truth),
+                "workflow": self.task.workflow,
+                "finish_reason": completion.finish_reason,
+                **({"verifier_error": reward.error} if reward.error else {}),
+            },
+        )
+        if reward.error is not None:
+            return replace(experience, action_mask=np.zeros_like(experience.action_mask))
+        return experience
+
+
+def _plain(value: Any) -> Any:
+    """As JSON takes it: columnar files also hold dates, bytes and decimals."""
+    return value if value is None or isinstance(value, str | int | float) else str(value)

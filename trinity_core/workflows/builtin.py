@@ -1,0 +1,17 @@
+"""The workflows that need no code of the user's."""
+
+from __future__ import annotations
+
+from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow
+
+
+@WORKFLOWS.register("simple_workflow")
+class SimpleChatWorkflow(SimpleWorkflow):
+    """One question, one answer, scored by the task set's `default_reward_fn_type`."""
+
+
+@WORKFLOWS.register("math_workflow")
+class MathWorkflow(SimpleWorkflow):
+    """A problem with a checkable answer: `math_reward` where the task set names no reward function."""
+
+    default_reward = "math_reward"

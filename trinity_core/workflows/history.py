@@ -1,0 +1,52 @@
+"""Recording a model's calls (`rollout_model.enable_history`), for workflows that hand the model to other code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trinity_core.data.experience import Experience
+from trinity_core.workflows.model import Completion, RolloutModel
+
+
+class RecordingModel:
+    """A RolloutModel that also keeps an Experience of every answer it gave, in the order in which they came.
+
+    The record grows until it is taken: call `extract_experience_from_history` once a rollout.
+    """
+
+    def __init__(self, model: RolloutModel) -> None:
+        self.model = model
+        self._history: list[Experience] = []
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.model.tokenizer
+
+    async def chat(self, messages: Sequence[dict[str, Any]], n: int = 1, **args: Any) -> list[Completion]:
+        """As the model's own."""
+        return self._kept(await self.model.chat(messages, n, **args))
+
+    async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **args: Any) -> list[Completion]:
+        """As the model's own."""
+        return self._kept(await self.model.generate(prompt_tokens, n, **args))
+
+    def chat_sync(self, messages: Sequence[dict[str, Any]], n: int = 1, **args: Any) -> list[Completion]:
+        """As the model's own."""
+        return self._kept(self.model.chat_sync(messages, n, **args))
+
+    def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **args: Any) -> list[Completion]:
+        """As the model's own."""
+        return self._kept(self.model.generate_sync(prompt_tokens, n, **args))
+
+    def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
+        """The experiences of all answers since the record was last cleared; rewards are for the caller to set."""
+        taken = list(self._history)
+        if clear_history:
+            self._history.clear()
+        return taken
+
+    def _kept(self, completions: list[Completion]) -> list[Completion]:
+        self._history += [completion.experience() for completion in completions]
+        return completions

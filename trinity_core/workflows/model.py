@@ -1,0 +1,92 @@
+"""What a workflow sees of a policy: chat and generate, token ids in and token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.formats import Message, Tool
+
+FinishReason = Literal["stop", "length", "prompt_too_long"]
+
+
+@dataclass(slots=True, eq=False)
+class Completion:
+    """One answer of the policy to a prompt of P tokens: R tokens, as sampled."""
+
+    prompt_tokens: np.ndarray
+    """int32 [P]."""
+    tokens: np.ndarray
+    """int32 [R], the end-of-turn token included where the policy chose it."""
+    logprobs: np.ndarray
+    """float32 [R]: log-probs of the chosen tokens at sampling temperature."""
+    version: int | np.ndarray
+    """The policy version that chose the tokens: one for all, or int32 [R]."""
+    text: str
+    """The decoded answer without special tokens."""
+    finish_reason: FinishReason = "stop"
+    """`prompt_too_long`: the prompt was cut to the limit, nothing was sampled, and the one token given has no loss."""
+
+    def experience(self, **fields: Any) -> Experience:
+        """The experience of this answer; `fields` (reward, group, run, metrics, info …) are laid over it."""
+        length = len(self.tokens)
+        sampled = self.finish_reason != "prompt_too_long"
+        given: dict[str, Any] = {
+            "tokens": np.concatenate([self.prompt_tokens, self.tokens]),
+            "prompt_length": len(self.prompt_tokens),
+            "action_mask": np.full(length, sampled),
+            "logprobs": self.logprobs,
+            "versions": np.broadcast_to(np.asarray(self.version, dtype=np.int32), (length,)),
+            "truncated": self.finish_reason != "stop",
+        }
+        return Experience(**(given | fields))
+
+
+class RolloutModel(Protocol):
+    """A policy that answers. Implementations are safe to call from many workflows at once."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's `transformers` tokenizer."""
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        n: int = 1,
+        tools: Sequence[Tool] | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        **sampling: Any,
+    ) -> list[Completion]:
+        """`n` answers to a conversation, rendered by the chat template (by default the model's own).
+
+        `seeds` gives each answer its own random stream, so that a run can be repeated. `sampling` holds
+        `temperature`, `top_p`, `top_k` and `max_tokens`, where they differ from the model's settings.
+        """
+
+    async def generate(
+        self, prompt_tokens: Sequence[int], n: int = 1, *, seeds: Sequence[int] | None = None, **sampling: Any
+    ) -> list[Completion]:
+        """`n` continuations of given token ids: turns after the first append to what was sampled, untouched."""
+
+    def chat_sync(
+        self,
+        messages: Sequence[Message],
+        n: int = 1,
+        tools: Sequence[Tool] | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        **sampling: Any,
+    ) -> list[Completion]:
+        """`chat` for workflows with a plain `run`; call it from their thread, never from the event loop."""
+
+    def generate_sync(
+        self, prompt_tokens: Sequence[int], n: int = 1, *, seeds: Sequence[int] | None = None, **sampling: Any
+    ) -> list[Completion]:
+        """`generate` for workflows with a plain `run`."""

@@ -1,0 +1,18 @@
+"""Reward functions by name, and the pool of killable processes that they run in."""
+
+from trinity_core.workflows.rewards import countdown, math
+from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, Parts, Reward, RewardFn, RewardItem
+from trinity_core.workflows.rewards.pool import RewardPool, RewardRunner
+
+__all__ = [
+    "FAST_PATHS",
+    "REWARD_FNS",
+    "Parts",
+    "Reward",
+    "RewardFn",
+    "RewardItem",
+    "RewardPool",
+    "RewardRunner",
+    "countdown",
+    "math",
+]

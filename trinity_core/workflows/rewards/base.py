@@ -1,0 +1,67 @@
+"""What a reward function is, what it is given and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from trinity_core.workflows.registry import Registry
+
+Parts = dict[str, float]
+
+
+class RewardFn(Protocol):
+    """Scores one answer. It runs in a worker process, which is killed where it takes too long.
+
+    Returns the reward, or its named parts (their sum is the reward, each is a metric). An exception counts as a failure
+    of the verifier, never as a wrong answer.
+    """
+
+    def __call__(
+        self, *, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **args: Any
+    ) -> Parts | float:
+        """`task` is the row; `args` are the task set's `reward_fn_args`."""
+
+
+class FastPath(Protocol):
+    """A verdict that needs no worker, or None. It must be the very verdict that the reward function would give."""
+
+    def __call__(self, *, response: str, truth: Any, **args: Any) -> Parts | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RewardItem:
+    """One answer to be scored. Everything in it can be pickled."""
+
+    response: str
+    truth: Any = None
+    prompt: str = ""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """The row."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A score, or why there is none."""
+
+    parts: Parts = field(default_factory=dict)
+    error: str | None = None
+    """Why the verifier gave no verdict: it timed out, died or raised."""
+
+    @property
+    def value(self) -> float:
+        """The sum of the parts; 0 where there is no verdict (see `metrics`)."""
+        return float(sum(self.parts.values()))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The parts and `verifier_errors`, 1 where there is no verdict; then no part is given, so averages skip it."""
+        return {**self.parts, "verifier_errors": float(self.error is not None)}
+
+
+REWARD_FNS: Registry[RewardFn] = Registry("reward function")
+FAST_PATHS: dict[str, FastPath] = {}
+WARM_UPS: dict[str, Callable[[], object]] = {}
+"""What a worker does once before its first answer, so that no answer's time-out pays for imports and caches."""

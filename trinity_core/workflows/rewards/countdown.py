@@ -1,0 +1,74 @@
+"""Countdown: make a target out of given numbers, each used once, with + - * / and brackets."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from trinity_core.errors import DataError
+from trinity_core.workflows.rewards.base import REWARD_FNS, Parts
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_OPERATORS: dict[type[ast.operator], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+MAX_LENGTH = 200
+"""Characters of an expression that is looked at; a longer one is no answer."""
+
+
+@REWARD_FNS.register("countdown_reward")
+def countdown_reward(
+    *,
+    prompt: str,
+    response: str,
+    truth: Any,
+    task: Mapping[str, Any],
+    numbers_key: str = "nums",
+    target_key: str = "target",
+    format_score: float = 0.1,
+    **_: Any,
+) -> Parts:
+    """`accuracy` 1 where the last `<answer>` reaches the target with each number used once; else `format` 0.1 for one.
+
+    The numbers and the target are columns of the row, or the keys of a reference answer that is an object.
+    """
+    source = truth if isinstance(truth, Mapping) else task
+    if numbers_key not in source or target_key not in source:
+        raise DataError(f"countdown_reward needs the columns '{numbers_key}' and '{target_key}'")
+    numbers, target = sorted(map(int, source[numbers_key])), Fraction(str(source[target_key]))
+    answers = _ANSWER.findall(response)
+    if not answers:
+        return {"accuracy": 0.0, "format": 0.0}
+    value = evaluate(answers[-1].split("=")[0].strip())
+    right = value is not None and value == (numbers, target)
+    return {"accuracy": float(right), "format": 0.0 if right else format_score}
+
+
+def evaluate(expression: str) -> tuple[list[int], Fraction] | None:
+    """(its numbers, sorted; its exact value) of an arithmetic expression, None where it is none. Nothing is run."""
+    if len(expression) > MAX_LENGTH:
+        return None
+    numbers: list[int] = []
+    try:
+        value = _value(ast.parse(expression, mode="eval").body, numbers)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+    return sorted(numbers), value
+
+
+def _value(node: ast.expr, numbers: list[int]) -> Fraction:
+    match node:
+        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+            numbers.append(number)
+            return Fraction(number)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left, numbers), _value(right, numbers))
+        case _:
+            raise ValueError("not a number, + - * / or a bracket")

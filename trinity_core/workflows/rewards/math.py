@@ -1,0 +1,104 @@
+"""Rewards for answers that are numbers or formulas, compared by math-verify.
+
+The final answer is what a response says it is, and nothing else: the text after its last `####` on that line (GSM8K's
+own form), or the content of its last `\\boxed{}`, whichever stands later. A number that merely occurs is no answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trinity_core.errors import DataError
+from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
+
+_HASHES = re.compile(r"####[ \t]*([^\n]*)")
+_BOX = "\\boxed{"
+_INTEGER = re.compile(r"[+-]?[0-9]{1,15}")
+
+
+def final_answer(text: str) -> str | None:
+    """The final answer that a text declares, stripped; None where it declares none or an empty one."""
+    hashes = max(_HASHES.finditer(text), key=re.Match.start, default=None)
+    box = text.rfind(_BOX)
+    if box > (hashes.start() if hashes else -1):
+        return _braced(text, box + len(_BOX))
+    return (hashes.group(1).strip() or None) if hashes else None
+
+
+def _braced(text: str, start: int) -> str | None:
+    """The text up to the brace that closes an already open one."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start:place].strip() or None
+    return None
+
+
+def reference(truth: Any) -> str:
+    """The reference answer of a row: its declared final answer, else the whole of it. Raises DataError where empty."""
+    text = "" if truth is None else str(truth).strip()
+    answer = final_answer(text) or text
+    if not answer:
+        raise DataError("the row has no reference answer to compare with; set format.response_key to its column")
+    return answer
+
+
+def same(answer: str, truth: str) -> bool:
+    """Whether math-verify takes two expressions for the same. Raises ValueError where it cannot read the reference."""
+    from math_verify import parse, verify
+
+    gold = _parsed(parse, truth)
+    if not gold:
+        raise ValueError(f"math-verify cannot read the reference answer {truth!r}")
+    return bool(verify(gold, _parsed(parse, answer), timeout_seconds=None, raise_on_error=True))
+
+
+def _parsed(parse: Any, text: str) -> Any:
+    """As LaTeX in a box, so that all of the text is read. The pool's time-out takes the place of math-verify's own."""
+    return parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True)
+
+
+@REWARD_FNS.register("math_reward")
+@REWARD_FNS.register("accuracy_reward")
+def math_reward(
+    *, prompt: str, response: str, truth: Any, task: Mapping[str, Any], format_weight: float = 0.0, **_: Any
+) -> Parts:
+    """`accuracy` 1 where the declared final answer equals the reference, else 0.
+
+    With a `format_weight`, `format` adds that much wherever a final answer is declared.
+    """
+    gold = reference(truth)
+    answer = final_answer(response)
+    return _parts(answer is not None and same(answer, gold), answer is not None, format_weight)
+
+
+def math_fast(*, response: str, truth: Any, format_weight: float = 0.0, **_: Any) -> Parts | None:
+    """The same verdict where it takes no verifier: no declared answer, or two plain integers."""
+    gold = reference(truth)
+    answer = final_answer(response)
+    if answer is None:
+        return _parts(False, False, format_weight)
+    if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
+        return _parts(int(answer) == int(gold), True, format_weight)
+    return None
+
+
+FAST_PATHS["math_reward"] = FAST_PATHS["accuracy_reward"] = math_fast
+WARM_UPS["math_reward"] = WARM_UPS["accuracy_reward"] = lambda: same("\\frac{1}{2}", "0.5")
+
+
+def _parts(right: bool, declared: bool, format_weight: float) -> Parts:
+    parts = {"accuracy": float(right)}
+    return parts | {"format": format_weight * declared} if format_weight else parts
+
+
+@REWARD_FNS.register("format_reward")
+def format_reward(
+    *, prompt: str, response: str, truth: Any, task: Mapping[str, Any], pattern: str | None = None, **_: Any
+) -> Parts:
+    """`format` 1 where a final answer is declared, or with a `pattern` where that regular expression finds a match."""
+    found = re.search(pattern, response, re.DOTALL) if pattern else final_answer(response)
+    return {"format": float(found is not None)}

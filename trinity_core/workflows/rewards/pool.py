@@ -1,0 +1,193 @@
+"""A pool of processes that score answers, and that can be killed when they hang.
+
+A verdict that takes no verifier (see `FAST_PATHS`) is given at once, in this process. All others go to workers, which
+start when the first such answer comes. An answer that takes longer than the time-out costs its worker its life and
+counts as a verifier's failure; the answers behind it are scored by a new worker. Order is kept. The event loop never
+waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from trinity_core.errors import DataError, TransientFault
+from trinity_core.workflows.rewards.base import FAST_PATHS, Reward, RewardItem
+
+BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from trinity_core.workflows.rewards.worker import main; "
+)
+START_SECONDS = 120.0
+"""A worker imports its verifier in 1 to 3 s on quiet cores; on busy ones it may take far longer."""
+
+
+class RewardRunner(Protocol):
+    """What a workflow needs of the pool."""
+
+    async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        """One reward for each item, in their order."""
+
+    def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        """The same, for workflows that run in a thread."""
+
+
+class _Worker:
+    """One process and our end of its socket. Belongs to one thread at a time."""
+
+    def __init__(self, plugin_dir: str | None, memory_bytes: int) -> None:
+        ours, theirs = socket.socketpair()
+        arguments = (theirs.fileno(), os.getpid(), memory_bytes, plugin_dir)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", BOOT + f"main(*{arguments!r})", json.dumps(sys.path)],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+            )
+        self.connection = Connection(ours.detach())
+        self.ready: set[str] = set()
+        """Reward functions it has imported and warmed up."""
+
+    def receive(self, timeout: float) -> dict[str, Any] | str:
+        """The next reply; or a string that says why there is none."""
+        try:
+            if self.connection.poll(timeout):
+                return json.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            return f"the verifier's process ended with exit code {self.process.wait()}"
+        return f"the verifier took longer than {timeout:g} s"
+
+    def prepare(self, name: str) -> None:
+        """Import and warm up a reward function. Raises DataError where there is none, TransientFault if it hangs."""
+        if name in self.ready:
+            return
+        self.connection.send((name, ()))
+        answer = self.receive(START_SECONDS)
+        if isinstance(answer, str):
+            raise TransientFault(f"a process for the reward function '{name}' did not start: {answer}")
+        _raise_fatal(answer)
+        self.ready.add(name)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+def _raise_fatal(answer: dict[str, Any]) -> None:
+    if "fatal" in answer:
+        raise DataError(answer["fatal"])
+
+
+@dataclass(slots=True)
+class RewardPool:
+    """Scores answers in up to `workers` processes, each answer within `timeout` seconds."""
+
+    workers: int = 2
+    timeout: float = 10.0
+    plugin_dir: str | None = None
+    """Folder whose modules each worker imports, for reward functions of the user's own."""
+    memory_gib: float = 4.0
+    """Address space of a worker."""
+    started: int = 0
+    """Processes started so far; more than `workers` means that some had to be killed."""
+    _idle: queue.SimpleQueue[_Worker] = field(default_factory=queue.SimpleQueue, repr=False)
+    _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
+
+    async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        """One reward for each item, in their order.
+
+        A verifier that times out, dies or raises gives a Reward with an `error`. Raises DataError where the reward
+        function does not exist or says that it cannot work with this data set.
+        """
+        rewards, waiting = self._begin(name, items)
+        for indices, future in waiting:
+            _fill(rewards, indices, await asyncio.wrap_future(future))
+        return [reward for reward in rewards if reward is not None]
+
+    def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        """`score` for callers without an event loop; it blocks."""
+        rewards, waiting = self._begin(name, items)
+        for indices, future in waiting:
+            _fill(rewards, indices, future.result())
+        return [reward for reward in rewards if reward is not None]
+
+    def close(self) -> None:
+        """End the processes. Scoring again starts new ones."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
+        while not self._idle.empty():
+            self._idle.get().kill()
+
+    def _begin(
+        self, name: str, items: Sequence[RewardItem]
+    ) -> tuple[list[Reward | None], list[tuple[list[int], Future[list[Reward]]]]]:
+        """The rewards that need no worker, and for the others which items which future will fill."""
+        fast = FAST_PATHS.get(name)
+        rewards: list[Reward | None] = [None] * len(items)
+        if fast is not None:
+            for index, item in enumerate(items):
+                parts = fast(response=item.response, truth=item.truth, **item.args)
+                rewards[index] = None if parts is None else Reward(parts)
+        rest = [index for index, reward in enumerate(rewards) if reward is None]
+        if not rest:
+            return rewards, []
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="reward")
+        shares = [share for start in range(self.workers) if (share := rest[start :: self.workers])]
+        return rewards, [
+            (share, self._threads.submit(self._score, name, [items[index] for index in share])) for share in shares
+        ]
+
+    def _score(self, name: str, items: list[RewardItem]) -> list[Reward]:
+        """Runs in one of the pool's threads, of which there are as many as workers."""
+        rewards: list[Reward] = []
+        while len(rewards) < len(items):
+            worker = self._take()
+            intact = False
+            try:
+                worker.prepare(name)
+                worker.connection.send((name, items[len(rewards) :]))
+                intact = self._collect(worker, rewards, len(items))
+            finally:
+                if intact:
+                    self._idle.put(worker)
+                else:
+                    worker.kill()
+        return rewards
+
+    def _collect(self, worker: _Worker, rewards: list[Reward], count: int) -> bool:
+        """Append verdicts up to `count`; False where the worker hangs or has died, after a Reward that says so."""
+        while len(rewards) < count:
+            answer = worker.receive(self.timeout)
+            if isinstance(answer, str):
+                rewards.append(Reward(error=answer))
+                return False
+            _raise_fatal(answer)
+            rewards.append(Reward(answer.get("parts", {}), answer.get("error")))
+        return True
+
+    def _take(self) -> _Worker:
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            # The thread that starts a worker lives as long as the pool: the kernel ties the worker's life to it.
+            self.started += 1
+            return _Worker(self.plugin_dir, int(self.memory_gib * 2**30))
+
+
+def _fill(rewards: list[Reward | None], indices: list[int], given: list[Reward]) -> None:
+    for index, reward in zip(indices, given, strict=True):
+        rewards[index] = reward
