@@ -5,8 +5,10 @@ and the store need to know. Imports neither torch nor ray.
 """
 
 from trinity_core.config.load import config_from_dict, config_from_text, load_config, stages, to_dict, to_yaml
+from trinity_core.config.notices import notices
 from trinity_core.config.paths import store_url
 from trinity_core.config.problems import ConfigError, Problem
+from trinity_core.config.public import public_dict
 from trinity_core.config.resolve import resolve
 from trinity_core.config.schema import *  # noqa: F403
 from trinity_core.config.schema import __all__ as _sections
@@ -20,6 +22,8 @@ __all__ = [
     "config_from_dict",
     "config_from_text",
     "load_config",
+    "notices",
+    "public_dict",
     "resolve",
     "stages",
     "store_url",

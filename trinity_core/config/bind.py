@@ -50,6 +50,8 @@ def bind(cls: type[T], tree: Any, key: str, report: Report) -> T:
     values = {}
     for name, value in tree.items():
         path = f"{key}.{name}" if key else str(name)
+        if report.touched([path]):
+            continue
         if name not in known:
             report.add(path, value, "is not a known key.", closest(str(name), known))
         elif (bound := convert(known[name], value, path, report)) is not BAD:

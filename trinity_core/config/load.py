@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,22 +20,29 @@ WHOLE = frozenset({"experience_buffer", "taskset"})
 """What a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+Plugins = Callable[[str], Any]
+"""Loads the user's modules in a folder, so that the names they register are known before anything is checked."""
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None) -> Config:
     """The configuration in a YAML file, resolved and checked.
 
-    `overrides` are `key.path=value`. Raises ConfigError with every problem found.
+    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` where that is given.
+    Raises ConfigError with every problem found.
     """
-    return _load(source.read(Path(path)), overrides)
+    return _load(source.read(Path(path)), overrides, load_plugins)
 
 
-def config_from_text(text: str, overrides: Sequence[str] = ()) -> Config:
+def config_from_text(text: str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None) -> Config:
     """`load_config` of YAML text."""
-    return _load(source.parse(text), overrides)
+    return _load(source.parse(text), overrides, load_plugins)
 
 
-def config_from_dict(tree: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+def config_from_dict(
+    tree: Mapping[str, Any], overrides: Sequence[str] = (), load_plugins: Plugins | None = None
+) -> Config:
     """`load_config` of a mapping."""
-    return _load(Source(dict(tree)), overrides)
+    return _load(Source(dict(tree)), overrides, load_plugins)
 
 
 def stages(config: Config) -> list[Config]:
@@ -69,32 +76,37 @@ def to_dict(config: Any) -> Any:
 
 
 def to_yaml(config: Config) -> str:
-    """YAML text that loads to an equal configuration. Secrets are in it: see `public_dict`."""
+    """YAML text that loads to an equal configuration. Passwords and keys are in it: `public_dict` has none."""
     return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
 
 
-def _load(origin: Source, overrides: Sequence[str]) -> Config:
-    given = source.override(_with_trainer_file(origin, overrides), overrides)
+def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None) -> Config:
+    given = source.override(origin, overrides)
     report = Report(given.places)
     tree = source.interpolate(given, to_dict(Config()), report)
+    _include_trainer_files(tree, report)
+    if load_plugins is not None and isinstance(tree.get("plugin_dir"), str):
+        load_plugins(tree["plugin_dir"])
     config = _bound(tree, report, check=not tree.get("stages"))
     if config.stages:
         rules.check_stage_list(config, report)
         for stage_tree, key in _stage_trees(tree):
-            staged = Report(given.places, key)
+            staged = Report(report.places, key)
+            staged.problems = list(report.problems)
             _bound(stage_tree, staged)
-            report.problems += [problem for problem in staged.problems if problem not in report.problems]
+            report.problems = staged.problems
     report.check()
     return config
 
 
 def _bound(tree: Tree, report: Report, check: bool = True) -> Config:
     """Dataclasses from a tree, resolved; problems are added to the report."""
-    config = bind(Config, verl.lay_under(tree), "", report)
-    config = resolve(config)
+    written = bind(Config, tree, "", report)
+    verl.lay_under(written, tree)
+    config = resolve(written)
     config.given = tree
     if check:
-        rules.check(config, report)
+        rules.check(written, config, report)
     return config
 
 
@@ -118,9 +130,8 @@ def _inherited(base: Tree, own: Tree) -> Tree:
     base = source.merge({}, base)
     algorithm, above = own.get("algorithm"), base.get("algorithm")
     if isinstance(algorithm, dict) and isinstance(above, dict):
-        default = Config().algorithm.algorithm_type
-        if algorithm.get("algorithm_type", default) != above.get("algorithm_type", default):
-            base["algorithm"] = {name: value for name, value in above.items() if name == "optimizer"}
+        same = algorithm.get("algorithm_type") in (None, above.get("algorithm_type", Config().algorithm.algorithm_type))
+        base["algorithm"] = above if same else {name: above[name] for name in above if name == "optimizer"}
     lengths = (("buffer", "total_steps"), ("buffer", "total_epochs"), ("trainer", "total_steps"))
     if any(isinstance(own.get(section), dict) and name in own[section] for section, name in lengths):
         for section, name in lengths:
@@ -129,9 +140,34 @@ def _inherited(base: Tree, own: Tree) -> Tree:
     return base
 
 
-def _with_trainer_file(origin: Source, overrides: Sequence[str]) -> Source:
-    """The source with the content of `trainer_config_path` in place of `trainer_config`."""
-    return origin
+def _include_trainer_files(tree: Tree, report: Report) -> None:
+    """Put the content of every `trainer_config_path` in place of it."""
+    listed = tree.get("stages")
+    _include_trainer_file(tree, "trainer", report)
+    for index, stage in enumerate(listed if isinstance(listed, list) else []):
+        if isinstance(stage, dict):
+            _include_trainer_file(stage, f"stages[{index}].trainer", report)
+
+
+def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
+    trainer = tree.get("trainer")
+    path = trainer.get("trainer_config_path") if isinstance(trainer, dict) else None
+    if not trainer or not path or not isinstance(path, str):
+        return
+    if trainer.get("trainer_config"):
+        report.add(f"{key}.trainer_config_path", path, "give this or trainer_config, not both.")
+        return
+    try:
+        content = source.read(Path(path))
+    except ConfigError as error:
+        for problem in error.problems:
+            report.add(f"{key}.trainer_config_path", path, str(problem))
+        return
+    inner = Report(content.places)
+    trainer["trainer_config"] = source.interpolate(content, {}, inner)
+    trainer["trainer_config_path"] = ""
+    report.problems += inner.problems
+    report.places |= {f"{key}.trainer_config.{name}": place for name, place in content.places.items() if name}
 
 
 __all__ = [

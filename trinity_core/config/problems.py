@@ -96,7 +96,7 @@ class Report:
                 return f"{self.stage}.{key}", self.places[f"{self.stage}.{parent}"]
             if parent in self.places:
                 return key, self.places[parent]
-        return key, self.places.get(self.stage or "")
+        return key, self.places.get(self.stage or "") or self.places.get("")
 
 
 def closest(word: str, known: Iterable[str]) -> str:

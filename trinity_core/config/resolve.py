@@ -7,13 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trinity_core.config.algorithm_types import ALGORITHMS, effective_args
+from trinity_core.config.parts import PARTS
 from trinity_core.config.schema import AlgorithmConfig, BufferConfig, Config, ExperienceBufferConfig, TasksetConfig
 
 DEFAULT_WORKFLOW = "math_workflow"
-
-_PARTS = ("advantage_fn", "policy_loss_fn", "kl_penalty_fn", "kl_loss_fn", "entropy_loss_fn", "loss_agg_mode",
-          "sample_strategy", "rollout_correction")  # fmt: skip
-"""The replaceable parts of an algorithm; each has its arguments in `…_args`."""
 
 
 def resolve(config: Config) -> Config:
@@ -23,7 +20,7 @@ def resolve(config: Config) -> Config:
     config.ray_namespace = config.ray_namespace or f"{config.project}/{config.name}"
     _algorithm(config.algorithm)
     _model(config)
-    _batches(config.buffer, config.algorithm.repeat_times)
+    _batches(config.buffer, config.algorithm)
     _length(config)
     _tasksets(config)
     _buffers(config)
@@ -40,12 +37,12 @@ def _algorithm(algorithm: AlgorithmConfig) -> None:
     known = ALGORITHMS.get(algorithm.algorithm_type)
     if known is None:
         return
-    for part in _PARTS:
+    for part in PARTS:
         default, name, args = getattr(known, part), getattr(algorithm, part), f"{part}_args"
         merged = effective_args(default, getattr(known, args), name, getattr(algorithm, args))
         setattr(algorithm, args, merged)
         setattr(algorithm, part, name or default)
-    if algorithm.repeat_times is None or known.name == "dpo":
+    if algorithm.repeat_times is None or not known.uses_rollouts:
         algorithm.repeat_times = known.default_repeat_times
 
 
@@ -66,12 +63,19 @@ def _model(config: Config) -> None:
             auxiliary.max_model_len = total if given else model.max_model_len
 
 
-def _batches(buffer: BufferConfig, repeat_times: int | None) -> None:
-    repeats = repeat_times or 1
+def _batches(buffer: BufferConfig, algorithm: AlgorithmConfig) -> None:
+    """Either batch size from the other; with `mix`, expert data comes on top of what is explored."""
+    per_task = float(algorithm.repeat_times or 1) / (1 - expert_share(algorithm))
     if buffer.batch_size is None:
-        buffer.batch_size = max((buffer.train_batch_size or repeats) // repeats, 1)
+        buffer.batch_size = max(int((buffer.train_batch_size or 0) / per_task), 1)
     if buffer.train_batch_size is None:
-        buffer.train_batch_size = buffer.batch_size * repeats
+        buffer.train_batch_size = round(buffer.batch_size * per_task)
+
+
+def expert_share(algorithm: AlgorithmConfig) -> float:
+    """The share of a batch that expert data makes up; 0 where it is no share at all."""
+    share = algorithm.sample_strategy_args.get("expert_data_ratio") if algorithm.sample_strategy == "mix" else 0
+    return share if isinstance(share, int | float) and 0 <= share < 1 else 0
 
 
 def _length(config: Config) -> None:

@@ -1,14 +1,297 @@
-"""What must hold between settings. Each rule reports; none raises."""
+"""What must hold between settings. Each rule reports what it finds; none raises.
+
+A rule's problem is not told where one of the settings it rests on is already known to be wrong.
+"""
 
 from __future__ import annotations
 
-from trinity_core.config.problems import Report
-from trinity_core.config.schema import Config
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.parts import PARTS
+from trinity_core.config.problems import Report, closest
+from trinity_core.config.schema import Config, TasksetConfig
+
+INPUT = "buffer.explorer_input"
+BUFFER = "buffer.trainer_input.experience_buffer"
+AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
+VERL = "trainer.trainer_config"
 
 
-def check(config: Config, report: Report) -> None:
-    """Report every contradiction in a resolved configuration."""
+class Finding(NamedTuple):
+    """What a rule found."""
+
+    key: str
+    value: Any
+    message: str
+    rests_on: tuple[str, ...] = ()
+    """Other settings the rule read."""
+    suggestion: str = ""
+
+
+def check(written: Config, config: Config, report: Report) -> None:
+    """Report every contradiction between what was written and, in `config`, what it resolves to."""
+    rules = (
+        _names,
+        _algorithm,
+        _parts,
+        _model,
+        _cluster,
+        _batches,
+        _tasks,
+        _experiences,
+        _synchronizer,
+        _explorer,
+        _trainer,
+    )
+    findings = [*_spelled_twice(written), *(finding for rule in rules for finding in rule(config))]
+    for key, value, message, rests_on, suggestion in findings:
+        if not report.touched((key, *rests_on)):
+            report.add(key, value, message, suggestion)
 
 
 def check_stage_list(config: Config, report: Report) -> None:
-    """Report stages without a name or with another's."""
+    """Report stages without a usable name or with another's."""
+    seen: set[str] = set()
+    for index, stage in enumerate(config.stages):
+        key = f"stages[{index}].stage_name"
+        if wrong := _unusable(stage.stage_name):
+            report.add(key, stage.stage_name, wrong)
+        elif stage.stage_name in seen:
+            report.add(key, stage.stage_name, f"two stages are called '{stage.stage_name}'; names must differ.")
+        seen.add(stage.stage_name)
+
+
+def _unusable(name: str) -> str:
+    """Why a name cannot be a folder's, or nothing."""
+    if not name or name != name.strip():
+        return "must be given, without blanks around it."
+    if "/" in name or "\0" in name or name in (".", ".."):
+        return f"names a folder, so it cannot be {name!r}."
+    return ""
+
+
+def _spelled_twice(written: Config) -> Iterator[Finding]:
+    given = written.buffer.explorer_input
+    if given.taskset is not None and given.tasksets:
+        yield Finding(f"{INPUT}.tasksets", None, "give this or taskset, not both.")
+    steps, other = written.buffer.total_steps, written.trainer.total_steps
+    if steps is not None and other is not None and steps != other:
+        yield Finding("trainer.total_steps", other, f"is {other}, but buffer.total_steps is {steps}; give one of them.")
+    optimizer = written.algorithm.optimizer
+    if optimizer.lr_warmup_steps and optimizer.lr_warmup_steps_ratio:
+        message = "give this or lr_warmup_steps, not both."
+        yield Finding("algorithm.optimizer.lr_warmup_steps_ratio", optimizer.lr_warmup_steps_ratio, message)
+    if written.model.custom_chat_template and written.model.chat_template_path:
+        message = "give this or custom_chat_template, not both."
+        yield Finding("model.chat_template_path", written.model.chat_template_path, message)
+
+
+def _names(config: Config) -> Iterator[Finding]:
+    for key, name in (("project", config.project), ("name", config.name)):
+        if wrong := _unusable(name):
+            yield Finding(key, name, wrong)
+
+
+def _algorithm(config: Config) -> Iterator[Finding]:
+    name, key = config.algorithm.algorithm_type, "algorithm.algorithm_type"
+    known = ALGORITHMS.get(name)
+    if known is None:
+        listed = ", ".join(sorted(ALGORITHMS))
+        yield Finding(key, name, f"must be one of {listed}, not '{name}'.", suggestion=closest(name, ALGORITHMS))
+        return
+    if known.uses_rollouts:
+        least = known.min_repeat_times
+        repeats = [("algorithm.repeat_times", config.algorithm.repeat_times)]
+        repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in _training_tasksets(config)]
+        for where, times in repeats:
+            if times < least:
+                message = f"{name} compares rollouts of the same task, so it needs at least {least}, not {times}."
+                yield Finding(where, times, message, (key, "algorithm.repeat_times"))
+                break
+    elif config.mode in ("both", "explore"):
+        message = f"{name} learns from a data set, without an explorer: the mode must be train, not {config.mode}."
+        yield Finding("mode", config.mode, message, (key,))
+
+
+def _parts(config: Config) -> Iterator[Finding]:
+    """Names of parts; a module in `plugin_dir` may bring more."""
+    algorithm = config.algorithm
+    for part, names in PARTS.items():
+        name = getattr(algorithm, part)
+        if name is not None and name not in names and not config.plugin_dir:
+            message = f"must be one of {', '.join(names)} (or come with plugin_dir), not '{name}'."
+            yield Finding(f"algorithm.{part}", name, message, suggestion=closest(name, names))
+    ratio = algorithm.sample_strategy_args.get("expert_data_ratio")
+    if ratio is not None and not (isinstance(ratio, int | float) and 0 <= ratio < 1):
+        key = "algorithm.sample_strategy_args.expert_data_ratio"
+        yield Finding(key, ratio, f"must be a number, at least 0 and below 1, not {ratio!r}.")
+
+
+def _model(config: Config) -> Iterator[Finding]:
+    model = config.model
+    if not model.model_path:
+        yield Finding("model.model_path", model.model_path, "must be given: a Hugging Face folder or hub name.")
+    if model.max_model_len is None:
+        message = "must be given, or both max_prompt_tokens and max_response_tokens, from which it follows."
+        yield Finding("model.max_model_len", None, message, ("model.max_prompt_tokens", "model.max_response_tokens"))
+        return
+    for name, other in (("max_response_tokens", "prompt"), ("max_prompt_tokens", "response")):
+        limit = getattr(model, name)
+        if limit >= model.max_model_len:
+            message = f"is {limit}, which leaves no room for a {other} within max_model_len {model.max_model_len}."
+            yield Finding(f"model.{name}", limit, message, ("model.max_model_len", "model.max_response_tokens"))
+            break
+    if model.min_response_tokens >= model.max_response_tokens:
+        least, most = model.min_response_tokens, model.max_response_tokens
+        message = f"must be less than max_response_tokens, which is {most}; it is {least}."
+        yield Finding("model.min_response_tokens", least, message, ("model.max_response_tokens",))
+
+
+def _cluster(config: Config) -> Iterator[Finding]:
+    """GPUs are counted where their number is given; 0 means the CPU."""
+    rollout, per_node = config.explorer.rollout_model, config.cluster.gpu_per_node
+    if per_node is None:
+        return
+    key, size = "cluster.gpu_per_node", "explorer.rollout_model.tensor_parallel_size"
+    if per_node == 0:
+        if rollout.tensor_parallel_size > 1 and config.mode != "train":
+            message = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
+            yield Finding(size, rollout.tensor_parallel_size, message, (key,))
+        return
+    total = per_node * config.cluster.node_num
+    models = [] if config.mode == "train" else [rollout, *config.explorer.auxiliary_models]
+    engines = sum(model.engine_num * model.tensor_parallel_size for model in models)
+    rests_on = (key, size, "cluster.node_num", "explorer.rollout_model.engine_num", "explorer.auxiliary_models")
+    have = f"and there {'is' if total == 1 else 'are'} {total} (cluster.node_num x cluster.gpu_per_node)"
+    if engines > total:
+        yield Finding(
+            "explorer.rollout_model.engine_num", engines, f"the engines need {engines} GPUs, {have}.", rests_on
+        )
+    elif config.mode == "both" and engines == total:
+        message = f"the engines need {engines} GPUs, {have}: none is left for the trainer."
+        yield Finding("explorer.rollout_model.engine_num", engines, message, rests_on)
+    elif config.mode in ("both", "train") and (config.trainer.worker_num or 0) > total - engines:
+        workers = config.trainer.worker_num
+        message = f"asks for {workers} GPUs, but the engines leave {total - engines} of {total}."
+        yield Finding("trainer.worker_num", workers, message, rests_on)
+
+
+def _batches(config: Config) -> Iterator[Finding]:
+    size, key = config.buffer.train_batch_size, "buffer.train_batch_size"
+    if config.algorithm.policy_loss_fn == "dpo" and size % 2:
+        yield Finding(
+            key, size, f"counts chosen and rejected answers, so it must be even, not {size}.", ("buffer.batch_size",)
+        )
+
+
+def _tasks(config: Config) -> Iterator[Finding]:
+    known = ALGORITHMS.get(config.algorithm.algorithm_type)
+    explores = config.mode in ("both", "explore") and (known is None or known.uses_rollouts)
+    given = config.buffer.explorer_input
+    if explores and not given.tasksets:
+        yield Finding(
+            f"{INPUT}.taskset", None, f"must be given in mode {config.mode}: the explorer needs tasks.", ("mode",)
+        )
+    if config.mode == "bench" and not given.eval_tasksets:
+        yield Finding(f"{INPUT}.eval_tasksets", None, "must be given in mode bench: there is nothing to evaluate on.")
+    tasksets = [*_training_tasksets(config), *_eval_tasksets(config)]
+    produced = config.data_processor.task_pipeline is not None
+    for key, taskset in tasksets:
+        if not taskset.path and not produced:
+            yield Finding(f"{key}.path", taskset.path, "must be given: a file, a folder or a hub name.")
+    yield from _unique("task sets", ((f"{key}.name", taskset.name) for key, taskset in tasksets))
+
+
+def _experiences(config: Config) -> Iterator[Finding]:
+    known = ALGORITHMS.get(config.algorithm.algorithm_type)
+    given = config.buffer.trainer_input
+    buffer, name = given.experience_buffer, config.algorithm.algorithm_type
+    rests_on = ("mode", "algorithm.algorithm_type", f"{BUFFER}.storage_type")
+    if known and not known.uses_rollouts and config.mode == "train":
+        if not buffer.path:
+            yield Finding(
+                f"{BUFFER}.path", buffer.path, f"must be given: the data set that {name} learns from.", rests_on
+            )
+        if buffer.storage_type == "queue":
+            message = f"must be file: {name} learns from a data set, not from an explorer."
+            yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
+    elif known and known.uses_rollouts and config.mode in ("both", "train") and buffer.storage_type == "file":
+        message = f"must be queue or sql in mode {config.mode}: {name} learns from what an explorer stores."
+        yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
+    for key, auxiliary in given.auxiliary_buffers.items():
+        if not auxiliary.path:
+            yield Finding(f"{AUXILIARY}.{key}.path", auxiliary.path, "must be given: a file, a folder or a hub name.")
+    if config.algorithm.sample_strategy == "mix" and not given.auxiliary_buffers and config.mode in ("both", "train"):
+        message = "must hold the expert data that the sample strategy 'mix' draws from."
+        yield Finding(AUXILIARY, None, message, ("algorithm.sample_strategy", "algorithm.algorithm_type"))
+    names = [(f"{AUXILIARY}.{key}.name", auxiliary.name) for key, auxiliary in given.auxiliary_buffers.items()]
+    yield from _unique("buffers", [(f"{BUFFER}.name", buffer.name), *names])
+
+
+def _synchronizer(config: Config) -> Iterator[Finding]:
+    method, key = config.synchronizer.sync_method, "synchronizer.sync_method"
+    known = ALGORITHMS.get(config.algorithm.algorithm_type)
+    apart = config.mode == "explore" or (config.mode == "train" and known is not None and known.uses_rollouts)
+    if apart and method != "checkpoint":
+        message = f"must be checkpoint in mode {config.mode}, where explorer and trainer are separate runs."
+        yield Finding(key, method, message, ("mode",), "checkpoint")
+    elif method == "memory" and config.cluster.node_num > 1:
+        yield Finding(
+            key,
+            method,
+            "must be nccl or checkpoint on several nodes: memory is shared within one.",
+            ("cluster.node_num",),
+        )
+
+
+def _explorer(config: Config) -> Iterator[Finding]:
+    models = config.explorer.auxiliary_models
+    for index, model in enumerate(models):
+        key = f"explorer.auxiliary_models[{index}]"
+        if not model.model_path:
+            yield Finding(f"{key}.model_path", model.model_path, "must be given: a Hugging Face folder or hub name.")
+    names = ((f"explorer.auxiliary_models[{i}].name", model.name) for i, model in enumerate(models) if model.name)
+    yield from _unique("auxiliary models", names)
+    if wrong := _unusable(config.explorer.name):
+        yield Finding("explorer.name", config.explorer.name, wrong)
+
+
+def _trainer(config: Config) -> Iterator[Finding]:
+    trainer, verl = config.trainer, config.trainer.trainer_config.trainer
+    share = trainer.ulysses_sequence_parallel_size
+    if trainer.worker_num is not None and trainer.worker_num % share:
+        message = f"must divide trainer.worker_num, which is {trainer.worker_num}; it is {share}."
+        yield Finding("trainer.ulysses_sequence_parallel_size", share, message, ("trainer.worker_num",))
+    instead = "use continue_from_checkpoint: true goes on from the run's latest checkpoint, false starts anew."
+    if verl.resume_mode != "auto":
+        yield Finding(f"{VERL}.trainer.resume_mode", verl.resume_mode, instead)
+    if verl.resume_from_path:
+        yield Finding(f"{VERL}.trainer.resume_from_path", verl.resume_from_path, instead)
+
+
+def _training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+    """Each training task set with the key under which it was given."""
+    given = config.given.get("buffer")
+    given = given.get("explorer_input") if isinstance(given, dict) else None
+    single = isinstance(given, dict) and given.get("taskset") is not None
+    return [
+        (f"{INPUT}.taskset" if single and index == 0 else f"{INPUT}.tasksets[{index - single}]", taskset)
+        for index, taskset in enumerate(config.buffer.explorer_input.tasksets)
+    ]
+
+
+def _eval_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+    return [
+        (f"{INPUT}.eval_tasksets[{i}]", taskset) for i, taskset in enumerate(config.buffer.explorer_input.eval_tasksets)
+    ]
+
+
+def _unique(what: str, named: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """A finding for every name that was seen before."""
+    seen: set[str] = set()
+    for key, name in named:
+        if name in seen:
+            yield Finding(key, name, f"two {what} are called '{name}'; names must differ.")
+        seen.add(name)

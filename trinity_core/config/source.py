@@ -57,44 +57,50 @@ def read(path: Path) -> Source:
 
 def parse(text: str, name: str = "<text>") -> Source:
     """Parse YAML text; `name` is shown in problems. Raises ConfigError."""
+    places: dict[str, Place] = {"": Place(name)}
+    problems: list[Problem] = []
     try:
         node = yaml.compose(text, _Loader)
+        if node is not None:
+            _mark(node, "", (), places, problems)
+        if problems:
+            raise ConfigError(problems)
         tree = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
         raise _single(f"is not valid YAML: {error.problem or error.context}.", name, line) from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise _single(f"is not valid YAML: {error}.", name) from None
+    except yaml.YAMLError as error:
+        raise _single(f"is not valid YAML: {_first_line(error)}.", name) from None
     if tree is None:
-        return Source({})
+        return Source({}, places)
     if not isinstance(tree, dict):
         raise _single("must be a mapping of sections.", name)
-    places: dict[str, Place] = {}
-    problems: list[Problem] = []
-    if node is not None:
-        _mark(node, "", name, places, problems)
-    if problems:
-        raise ConfigError(problems)
     return Source(tree, places)
 
 
-def _mark(node: yaml.Node, key: str, file: str, places: dict[str, Place], problems: list[Problem]) -> None:
-    """Note the line of every key below `node`, and every key that is given twice."""
+def _mark(node: yaml.Node, key: str, above: tuple[int, ...], places: dict[str, Place], problems: list[Problem]) -> None:
+    """Note the line of every key below `node`; report keys given twice and anchors within themselves."""
+    file = places[""].file
+    line = node.start_mark.line + 1
+    if id(node) in above:
+        problems.append(Problem(key, None, "refers to itself.", file, line))
+        return
+    above = (*above, id(node))
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
-            path = f"{key}.{name.value}" if key else str(name.value)
+            path = _join(key, str(name.value))
             line = name.start_mark.line + 1
             if path in places and name.value != "<<":
                 first = places[path].line
                 problems.append(Problem(path, None, f"is given twice, first in line {first}.", file, line))
             places[path] = Place(file, line)
-            _mark(value, path, file, places, problems)
+            _mark(value, path, above, places, problems)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            path = f"{key}[{index}]"
+            path = _join(key, index)
             places[path] = Place(file, item.start_mark.line + 1)
-            _mark(item, path, file, places, problems)
+            _mark(item, path, above, places, problems)
 
 
 def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:

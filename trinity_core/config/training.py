@@ -82,9 +82,9 @@ def train_settings(config: Config) -> TrainSettings:
         shuffle=actor.shuffle,
         use_dynamic_bsz=trainer.use_dynamic_bsz,
         micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
-        max_tokens=trainer.max_token_len_per_gpu,
+        max_tokens=_budget(config, trainer.max_token_len_per_gpu),
         reference_micro_batch_size=reference.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
-        reference_max_tokens=reference.log_prob_max_token_len_per_gpu or trainer.max_token_len_per_gpu,
+        reference_max_tokens=_budget(config, reference.log_prob_max_token_len_per_gpu or trainer.max_token_len_per_gpu),
         balance_batch=verl.trainer.balance_batch,
         sequence_parallel_size=trainer.ulysses_sequence_parallel_size,
         zero_stage=trainer.zero_stage,
@@ -98,6 +98,11 @@ def train_settings(config: Config) -> TrainSettings:
         save_huggingface="hf_model" in actor.checkpoint.save_contents,
         critic=_critic(config) if config.needs_critic else None,
     )
+
+
+def _budget(config: Config, tokens: int) -> int:
+    """Tokens of a micro-batch of one worker: at least its share of one sequence of `max_model_len`."""
+    return max(tokens, -(-config.model.max_model_len // config.trainer.ulysses_sequence_parallel_size))
 
 
 def _critic(config: Config) -> CriticSettings:
@@ -122,7 +127,7 @@ def _critic(config: Config) -> CriticSettings:
         shuffle=actor.shuffle if critic.shuffle is None else critic.shuffle,
         use_dynamic_bsz=dynamic,
         micro_batch_size=critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
-        max_tokens=critic.ppo_max_token_len_per_gpu or 2 * config.trainer.max_token_len_per_gpu,
+        max_tokens=_budget(config, critic.ppo_max_token_len_per_gpu or 2 * config.trainer.max_token_len_per_gpu),
         gradient_checkpointing=critic.model.enable_gradient_checkpointing,
         param_offload=critic.model.fsdp_config.param_offload,
         optimizer_offload=critic.model.fsdp_config.optimizer_offload,

@@ -61,19 +61,13 @@ class _Hidden:
     """Not a setting: never read from or written to YAML."""
 
 
-@dataclass(frozen=True)
-class _Secret:
-    """Never shown, logged or tracked in the clear."""
-
-
-IS_DERIVED, IS_NO_EFFECT, IS_HIDDEN, IS_SECRET = _Derived(), _NoEffect(), _Hidden(), _Secret()
+IS_DERIVED, IS_NO_EFFECT, IS_HIDDEN = _Derived(), _NoEffect(), _Hidden()
 
 Derived = Annotated[T, IS_DERIVED]
 """A setting whose default follows from others. Its value is of type T once a configuration is resolved."""
 DERIVED: Any = None
 """The default of a `Derived` setting."""
 NoEffect = Annotated[Any, IS_NO_EFFECT]
-Secret = Annotated[T, IS_SECRET]
 
 Count = Annotated[int, Range(1)]
 Natural = Annotated[int, Range(0)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
+from operator import attrgetter
 from typing import Any, get_args
 
 from trinity_core.config.bind import hints, unpack
-from trinity_core.config.schema import VerlConfig
+from trinity_core.config.schema import Config, VerlConfig
 from trinity_core.config.types import IS_NO_EFFECT, SameAs
 
 ROOT = "trainer.trainer_config"
@@ -26,18 +26,17 @@ def without_effect() -> frozenset[str]:
     return frozenset(key for key, extras in _leaves(VerlConfig, "") if IS_NO_EFFECT in extras)
 
 
-def lay_under(tree: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a configuration tree in which values given in veRL's words also stand at their native keys.
+def lay_under(config: Config, tree: dict[str, Any]) -> None:
+    """Give native settings the values written in veRL's words, unless `tree` gives them at their own keys.
 
-    A native key that is given keeps its value. Null and negative warm-up steps mean "not given" in veRL.
+    Null, and a negative number of warm-up steps, mean "not given" in veRL.
     """
-    tree = copy.deepcopy(tree)
     for verl_key, native_key in spellings().items():
-        value = _get(tree, f"{ROOT}.{verl_key}")
-        unset = value is None or (verl_key.endswith("lr_warmup_steps") and isinstance(value, int) and value < 0)
+        value = attrgetter(f"{ROOT}.{verl_key}")(config)
+        unset = value is None or (verl_key.endswith("lr_warmup_steps") and value < 0)
         if not unset and _get(tree, native_key) is None:
-            _set(tree, native_key, value)
-    return tree
+            section, _, name = native_key.rpartition(".")
+            setattr(attrgetter(section)(config), name, value)
 
 
 def ignored(tree: dict[str, Any]) -> list[str]:
@@ -62,17 +61,3 @@ def _get(tree: Any, key: str) -> Any:
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, dict) else None
     return tree
-
-
-def _set(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key, unless a section on the way is no section (which is reported elsewhere)."""
-    *sections, last = key.split(".")
-    node: Any = tree
-    for section in sections:
-        if not isinstance(node, dict):
-            return
-        if node.get(section) is None:
-            node[section] = {}
-        node = node[section]
-    if isinstance(node, dict):
-        node[last] = value

@@ -34,14 +34,13 @@ class OptimizerConfig:
 class AlgorithmConfig:
     """A named algorithm and the parts it consists of; each part can be replaced alone.
 
-    A part is named by its registered name or as `package.module.function`. Arguments given are laid over the
-    defaults of the algorithm.
+    A module in `plugin_dir` can add parts and algorithms. Arguments given are laid over the defaults of the algorithm.
     """
 
     algorithm_type: str = "ppo"
     """Name of a set of defaults for all parts below."""
     repeat_times: Derived[Count] = DERIVED
-    """Rollouts of one task. By default what the algorithm needs; always 2 for `dpo` (chosen and rejected)."""
+    """Rollouts of one task; by default the algorithm's own. Always 2 for `dpo` (a pair) and 1 for `sft`."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Step size and schedule of the policy."""
     sample_strategy: Derived[str] = DERIVED

@@ -108,7 +108,7 @@ class ExplorerInputConfig:
     """The tasks that are explored and evaluated. After loading, `tasksets` holds all training tasks."""
 
     taskset: TasksetConfig | None = None
-    """The training tasks: one task set. Loading moves it into `tasksets`."""
+    """The training tasks: one task set. Loading makes it the only entry of `tasksets`."""
     tasksets: list[TasksetConfig] = field(default_factory=list)
     """The training tasks: several task sets. Give this or `taskset`."""
     eval_tasksets: list[TasksetConfig] = field(default_factory=list)
@@ -163,7 +163,8 @@ class BufferConfig:
     """Tasks of one explore step (not multiplied by `algorithm.repeat_times`). By default
     `train_batch_size / algorithm.repeat_times`, and 1 where neither is given."""
     train_batch_size: Derived[Annotated[int, Range(1), Unit("experiences")]] = DERIVED
-    """Experiences of one gradient step; by default `batch_size * algorithm.repeat_times`."""
+    """Experiences of one gradient step; by default `batch_size * algorithm.repeat_times`, and with `mix` the
+    expert data on top of it."""
     total_epochs: Annotated[int, Range(1), Unit("epochs")] = 1
     """Passes over the training tasks. Ignored where `total_steps` is given."""
     total_steps: Steps | None = None

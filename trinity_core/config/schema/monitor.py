@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from trinity_core.config.types import Args, Count, Range, Secret
+from trinity_core.config.types import Args, Count, Range
 
 
 @dataclass(slots=True)
@@ -14,7 +14,7 @@ class MonitorConfig:
 
     monitor_type: Literal["mlflow", "tensorboard", "wandb"] = "mlflow"
     """The tracking system."""
-    monitor_args: Secret[Args] = field(default_factory=dict)
+    monitor_args: Args = field(default_factory=dict)
     """`mlflow`: `uri`, `username`, `password`; `wandb`: `base_url`, `api_key`."""
     enable_ray_timeline: bool = False
     """Write `monitor/timeline.json`, to be viewed in Chrome at chrome://tracing."""

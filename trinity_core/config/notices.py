@@ -1,0 +1,47 @@
+"""What a user may want to know about a valid configuration: settings that change another, or that do nothing."""
+
+from __future__ import annotations
+
+from trinity_core.config import verl
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.resolve import expert_share
+from trinity_core.config.schema import Config
+
+
+def notices(config: Config) -> list[str]:
+    """One sentence each, for a log or a terminal; empty for most configurations."""
+    return [*_ignored(config), *_repeats(config), *_batches(config), *_budget(config)]
+
+
+def _ignored(config: Config) -> list[str]:
+    keys = verl.ignored(config.given)
+    return [f"Accepted, but without effect here: {', '.join(keys)}."] if keys else []
+
+
+def _repeats(config: Config) -> list[str]:
+    algorithm = config.algorithm
+    given = (config.given.get("algorithm") or {}).get("repeat_times")
+    known = ALGORITHMS[algorithm.algorithm_type]
+    if given is None or known.uses_rollouts or given == algorithm.repeat_times:
+        return []
+    return [f"algorithm.repeat_times is {algorithm.repeat_times} for {known.name}; the {given} given is not used."]
+
+
+def _batches(config: Config) -> list[str]:
+    buffer, repeats = config.buffer, config.algorithm.repeat_times
+    explored = buffer.batch_size * repeats
+    taken = round(buffer.train_batch_size * (1 - expert_share(config.algorithm)))
+    if config.mode != "both" or taken == explored:
+        return []
+    return [
+        f"An explore step gives {explored} experiences (batch_size {buffer.batch_size} x repeat_times {repeats}), "
+        f"a training step takes {taken}."
+    ]
+
+
+def _budget(config: Config) -> list[str]:
+    trainer, longest = config.trainer, config.model.max_model_len
+    budget = trainer.max_token_len_per_gpu * trainer.ulysses_sequence_parallel_size
+    if config.mode not in ("both", "train") or budget >= longest:
+        return []
+    return [f"A micro-batch holds up to {longest} tokens, one sequence of max_model_len, rather than {budget}."]

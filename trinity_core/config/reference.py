@@ -1,0 +1,141 @@
+"""The reference page of all settings, written from the schema: `python -m trinity_core.config.reference [FILE]`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.fields import Setting, settings
+from trinity_core.config.schema import Config
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+HEAD = """# Configuration
+
+One YAML file says what a run is. This page lists every setting; it is written from the schema
+(`python -m trinity_core.config.reference`), where each setting has its meaning, choices, bounds and default once.
+
+```bash
+trinity run --config configs/gsm8k/gsm8k.yaml                           # run it
+trinity run --config configs/gsm8k/gsm8k.yaml buffer.total_steps=10     # with an override
+trinity validate --config configs/gsm8k/gsm8k.yaml                      # only check it
+```
+
+**Values.** `${oc.env:NAME,default}` is an environment variable, `${model.model_path}` another setting (OmegaConf's
+interpolation). `1e-6` is a number. Relative paths start from the folder the command runs in. "derived" as a default
+means that the value follows from other settings when the file is loaded.
+
+**Overrides** read `key.path=value`, the value being YAML. An entry of a list is named by its index or by its name:
+`buffer.explorer_input.eval_tasksets.gsm8k-eval.repeat_times=4`, `stages.sft_warmup.buffer.total_steps=5`.
+
+**Checks.** All problems are reported together, before anything starts, each with its file, line and key:
+
+```text
+The configuration has 2 problems:
+  - run.yaml:4: algorithm.repeat_time: is not a known key. Did you mean 'repeat_times'?
+  - run.yaml:9: model.min_response_tokens: must be less than max_response_tokens, which is 16; it is 32.
+```
+
+**Folders.** A run keeps everything in `<checkpoint_root_dir>/<project>/<name>/`. Its experience store is a SQLite
+database in `buffer/` there, or what `buffer.trainer_input.experience_buffer.path` says.
+
+**Stages** run one after another, each from the model the one before has left. A stage inherits the sections above it
+key by key; lists, a `taskset` and an `experience_buffer` are replaced as a whole. With another `algorithm_type` only
+the optimizer is inherited from `algorithm`, and a stage that says how long it trains (`total_steps`, `total_epochs`)
+inherits no other length. The run of a stage is called `<name>_<stage_name>` and has a folder of its own beside those
+of the other stages.
+
+**Algorithms** are named sets of defaults over parts (advantage, losses, aggregation …) that can each be replaced.
+Arguments that are given are laid over those of the algorithm: `policy_loss_fn_args: {clip_range: 0.1}` changes only the
+clip range. A part that is replaced by another starts from its own defaults.
+
+**veRL.** `trainer.trainer_config` takes a trainer configuration in veRL's words. Keys that also exist here set the
+setting of this page, unless that is given itself; keys without a counterpart are accepted and listed in a notice.
+"""
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    return "\n".join([HEAD, *_section(Config, "", 2, {})]).rstrip() + "\n"
+
+
+def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[str]:
+    """Heading, doc and table of a section, then the sections below it that are not `shown` yet."""
+    shown[cls] = key
+    found = settings(cls)
+    below = {
+        setting.name: (f"{key}.{setting.name}" if key else setting.name) + _entry(setting)
+        for setting in found
+        if setting.section is not None
+    }
+    lines = [f"{'#' * min(level, 4)} {f'`{key}`' if key else 'The whole file'}", "", *_doc(cls), ""]
+    lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+    lines += [_row(setting, shown) for setting in found] + [""]
+    if cls is Config:
+        lines += [f"Algorithms: {', '.join(f'`{name}`' for name in ALGORITHMS)}.", ""]
+    for setting in found:
+        if setting.section is not None and setting.section not in shown:
+            lines += _section(setting.section, below[setting.name], level + 1, shown)
+    return lines
+
+
+def _entry(setting: Setting) -> str:
+    """How an entry of a list or of a mapping of sections is written after its key."""
+    if setting.kind == "array":
+        return "[i]"
+    return ".NAME" if setting.default == {} else ""
+
+
+def _doc(cls: type) -> list[str]:
+    return (inspect.getdoc(cls) or "").splitlines()
+
+
+def _row(setting: Setting, shown: dict[type, str]) -> str:
+    meaning = f"Without effect. {setting.doc}" if setting.no_effect else setting.doc
+    if setting.same_as:
+        meaning = f"Same as `{setting.same_as}`. {meaning}"
+    if setting.section in shown:
+        meaning += f" As `{shown[setting.section]}`."
+    cells = (f"`{setting.name}`", _value(setting), _default(setting), meaning)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _value(setting: Setting) -> str:
+    if setting.no_effect:
+        return "any"
+    if setting.section is not None:
+        kinds = {"[i]": "list of sections", ".NAME": "sections by name"}
+        return kinds.get(_entry(setting), "section")
+    if setting.choices:
+        return ", ".join(f"`{choice}`" for choice in setting.choices)
+    words = {"integer": "whole number", "number": "number", "boolean": "true, false", "string": "text", "array": "list"}
+    text = words.get(setting.kind, "keys and values")
+    bounds = f", {setting.bounds}" if setting.bounds else ""
+    unit = f" of {setting.unit}" if setting.unit else ""
+    return f"{text}{unit}{bounds}"
+
+
+def _default(setting: Setting) -> str:
+    if setting.section is not None or setting.no_effect or setting.same_as:
+        return ""
+    if setting.derived:
+        return "derived"
+    return "null" if setting.default is None else f"`{_plain(setting.default)}`"
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def main() -> None:
+    """Write the page."""
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
