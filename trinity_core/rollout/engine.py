@@ -1,0 +1,98 @@
+"""Engine: one vLLM that generates for the explorer. A plain class; as a Ray actor it is an asynchronous one.
+
+Any number of calls may be in flight. After every hand-over the engine proves what it holds: its log-probs of the
+version's probe must agree with the trainer's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from trinity_core.rollout.local import LocalEngine
+from trinity_core.rollout.messages import HandOver, Request, Sample, SampleBatch, WeightSource
+from trinity_core.rollout.served import ServedEngine
+from trinity_core.rollout.settings import EngineSettings
+from trinity_core.sync.probe import Probe, verify_probe
+
+
+class Engine:
+    """One engine, in this process (CPU) or in vLLM's own (GPU).
+
+    Raises `TrinityError` for what no retry can mend (a missing model, a request that cannot be), `HandOverError` where
+    the weights it holds are not the trainer's; any other error means that it is of no more use.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self._local = None if settings.on_gpu else LocalEngine(settings)
+        self._served = ServedEngine(settings) if settings.on_gpu else None
+
+    async def start(self) -> float:
+        """Load the model; returns when it can generate, with the seconds that took."""
+        began = time.perf_counter()
+        if self._local is not None:
+            await asyncio.wrap_future(self._local.start())
+        else:
+            await self._remote.start()
+        return time.perf_counter() - began
+
+    @property
+    def _remote(self) -> ServedEngine:
+        assert self._served is not None
+        return self._served
+
+    async def generate(self, requests: Sequence[Request]) -> SampleBatch:
+        """Sample all requests; the batch is in their order."""
+        samples: list[Sample]
+        if self._local is not None:
+            samples = await asyncio.wrap_future(self._local.generate(requests))
+        else:
+            samples = await self._remote.generate(requests)
+        return SampleBatch.pack(samples)
+
+    async def abort(self, keys: Sequence[str]) -> None:
+        """Give requests up."""
+        if self._local is not None:
+            self._local.abort(keys)
+        else:
+            await self._remote.abort(keys)
+
+    async def load(self, source: WeightSource, version: int) -> HandOver:
+        """Take `version` of the weights and prove it. Requests in flight go on: each token says which version chose it.
+
+        Raises `HandOverError` where the proof fails, `VersionGone` where the version is no longer there.
+        """
+        began = time.perf_counter()
+        if self._local is not None:
+            await asyncio.wrap_future(self._local.load(source, version))
+        else:
+            await self._remote.load(source, version)
+        probe = _probe(source, version)
+        gap = None if probe is None else verify_probe(probe, await self.score(probe.tokens))
+        return HandOver(version, time.perf_counter() - began, gap)
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probs (temperature 1) of tokens 1 … of a sequence, each after those before it."""
+        if self._local is not None:
+            return await asyncio.wrap_future(self._local.score(tokens))
+        return await self._remote.score(tokens)
+
+    async def version(self) -> int:
+        """The version of the weights it holds."""
+        return self._local.version if self._local is not None else self._remote.version
+
+    async def stop(self) -> None:
+        """End the engine; what is in flight fails."""
+        (self._local or self._remote).stop()
+
+
+def _probe(source: WeightSource, version: int) -> Probe | None:
+    if source.method == "folder":
+        return None
+    from trinity_core.sync.weights import open_weights
+
+    method = "memory" if source.method == "nccl" else source.method
+    return open_weights(method, Path(source.path)).probe(version)

@@ -1,0 +1,56 @@
+"""The engine's end of a hand-over: a mix-in for vLLM's worker, so that tensors are read where they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+
+
+class WeightReceiver:
+    """Added to every worker of an engine (`worker_extension_cls`), and called by `collective_rpc`."""
+
+    def receive_weights(self, method: str, path: str, version: int) -> None:
+        """Load a published version (`memory`, `checkpoint`) or a Hugging Face folder (`folder`) into the model."""
+        tensors = with_head(_folder_tensors(Path(path)) if method == "folder" else _published(method, path, version))
+        worker: Any = self
+        worker.reload_weights(weights_iterator=tensors)
+
+
+def _published(method: str, path: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+    from trinity_core.sync.weights import open_weights
+
+    return open_weights(method, path).load(version)
+
+
+def _folder_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    from safetensors import safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{folder} holds no safetensors file; convert the checkpoint first")
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
+                yield name, opened.get_tensor(name)
+
+
+def with_head(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors, and the embeddings once more as `lm_head.weight` where no head is among them.
+
+    vLLM's CPU backend keeps a repacked copy of a tied head; it stays at its old values unless it is loaded by name.
+    """
+    head = embeddings = None
+    for name, tensor in tensors:
+        head = tensor if name == HEAD else head
+        embeddings = tensor if name == EMBEDDINGS else embeddings
+        yield name, tensor
+    if head is None and embeddings is not None:
+        yield HEAD, embeddings

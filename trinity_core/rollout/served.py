@@ -1,0 +1,87 @@
+"""vLLM in processes of its own (`AsyncLLM`): the engine on GPUs, also over several of them (tensor parallel)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from trinity_core.errors import TrinityError
+from trinity_core.rollout import vllm_types
+from trinity_core.rollout.messages import Request, Sample, WeightSource
+from trinity_core.rollout.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+@dataclass
+class ServedEngine:
+    """The same verbs as `LocalEngine`, as coroutines."""
+
+    settings: EngineSettings
+    version: int = 0
+    _engine: AsyncLLM | None = None
+
+    async def start(self) -> None:
+        """Start vLLM's processes; returns when it can generate."""
+        vllm_types.check_model(self.settings.model_path)
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = AsyncEngineArgs(**vllm_types.engine_arguments(self.settings))
+        self._engine = AsyncLLM.from_engine_args(arguments)
+        await self._vllm.update_weight_version(str(self.version))
+
+    @property
+    def _vllm(self) -> AsyncLLM:
+        assert self._engine is not None, "the engine has not started"
+        return self._engine
+
+    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
+        """Sample all requests; the result is in their order."""
+        return list(await asyncio.gather(*(self._sample(request) for request in requests)))
+
+    async def _sample(self, request: Request) -> Sample:
+        prompt: Any = {"prompt_token_ids": request.prompt.tolist()}
+        try:
+            async for output in self._vllm.generate(prompt, vllm_types.sampling_params(request), request.key):
+                if output.finished:
+                    return vllm_types.sample(output.outputs[0], self.version)
+        except ValueError as error:
+            raise TrinityError(f"the engine refuses a request: {error}") from error
+        return vllm_types.ABORTED
+
+    async def abort(self, keys: Sequence[str]) -> None:
+        """Give requests up; their samples carry the reason `abort`."""
+        await self._vllm.abort(list(keys))
+
+    async def load(self, source: WeightSource, version: int) -> float:
+        """Load weights while generation is paused; requests in flight go on with them, their KV cache computed anew."""
+        began = time.perf_counter()
+        await self._vllm.pause_generation(mode="keep", clear_cache=False)
+        await self._receive(source, version)
+        await self._vllm.reset_prefix_cache(reset_running_requests=True)
+        await self._vllm.update_weight_version(str(version))
+        await self._vllm.resume_generation()
+        self.version = version
+        return time.perf_counter() - began
+
+    async def _receive(self, source: WeightSource, version: int) -> None:
+        await self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probs (temperature 1) of tokens 1 … of a sequence, each after those before it."""
+        prompt: Any = {"prompt_token_ids": list(tokens)}
+        scores: Any = None
+        async for output in self._vllm.generate(prompt, vllm_types.probe_params(), f"probe-{uuid4().hex}"):
+            scores = output.prompt_logprobs if output.prompt_logprobs is not None else scores
+        return vllm_types.prompt_logprobs(scores)
+
+    def stop(self) -> None:
+        """End vLLM's processes."""
+        if self._engine is not None:
+            self._engine.shutdown()

@@ -1,0 +1,129 @@
+"""What an engine is started with, derived from the configuration. Imports neither torch nor vllm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trinity_core.config import AuxiliaryModelConfig, Config, RolloutModelConfig
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a KV block on the CPU. vLLM's default of 128 is longer than a short prompt, so that the samples of a group
+would share nothing; 32 is the smallest its kernels take. 128 samples of 16 prompts of 35 tokens: 0.72 s against 0.47 s
+of one core (`benchmarks/generation.py --block 128`)."""
+
+CPU_BATCH_TOKENS = 16384
+"""Prompt tokens that one step of a CPU engine may prefill. Prompts are never cut into chunks there: vLLM's CPU generator
+cannot continue a seeded request between chunks."""
+
+SPIN_COUNT = 20_000
+"""Turns that an idle OpenMP thread spins before it sleeps: some 30 us, longer than the gap between two kernels and
+short enough to leave the core to the trainer."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """One engine: model, limits and place."""
+
+    model_path: str
+    max_model_len: int
+    """Longest sequence, prompt and response together, tokens."""
+    on_gpu: bool = False
+    dtype: str = "auto"
+    """`auto`: bfloat16 on a GPU, float32 on the CPU."""
+    max_num_seqs: int = 256
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    kv_cache_gib: float | None = None
+    """KV cache on the CPU; None: as much as `max_num_seqs` full sequences need, at most a quarter of the free memory."""
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = True
+    trust_remote_code: bool = False
+    seed: int = 0
+    threads: int = 1
+    """OpenMP threads of a CPU engine."""
+    block_size: int | None = None
+    """KV block, tokens; None: vLLM's choice on a GPU, `CPU_BLOCK_TOKENS` on the CPU."""
+    takes_weights: bool = True
+    """Whether a trainer hands weights over to it; not so for auxiliary models."""
+    nccl: bool = False
+    """Whether hand-overs come over NCCL."""
+
+    @property
+    def compute_dtype(self) -> str:
+        """The number format of weights and activations."""
+        return ("bfloat16" if self.on_gpu else "float32") if self.dtype == "auto" else self.dtype
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables that must stand before the engine's process starts: they are read at import."""
+        quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        if self.on_gpu:
+            return quiet
+        return quiet | {
+            "OMP_NUM_THREADS": str(self.threads),
+            "GOMP_SPINCOUNT": str(SPIN_COUNT),
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # Nothing is compiled on the CPU but one counting kernel of the sampler, for 4 s and with a C++ compiler.
+            "TORCHDYNAMO_DISABLE": "1",
+            "VLLM_HOST_IP": "127.0.0.1",
+        }
+
+
+def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSettings:
+    """The settings of each engine of the policy. `threads` is its share of the cores, where it runs on the CPU."""
+    sampled = _samples_at_once(config)
+    model = config.explorer.rollout_model
+    return _settings(
+        model,
+        model_path=config.model.model_path,
+        max_model_len=_known(config.model.max_model_len, "model.max_model_len"),
+        max_num_seqs=min(model.max_num_seqs, sampled) if not on_gpu else model.max_num_seqs,
+        on_gpu=on_gpu,
+        threads=threads,
+        seed=config.seed if model.seed is None else model.seed,
+        trust_remote_code=config.model.trust_remote_code,
+        nccl=on_gpu and config.synchronizer.sync_method == "nccl",
+    )
+
+
+def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, threads: int = 1) -> EngineSettings:
+    """The settings of each engine of an auxiliary model."""
+    return _settings(
+        model,
+        model_path=model.model_path,
+        max_model_len=_known(model.max_model_len or config.model.max_model_len, "max_model_len"),
+        max_num_seqs=model.max_num_seqs,
+        on_gpu=on_gpu,
+        threads=threads,
+        seed=config.seed if model.seed is None else model.seed,
+        trust_remote_code=model.trust_remote_code,
+        takes_weights=False,
+    )
+
+
+def _settings(model: RolloutModelConfig, **given: object) -> EngineSettings:
+    shared = {
+        name: getattr(model, name)
+        for name in (
+            "tensor_parallel_size",
+            "gpu_memory_utilization",
+            "kv_cache_gib",
+            "dtype",
+            "enforce_eager",
+            "enable_prefix_caching",
+        )
+    }
+    return EngineSettings(**(shared | given))
+
+
+def _known(value: int | None, key: str) -> int:
+    if value is None:
+        raise ValueError(f"{key} is not resolved; load the configuration with load_config")
+    return value
+
+
+def _samples_at_once(config: Config) -> int:
+    """The most sequences that the workflows ask one engine for, if each asks once for all its repeats."""
+    given = config.buffer.explorer_input
+    tasksets = [*([given.taskset] if given.taskset else []), *given.tasksets, *given.eval_tasksets]
+    repeats = max((t.repeat_times or 1 for t in tasksets), default=config.algorithm.repeat_times or 1)
+    return max(1, config.explorer.runner_per_model * repeats)
