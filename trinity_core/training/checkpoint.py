@@ -1,0 +1,126 @@
+"""What a trainer writes to and reads from a checkpoint's folder.
+
+`actor/` (and `critic/`): `model_world_size_W_rank_r.pt` and `optim_…` hold whole tensors by name, each in the file of
+one rank; `extra_state_…` holds the rank's random streams. `trainer_state.json` holds the rest. Files are loaded with
+`weights_only`, so no code in them can run.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trinity_core.checkpoints.files import clear_errors
+from trinity_core.checkpoints.layout import shard_name
+from trinity_core.errors import DataError
+from trinity_core.training.distributed import Ranks
+from trinity_core.training.engine import Engine
+from trinity_core.training.learner import Learner
+from trinity_core.training.state import optimizer_state, optimizer_steps, restore, weights
+
+STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """What is the same on every rank and no tensor."""
+
+    step: int
+    optimizer_steps: dict[str, int]
+    """By part (`actor`, `critic`): updates made."""
+    objective: dict[str, float] = field(default_factory=dict)
+    """Coefficients that adapt."""
+
+
+def parts(learner: Learner) -> dict[str, Engine]:
+    """The engines whose state belongs to a checkpoint, by folder."""
+    engines = {"actor": learner.engine}
+    if learner.critic is not None:
+        engines["critic"] = learner.critic.engine
+    return engines
+
+
+def save(learner: Learner, step: int, folder: Path) -> None:
+    """Write the whole state after `step` to `folder`, which exists. Collective.
+
+    Raises TrinityError where the disk is full or not writable.
+    """
+    ranks = learner.ranks
+    for part, engine in parts(learner).items():
+        target = folder / part
+        with clear_errors("writing", target):
+            target.mkdir(exist_ok=True)
+            _save_share(weights(engine), target / shard_name("model", ranks.world_size, ranks.rank), ranks)
+            _save_share(optimizer_state(engine), target / shard_name("optim", ranks.world_size, ranks.rank), ranks)
+            torch.save(random_state(ranks), target / shard_name("extra_state", ranks.world_size, ranks.rank))
+    if ranks.first:
+        counts = {part: optimizer_steps(engine) for part, engine in parts(learner).items()}
+        state = TrainerState(step, counts, learner.objective.state())
+        (folder / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
+        learner.model_config.save_pretrained(folder / "actor" / "huggingface")
+
+
+def _save_share(tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks) -> None:
+    """Every rank's share of what all of them go through."""
+    mine = {name: t.detach().cpu() for i, (name, t) in enumerate(tensors) if i % ranks.world_size == ranks.rank}
+    torch.save(mine, path)
+
+
+def load(learner: Learner, folder: Path) -> TrainerState:
+    """Restore the state in `folder`; any number of workers may have written it. Collective."""
+    state = TrainerState(**json.loads((folder / STATE).read_text()))
+    primes = learner.primes()
+    for part, engine in parts(learner).items():
+        if part not in state.optimizer_steps:
+            raise DataError(f"the checkpoint {folder} has no {part}; was it made with another algorithm?")
+        source = folder / part
+        restore(engine, _load_all(source, "model"), _load_all(source, "optim"), state.optimizer_steps[part], primes[part])
+    learner.objective.load_state(state.objective)
+    own = folder / "actor" / shard_name("extra_state", learner.ranks.world_size, learner.ranks.rank)
+    if own.exists():
+        set_random_state(torch.load(own, weights_only=True))
+    return state
+
+
+def _load_all(folder: Path, content: str) -> dict[str, Tensor]:
+    files = sorted(folder.glob(f"{content}_world_size_*_rank_*.pt"))
+    if not files:
+        raise DataError(f"the checkpoint {folder} has no {content}_world_size_*_rank_*.pt")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= torch.load(file, weights_only=True, mmap=True, map_location="cpu")
+    return tensors
+
+
+def random_state(ranks: Ranks) -> dict[str, Any]:
+    """This process's random streams, as plain values and tensors."""
+    version, numbers, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - a user's function may draw from it
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(numbers), gauss],
+        "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
+    }
+    if ranks.device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(ranks.device)
+    return state
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """The inverse of `random_state`."""
+    torch.set_rng_state(state["torch"])
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+

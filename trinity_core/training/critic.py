@@ -1,0 +1,77 @@
+"""PPO's critic: a value model with an engine, optimiser and schedule of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms import AGGREGATIONS, Tally
+from trinity_core.algorithms.value import value_tokens
+from trinity_core.config.training import CriticSettings
+from trinity_core.training.batch import Batch
+from trinity_core.training.distributed import Ranks
+from trinity_core.training.engine import Engine, EngineSettings
+from trinity_core.training.micro import Micro
+from trinity_core.training.model import ValueModel, find_ways, load_causal_lm
+from trinity_core.training.schedule import Schedule, warmup_steps
+from trinity_core.training.update import Cut, all_reduce, gather, micro_batches
+
+
+class Critic:
+    """Estimates the return of each state, and learns from the returns that came."""
+
+    def __init__(
+        self, settings: CriticSettings, zero_stage: int, dtype: torch.dtype, total_steps: int, trust_remote_code: bool,
+        ranks: Ranks,
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.ranks = ranks
+        self.dtype = dtype
+        optimizer = settings.optimizer
+        lm = load_causal_lm(settings.model_path, dtype, trust_remote_code, settings.model_overrides)
+        ways = find_ways(lm)
+        if settings.gradient_checkpointing:
+            lm.gradient_checkpointing_enable({"use_reentrant": False})
+        model = ValueModel(lm, ways, lm.config.get_text_config().hidden_size, dtype)
+        head = lm.get_output_embeddings()
+        if head.weight is not lm.get_input_embeddings().weight:
+            head.weight.requires_grad_(False)
+        self.engine = Engine(
+            model,
+            EngineSettings(
+                optimizer.betas, optimizer.eps, optimizer.weight_decay, settings.grad_clip, zero_stage, dtype,
+                settings.param_offload, settings.optimizer_offload,
+            ),
+            ranks,
+        )  # fmt: skip
+        warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)
+        self.schedule = Schedule(optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio)
+        rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
+        self.cut = Cut(settings.max_tokens, rows, packing=ways.packing)
+
+    def micro_batches(self, batch: Batch) -> list[Micro]:
+        """This rank's micro-batches of the critic's own size."""
+        return micro_batches(batch, self.cut, self.ranks, self.dtype)
+
+    def values(self, batch: Batch, micros: list[Micro]) -> Tensor:
+        """Float32 [B, R]: the value of the state in which each token was chosen."""
+        return gather(batch, micros, lambda micro: self.engine(micro), self.ranks)
+
+    def update(self, batch: Batch, micros: list[Micro], old_values: Tensor, returns: Tensor, step: int) -> dict[str, float]:
+        """One optimiser step on the clipped squared error (token mean); exact over micro-batches and ranks."""
+        weights = AGGREGATIONS["token-mean"].weights(batch.mask)
+        tally = Tally()
+        for i, micro in enumerate(micros):
+            values = micro.grid(self.engine(micro))
+            mask = batch.mask[micro.rows] if len(micro.cells) else batch.mask[micro.rows] & False
+            losses, stats = value_tokens(
+                values, returns[micro.rows], mask, old_values[micro.rows], self.settings.cliprange_value
+            )
+            loss = (weights[micro.rows] * losses).sum()
+            tally.means(stats)
+            tally.total("critic/vf_loss", loss)
+            self.engine.backward(loss, last=i == len(micros) - 1)
+        lr = self.schedule.at(step)
+        norm = self.engine.step(lr)
+        tally.reduce(all_reduce(self.ranks))
+        return tally.metrics() | {"critic/grad_norm": norm, "critic/lr": lr}

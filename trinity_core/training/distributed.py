@@ -1,0 +1,118 @@
+"""The ranks of a trainer: process group, device, and the few collectives that are not DeepSpeed's own."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+COLLECTIVE_TIMEOUT = timedelta(hours=2)
+"""Longest wait of one rank for another. Ranks wait here while rank 0 waits for a batch, which may take a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process's place among the workers of one trainer."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which talks to the rest of the run."""
+        return self.rank == 0
+
+
+def rendezvous() -> tuple[str, int]:
+    """An address and a free port of this machine where the ranks can meet. Call on rank 0's machine."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    return _own_address(), port
+
+
+def _own_address() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except socket.gaierror:
+        return "127.0.0.1"
+
+
+def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu: bool) -> Ranks:
+    """Join the process group: NCCL where a GPU is used, gloo otherwise; each process sees its own GPU as device 0.
+
+    Sets the environment that DeepSpeed reads. It has to come before the first import of deepspeed in the process.
+    """
+    os.environ.update(
+        DS_ACCELERATOR="cuda" if use_gpu else "cpu",
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_RANK="0",
+        MASTER_ADDR=master_addr,
+        MASTER_PORT=str(master_port),
+    )
+    import deepspeed
+    import torch
+
+    # An all-reduce for inference, compiled with the machine's compiler when the CPU backend starts; training uses gloo.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
+    if use_gpu:
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if use_gpu else "gloo",
+        init_method=f"tcp://{master_addr}:{master_port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+    )
+    return Ranks(rank, world_size, device)
+
+
+def leave() -> None:
+    """Leave the process group, if this process is in one."""
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def broadcast_bytes(blob: bytes | None, ranks: Ranks) -> bytes:
+    """Rank 0's `blob` on every rank (the others pass None). No pickle is involved."""
+    import torch
+
+    if ranks.world_size == 1:
+        assert blob is not None
+        return blob
+    size = torch.tensor([0 if blob is None else len(blob)])
+    torch.distributed.broadcast(size, 0)
+    buffer = (
+        torch.empty(int(size), dtype=torch.uint8)
+        if blob is None
+        else torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+    )
+    if len(buffer):
+        torch.distributed.broadcast(buffer, 0)
+    return buffer.numpy().tobytes()
+
+
+def sum_over_ranks(values: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """The element-wise sum of `values` over all ranks; in place."""
+    import torch
+
+    if ranks.world_size > 1:
+        torch.distributed.all_reduce(values)
+    return values
+
+
+def any_rank(flag: bool, ranks: Ranks) -> bool:
+    """Whether `flag` holds on at least one rank."""
+    import torch
+
+    return bool(sum_over_ranks(torch.tensor([int(flag)]), ranks)[0])

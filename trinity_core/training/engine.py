@@ -1,0 +1,125 @@
+"""One model with its optimiser under DeepSpeed: backward over micro-batches, then one step.
+
+The loss given to `backward` is a share of a sum over the whole batch; gradients are summed over micro-batches and ranks
+(DeepSpeed averages over ranks, so shares are scaled by their number). The learning rate is handed in with each step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trinity_core.training.distributed import Ranks
+
+NO_DECAY_DIMENSIONS = 1
+"""Biases and norm weights (one dimension) are not decayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What a model's engine is set to."""
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    grad_clip: float
+    """Largest norm of the whole gradient; 0 switches clipping off."""
+    zero_stage: int
+    dtype: torch.dtype
+    param_offload: bool = False
+    optimizer_offload: bool = False
+
+
+class Engine:
+    """A module whose parameters are updated by AdamW, whole on every rank or partitioned by ZeRO."""
+
+    def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks) -> None:
+        import deepspeed
+
+        self.ranks = ranks
+        self.settings = settings
+        self.device = ranks.device
+        module.to(ranks.device)
+        self.optimizer = torch.optim.AdamW(
+            _parameter_groups(module, settings.weight_decay),
+            lr=0.0,
+            betas=settings.betas,
+            eps=settings.eps,
+            fused=True,
+        )
+        self.deepspeed, self.wrapped, _, _ = deepspeed.initialize(
+            model=module,
+            optimizer=self.optimizer,
+            config=deepspeed_config(settings, ranks.world_size),
+            dist_init_required=False,
+        )
+        self.plain = settings.zero_stage == 0 and settings.dtype == torch.float32
+        """Whether the optimiser holds the parameters themselves: no partitions and no second copy."""
+
+    @property
+    def module(self) -> Any:
+        """The model itself."""
+        return self.deepspeed.module
+
+    def __call__(self, *args: Any) -> Any:
+        """The module's forward, with DeepSpeed's gathering of partitioned parameters."""
+        return self.deepspeed(*args)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Add the gradient of a micro-batch's share; `last` says that `step` comes next. Collective."""
+        self.deepspeed.set_gradient_accumulation_boundary(last)
+        self.deepspeed.backward(loss * self.ranks.world_size)
+
+    def step(self, lr: float) -> float:
+        """Update the weights; returns the norm of the whole gradient before clipping. Collective.
+
+        A gradient that is not finite leaves weights and optimiser as they are; the norm says so.
+        """
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = lr
+        if not self.plain:
+            self.deepspeed.step()
+            return float(self.deepspeed.get_global_grad_norm() or 0.0)
+        norm = self._clip()
+        if torch.isfinite(norm):
+            self.deepspeed.step()
+        else:
+            self.deepspeed.zero_grad()
+        return float(norm)
+
+    def _clip(self) -> Tensor:
+        """DeepSpeed's own clipping of unpartitioned float32 gradients goes tensor by tensor and does not tell the norm."""
+        limit = self.settings.grad_clip or float("inf")
+        return torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit, foreach=True)
+
+
+def deepspeed_config(settings: EngineSettings, world_size: int) -> dict[str, Any]:
+    """DeepSpeed's configuration. Its batch sizes are formal: micro-batches are ours, and so is their number."""
+    plain = settings.zero_stage == 0 and settings.dtype == torch.float32
+    zero: dict[str, Any] = {"stage": settings.zero_stage}
+    if settings.optimizer_offload and settings.zero_stage:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if settings.param_offload and settings.zero_stage == 3:
+        zero["offload_param"] = {"device": "cpu"}
+    return {
+        "train_batch_size": world_size,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 0.0 if plain else settings.grad_clip,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": settings.dtype == torch.bfloat16},
+        "fp16": {"enabled": settings.dtype == torch.float16},
+        "steps_per_print": 10**9,
+    }
+
+
+def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    decayed = [p for p in module.parameters() if p.requires_grad and p.dim() > NO_DECAY_DIMENSIONS]
+    others = [p for p in module.parameters() if p.requires_grad and p.dim() <= NO_DECAY_DIMENSIONS]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,161 @@
+"""All models of a trainer and one step with them: policy, and where the algorithm asks for them reference and critic."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms.objective import Objective
+from trinity_core.config.schema import Config
+from trinity_core.config.training import TrainSettings, train_settings
+from trinity_core.data.experience import Experience
+from trinity_core.training.batch import Batch, batch_metrics, make_batch
+from trinity_core.training.critic import Critic
+from trinity_core.training.distributed import Ranks
+from trinity_core.training.engine import Engine, EngineSettings
+from trinity_core.training.micro import Micro, build_micro
+from trinity_core.training.model import DTYPES, SAMPLE_WIDTH, Policy, Ways, find_ways, load_causal_lm, sample
+from trinity_core.training.schedule import Schedule, warmup_steps
+from trinity_core.training.update import Cut, gather, micro_batches, needs_old_logprobs_first, prepare, update
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by part of a step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to `timing_s/<name>`."""
+        start = time.perf_counter()
+        yield
+        key = f"timing_s/{name}"
+        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
+
+
+class Learner:
+    """Turns a batch of experiences into an update. Collective: every rank calls the same with the same batch."""
+
+    def __init__(self, config: Config, total_steps: int, ranks: Ranks) -> None:
+        settings = train_settings(config)
+        self.ranks = ranks
+        self.settings = settings
+        self.dtype = training_dtype(settings, ranks)
+        self.objective = Objective(config.algorithm)
+        self.temperature = sampling_temperature(config)
+        stage = zero_stage(settings, ranks)
+        trust = config.model.trust_remote_code
+        lm = load_causal_lm(config.model.model_path, self.dtype, trust, settings.model_overrides)
+        ways = find_ways(lm)
+        if settings.gradient_checkpointing:
+            lm.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model_config = lm.config
+        self.engine = Engine(Policy(lm, ways), _engine_settings(settings, stage, self.dtype), ranks)
+        self.reference = self._load_reference(config, ways) if self.objective.needs_reference else None
+        self.critic = (
+            Critic(settings.critic, stage, self.dtype, total_steps, trust, ranks) if settings.critic is not None else None
+        )
+        optimizer = settings.optimizer
+        warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)
+        self.schedule = Schedule(optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio)
+        rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
+        self.cut = Cut(settings.max_tokens, rows, self.objective.policy_loss.rows_per_unit, ways.packing)
+
+    def _load_reference(self, config: Config, ways: Ways) -> Policy:
+        """The policy as it was before the first step, frozen."""
+        lm = load_causal_lm(
+            config.model.model_path, self.dtype, config.model.trust_remote_code, self.settings.model_overrides
+        )
+        lm.set_attn_implementation(self.model_config._attn_implementation)
+        return Policy(lm.eval().requires_grad_(False).to(self.ranks.device), ways)
+
+    def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
+        """Train step `step` (from 1) on a batch; returns its metrics."""
+        watch = Stopwatch()
+        with watch.part("lay_out"):
+            batch = make_batch(experiences, self.ranks.device)
+            micros = micro_batches(batch, self.cut, self.ranks, self.dtype)
+        metrics = batch_metrics(batch, step - 1)
+        with watch.part("log_probs"):
+            old, reference = self._old(batch, micros), self._reference(batch, micros)
+        with watch.part("values"):
+            critic_micros = self.critic.micro_batches(batch) if self.critic else []
+            values = self.critic.values(batch, critic_micros) if self.critic else None
+        with watch.part("advantages"):
+            prepared, told = prepare(self.objective, batch, old, reference, values)
+        metrics |= told
+        if self.critic is not None and values is not None and prepared.returns is not None:
+            with watch.part("update_critic"):
+                for _ in range(self.critic.settings.epochs):
+                    metrics |= self.critic.update(batch, critic_micros, values, prepared.returns, step)
+        if self.critic is None or step > self.critic.settings.warmup_steps:
+            with watch.part("update_actor"):
+                lr = self.schedule.at(step)
+                for _ in range(self.settings.epochs):
+                    told = update(self.engine, self.objective, prepared, micros, self.temperature, step, lr)
+            metrics |= {_actor(name): value for name, value in self.objective.after_batch(told, len(batch)).items()}
+        metrics["experience/micro_batches"] = float(len(micros))
+        return metrics | watch.seconds
+
+    def primes(self) -> dict[str, Callable[[], Tensor]]:
+        """For each engine, by its folder in a checkpoint, a loss whose gradient is zero."""
+        micro = build_micro(sample(self.model_config.get_text_config().vocab_size), [0], SAMPLE_WIDTH, self.cut.packing)
+        moved = micro.to(self.ranks.device, self.dtype)
+        primes: dict[str, Callable[[], Tensor]] = {"actor": lambda: self.engine(moved, 1.0, False)[0].sum() * 0.0}
+        if self.critic is not None:
+            critic = self.critic.engine
+            primes["critic"] = lambda: critic(moved).sum() * 0.0
+        return primes
+
+    def _old(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
+        """Log-probs the ratio is taken against; None where they are the stop-gradient of the new ones."""
+        if not needs_old_logprobs_first(self.objective, self.settings.epochs):
+            return None
+        return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
+
+    def _reference(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
+        reference = self.reference
+        if reference is None:
+            return None
+        return gather(batch, micros, lambda micro: reference(micro, self.temperature, False)[0], self.ranks)
+
+
+def _actor(name: str) -> str:
+    return name if "/" in name else f"actor/{name}"
+
+
+def _engine_settings(settings: TrainSettings, stage: int, dtype: torch.dtype) -> EngineSettings:
+    optimizer = settings.optimizer
+    return EngineSettings(
+        optimizer.betas, optimizer.eps, optimizer.weight_decay, settings.grad_clip, stage, dtype,
+        settings.param_offload, settings.optimizer_offload,
+    )  # fmt: skip
+
+
+def training_dtype(settings: TrainSettings, ranks: Ranks) -> torch.dtype:
+    """`trainer.dtype`; by default bfloat16 on a GPU and float32 on the CPU."""
+    default = "bfloat16" if ranks.device.type == "cuda" else "float32"
+    return DTYPES[settings.dtype or default]
+
+
+def zero_stage(settings: TrainSettings, ranks: Ranks) -> int:
+    """`trainer.zero_stage`; by default 0 for one worker and 2 for several."""
+    if settings.zero_stage is not None:
+        return settings.zero_stage
+    return 0 if ranks.world_size == 1 else 2
+
+
+def sampling_temperature(config: Config) -> float:
+    """The temperature at which log-probs are taken: that of the rollouts, 1 for given data and greedy rollouts."""
+    if not config.algorithm_type.uses_rollouts or config.buffer.explorer_input.taskset is None:
+        return 1.0
+    return config.buffer.explorer_input.taskset.rollout_args.temperature or 1.0

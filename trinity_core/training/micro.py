@@ -1,0 +1,106 @@
+"""One micro-batch as the model takes it, and the way back from loss-carrying tokens to [b, R]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trinity_core.data.experience import Experience
+from trinity_core.training.packing import Packed, pack
+
+LARGEST_MASK = 1 << 26
+"""Elements of an attention mask (b * R * (P + R)) beyond which rows are padded instead: causal kernels need no mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """b rows of T tokens, padded on the right, where causal attention never looks."""
+
+    tokens: Tensor
+    """int64 [b, T]."""
+    present: Tensor
+    """int64 [b, T]: 1 where there is a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Micro:
+    """Rows of a batch with the places of the K tokens that carry loss."""
+
+    rows: Tensor
+    """int64 [b]: which rows of the batch."""
+    inputs: Packed | Padded
+    source: Tensor
+    """int64 [K]: flat index (over N, or b * T) of the hidden state that predicts each token."""
+    targets: Tensor
+    """int64 [K]: the tokens."""
+    cells: Tensor
+    """int64 [K]: their places in the flattened [b, R]."""
+    width: int
+    """R of the batch."""
+
+    def grid(self, values: Tensor) -> Tensor:
+        """[K] -> [b, R], zero where no loss is."""
+        flat = values.new_zeros(len(self.rows) * self.width)
+        return flat.index_copy(0, self.cells, values).view(len(self.rows), self.width)
+
+    def emptied(self) -> Micro:
+        """The same inputs, of which no token carries loss: all gradients come out as zero."""
+        return replace(self, source=self.source[:0], targets=self.targets[:0], cells=self.cells[:0])
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Micro:
+        """The model's inputs on `device`; a mask in `dtype`."""
+        inputs = self.inputs
+        moved: Packed | Padded
+        if isinstance(inputs, Packed):
+            moved = inputs.to(device, dtype)
+        else:
+            moved = Padded(inputs.tokens.to(device), inputs.present.to(device))
+        return replace(
+            self,
+            rows=self.rows.to(device),
+            inputs=moved,
+            source=self.source.to(device),
+            targets=self.targets.to(device),
+            cells=self.cells.to(device),
+        )
+
+
+def build_micro(experiences: Sequence[Experience], rows: Sequence[int], width: int, packing: bool = True) -> Micro:
+    """Lay out the `rows` of a batch whose longest response has `width` tokens.
+
+    Rows share their prompts where `packing` is allowed and its mask stays small; otherwise they are padded.
+    """
+    chosen = [experiences[row] for row in rows]
+    prompts = [e.tokens[: e.prompt_length] for e in chosen]
+    responses = [e.tokens[e.prompt_length :] for e in chosen]
+    longest_prompt, longest_response = max(map(len, prompts)), max(map(len, responses))
+    inputs: Packed | Padded
+    if packing and len(rows) * longest_response * (longest_prompt + longest_response) <= LARGEST_MASK:
+        inputs, last, first = pack(prompts, responses)
+    else:
+        inputs, last, first = _pad(chosen)
+    columns = [np.flatnonzero(e.action_mask) for e in chosen]
+    source = [np.where(c == 0, last[i], first[i] + c - 1) for i, c in enumerate(columns)]
+    return Micro(
+        torch.tensor(rows),
+        inputs,
+        torch.from_numpy(np.concatenate(source)),
+        torch.from_numpy(np.concatenate([r[c] for r, c in zip(responses, columns, strict=True)]).astype(np.int64)),
+        torch.from_numpy(np.concatenate([c + i * width for i, c in enumerate(columns)])),
+        width,
+    )
+
+
+def _pad(experiences: Sequence[Experience]) -> tuple[Padded, np.ndarray, np.ndarray]:
+    longest = max(len(e.tokens) for e in experiences)
+    tokens = np.zeros((len(experiences), longest), dtype=np.int64)
+    present = np.zeros_like(tokens)
+    for i, e in enumerate(experiences):
+        tokens[i, : len(e.tokens)] = e.tokens
+        present[i, : len(e.tokens)] = 1
+    first = np.array([i * longest + e.prompt_length for i, e in enumerate(experiences)])
+    return Padded(torch.from_numpy(tokens), torch.from_numpy(present)), first - 1, first

@@ -1,0 +1,174 @@
+"""The policy and the value model: a Hugging Face causal LM that returns what training needs, and no full logits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear, log_softmax
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import TrinityError
+from trinity_core.training.micro import Micro, build_micro
+from trinity_core.training.packing import ATTENTION, Packed, attention
+
+log = logging.getLogger(__name__)
+
+LOGITS_AT_ONCE = 1 << 24
+"""K * V up to which logits are made whole (64 MB in float32); beyond it the head goes through them in chunks."""
+PROBE_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
+"""Largest gap of a log-prob (nats) between two ways of computing it that are the same function, by dtype."""
+SAMPLE_WIDTH = 8
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Which short cuts a model takes without changing its output; found out by trying."""
+
+    packing: bool
+    """Its attention is the plain causal one, so that rows may share prompts."""
+    own_head: bool
+    """Its logits are the output embedding of its last hidden state and nothing more."""
+
+
+class Backbone(nn.Module):
+    """What policy and value model share: the causal LM without its head."""
+
+    def __init__(self, lm: nn.Module, ways: Ways) -> None:
+        super().__init__()
+        self.lm = lm
+        self.ways = ways
+
+    def hidden(self, micro: Micro) -> Tensor:
+        """[K, H]: the states that predict the loss-carrying tokens."""
+        inputs = micro.inputs
+        if isinstance(inputs, Packed):
+            out = self.lm.base_model(inputs.tokens, position_ids=inputs.positions, packed=inputs, use_cache=False)
+        else:
+            out = self.lm.base_model(inputs.tokens, attention_mask=inputs.present, use_cache=False)
+        return out.last_hidden_state.flatten(0, 1).index_select(0, micro.source)
+
+
+class Policy(Backbone):
+    """Log-probs of the chosen tokens."""
+
+    def forward(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies, float32 [K] each, of the distribution at `temperature`.
+
+        The entropies carry a gradient only where `entropy_gradient` asks for it.
+        """
+        if not self.ways.own_head:
+            return self._through_the_model(micro, temperature, entropy_gradient)
+        hidden = self.hidden(micro)
+        head = self.lm.get_output_embeddings()
+        if len(hidden) * len(head.weight) > LOGITS_AT_ONCE:
+            from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
+
+            return token_logprobs_and_entropy(hidden, head.weight, micro.targets, temperature, bias=head.bias)
+        return _logprobs(linear(hidden, head.weight, head.bias), micro.targets, temperature, entropy_gradient)
+
+    def _through_the_model(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+        assert not isinstance(micro.inputs, Packed)
+        logits = self.lm(micro.inputs.tokens, attention_mask=micro.inputs.present, use_cache=False).logits
+        return _logprobs(logits.flatten(0, 1).index_select(0, micro.source), micro.targets, temperature, entropy_gradient)
+
+
+class ValueModel(Backbone):
+    """The expected return at each state: a linear head on the last hidden state, zero at first."""
+
+    def __init__(self, lm: nn.Module, ways: Ways, hidden_size: int, dtype: torch.dtype) -> None:
+        super().__init__(lm, ways)
+        self.value_head = nn.Linear(hidden_size, 1, bias=True, dtype=dtype)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    def forward(self, micro: Micro) -> Tensor:
+        """Float32 [K]: the value of the state in which each token was chosen."""
+        return self.value_head(self.hidden(micro)).squeeze(-1).float()
+
+
+def _logprobs(logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    logits = logits.float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    logprobs = -cross_entropy(logits, targets, reduction="none")
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        p = log_softmax(logits, -1)
+        entropy = -(p.exp() * p).sum(-1)
+    return logprobs, entropy
+
+
+def load_causal_lm(
+    path: str, dtype: torch.dtype, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None
+) -> Any:
+    """A Hugging Face causal LM from a folder or the hub, in training mode; `overrides` change its configuration.
+
+    Raises TrinityError where `path` holds no model.
+    """
+    from transformers import AttentionInterface, AutoModelForCausalLM
+
+    AttentionInterface.register(ATTENTION, attention)
+    if Path(path).exists() and not (Path(path) / "config.json").exists():
+        raise TrinityError(f"model.model_path {path} has no config.json; give a Hugging Face model folder")
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code, **(overrides or {})
+        )
+    except OSError as error:
+        raise TrinityError(f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    return lm.train()
+
+
+def find_ways(lm: Any) -> Ways:
+    """Try the short cuts on a few tokens and leave the model with the attention they need.
+
+    Models with other attention (windows, sinks, soft caps) or a head of their own keep the plain way; a notice says so.
+    """
+    rows = sample(lm.config.get_text_config().vocab_size)
+    dtype = next(lm.parameters()).dtype
+    device = next(lm.parameters()).device
+    plain = build_micro(rows, range(len(rows)), SAMPLE_WIDTH, packing=False).to(device, dtype)
+    shared = build_micro(rows, range(len(rows)), SAMPLE_WIDTH).to(device, dtype)
+    training = lm.training
+    lm.eval()
+    with torch.no_grad():
+        truth, _ = Policy(lm, Ways(False, False))(plain, 1.0, False)
+        own_head = _same(Policy(lm, Ways(False, True))(plain, 1.0, False)[0], truth, dtype)
+        packing = own_head and _windowless(lm.config)
+        if packing:
+            lm.set_attn_implementation(ATTENTION)
+            packing = _same(Policy(lm, Ways(True, True))(shared, 1.0, False)[0], truth, dtype)
+        if not packing:
+            lm.set_attn_implementation("sdpa")
+            log.warning("%s: rows cannot share prompts with this model's attention; training pads them", lm.config.model_type)
+    lm.train(training)
+    return Ways(packing, own_head)
+
+
+def _windowless(config: Any) -> bool:
+    """A window longer than the sample would not show when trying."""
+    kinds = set(config.to_dict().get("layer_types") or ["full_attention"])
+    return kinds == {"full_attention"} and not config.to_dict().get("attention_dropout")
+
+
+def _same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
+    return bool((a - b).abs().max() <= PROBE_GAP[dtype])
+
+
+def sample(vocab_size: int) -> list[Experience]:
+    """A few rows to try a model on: two groups of two, lengths mixed."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for prompt_length in (5, 3):
+        prompt = rng.integers(0, vocab_size, prompt_length)
+        for length in (SAMPLE_WIDTH, SAMPLE_WIDTH // 2):
+            tokens = np.concatenate([prompt, rng.integers(0, vocab_size, length)])
+            rows.append(Experience(tokens=tokens, prompt_length=prompt_length, action_mask=np.ones(length)))
+    return rows

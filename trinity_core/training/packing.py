@@ -1,0 +1,170 @@
+"""Rows that share a prompt compute it once, and no linear layer ever sees padding.
+
+The tokens of a micro-batch lie in one row of N: each different prompt once, then all responses. Linear layers and norms
+work on these N tokens. Attention alone needs rectangles: it copies queries, keys and values into padded slots, lets each
+prompt attend to itself, and each response to its prompt and itself, and copies the result back. That is the same
+function as a padded batch in which each row repeats its prompt (equal up to the order of floating-point sums).
+
+Not covered: sliding windows, attention sinks, soft caps and dropout. `attends_plainly` in `model.py` finds out by trying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+ATTENTION = "trinity_packed"
+"""The name under which `attention` is registered with transformers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A micro-batch of b rows over G different prompts, laid out in one row of N tokens."""
+
+    tokens: Tensor
+    """int64 [1, N]: the prompts, then the responses."""
+    positions: Tensor
+    """int64 [1, N]: each token's position in its own sequence."""
+    slots: Tensor
+    """int64 [G * P + b * R]: the token in each padded slot; 0 where it is padding."""
+    home: Tensor
+    """int64 [N]: each token's slot."""
+    padding: Tensor
+    """int64: the slots that hold no token."""
+    prompt_shape: tuple[int, int]
+    """(G, P)."""
+    response_shape: tuple[int, int]
+    """(b, R)."""
+    prompt_of: Tensor
+    """int64 [b]: the row's prompt, of G."""
+    mask: Tensor
+    """float [b, 1, R, P + R]: 0 where a response token may look, -inf elsewhere. Padded queries may look at the prompt."""
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Packed:
+        """The same on `device`, the mask in the model's `dtype` (which attention asks for)."""
+        return Packed(
+            self.tokens.to(device),
+            self.positions.to(device),
+            self.slots.to(device),
+            self.home.to(device),
+            self.padding.to(device),
+            self.prompt_shape,
+            self.response_shape,
+            self.prompt_of.to(device),
+            self.mask.to(device, dtype),
+        )
+
+
+def pack(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> tuple[Packed, np.ndarray, np.ndarray]:
+    """Lay out b rows; equal prompts become one.
+
+    Returns the layout and, as int64 [b, 2], the flat index of each row's last prompt token and of its first response
+    token, so that response token t of row i is predicted at `last[i]` (t = 0) or `first[i] + t - 1`.
+    """
+    keys = [prompt.tobytes() for prompt in prompts]
+    index = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    prompt_of = np.array([index[key] for key in keys])
+    unique: list[np.ndarray] = [np.empty(0)] * len(index)
+    for key, prompt in zip(keys, prompts, strict=True):
+        unique[index[key]] = prompt
+    p = np.array([len(prompt) for prompt in unique])
+    r = np.array([len(response) for response in responses])
+    G, P, b, R = len(p), int(p.max()), len(r), int(r.max())
+    real = np.concatenate([(np.arange(P) < p[:, None]).ravel(), (np.arange(R) < r[:, None]).ravel()])
+    home = np.flatnonzero(real)
+    slots = np.zeros(len(real), dtype=np.int64)
+    slots[home] = np.arange(len(home))
+    positions = np.concatenate(
+        [np.broadcast_to(np.arange(P), (G, P)).ravel(), (p[prompt_of][:, None] + np.arange(R)).ravel()]
+    )[home]
+    ends = np.concatenate([p, r]).cumsum()
+    packed = Packed(
+        torch.from_numpy(np.concatenate([*unique, *responses]).astype(np.int64))[None],
+        torch.from_numpy(positions)[None],
+        torch.from_numpy(slots),
+        torch.from_numpy(home),
+        torch.from_numpy(np.flatnonzero(~real)),
+        (G, P),
+        (b, R),
+        torch.from_numpy(prompt_of),
+        _mask(p[prompt_of], P, R),
+    )
+    return packed, ends[prompt_of] - 1, ends[G:] - r
+
+
+def _mask(prompt_lengths: np.ndarray, P: int, R: int) -> Tensor:
+    seen = np.zeros((len(prompt_lengths), 1, R, P + R), dtype=np.bool_)
+    seen[..., :P] = (np.arange(P) < prompt_lengths[:, None])[:, None, None]
+    seen[..., P:] = np.tri(R, dtype=np.bool_)
+    return torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), float("-inf"))
+
+
+class _Pad(torch.autograd.Function):
+    """[N, ...] -> [slots, ...]: each token to its slot. Padding holds token 0, whose gradient there is not asked for.
+
+    Indexing would send the gradient back with scattered additions, at about five times the cost.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Packed) -> Tensor:
+        ctx.packed = packed
+        return x.index_select(0, packed.slots)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].index_select(0, ctx.packed.home), None
+
+
+class _Unpad(torch.autograd.Function):
+    """[slots, ...] -> [N, ...]: the inverse; the gradient of padding is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, packed: Packed) -> Tensor:
+        ctx.packed = packed
+        return x.index_select(0, packed.home)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        packed: Packed = ctx.packed
+        return grads[0].index_select(0, packed.slots).index_fill_(0, packed.padding, 0.0), None
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    packed: Packed | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, heads, N, D], key and value [1, key heads, N, D] -> [1, N, heads, D]."""
+    if packed is None:  # rows padded on the right: causal attention never sees the padding
+        assert attention_mask is None
+        grouped = key.shape[1] != query.shape[1]
+        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+        return out.transpose(1, 2), None
+    (G, P), (b, R) = packed.prompt_shape, packed.response_shape
+    heads, _n, D = query.shape[1:]
+
+    def padded(x: Tensor) -> tuple[Tensor, Tensor]:
+        moved = cast("Tensor", _Pad.apply(x[0].transpose(0, 1), packed))
+        prompt, response = moved.split([G * P, b * R])
+        n = x.shape[1]
+        return prompt.view(G, P, n, D).transpose(1, 2), response.view(b, R, n, D).transpose(1, 2)
+
+    (q_p, q_r), (k_p, k_r), (v_p, v_r) = padded(query), padded(key), padded(value)
+    grouped = key.shape[1] != heads
+    out_p = scaled_dot_product_attention(q_p, k_p, v_p, is_causal=True, scale=scaling, enable_gqa=grouped)
+    k = torch.cat([k_p.index_select(0, packed.prompt_of), k_r], dim=2)
+    v = torch.cat([v_p.index_select(0, packed.prompt_of), v_r], dim=2)
+    out_r = scaled_dot_product_attention(q_r, k, v, attn_mask=packed.mask, scale=scaling, enable_gqa=grouped)
+    out = torch.cat([out_p.transpose(1, 2).reshape(-1, heads, D), out_r.transpose(1, 2).reshape(-1, heads, D)])
+    return cast("Tensor", _Unpad.apply(out, packed))[None], None

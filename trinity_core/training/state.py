@@ -1,0 +1,119 @@
+"""An engine's weights and optimiser state by parameter name, whole, whatever ZeRO has made of them.
+
+Names are those of the Hugging Face model. Because tensors are whole, a state that four workers saved can be loaded by
+two, under another ZeRO stage. All functions are collective: every rank calls them and goes through the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trinity_core.errors import DataError
+from trinity_core.training.engine import Engine
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Adam's running means of the gradient and of its square, float32."""
+MASTER = "master"
+"""The float32 weights that a model in a narrower format is rounded from."""
+
+
+def parameters(engine: Engine) -> dict[str, torch.nn.Parameter]:
+    """Each parameter once, by name."""
+    return {name.removeprefix("lm."): p for name, p in engine.module.named_parameters()}
+
+
+def weights(engine: Engine, tied: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Name and whole tensor of each weight. With `tied`, also under the names of tied ones (`lm_head.weight`).
+
+    A tensor is valid until the next one is asked for. Under ZeRO 3 it is gathered for that time.
+    """
+    named = engine.module.named_parameters(remove_duplicate=not tied)
+    for name, p in named:
+        with whole([p], engine):
+            yield name.removeprefix("lm."), p.detach()
+
+
+def whole(params: list[torch.nn.Parameter], engine: Engine, modifier_rank: int | None = None) -> Any:
+    """A context in which `params` are whole; changes made by `modifier_rank` reach the other ranks at its end."""
+    from contextlib import nullcontext
+
+    if engine.settings.zero_stage < 3:
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(params, modifier_rank=modifier_rank)
+
+
+def shape_of(p: torch.nn.Parameter, engine: Engine) -> tuple[int, ...]:
+    """The whole shape of a parameter that ZeRO 3 may hold in parts."""
+    return tuple(p.ds_shape) if engine.settings.zero_stage == 3 else tuple(p.shape)  # type: ignore[attr-defined]
+
+
+def optimizer_steps(engine: Engine) -> int:
+    """Updates made so far, as Adam counts them."""
+    return max((int(state["step"]) for state in engine.optimizer.state.values() if "step" in state), default=0)
+
+
+def optimizer_state(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+    """`<moment>.<parameter>` and `master.<parameter>` with their whole float32 tensors; the latter for narrow formats.
+
+    Moments are missing before the first update.
+    """
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    moments = MOMENTS if optimizer_steps(engine) else ()
+    for name, p in parameters(engine).items():
+        if not p.requires_grad:
+            continue
+        for moment in moments:
+            if engine.plain:
+                yield f"{moment}.{name}", engine.optimizer.state[p][moment]
+            else:
+                yield f"{moment}.{name}", safe_get_full_optimizer_state(p, moment)
+        if engine.settings.dtype != torch.float32:
+            yield f"{MASTER}.{name}", safe_get_full_fp32_param(p)
+
+
+def restore(
+    engine: Engine, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], steps: int, prime: Callable[[], Tensor]
+) -> None:
+    """Put back what `weights`, `optimizer_state` and `optimizer_steps` gave; bit for bit under the same settings.
+
+    `prime` makes a loss with a zero gradient: a partitioned optimiser has nowhere to put its state before its first
+    step. Raises DataError where a tensor is missing.
+    """
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+    if not engine.plain:
+        engine.backward(prime(), last=True)
+        engine.step(0.0)
+    for name, p in parameters(engine).items():
+        value = _find(model, name)
+        with torch.no_grad(), whole([p], engine, modifier_rank=0):
+            p.copy_(value)
+        if not p.requires_grad:
+            continue
+        if not engine.plain:
+            master = optimizer.get(f"{MASTER}.{name}", value)
+            safe_set_full_fp32_param(p, master.to(engine.device, torch.float32))
+        for moment in MOMENTS if steps else ():
+            saved = _find(optimizer, f"{moment}.{name}").to(engine.device)
+            if engine.plain:
+                engine.optimizer.state[p][moment] = saved.clone()
+            else:
+                safe_set_full_optimizer_state(p, saved, moment)
+        if engine.plain and steps:
+            engine.optimizer.state[p]["step"] = torch.tensor(float(steps), device=engine.device)
+    if not engine.plain:
+        for state in engine.optimizer.state.values():
+            state["step"].fill_(steps)
+
+
+def _find(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in tensors:
+        raise DataError(f"the checkpoint has no tensor '{name}'; was it made with another model?")
+    return tensors[name]

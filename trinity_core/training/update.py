@@ -1,0 +1,169 @@
+"""One training step: whole-batch advantages and weights, then losses over micro-batches that add up to the batch's.
+
+The result does not depend on how the batch is cut into micro-batches or spread over ranks: what needs the whole batch
+(advantages, aggregation weights) is computed from it on every rank alike, and the rest is a sum over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trinity_core.algorithms import ADVANTAGES, Tally
+from trinity_core.algorithms.objective import Objective
+from trinity_core.algorithms.registry import keywords
+from trinity_core.training.batch import Batch
+from trinity_core.training.batching import pairs_of, plan, units_of
+from trinity_core.training.distributed import Ranks, sum_over_ranks
+from trinity_core.training.engine import Engine
+from trinity_core.training.micro import Micro, build_micro
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How large a micro-batch may be."""
+
+    max_tokens: int
+    rows: int | None = None
+    """Rows of a micro-batch; None: as many as `max_tokens` allows."""
+    rows_per_unit: int = 1
+    """Adjacent rows that must stay together."""
+    packing: bool = True
+
+
+def micro_batches(batch: Batch, cut: Cut, ranks: Ranks, dtype: torch.dtype) -> list[Micro]:
+    """This rank's micro-batches, on its device. All ranks have the same number, some of which may be empty."""
+    rows = batch.experiences
+    prompts, responses = [e.prompt_length for e in rows], [e.response_length for e in rows]
+    if cut.rows is not None:
+        prompts, responses = [0] * len(rows), [1] * len(rows)
+    budget = cut.max_tokens if cut.rows is None else cut.rows
+    if cut.rows_per_unit == 2:
+        units = pairs_of(prompts, responses)
+    else:
+        keys = [e.tokens[: e.prompt_length].tobytes() for e in rows]
+        units = units_of(keys if cut.packing else range(len(rows)), prompts, responses, budget)
+    shares = plan(units, budget, ranks.world_size, padded=not cut.packing and cut.rows is None)[ranks.rank]
+    return [
+        (build_micro(rows, share, batch.width, cut.packing) if share else empty_micro(batch, cut)).to(
+            ranks.device, dtype
+        )
+        for share in shares
+    ]
+
+
+def empty_micro(batch: Batch, cut: Cut) -> Micro:
+    """A micro-batch that keeps a rank in step with the others: real rows, of which nothing counts."""
+    return build_micro(batch.experiences, range(cut.rows_per_unit), batch.width, cut.packing).emptied()
+
+
+@torch.no_grad()
+def gather(batch: Batch, micros: list[Micro], forward: Callable[[Micro], Tensor], ranks: Ranks) -> Tensor:
+    """`forward` (float32 [K]) of every row of the batch as [B, R], the same on every rank."""
+    grid = torch.zeros(batch.mask.shape, device=batch.mask.device)
+    for micro in micros:
+        grid.index_add_(0, micro.rows, micro.grid(forward(micro)))
+    return sum_over_ranks(grid, ranks)
+
+
+def needs_old_logprobs_first(objective: Objective, updates: int) -> bool:
+    """Whether the policy's log-probs before the update must be computed: otherwise they are the new ones' stop-gradient."""
+    known = ADVANTAGES.get(objective.advantage_name)
+    in_advantage = known is not None and "old_logprobs" in keywords(known)
+    return objective.kl_in_reward or in_advantage or (updates > 1 and objective.needs_old_logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch with all that its update needs; [B, R] each."""
+
+    batch: Batch
+    advantages: Tensor
+    returns: Tensor | None
+    old_logprobs: Tensor | None
+    ref_logprobs: Tensor | None
+    values: Tensor | None
+
+
+def prepare(
+    objective: Objective,
+    batch: Batch,
+    old_logprobs: Tensor | None,
+    ref_logprobs: Tensor | None,
+    values: Tensor | None,
+) -> tuple[Prepared, dict[str, float]]:
+    """Rewards to advantages, for the whole batch."""
+    rows = batch.experiences
+    token_rewards = batch.token_rewards
+    if token_rewards is not None:
+        token_rewards = token_rewards.clone()
+        last = (batch.mask * torch.arange(1, batch.width + 1, device=batch.mask.device)).argmax(-1, keepdim=True)
+        token_rewards.scatter_add_(1, last, batch.rewards[:, None])
+    result = objective.advantages(
+        batch.mask,
+        batch.is_expert,
+        rewards=batch.rewards if batch.token_rewards is None else token_rewards.sum(-1),
+        group_ids=batch.groups,
+        run_ids=[f"{e.group}/{e.run}" for e in rows],
+        turns=torch.tensor([e.turn for e in rows], device=batch.mask.device),
+        token_rewards=token_rewards,
+        values=values,
+        teacher_logprobs=batch.teacher_logprobs,
+        old_logprobs=old_logprobs,
+        ref_logprobs=ref_logprobs,
+    )
+    prepared = Prepared(batch, result.advantages, result.returns, old_logprobs, ref_logprobs, values)
+    return prepared, result.metrics
+
+
+def update(
+    engine: Engine, objective: Objective, prepared: Prepared, micros: list[Micro], temperature: float, step: int, lr: float
+) -> dict[str, float]:
+    """One optimiser step over the whole batch; returns its metrics, exact over micro-batches and ranks."""
+    batch = prepared.batch
+    weights = objective.weights(batch.mask, batch.is_expert, step)
+    tally = Tally()
+    for i, micro in enumerate(micros):
+        logprobs, entropy = engine(micro, temperature, objective.entropy_has_gradient)
+        loss = objective.loss(
+            tally,
+            weights.rows(micro.rows),
+            logprobs=micro.grid(logprobs),
+            entropy=micro.grid(entropy),
+            mask=_present(batch.mask, micro),
+            rollout_logprobs=_take(batch.rollout_logprobs, micro),
+            ref_logprobs=_take(prepared.ref_logprobs, micro),
+            old_logprobs=_take(prepared.old_logprobs, micro),
+            advantages=_take(prepared.advantages, micro),
+            is_expert=_take(batch.is_expert, micro),
+            step=step,
+        )
+        engine.backward(loss, last=i == len(micros) - 1)
+    norm = engine.step(lr)
+    tally.reduce(all_reduce(engine.ranks))
+    return tally.metrics() | {"grad_norm": norm, "lr": lr}
+
+
+def all_reduce(ranks: Ranks) -> Callable[[Tensor, str], None]:
+    """The form in which `Tally.reduce` wants it."""
+
+    def reduce(values: Tensor, op: str) -> None:
+        if ranks.world_size > 1:
+            ops: dict[str, Any] = {"sum": torch.distributed.ReduceOp.SUM, "max": torch.distributed.ReduceOp.MAX}
+            torch.distributed.all_reduce(values, ops[op])
+
+    return reduce
+
+
+def _present(mask: Tensor, micro: Micro) -> Tensor:
+    """The mask of the micro-batch's rows, all false in an emptied one."""
+    return mask[micro.rows] if len(micro.cells) else mask[micro.rows] & False
+
+
+def _take(values: Tensor | None, micro: Micro) -> Any:
+    return None if values is None else values[micro.rows]
+
