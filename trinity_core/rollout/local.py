@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.rollout import vllm_types
 from trinity_core.rollout.messages import Request, Sample, WeightSource
@@ -149,11 +148,13 @@ class LocalEngine:
         return self._engine
 
     def _add(self, call: _Call, requests: Sequence[Request]) -> None:
+        from vllm.exceptions import VLLMValidationError
+
         for slot, request in enumerate(requests):
             prompt: Any = {"prompt_token_ids": request.prompt.tolist()}
             try:
                 self._vllm.add_request(request.key, prompt, vllm_types.sampling_params(request))
-            except ValueError as error:
+            except (ValueError, VLLMValidationError) as error:
                 self._abort([earlier.key for earlier in requests[:slot]])
                 call.future.set_exception(TrinityError(f"the engine refuses a request: {error}"))
                 return
@@ -169,9 +170,12 @@ class LocalEngine:
 
     def _step(self) -> None:
         for output in self._vllm.step():
-            if output.finished and (found := self._waiting.pop(output.request_id, None)):
-                call, slot = found
-                call.place(slot, vllm_types.sample(output.outputs[0], self.version))  # type: ignore[union-attr]
+            self._place(output)
+
+    def _place(self, output: Any) -> None:
+        if output.finished and (found := self._waiting.pop(output.request_id, None)):
+            call, slot = found
+            call.place(slot, vllm_types.sample(output.outputs[0], self.version))
 
     def _load(self, source: WeightSource, version: int) -> float:
         began = time.perf_counter()
@@ -190,9 +194,7 @@ class LocalEngine:
             for output in self._vllm.step():
                 if output.request_id == key:
                     return vllm_types.prompt_logprobs(output.prompt_logprobs)  # type: ignore[union-attr]
-                found = self._waiting.pop(output.request_id, None) if output.finished else None
-                if found:
-                    found[0].place(found[1], vllm_types.sample(output.outputs[0], self.version))  # type: ignore[union-attr]
+                self._place(output)
 
 
 def _answer(future: Future[T], work: Callable[[], T]) -> None:

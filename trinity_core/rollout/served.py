@@ -46,12 +46,14 @@ class ServedEngine:
         return list(await asyncio.gather(*(self._sample(request) for request in requests)))
 
     async def _sample(self, request: Request) -> Sample:
+        from vllm.exceptions import VLLMValidationError
+
         prompt: Any = {"prompt_token_ids": request.prompt.tolist()}
         try:
             async for output in self._vllm.generate(prompt, vllm_types.sampling_params(request), request.key):
                 if output.finished:
                     return vllm_types.sample(output.outputs[0], self.version)
-        except ValueError as error:
+        except (ValueError, VLLMValidationError) as error:
             raise TrinityError(f"the engine refuses a request: {error}") from error
         return vllm_types.ABORTED
 

@@ -12,8 +12,8 @@ would share nothing; 32 is the smallest its kernels take. 128 samples of 16 prom
 of one core (`benchmarks/generation.py --block 128`)."""
 
 CPU_BATCH_TOKENS = 16384
-"""Prompt tokens that one step of a CPU engine may prefill. Prompts are never cut into chunks there: vLLM's CPU generator
-cannot continue a seeded request between chunks."""
+"""Prompt tokens that one step of a CPU engine may prefill. Prompts are never cut into chunks there: generators on the
+CPU cannot continue a seeded request between chunks."""
 
 SPIN_COUNT = 20_000
 """Turns that an idle OpenMP thread spins before it sleeps: some 30 us, longer than the gap between two kernels and
@@ -34,7 +34,7 @@ class EngineSettings:
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
-    """KV cache on the CPU; None: as much as `max_num_seqs` full sequences need, at most a quarter of the free memory."""
+    """KV cache on the CPU; None: what `max_num_seqs` full sequences need, at most a quarter of the free memory."""
     enforce_eager: bool = False
     enable_prefix_caching: bool = True
     trust_remote_code: bool = False
