@@ -24,6 +24,7 @@ _REASONS = {
     errno.EACCES: "permission is denied; make the folder writable or choose another checkpoint_root_dir",
     errno.EPERM: "the operation is not permitted; make the folder writable or choose another checkpoint_root_dir",
     errno.EROFS: "the file system is read-only; choose another checkpoint_root_dir",
+    errno.EEXIST: "a file is in the way of a folder; move it or choose another checkpoint_root_dir",
     errno.ENOTDIR: "a file is in the way of a folder; move it or choose another checkpoint_root_dir",
 }
 

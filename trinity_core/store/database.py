@@ -14,8 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, insert, make_url, select, update
-from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DatabaseError,
+    IntegrityError,
+    NoSuchModuleError,
+    OperationalError,
+    ProgrammingError,
+)
 
+from trinity_core.checkpoints.files import clear_errors
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.store.schema import SCHEMA_VERSION, Tables
 
@@ -50,7 +58,8 @@ def _engine(url: URL) -> Engine:
         return create_engine(url, pool_pre_ping=True)
     if not url.database or url.database == ":memory:":
         raise TrinityError("the experience store must outlive its process: give a file, not an in-memory database")
-    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    with clear_errors("making", Path(url.database).parent):
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
 
     @event.listens_for(engine, "connect")
@@ -102,10 +111,10 @@ class Database:
     def __init__(self, url: str, tables: Tables, namespace: str) -> None:
         try:
             self.url = make_url(url)
-        except ArgumentError as error:
-            raise TrinityError(f"{url!r} is no database URL: {error}") from error
+            self._engine = _engine(self.url)
+        except (ArgumentError, NoSuchModuleError) as error:
+            raise TrinityError(f"{url!r} is no database URL that can be used: {error}") from error
         self.tables = tables
-        self._engine = _engine(self.url)
         self._create(namespace)
 
     @contextmanager

@@ -1,0 +1,191 @@
+"""Put, lease, positions, short batches, waiting."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from store_helpers import ids, make_rows
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.store.store import ExperienceStore, LineageChanged
+
+
+def test_round_trip_keeps_everything(store):
+    row = make_rows(1, 1)[0]
+    row.metrics = {"accuracy": 0.5}
+    row.token_rewards = np.arange(4)
+    store.put("e", 1, {"epoch": 0, "offset": 8}, [row], versions_used=0)
+    (got,) = store.lease(1, 1, 0)
+    for name in ("tokens", "action_mask", "logprobs", "versions", "token_rewards"):
+        assert np.array_equal(getattr(got, name), getattr(row, name)), name
+    for name in ("prompt_length", "reward", "group", "run", "metrics", "info"):
+        assert getattr(got, name) == getattr(row, name), name
+
+
+def test_fifo_in_whole_groups(store):
+    store.put("e", 1, {}, make_rows(3, 2, tag="a"), 0)
+    store.put("e", 2, {}, make_rows(3, 2, tag="b"), 0)
+    assert ids(store.lease(1, 3, 0)) == ["ag0r0", "ag0r1", "ag1r0", "ag1r1"]
+    assert ids(store.lease(2, 4, 1)) == ["ag2r0", "ag2r1", "bg0r0", "bg0r1"]
+
+
+def test_groups_given_interleaved_are_kept_together(store):
+    rows = make_rows(2, 2)
+    store.put("e", 1, {}, [rows[0], rows[2], rows[1], rows[3]], 0)
+    assert ids(store.lease(1, 2, 0)) == ["g0r0", "g0r1"]
+
+
+def test_rows_without_a_group_stand_alone(store):
+    rows = make_rows(2, 2)
+    for row in rows:
+        row.group = ""
+    store.put("e", 1, {}, rows, 0)
+    assert len(store.lease(1, 1, 0)) == 1
+
+
+def test_the_same_step_gets_the_same_batch(store):
+    store.put("e", 1, {}, make_rows(4), 0)
+    first = store.lease(1, 4, 0)
+    store.put("e", 2, {}, make_rows(4), 0)
+    assert ids(store.lease(1, 4, 0)) == ids(first)
+    with ExperienceStore.open(store._database.url.render_as_string()) as other:
+        assert ids(other.lease(1, 4, 0)) == ids(first)
+
+
+def test_put_is_idempotent(store):
+    assert store.put("e", 1, {"o": 1}, make_rows(1), 0)
+    assert not store.put("e", 1, {"o": 99}, make_rows(5), 0)
+    assert store.stats().ready == 2
+    assert store.position("e").position == {"o": 1}
+
+
+def test_an_empty_step_moves_the_position(store):
+    store.put("e", 1, {"o": 4}, [], 0)
+    assert (store.position("e").step, store.position("e").position) == (1, {"o": 4})
+    assert store.stats().ready == 0
+
+
+def test_an_unknown_explorer_begins_at_the_beginning(store):
+    position = store.position("new")
+    assert (position.step, position.position, position.lineage) == (0, None, 0)
+
+
+def test_a_gap_is_refused(store):
+    store.put("e", 1, {}, [], 0)
+    with pytest.raises(LineageChanged):
+        store.put("e", 3, {}, [], 0)
+
+
+def test_groups_of_one_name_from_different_steps_stay_apart(store):
+    store.put("a", 1, {}, make_rows(1), 0)
+    store.put("b", 1, {}, make_rows(1), 0)
+    assert len({row.group for row in store.lease(1, 4, 0)}) == 2
+
+
+def test_no_short_batch_before_anyone_came(store):
+    assert store.lease(1, 4, 0) is None
+
+
+def test_no_short_batch_while_an_explorer_works(store):
+    store.put("e", 1, {}, make_rows(1), 0)
+    assert store.lease(1, 4, 0) is None
+    store.waiting("e", 0)
+    assert store.lease(1, 4, 0) is None, "version 0 is there already: the explorer goes on"
+
+
+def test_short_batch_when_all_wait_for_the_trainer(store):
+    store.put("e", 1, {}, make_rows(1), 0, waits_for=1)
+    store.position("late")
+    assert store.lease(1, 4, 0) is None
+    store.waiting("late", 1)
+    assert len(store.lease(1, 4, 0)) == 2
+    assert store.lease(2, 4, 1) is None
+
+
+def test_empty_batch_when_nothing_more_comes(store):
+    store.put("e", 1, {}, [], 0)
+    store.finished("e")
+    assert store.lease(1, 4, 0) == []
+    assert store.lease(1, 4, 0) == []
+    assert store.exhausted()
+
+
+def test_a_finished_explorer_that_is_started_again_is_waited_for(store):
+    store.finished("e")
+    store.expect("e")
+    assert store.lease(1, 4, 0) is None
+    store.finished("e")
+    store.position("e")
+    assert store.lease(1, 4, 0) is None
+
+
+def test_final_takes_what_there_is(store):
+    store.put("e", 1, {}, make_rows(1), 0)
+    assert len(store.lease(1, 4, 0, final=True)) == 2
+
+
+def test_rows_of_an_unknown_version_stop_the_trainer(store):
+    store.put("e", 1, {}, make_rows(2, version=7), 7)
+    with pytest.raises(TrinityError, match="version 7"):
+        store.lease(1, 4, 3)
+
+
+def test_a_committed_step_is_not_leased_again(store):
+    store.put("e", 1, {}, make_rows(2), 0)
+    store.commit(3)
+    with pytest.raises(TrinityError, match="checkpoint 3"):
+        store.lease(2, 4, 1)
+
+
+def test_wait_lease_wakes_soon(store):
+    url = store._database.url.render_as_string()
+
+    def put():
+        with ExperienceStore.open(url) as other:
+            other.put("e", 1, {}, make_rows(2), 0)
+
+    threading.Timer(0.2, put).start()
+    start = time.monotonic()
+    assert len(store.wait_lease(1, 4, 0, timeout=30)) == 4
+    assert time.monotonic() - start < 10
+
+
+def test_wait_lease_stops_and_times_out(store):
+    assert store.wait_lease(1, 4, 0, stop=lambda: True) is None
+    with pytest.raises(TransientFault, match="no experience came"):
+        store.wait_lease(1, 4, 0, timeout=0.02)
+    store.put("e", 1, {}, make_rows(1), 0)
+    assert len(store.wait_lease(1, 4, 0, timeout=0.02)) == 2
+
+
+def test_pruning_forgets_what_is_long_trained(store):
+    for step in (1, 2, 3):
+        store.put("e", step, {}, make_rows(2), 0)
+        store.lease(step, 4, step - 1)
+    store.commit(2)
+    assert store.prune(1) == 4
+    stats = store.stats()
+    assert (stats.trained, stats.leased, stats.ready) == (4, 4, 0)
+    assert store.prune(9) == 4, "what no checkpoint holds is not pruned"
+
+
+def test_runs_in_one_database_do_not_meet(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    with ExperienceStore.open(url, "one") as one, ExperienceStore.open(url, "two") as two:
+        one.put("e", 1, {}, make_rows(2), 0)
+        assert two.stats().ready == 0
+        assert two.put("e", 1, {}, [], 0)
+
+
+def test_big_batches(store):
+    store.put("e", 1, {}, make_rows(700, 3), 0)
+    assert len(store.lease(1, 2100, 0)) == 2100
+    assert store.rewind(0).returned_rows == 2100
+
+
+def test_an_experience_with_no_versions_is_given_data(store):
+    row = Experience(tokens=[1, 2, 3], prompt_length=1, action_mask=[True, True])
+    store.put("e", 1, {}, [row], 0)
+    assert store.lease(1, 1, 0)[0].versions is None

@@ -1,0 +1,119 @@
+"""Going back to a checkpoint: exact, whatever happened after it."""
+
+import pytest
+from store_helpers import ids, make_rows
+
+from trinity_core.store.store import LineageChanged
+
+
+def play(store, steps, offset=0):
+    """Explorer and trainer in turn, on policy (`offset` steps ahead); returns the batches."""
+    batches = {}
+    for step in range(1, steps + offset + 1):
+        version = max(0, step - 1 - offset)
+        store.put("e", step, {"offset": step}, make_rows(2, 2, version, tag=f"s{step}"), version)
+    for step in range(1, steps + 1):
+        batches[step] = ids(store.lease(step, 4, step - 1))
+    return batches
+
+
+def on_policy(store, first, last, batches):
+    for step in range(first, last + 1):
+        store.put("e", step, {"offset": step}, make_rows(2, 2, step - 1, tag=f"s{step}"), step - 1)
+        batches[step] = ids(store.lease(step, 4, step - 1))
+    return batches
+
+
+def test_on_policy_goes_back_exactly(store):
+    batches = on_policy(store, 1, 6, {})
+    store.commit(3)
+    done = store.rewind(3)
+    assert done.explorers == {"e": 4}
+    assert (done.returned_rows, done.dropped_rows, done.lost_rows, done.lineage) == (4, 8, 0, 1)
+    position = store.position("e")
+    assert (position.step, position.position) == (4, {"offset": 4})
+    assert ids(store.lease(4, 4, 3)) == batches[4]
+    assert on_policy(store, 5, 6, {})[5] == batches[5]
+
+
+def test_rows_of_known_policies_return_in_their_old_order(store):
+    batches = play(store, 4, offset=9)
+    done = store.rewind(1)
+    assert (done.returned_rows, done.dropped_rows) == (12, 8), "versions 2 and 3 are not known at checkpoint 1"
+    assert {step: ids(store.lease(step, 4, step - 1)) for step in (2, 3, 4)} == {s: batches[s] for s in (2, 3, 4)}
+
+
+def test_going_back_behind_a_newer_checkpoint(store):
+    batches = on_policy(store, 1, 4, {})
+    store.commit(4)
+    assert store.rewind(2).returned_rows == 4
+    assert ids(store.lease(3, 4, 2)) == batches[3]
+
+
+def test_nothing_after_the_checkpoint_changes_nothing(store):
+    on_policy(store, 1, 2, {})
+    store.put("e", 3, {}, make_rows(2, version=2), 2)
+    before = store.stats()
+    assert store.rewind(2).lineage == 0
+    after = store.stats()
+    assert after.ready == before.ready == 4
+    assert after.committed == 2
+    assert store.put("e", 4, {}, [], 2), "a running explorer is not disturbed"
+
+
+def test_a_fresh_start_beside_a_running_explorer(store):
+    store.position("e")
+    store.put("e", 1, {}, make_rows(2), 0)
+    assert store.rewind(0).lineage == 0
+    assert store.put("e", 2, {}, [], 0)
+
+
+def test_an_explorer_of_the_old_lineage_is_turned_away(store):
+    on_policy(store, 1, 3, {})
+    store.rewind(2)
+    with pytest.raises(LineageChanged):
+        store.put("e", 4, {}, make_rows(2, version=3), 3)
+    assert store.position("e").step == 3
+    assert store.put("e", 4, {}, make_rows(2, version=2), 2)
+
+
+def test_an_explorer_that_held_a_forgotten_version_is_turned_away(store):
+    on_policy(store, 1, 3, {})  # version 3 was made after the lease of step 3
+    assert store.position("e").step == 3
+    assert store.rewind(2).lineage == 1
+    with pytest.raises(LineageChanged):
+        store.put("e", 4, {}, make_rows(2, version=3), 3)
+
+
+def test_only_those_who_used_newer_weights_go_back(store):
+    store.put("slow", 1, {"o": 1}, make_rows(2, tag="slow"), 0)
+    on_policy(store, 1, 3, {})
+    store.finished("slow")
+    store.finished("e")
+    done = store.rewind(1)
+    assert done.explorers == {"e": 2}
+    explorers = store.stats().explorers
+    assert explorers["slow"]["finished"]
+    assert not explorers["e"]["finished"]
+
+
+def test_who_does_not_go_back_still_waits(store):
+    on_policy(store, 1, 2, {})
+    store.waiting("e", 2)
+    store.rewind(1)
+    assert store.stats().explorers["e"]["waiting"] == 2
+    store.rewind(0)
+    assert store.stats().explorers["e"]["waiting"] is None
+
+
+def test_pruned_rows_are_counted_as_lost(store):
+    play(store, 3, offset=9)
+    store.commit(3)
+    store.prune(3)
+    assert store.rewind(1).lost_rows == 8
+
+
+def test_versions_never_fall_within_a_lineage(store):
+    store.put("e", 1, {}, [], 5)
+    store.put("e", 2, {}, [], 3)
+    assert store.rewind(4).explorers == {"e": 0}

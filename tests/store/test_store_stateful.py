@@ -1,0 +1,179 @@
+"""Explorers and a trainer that start, stop, crash and resume in any order: what must hold after each step of it."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from trinity_core.data.experience import Experience
+from trinity_core.store.store import ExperienceStore, LineageChanged
+
+EXPLORERS = ("a", "b")
+
+
+class Life(RuleBasedStateMachine):
+    """The model: `queue`, every surviving row in order of insertion; `history`, the batches of this lineage.
+
+    The store is right when the history is always the beginning of the queue: then nothing is lost, nothing comes twice,
+    nothing overtakes.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.url = f"sqlite:///{self.folder}/s.db"
+        self.trainer = ExperienceStore.open(self.url)
+        self.sessions = {}
+        self.queue = []  # (explorer, step, version, group, row id)
+        self.put_versions = {name: [] for name in EXPLORERS}
+        self.history = []
+        self.checkpoints = [0]
+        self.made = 0
+
+    def teardown(self):
+        self.trainer.close()
+        for session in self.sessions.values():
+            session["store"].close()
+        shutil.rmtree(self.folder)
+
+    @property
+    def trained(self):
+        return len(self.history)
+
+    # ---- explorers ----
+
+    @rule(name=st.sampled_from(EXPLORERS))
+    def start_or_restart_explorer(self, name):
+        if name in self.sessions:
+            self.sessions[name]["store"].close()
+        store = ExperienceStore.open(self.url)
+        position = store.position(name)
+        assert position.step == len(self.put_versions[name])
+        assert (position.position or {"n": 0})["n"] == position.step
+        self.sessions[name] = {"store": store, "step": position.step, "version": self.trained, "stale": False}
+
+    @rule(name=st.sampled_from(EXPLORERS), sizes=st.lists(st.integers(1, 3), max_size=3), newer=st.booleans())
+    def put(self, name, sizes, newer):
+        session = self.sessions.get(name)
+        if session is None:
+            return
+        if newer and not session["stale"]:
+            session["version"] = self.trained
+        step, version = session["step"] + 1, session["version"]
+        rows = []
+        for group, size in enumerate(sizes):
+            for run in range(size):
+                self.made += 1
+                rows.append(
+                    Experience(
+                        tokens=[1, 2, 3], prompt_length=1, action_mask=[True, True], group=f"{name}/{step}/{group}",
+                        versions=np.full(2, version), run=run, info={"id": self.made},
+                    )
+                )  # fmt: skip
+        if session["stale"]:
+            try:
+                session["store"].put(name, step, {"n": step}, rows, version)
+            except LineageChanged:
+                self.start_or_restart_explorer(name)
+                return
+            raise AssertionError("an explorer of an abandoned lineage was let in")
+        assert session["store"].put(name, step, {"n": step}, rows, version)
+        assert not session["store"].put(name, step, {"n": -1}, rows, version)
+        session["step"] = step
+        self.put_versions[name].append(version)
+        self.queue += [(name, step, version, row.group, row.info["id"]) for row in rows]
+
+    @rule(name=st.sampled_from(EXPLORERS), ahead=st.integers(0, 2))
+    def wait(self, name, ahead):
+        if name in self.sessions and not self.sessions[name]["stale"]:
+            self.sessions[name]["store"].waiting(name, self.trained + ahead)
+
+    @rule(name=st.sampled_from(EXPLORERS))
+    def finish(self, name):
+        if name in self.sessions and not self.sessions[name]["stale"]:
+            self.sessions[name]["store"].finished(name)
+
+    # ---- trainer ----
+
+    @rule(rows=st.integers(1, 6), forget=st.booleans())
+    def train(self, rows, forget):
+        step = self.trained + 1
+        explorers = self.trainer.stats().explorers.values()
+        nothing_more = bool(explorers) and all(
+            e["finished"] or (e["waiting"] is not None and e["waiting"] > self.trained) for e in explorers
+        )
+        batch = self.trainer.lease(step, rows, self.trained)
+        rest = self.queue[sum(map(len, self.history)) :]
+        if batch is None:
+            assert not nothing_more
+            assert len(rest) < rows
+            return
+        got = [row.info["id"] for row in batch]
+        assert len(got) >= rows or nothing_more
+        groups = [row[3] for row in rest if row[4] in got]
+        assert all(row[4] in got for row in rest if row[3] in groups), "groups come whole"
+        assert len(got) - groups.count(groups[-1]) < rows if groups else True
+        if forget:  # the trainer dies after the lease and asks again
+            self.trainer.close()
+            self.trainer = ExperienceStore.open(self.url)
+        assert [row.info["id"] for row in self.trainer.lease(step, 99, self.trained)] == got
+        self.history.append(got)
+
+    @rule()
+    def checkpoint(self):
+        self.trainer.flush()
+        self.trainer.commit(self.trained)
+        if self.checkpoints[-1] != self.trained:
+            self.checkpoints.append(self.trained)
+
+    @rule(data=st.data())
+    def resume(self, data):
+        """The trainer dies and goes on from a checkpoint, the newest or (it was damaged) an older one."""
+        self.trainer.close()
+        self.trainer = ExperienceStore.open(self.url)
+        step = data.draw(st.sampled_from(self.checkpoints[-3:]), label="checkpoint")
+        newer = self.trained > step or any(v > step for versions in self.put_versions.values() for v in versions)
+        before = self.trainer.lineage()
+        self.trainer.rewind(step)
+        assert self.trainer.lineage() == before + newer
+        self.checkpoints = [c for c in self.checkpoints if c <= step]
+        self.history = self.history[:step]
+        for name, versions in self.put_versions.items():
+            kept = [v for v in versions if v <= step]
+            self.put_versions[name] = kept
+            self.queue = [row for row in self.queue if row[0] != name or row[1] <= len(kept)]
+        if newer:
+            for session in self.sessions.values():
+                session["stale"] = True
+
+    @precondition(lambda self: len(self.checkpoints) > 3)
+    @rule()
+    def prune(self):
+        oldest = self.checkpoints[-3]
+        self.trainer.prune(oldest)
+        self.checkpoints = self.checkpoints[-3:]
+
+    # ---- what must hold ----
+
+    @invariant()
+    def the_history_is_the_beginning_of_the_queue(self):
+        flat = [row for batch in self.history for row in batch]
+        assert flat == [row[4] for row in self.queue[: len(flat)]]
+
+    @invariant()
+    def the_store_counts_what_the_model_counts(self):
+        stats = self.trainer.stats()
+        trained_or_leased = sum(map(len, self.history))
+        assert stats.ready == len(self.queue) - trained_or_leased
+        assert stats.leased + stats.trained <= trained_or_leased
+        assert stats.committed == self.checkpoints[-1]
+
+
+Life.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestLife = Life.TestCase

@@ -1,0 +1,129 @@
+"""Which groups make a batch."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from store_helpers import ids, make_rows
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.store.expert import START, ExpertData
+from trinity_core.store.strategies import (
+    Candidate,
+    Fifo,
+    Mix,
+    Priority,
+    StalenessControl,
+    make_strategy,
+    split_rows,
+    take_until,
+)
+
+candidates = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 9)), max_size=20).map(
+    lambda pairs: [Candidate(i, size, version, version) for i, (size, version) in enumerate(pairs)]
+)
+
+
+@given(candidates, st.integers(1, 40))
+def test_fifo_is_the_shortest_beginning_that_is_enough(groups, rows):
+    taken = take_until(groups, rows)
+    assert taken == groups[: len(taken)]
+    assert sum(g.size for g in taken[:-1]) < rows
+    assert sum(g.size for g in taken) >= min(rows, sum(g.size for g in groups))
+
+
+@given(candidates, st.integers(1, 40), st.integers(0, 5), st.integers(0, 12))
+def test_staleness_splits_by_age(groups, rows, limit, version):
+    choice = StalenessControl(limit).choose(groups, rows, version)
+    assert all(version - g.oldest > limit for g in choice.aside)
+    assert all(version - g.oldest <= limit for g in choice.take)
+    assert not {g.id for g in choice.take} & {g.id for g in choice.aside}
+
+
+def test_priority_prefers_new_and_little_used():
+    groups = [Candidate(1, 1, 5, 5), Candidate(2, 1, 6, 6, uses=1), Candidate(3, 1, 5, 5), Candidate(4, 1, 7, 7)]
+    assert [g.id for g in Priority(decay=2.0).choose(groups, 4, 9).take] == [4, 1, 3, 2]
+
+
+def test_stale_rows_are_set_aside_and_counted(store):
+    store.put("e", 1, {}, make_rows(2, version=0, tag="old"), 0)
+    store.put("e", 2, {}, make_rows(2, version=3, tag="new"), 3)
+    assert store.lease(5, 6, 4, StalenessControl(2)) is None
+    assert store.stats().aside == 4
+    store.put("e", 3, {}, make_rows(1, version=4), 4)
+    assert ids(store.lease(5, 6, 4, StalenessControl(2)))[0] == "newg0r0"
+    store.rewind(4)
+    assert (store.stats().aside, store.stats().ready) == (0, 10)
+
+
+def test_reuse_after_the_cooldown_only(store):
+    strategy = make_strategy("default", None, use_priority_queue=True, reuse_cooldown_time=10.0)
+    store.put("e", 1, {}, make_rows(2), 0)
+    store.finished("e")
+    assert len(store.lease(1, 4, 0, strategy, now=100.0)) == 4
+    assert store.lease(2, 4, 1, strategy, now=105.0) == []
+    assert len(store.lease(3, 4, 2, strategy, now=110.0)) == 4
+    store.commit(1)
+    assert store.rewind(1).returned_rows == 4
+    assert store.stats().trained == 4
+
+
+def test_make_strategy():
+    assert make_strategy(None) == Fifo()
+    assert make_strategy("staleness_control", {"max_staleness": 3}) == StalenessControl(3)
+    assert make_strategy("mix", {"expert_data_ratio": 0.25}) == Mix(0.25, Fifo())
+    assert make_strategy("mix", use_priority_queue=True, reuse_cooldown_time=1) == Mix(0.5, Priority(1))
+    for name, args in [("fofo", {}), ("priority", {"dekay": 1}), ("mix", {"expert_data_ratio": 1.0})]:
+        with pytest.raises(TrinityError):
+            make_strategy(name, args)
+
+
+def test_split_rows():
+    assert split_rows(10, 0.25) == (8, 2)
+    assert split_rows(10, 0.0) == (10, 0)
+    assert split_rows(2, 0.99) == (1, 1)
+
+
+def expert(length=5, seed=None, per_row=1):
+    def make(i):
+        return [Experience(tokens=[i, i, r], prompt_length=1, action_mask=[True, True]) for r in range(per_row)]
+
+    return ExpertData(length, make, seed)
+
+
+def test_expert_rows_go_round_and_resume():
+    data = expert(seed=3)
+    whole, _ = data.take(12)
+    first, position = data.take(7)
+    rest, _ = data.take(5, position)
+    assert [e.tokens[0] for e in whole] == [e.tokens[0] for e in first + rest]
+    assert all(e.is_expert for e in whole)
+    assert sorted(int(e.tokens[0]) for e in whole[:5]) == list(range(5))
+    assert [e.tokens[0] for e in whole[:5]] != [e.tokens[0] for e in whole[5:10]]
+
+
+def test_expert_rows_at_the_very_end_of_an_epoch():
+    data = expert()
+    _, position = data.take(5)
+    assert [int(e.tokens[0]) for e in data.take(2, position)[0]] == [0, 1]
+
+
+def test_expert_data_without_a_usable_row():
+    with pytest.raises(DataError):
+        ExpertData(3, lambda i: []).take(1, START)
+
+
+def test_mix_takes_both_and_resumes_both(store):
+    strategy, data = Mix(0.25), expert(seed=1)
+    store.put("e", 1, {}, make_rows(6, 3), 0)
+    store.finished("e")
+    batches = {step: store.lease(step, 8, step - 1, strategy, data) for step in (1, 2, 3)}
+    for batch in batches.values():
+        assert [e.is_expert for e in batch] == [False] * 6 + [True] * 2
+    again = store.lease(2, 8, 1, strategy, data)
+    store.rewind(1)
+    replayed = {step: store.lease(step, 8, step - 1, strategy, data) for step in (2, 3)}
+    for one, other in ((again, batches[2]), (replayed[2], batches[2]), (replayed[3], batches[3])):
+        assert all(np.array_equal(a.tokens, b.tokens) and a.group == b.group for a, b in zip(one, other, strict=True))
+    assert store.lease(4, 8, 3, strategy, data) == [], "without rollouts there is no step"
