@@ -48,12 +48,12 @@ class TinyFolders:
     """Rows by split."""
 
 
-def problems(rng: random.Random, subtraction_share: float = 0.25) -> Iterator[Row]:
-    """An endless stream of problems over digits 1 to 9; texts may repeat."""
+def problems(rng: random.Random, subtraction_share: float = 0.25, largest: int = 9) -> Iterator[Row]:
+    """An endless stream of problems over the numbers 1 to `largest`; texts may repeat."""
     while True:
         name, other = rng.sample(NAMES, 2)
         thing = rng.choice(THINGS)
-        a, b = rng.randint(1, 9), rng.randint(1, 9)
+        a, b = rng.randint(1, largest), rng.randint(1, largest)
         if rng.random() < subtraction_share:
             a, b, sign, template = max(a, b), min(a, b), "-", rng.choice(SUBTRACTIONS)
         else:

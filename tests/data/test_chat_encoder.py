@@ -1,0 +1,167 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.formats import Conversation
+from trinity_core.errors import DataError
+
+# Templates of other families. `[INST]` is no token of its own, so letters next to it may merge with it: the hard case.
+BRACKETS = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+HEADERS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n\n{{ m.content }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}"
+)
+NO_END = (
+    "{% for m in messages %}{{ m.role }}:\n{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:\n{% endif %}"
+)
+FORGETS_THOUGHTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+REWRITES = (
+    "{{ messages | length }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEMPLATES = {"chatml": None, "brackets": BRACKETS, "headers": HEADERS, "no_end": NO_END, "forgets": FORGETS_THOUGHTS}
+
+
+def turns(*contents):
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+def answers(tokenizer, encoded):
+    """The decoded stretches that carry loss."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], encoded.answer.astype(int), [0]])))
+    return [tokenizer.decode(encoded.tokens[a:b]) for a, b in edges.reshape(-1, 2)]
+
+
+def test_only_the_last_answer_carries_loss_end_of_turn_included(tokenizer, encoder):
+    (one,) = encoder.conversations([Conversation(turns("hi", "first", "and", "second"))])
+    assert answers(tokenizer, one) == ["second<|im_end|>"]
+    assert tokenizer.decode(one.tokens).endswith("second<|im_end|>\n")
+
+
+def test_every_answer_carries_loss_in_concatenated_turns(tokenizer, encoder):
+    (one,) = encoder.conversations([Conversation(turns("hi", "first", "and", "second"), every_turn=True)])
+    assert answers(tokenizer, one) == ["first<|im_end|>", "second<|im_end|>"]
+    assert one.prompt_length == int(np.flatnonzero(one.answer)[0])
+
+
+def test_tool_calls_are_answers_and_results_are_not(tokenizer, encoder):
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "2 and 3?"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]},
+        {"role": "tool", "content": "5"},
+        {"role": "assistant", "content": "It is 5."},
+    ]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    (one,) = encoder.conversations([Conversation(messages, tools, every_turn=True)])
+    assert answers(tokenizer, one) == [
+        '\nCall:{"name": "add", "arguments": {"a": 2}}<|im_end|>',
+        "It is 5.<|im_end|>",
+    ]
+    assert '{"type": "function"' in tokenizer.decode(one.tokens)
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+@given(contents=st.lists(st.text("ab1 .\n[]é", min_size=1, max_size=6), min_size=2, max_size=6), every=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_tokens_are_those_of_the_template(tokenizer, template, contents, every):
+    """Whatever is masked, the tokens are what the template's own tokenisation of the whole conversation gives."""
+    messages = turns(*contents[: len(contents) // 2 * 2])
+    (one,) = ChatEncoder(tokenizer, template).conversations([Conversation(messages, every_turn=every)])
+    if isinstance(one, DataError):
+        return
+    own = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=True, return_dict=False)
+    assert one.tokens.tolist() == own
+    assert not one.answer[: one.prompt_length].any() and one.answer[one.prompt_length]
+
+
+@pytest.mark.parametrize("template", [None, HEADERS], ids=["chatml", "headers"])
+@given(question=st.text("ab1 .é", max_size=5), answer=st.text("ab1 .é", min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_a_demonstration_continues_the_very_prompt_of_a_rollout(tokenizer, template, question, answer):
+    encoder = ChatEncoder(tokenizer, template)
+    messages = turns(question, answer)
+    (one,) = encoder.conversations([Conversation(messages)])
+    assert one.tokens[: one.prompt_length].tolist() == encoder.prompt(messages[:1]).tokens
+    assert answers(tokenizer, one)[0].startswith(answer)
+
+
+@pytest.mark.parametrize(
+    "template, expected",
+    [
+        (BRACKETS, ["first<|im_end|>", "second<|im_end|>"]),
+        (HEADERS, ["first<|endoftext|>", "second<|endoftext|>"]),
+        (FORGETS_THOUGHTS, ["first<|im_end|>", "second<|im_end|>"]),
+    ],
+    ids=["brackets", "headers", "forgets"],
+)
+def test_ends_of_turns_in_other_templates(tokenizer, template, expected):
+    encoder = ChatEncoder(tokenizer, template)
+    (one,) = encoder.conversations([Conversation(turns("hi", "first", "and", "second"), every_turn=True)])
+    assert answers(tokenizer, one) == expected
+
+
+def test_a_template_without_ends_takes_the_last_answer_to_the_end_of_the_text(tokenizer):
+    (one,) = ChatEncoder(tokenizer, NO_END).conversations([Conversation(turns("hi", "there"))])
+    assert answers(tokenizer, one) == ["there\n"]
+
+
+def test_a_token_that_holds_the_end_of_the_prompt_and_the_beginning_of_the_answer_belongs_to_the_prompt(tokenizer):
+    spaced = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    spaced += "{% if add_generation_prompt %}assistant: {% endif %}"
+    (one,) = ChatEncoder(tokenizer, spaced).conversations([Conversation(turns("hi", "has 3"))])
+    assert tokenizer.decode(one.tokens[: one.prompt_length]).endswith("assistant: has")
+    assert answers(tokenizer, one) == [" 3\n"]
+
+
+def test_thoughts_that_a_template_forgets_are_not_learned(tokenizer):
+    encoder = ChatEncoder(tokenizer, FORGETS_THOUGHTS)
+    messages = turns("hi", "a</think>first", "and", "b</think>second")
+    (one,) = encoder.conversations([Conversation(messages, every_turn=True)])
+    assert answers(tokenizer, one) == ["first<|im_end|>", "b</think>second<|im_end|>"]
+
+
+def test_conversations_that_cannot_be_told_apart_do_not_stop_the_others(tokenizer, encoder):
+    good = Conversation(turns("hi", "there"))
+    first, second, third = ChatEncoder(tokenizer, REWRITES).conversations([good, good, good])
+    assert all(isinstance(one, DataError) and "once it goes on" in str(one) for one in (first, second, third))
+    refuses = "{% if messages[0].content == 'no' %}{{ raise_exception('not this') }}{% endif %}" + HEADERS
+    bad, fine = ChatEncoder(tokenizer, refuses).conversations([Conversation(turns("no", "x")), good])
+    assert "refuses a conversation: not this" in str(bad)
+    assert answers(tokenizer, fine) == ["there<|endoftext|>"]
+
+
+def test_prompts_are_cut_on_the_right_and_say_so(encoder):
+    messages = turns("one two three")[:1]
+    whole = encoder.prompt(messages)
+    assert not whole.too_long and encoder.prompt(messages, max_tokens=len(whole.tokens)) == whole
+    cut = encoder.prompt(messages, max_tokens=5)
+    assert cut.too_long and cut.tokens == whole.tokens[:5]
+    assert encoder.prompt_lengths([(messages, None)] * 2) == [len(whole.tokens)] * 2
+    assert encoder.prompt_lengths([]) == []
+
+
+def test_template_arguments_reach_the_template(tokenizer):
+    template = "{{ 'thinks' if enable_thinking else 'answers' }}"
+    assert ChatEncoder(tokenizer, template, {"enable_thinking": True}).render(turns("x")) == "thinks"
+    assert ChatEncoder(tokenizer, template).render(turns("x")) == "answers"
+
+
+def test_a_model_without_template_is_refused():
+    from trinity_core.data.tiny import make_tokenizer
+
+    bare = make_tokenizer()
+    bare.chat_template = None
+    with pytest.raises(DataError, match="has no chat template"):
+        ChatEncoder(bare)

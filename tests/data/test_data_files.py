@@ -1,0 +1,166 @@
+import json
+
+import pytest
+
+from trinity_core.data.files import looks_local, read_rows
+from trinity_core.errors import DataError
+
+ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2"}]
+
+
+def jsonl(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def parquet(path, rows):
+    from pyarrow import Table
+    from pyarrow import parquet as files
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write_table(Table.from_pylist(rows), path)
+    return path
+
+
+def csv(path, rows):
+    path.write_text("question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in rows))
+    return path
+
+
+def as_json(path, rows):
+    path.write_text(json.dumps(rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    "write, name", [(jsonl, "d.jsonl"), (jsonl, "d.json"), (as_json, "d.json"), (csv, "d.csv"), (parquet, "d.parquet")]
+)
+def test_every_format_as_one_file(tmp_path, write, name):
+    path = write(tmp_path / name, ROWS)
+    read = read_rows(str(path))
+    assert read.rows == ROWS
+    assert all(place.source == str(path) for place in read.places)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["train.jsonl", "test.jsonl"],
+        ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "test-00000-of-00001.jsonl"],
+        ["data/train.jsonl", "data/test.jsonl"],
+        ["train/0.jsonl", "train/1.jsonl", "test/0.jsonl"],
+        ["main/train.jsonl", "main/test.jsonl", "socratic/train.jsonl"],
+        ["train_a.jsonl", "train_b.jsonl", "test.jsonl"],
+    ],
+)
+def test_folders_by_split(tmp_path, files):
+    for file in files:
+        jsonl(tmp_path / file, [{"file": file}])
+    read = read_rows(str(tmp_path), "train", "main")
+    assert [row["file"] for row in read.rows] == [
+        file for file in files if "train" in file and not file.startswith("socratic")
+    ]
+    assert [row["file"] for row in read_rows(str(tmp_path), "test", "main").rows] == [f for f in files if "test" in f]
+
+
+def test_subset_that_is_no_folder_is_left_alone(tmp_path):
+    jsonl(tmp_path / "train.jsonl", ROWS)
+    assert read_rows(str(tmp_path), "train", "main").rows == ROWS
+
+
+def test_a_folder_of_one_file_is_its_train_split(tmp_path):
+    jsonl(tmp_path / "math_problems.jsonl", ROWS)
+    with pytest.raises(DataError, match=r"no split 'test': it holds math_problems.jsonl; name files by split"):
+        read_rows(str(tmp_path), "test")
+
+
+def test_unreadable_lines_are_set_aside_with_their_place(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": "a"}\n\n{"question": \n[1]\n{"question": "b"}\n')
+    read = read_rows(str(path))
+    assert [row["question"] for row in read.rows] == ["a", "b"]
+    assert [place.line for place in read.places] == [1, 5]
+    assert [str(bad) for bad in read.bad] == [
+        f"{path}:3: the line is no JSON: Expecting value at column 1",
+        f"{path}:4: the line is no JSON object",
+    ]
+
+
+def test_csv_lines_of_other_lengths_are_set_aside(tmp_path):
+    path = tmp_path / "train.csv"
+    path.write_text('question,answer\n"two\nlines",1\nalone\nb,2\n')
+    read = read_rows(str(path))
+    assert read.rows == [{"question": "two\nlines", "answer": "1"}, {"question": "b", "answer": "2"}]
+    assert [(bad.place.line, bad.reason) for bad in read.bad] == [(4, "the line does not have the header's 2 columns")]
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("x.parquet", b"no parquet", "x.parquet is no parquet file that can be read"),
+        ("x.json", b"[1, 2", "x.json:1: the file is no JSON"),
+        ("x.json", b"3", "must hold a list of objects"),
+        ("x.jsonl", b"\xff\xfe\xff", "x.jsonl cannot be read"),
+        ("x.txt", b"", "x.txt is no data file that can be read"),
+    ],
+)
+def test_files_that_cannot_be_read_at_all(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        read_rows(str(tmp_path / name))
+
+
+def test_missing_paths(tmp_path):
+    with pytest.raises(DataError, match="there is no file or folder"):
+        read_rows(str(tmp_path / "nowhere"))
+    with pytest.raises(DataError, match="has no path"):
+        read_rows("")
+    with pytest.raises(DataError, match="no data files"):
+        read_rows(str(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["./x", "/x/y", "~/x", "a/b/c", "data.jsonl", "gsm8k/train.parquet"])
+def test_paths(path):
+    assert looks_local(path)
+
+
+@pytest.mark.parametrize("path", ["gsm8k", "openai/gsm8k"])
+def test_hub_names(path):
+    assert not looks_local(path)
+
+
+def test_hub_without_network_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"'nobody/nothing', subset 'main', split 'test' is no local path"):
+        read_rows("nobody/nothing", "test", "main")
+
+
+def test_hub_rows_come_through_datasets(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(*args, **kwargs):
+        asked.append((args, kwargs))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    read = read_rows("openai/gsm8k", "test", "main")
+    assert read.rows == ROWS and str(read.places[1]) == "openai/gsm8k (test):2"
+    assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
+
+
+def test_sql_table_in_key_order(tmp_path):
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "tasks.db") as connection:
+        connection.execute("create table gsm8k (id integer primary key, question text)")
+        connection.executemany("insert into gsm8k values (?, ?)", [(2, "b"), (1, "a")])
+    url = f"sqlite:///{tmp_path / 'tasks.db'}"
+    assert read_rows(url, storage="sql", table="gsm8k").rows == [{"id": 1, "question": "a"}, {"id": 2, "question": "b"}]
+    with pytest.raises(DataError, match="table 'none' of sqlite"):
+        read_rows(url, storage="sql", table="none")
+    with pytest.raises(DataError, match="not from a queue"):
+        read_rows(url, storage="queue")

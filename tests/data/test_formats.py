@@ -1,0 +1,101 @@
+import json
+
+import pytest
+
+from trinity_core.config.schema.buffer import FormatConfig
+from trinity_core.data import formats
+from trinity_core.errors import DataError
+
+SYSTEM, USER, ANSWER = ({"role": role, "content": role[0]} for role in ("system", "user", "assistant"))
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+RESULT = {"role": "tool", "content": "3"}
+
+
+def test_plaintext():
+    form = FormatConfig(prompt_key="question", response_key="answer")
+    row = {"question": "q", "answer": "a"}
+    assert formats.prompt_messages(row, form) == [{"role": "user", "content": "q"}]
+    assert formats.truth(row, form) == "a"
+    assert formats.demonstration(row, form).messages[-1] == {"role": "assistant", "content": "a"}
+
+
+def test_system_prompts_the_rows_own_first():
+    form = FormatConfig(system_prompt_key="sys", system_prompt="general")
+    assert formats.prompt_messages({"prompt": "q", "sys": "own"}, form)[0] == {"role": "system", "content": "own"}
+    assert formats.prompt_messages({"prompt": "q", "sys": ""}, form)[0]["content"] == "general"
+    assert formats.prompt_messages({"prompt": "q"}, form)[0]["content"] == "general"
+
+
+@pytest.mark.parametrize("encode", [lambda value: value, json.dumps])
+def test_messages_as_list_or_text(encode):
+    form = FormatConfig(prompt_type="messages", tools_key="tools")
+    row = {"messages": encode([SYSTEM, USER, ANSWER, USER, ANSWER]), "tools": encode([{"name": "f"}])}
+    assert formats.prompt_messages(row, form) == [SYSTEM, USER, ANSWER, USER]
+    assert formats.truth(row, form) == "a"
+    shown = formats.demonstration(row, form)
+    assert shown.messages == [SYSTEM, USER, ANSWER, USER, ANSWER]
+    assert shown.tools == [{"name": "f"}] and not shown.every_turn
+    form.enable_concatenated_multi_turn = True
+    assert formats.demonstration(row, form).every_turn
+
+
+def test_messages_of_columnar_files_lose_their_nulls():
+    form = FormatConfig(prompt_type="messages")
+    row = {
+        "messages": [{"role": "user", "content": "q", "tool_calls": None}, {**CALL, "content": None}, RESULT, ANSWER]
+    }
+    assert formats.demonstration(row, form).messages == [{"role": "user", "content": "q"}, CALL, RESULT, ANSWER]
+
+
+@pytest.mark.parametrize(
+    "chosen, rejected",
+    [
+        ("yes", "no"),
+        ({"role": "assistant", "content": "yes"}, {"role": "assistant", "content": "no"}),
+        ([{"role": "assistant", "content": "yes"}], [{"role": "assistant", "content": "no"}]),
+        ([USER, {"role": "assistant", "content": "yes"}], [USER, {"role": "assistant", "content": "no"}]),
+    ],
+)
+def test_preferences_in_messages(chosen, rejected):
+    form = FormatConfig(prompt_type="messages")
+    better, worse = formats.preference({"messages": [USER], "chosen": chosen, "rejected": rejected}, form)
+    assert better.messages == [USER, {"role": "assistant", "content": "yes"}]
+    assert worse.messages == [USER, {"role": "assistant", "content": "no"}]
+
+
+def test_preferences_in_plaintext():
+    form = FormatConfig(prompt_key="q", chosen_key="good", rejected_key="bad", system_prompt="s")
+    better, worse = formats.preference({"q": "q", "good": "yes", "bad": "no"}, form)
+    assert [m["content"] for m in better.messages] == ["s", "q", "yes"]
+    assert [m["content"] for m in worse.messages] == ["s", "q", "no"]
+
+
+@pytest.mark.parametrize(
+    "row, form, message",
+    [
+        ({"question": "q"}, {}, r"no column 'prompt' \(format.prompt_key\); its columns are question"),
+        ({"prompt": ""}, {}, "column 'prompt' must hold text, not ''"),
+        ({"prompt": None}, {}, "must hold text, not nothing"),
+        ({"prompt": 3}, {}, "must hold text, not 3"),
+        ({"messages": "hello"}, {"prompt_type": "messages"}, "must hold a list of messages, not 'hello'"),
+        ({"messages": "[{"}, {"prompt_type": "messages"}, "looks like JSON but cannot be read"),
+        ({"messages": [{"content": "x"}]}, {"prompt_type": "messages"}, "a role and content"),
+        ({"messages": [{"role": "user"}]}, {"prompt_type": "messages"}, "a message without content"),
+        ({"messages": [ANSWER]}, {"prompt_type": "messages"}, "has no message to answer"),
+    ],
+)
+def test_rows_that_cannot_be_asked(row, form, message):
+    with pytest.raises(DataError, match=message):
+        formats.prompt_messages(row, FormatConfig(**form))
+
+
+def test_rows_that_cannot_be_learned_from():
+    form = FormatConfig(prompt_type="messages", tools_key="tools")
+    with pytest.raises(DataError, match="no assistant's answer"):
+        formats.demonstration({"messages": [USER]}, form)
+    with pytest.raises(DataError, match="hold the same answer"):
+        formats.preference({"messages": [USER], "chosen": "x", "rejected": "x"}, form)
+    with pytest.raises(DataError, match="must end with an assistant's message"):
+        formats.preference({"messages": [USER], "chosen": [USER], "rejected": "x"}, form)
+    with pytest.raises(DataError, match="list of objects, one a tool"):
+        formats.tools({"tools": [1]}, form)

@@ -1,0 +1,101 @@
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConfig
+from trinity_core.data.supervised import SupervisedSet
+from trinity_core.errors import DataError
+
+ROWS = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(9)]
+
+
+def config(tmp_path, rows, **form):
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    form = {"prompt_key": "question", "response_key": "answer"} | form
+    return ExperienceBufferConfig(name="sft", path=str(path), format=FormatConfig(**form))
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory, encoder):
+    return SupervisedSet.open(config(tmp_path_factory.mktemp("sft"), ROWS), encoder, seed=1)
+
+
+def test_a_row_is_one_experience_with_loss_on_its_answer(opened, tokenizer):
+    (one,) = opened.experiences(3)
+    assert (
+        tokenizer.decode(one.tokens[: one.prompt_length]) == "<|im_start|>user\n3+1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.decode(one.tokens[one.prompt_length :][one.action_mask]) == "#### 4<|im_end|>"
+    assert one.is_expert and one.reward is None and one.task_index == 3 and one.group == "sft/3"
+
+
+@given(step=st.integers(1, 30), size=st.integers(1, 12))
+def test_batches_depend_on_their_step_alone(opened, step, size):
+    rows = [one.task_index for one in opened.batch(step, size)]
+    whole = [one.task_index for earlier in range(1, step + 1) for one in opened.batch(earlier, size)]
+    assert whole[-size:] == rows
+    epoch = len(opened)
+    for start in range(0, len(whole) - epoch + 1, epoch):
+        assert sorted(whole[start : start + epoch]) == list(range(epoch))
+
+
+def test_groups_of_a_batch_are_unique_over_steps(opened):
+    groups = [one.group for step in range(1, 9) for one in opened.batch(step, 4)]
+    assert len(set(groups)) == len(groups)
+
+
+def test_steps(opened):
+    assert opened.steps(epochs=2, size=4) == 4 and opened.steps(epochs=1, size=100) == 1
+
+
+def test_preferences_are_pairs(tmp_path, encoder, tokenizer):
+    rows = [{"question": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(4)]
+    pairs = SupervisedSet.open(config(tmp_path, rows), encoder, seed=1, kind="preferences")
+    batch = pairs.batch(1, 6)
+    assert [one.run for one in batch] == [0, 1] * 3
+    assert [one.group for one in batch[::2]] == [one.group for one in batch[1::2]]
+    for chosen, rejected in zip(batch[::2], batch[1::2], strict=True):
+        assert chosen.tokens[: chosen.prompt_length].tolist() == rejected.tokens[: rejected.prompt_length].tolist()
+        assert tokenizer.decode(chosen.tokens[chosen.prompt_length :]) == "yes<|im_end|>\n"
+        assert tokenizer.decode(rejected.tokens[rejected.prompt_length :]) == "no<|im_end|>\n"
+    assert pairs.steps(epochs=1, size=4) == 2
+    with pytest.raises(DataError, match="an even size, not train_batch_size = 5"):
+        pairs.batch(1, 5)
+
+
+def test_rows_that_cannot_be_used_are_set_aside_with_their_line(tmp_path, encoder, caplog):
+    rows = [*ROWS[:2], {"question": "x"}, {"question": "long", "answer": "word " * 99}, ROWS[2]]
+    opened = SupervisedSet.open(config(tmp_path, rows), encoder, seed=1, max_tokens=40)
+    assert len(opened) == 3 and [place.line for place in opened.places] == [1, 2, 5]
+    assert [bad.place.line for bad in opened.bad] == [3, 4]
+    assert "tokens, more than model.max_model_len = 40" in caplog.text
+    with pytest.raises(DataError, match=r"'sft' has no usable row: .*train.jsonl:1: the row has \d+ tokens"):
+        SupervisedSet.open(config(tmp_path, ROWS), encoder, seed=1, max_tokens=4)
+
+
+def test_concatenated_turns_and_a_template_of_its_own(tmp_path, encoder, tokenizer):
+    messages = [{"role": role, "content": role[:4]} for role in ("user", "assistant") * 2]
+    template = "{% for m in messages %}{{ m.role }}={{ m.content }}{{ eos_token }}{% endfor %}"
+    template += "{% if add_generation_prompt %}assistant={% endif %}"
+    given_config = config(
+        tmp_path,
+        [{"messages": messages}],
+        prompt_type="messages",
+        enable_concatenated_multi_turn=True,
+        chat_template=template,
+    )
+    (one,) = SupervisedSet.open(given_config, encoder, seed=0).experiences(0)
+    response = one.tokens[one.prompt_length :]
+    assert tokenizer.decode(response) == "assi<|im_end|>user=user<|im_end|>assistant=assi<|im_end|>"
+    assert tokenizer.decode(response[one.action_mask]) == "assi<|im_end|>assi<|im_end|>"
+
+
+def test_thousands_of_rows_are_tokenised_in_a_moment(tmp_path, encoder):
+    start = time.perf_counter()
+    opened = SupervisedSet.open(config(tmp_path, ROWS * 250), encoder, seed=1)
+    assert len(opened) == 2250
+    assert time.perf_counter() - start < 20  # about 1 s on quiet cores

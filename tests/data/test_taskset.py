@@ -1,0 +1,98 @@
+import json
+import logging
+
+import pytest
+
+from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs, TasksetConfig
+from trinity_core.data.task import Task
+from trinity_core.data.taskset import Taskset
+from trinity_core.errors import DataError
+
+
+def written(tmp_path, rows, **config):
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" if isinstance(row, dict) else f"{row}\n" for row in rows))
+    form = FormatConfig(prompt_key="question", response_key="answer")
+    return TasksetConfig(name="gsm8k", path=str(tmp_path), format=form, **config)
+
+
+def test_a_task_knows_all_that_a_workflow_needs(tmp_path):
+    config = written(
+        tmp_path,
+        [{"question": "1+1?", "answer": "#### 2"}],
+        repeat_times=8,
+        default_workflow_type="math_workflow",
+        default_reward_fn_type="math_reward",
+        rollout_args=RolloutArgs(temperature=0.5, top_k=3),
+        workflow_args={"a": 1},
+        reward_fn_args={"format_weight": 0.1},
+    )
+    task = Taskset.open(config, seed=3)[0]
+    assert task.messages == [{"role": "user", "content": "1+1?"}] and task.truth == "#### 2" and task.tools is None
+    assert task.sampling == {"temperature": 0.5, "top_k": 3}
+    assert (task.workflow, task.reward_fn, task.repeat_times) == ("math_workflow", "math_reward", 8)
+    assert (task.workflow_args, task.reward_fn_args) == ({"a": 1}, {"format_weight": 0.1})
+
+
+def test_bad_rows_are_set_aside_and_listed(tmp_path, caplog):
+    rows = [
+        {"question": "a", "answer": "1"},
+        "{",
+        {"question": ""},
+        {"question": "b", "answer": None},
+        {"question": "c"},
+    ]
+    with caplog.at_level(logging.WARNING):
+        taskset = Taskset.open(written(tmp_path, rows), seed=0)
+    assert [task.raw["question"] for task in taskset.tasks()] == ["a", "c"]
+    assert sorted(bad.place.line for bad in taskset.bad) == [2, 3, 4]
+    assert "'gsm8k': 3 of 5 rows set aside" in caplog.text
+    assert f"{tmp_path}/train.jsonl:3: column 'question' must hold text, not ''" in caplog.text
+
+
+def test_no_usable_row_is_an_error_that_names_the_columns(tmp_path):
+    config = written(tmp_path, [{"prompt": "a"}] * 7)
+    with pytest.raises(DataError) as caught:
+        Taskset.open(config, seed=0)
+    message = str(caught.value)
+    assert (
+        f"{tmp_path}/train.jsonl:1: there is no column 'question' (format.prompt_key); its columns are prompt"
+        in message
+    )
+    assert message.endswith("and 2 more")
+
+
+def test_an_empty_file_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="no usable row: it is empty"):
+        Taskset.open(written(tmp_path, []), seed=0)
+
+
+def test_long_prompts_are_set_aside_before_anything_runs(tmp_path, encoder):
+    rows = [{"question": "a"}, {"question": "b " * 50}, {"question": "c"}]
+    taskset = Taskset.open(written(tmp_path, rows), seed=0).without_long_prompts(encoder, 30)
+    assert [task.raw["question"] for task in taskset.tasks()] == ["a", "c"]
+    assert [str(bad.place).split(":")[-1] for bad in taskset.bad] == ["2"]
+    assert "more than the 30 allowed" in taskset.bad[0].reason
+    with pytest.raises(DataError, match="no usable row"):
+        taskset.without_long_prompts(encoder, 3)
+
+
+def test_seeds_of_requests_differ_by_all_they_derive_from():
+    def seeds(**fields):
+        task = Task(
+            **({"index": 1, "raw": {}, "taskset": "t", "workflow": "w", "repeat_times": 4, "group": "e/1/0"} | fields)
+        )
+        return task.rollout_seeds() + task.rollout_seeds(turn=1)
+
+    streams = [seeds(), seeds(seed=1), seeds(index=2), seeds(taskset="u"), seeds(group="e/2/0")]
+    every = [seed for stream in streams for seed in stream]
+    assert len(set(every)) == len(every) == 40
+    assert all(0 <= seed < 2**31 for seed in every)
+    assert seeds() == seeds()
+
+
+def test_evaluation_goes_through_the_file_in_order(tmp_path):
+    rows = [{"question": str(number), "answer": "1"} for number in range(5)]
+    taskset = Taskset.open(written(tmp_path, rows), seed=0, is_eval=True)
+    assert [task.raw["question"] for task in taskset.tasks(3)] == ["0", "1", "2"]
+    assert all(task.is_eval for task in taskset.tasks()) and len(taskset) == 5

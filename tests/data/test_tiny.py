@@ -1,0 +1,71 @@
+import json
+import re
+
+import pytest
+
+from trinity_core.data import tiny
+from trinity_core.data.tiny_words import ADDITIONS, NAMES, THINGS
+from trinity_core.errors import DataError
+
+
+def test_rows_are_in_gsm8k_format_and_right():
+    for row in tiny.make_problems(3, 300, 100, 100)["train"]:
+        working, answer = re.fullmatch(r"(.+)=<<\1=(\d+)>>\2 \w+\.\n#### \2", row["answer"]).groups()
+        a, sign, b = re.fullmatch(r"(\d)([+-])(\d)", working).groups()
+        assert int(answer) == (int(a) + int(b) if sign == "+" else int(a) - int(b))
+        assert re.findall(r"\d", row["question"]) == [a, b]
+
+
+def test_no_problem_occurs_twice_over_splits():
+    splits = tiny.make_problems(5, 2000, 400, 1000)
+    questions = [row["question"] for rows in splits.values() for row in rows]
+    assert len(questions) == len(set(questions)) == 3400
+    assert {name: len(rows) for name, rows in splits.items()} == {"test": 400, "train": 2000, "sft": 1000}
+
+
+def test_same_seed_same_rows():
+    assert tiny.make_problems(1, 20, 5, 5) == tiny.make_problems(1, 20, 5, 5) != tiny.make_problems(2, 20, 5, 5)
+
+
+def test_more_problems_than_there_are():
+    with pytest.raises(DataError, match="fewer rows"):
+        tiny.make_problems(1, 60_000, 10, 10)
+
+
+def test_tokenizer_has_words_and_digits_whole_and_loses_nothing():
+    tokenizer = tiny.make_tokenizer()
+    for word in [*NAMES, *(f" {thing}" for thing in THINGS), *"0123456789", tiny.END_OF_TURN, tiny.START_OF_TURN]:
+        assert len(tokenizer.encode(word, add_special_tokens=False)) == 1, word
+    assert len(tokenizer.encode("123", add_special_tokens=False)) == 3
+    for text in ("Weng earns $12 an hour; wie schön! 漢字\n\t x ", ADDITIONS[0]):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_folder_loads_with_transformers_alone(tmp_path):
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    size = tiny.TinySize(hidden_size=32, intermediate_size=64, layers=1, heads=1, key_value_heads=1)
+    folders = tiny.make_tiny(tmp_path, seed=1, count_train=20, count_test=5, count_sft=5, size=size)
+    tokenizer = AutoTokenizer.from_pretrained(folders.model)
+    model = AutoModelForCausalLM.from_pretrained(folders.model)
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.tie_word_embeddings and model.num_parameters() == folders.parameters
+    assert tokenizer.eos_token_id == model.generation_config.eos_token_id
+    made = tiny.make_tokenizer()
+    row = json.loads((folders.data / "train.jsonl").read_text().splitlines()[0])
+    for text in (row["question"], row["answer"], "12 €.\n\nOther   words"):
+        assert tokenizer.encode(text) == made.encode(text)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": row["question"]}], return_dict=False)
+    assert len(prompt) <= 30
+    with torch.no_grad():
+        assert model(torch.tensor([prompt])).logits.shape == (1, len(prompt), len(tokenizer))
+
+
+def test_same_seed_same_weights(tmp_path):
+    pytest.importorskip("torch")
+    size = tiny.TinySize(hidden_size=32, intermediate_size=64, layers=1, heads=1, key_value_heads=1)
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        tiny.make_model(tmp_path / name, seed, size)
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c

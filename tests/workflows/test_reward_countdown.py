@@ -1,0 +1,58 @@
+from fractions import Fraction
+
+import pytest
+
+from trinity_core.errors import DataError
+from trinity_core.workflows.rewards.countdown import countdown_reward, evaluate
+
+TASK = {"nums": [3, 5, 7, 2], "target": 24}
+
+
+def score(response, task=TASK, truth=None, **args):
+    return countdown_reward(prompt="", response=response, truth=truth, task=task, **args)
+
+
+@pytest.mark.parametrize("expression", ["(5 + 7) * (3 - 2) + 12", "7 * 3 + 5 - 2", "7*3+5-2 = 24", "\n7*3 + (5-2)\n"])
+def test_the_target_and_each_number_once(expression):
+    right = expression != "(5 + 7) * (3 - 2) + 12"
+    assert score(f"so <answer>{expression}</answer>")["accuracy"] == right
+
+
+def test_the_last_answer_counts():
+    assert score("<answer>1</answer> no, <answer>7*3+5-2</answer>")["accuracy"] == 1
+    assert score("<answer>7*3+5-2</answer> no, <answer>1</answer>") == {"accuracy": 0.0, "format": 0.1}
+    assert score("7*3+5-2") == {"accuracy": 0.0, "format": 0.0}
+
+
+def test_the_puzzle_may_be_the_reference_answer():
+    assert score("<answer>2+2</answer>", task={}, truth={"nums": [2, 2], "target": 4})["accuracy"] == 1
+    assert score("<answer>2+2</answer>", {"n": [2, 2], "t": 4}, numbers_key="n", target_key="t")["accuracy"] == 1
+    with pytest.raises(DataError, match="needs the columns 'nums' and 'target'"):
+        score("<answer>2+2</answer>", task={})
+
+
+def test_values_are_exact():
+    assert evaluate("1 / 3 * 3") == ([1, 3, 3], Fraction(1))
+    assert evaluate("10 / 4") == ([4, 10], Fraction(5, 2))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1 +",
+        "1 / 0",
+        "2 ** 9",
+        "9 ** 9 ** 9",
+        "abs(3)",
+        "__import__('os')",
+        "True + 1",
+        "1.5",
+        "x",
+        "1 " * 300,
+        "-3",
+        "(" * 99,
+    ],
+)
+def test_everything_else_is_no_expression(text):
+    assert evaluate(text) is None

@@ -1,0 +1,114 @@
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from trinity_core.errors import DataError
+from trinity_core.workflows.rewards.math import final_answer, format_reward, math_fast, math_reward, reference
+
+integers = st.integers(-(10**15) + 1, 10**15 - 1) | st.integers(-20, 20)
+written = st.builds(
+    lambda sign, zeros, digits: sign + "0" * zeros + digits,
+    st.sampled_from(["", "-", "+"]),
+    st.integers(0, 2),
+    st.integers(0, 999).map(str),
+)
+
+
+def full(response, truth, **args):
+    return math_reward(prompt="", response=response, truth=truth, task={}, **args)
+
+
+@given(answer=written | integers.map(str), truth=written | integers.map(str))
+@example("-0", "0")
+@example("+7", "007")
+@settings(max_examples=150, deadline=None)
+def test_the_fast_path_gives_the_verifiers_verdict(answer, truth):
+    pytest.importorskip("math_verify")
+    response, reference_answer = f"So it is.\n#### {answer}", f"work\n#### {truth}"
+    fast = math_fast(response=response, truth=reference_answer)
+    assert fast is not None and fast == full(response, reference_answer)
+
+
+@given(number=integers)
+@settings(max_examples=50, deadline=None)
+def test_the_fast_path_knows_equal_integers(number):
+    assert math_fast(response=f"\\boxed{{{number}}}", truth=f"#### {number}") == {"accuracy": 1.0}
+    assert math_fast(response=f"#### {number + 1}", truth=f"#### {number}") == {"accuracy": 0.0}
+
+
+@given(text=st.text("#0123456789 -+.,$%{}\\boxed\n", max_size=20), truth=st.sampled_from(["#### 5", "#### -12", "3"]))
+@settings(max_examples=150, deadline=None)
+def test_the_fast_path_never_differs_where_it_speaks(text, truth):
+    pytest.importorskip("math_verify")
+    fast = math_fast(response=text, truth=truth)
+    if fast is not None:
+        assert fast == full(text, truth)
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("2+3=<<2+3=5>>5 apples.\n#### 5", "5"),
+        ("#### 5\nor rather\n#### 6", "6"),
+        ("#### 7 apples", "7 apples"),
+        ("thus \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("#### 5 and \\boxed{6}", "6"),
+        ("\\boxed{6}\n#### 5", "5"),
+        ("The answer is 5", None),
+        ("5", None),
+        ("####", None),
+        ("#### \n5", None),
+        ("\\boxed{5", None),
+        ("\\boxed{ }", None),
+        ("", None),
+    ],
+)
+def test_only_a_declared_answer_counts(text, answer):
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "answer, truth, right",
+    [
+        ("1,000", "1000", True),
+        ("$18", "18", True),
+        ("18.00", "18", True),
+        ("\\frac{1}{2}", "0.5", True),
+        ("7 apples", "7", True),
+        ("7.5", "7", False),
+        ("17", "7", False),
+        ("-7", "7", False),
+        ("seven", "7", False),
+        ("2+5", "7", True),
+    ],
+)
+def test_what_math_verify_decides(answer, truth, right):
+    pytest.importorskip("math_verify")
+    assert full(f"\\boxed{{{answer}}}", f"#### {truth}") == {"accuracy": float(right)}
+
+
+def test_a_bare_reference_is_the_answer():
+    assert reference(" 42 ") == "42" and reference(42) == "42" and reference("x\n#### 4") == "4"
+    for empty in (None, "", "  "):
+        with pytest.raises(DataError, match="no reference answer"):
+            reference(empty)
+
+
+def test_a_reference_that_cannot_be_read_is_no_wrong_answer():
+    pytest.importorskip("math_verify")
+    with pytest.raises(ValueError, match="cannot read the reference"):
+        full("#### 5", "\\text{}")
+
+
+def test_format_is_a_part_of_its_own_where_it_has_weight():
+    assert full("nothing", "5", format_weight=0.5) == {"accuracy": 0.0, "format": 0.0}
+    assert math_fast(response="#### 4", truth="5", format_weight=0.5) == {"accuracy": 0.0, "format": 0.5}
+    assert math_fast(response="#### 5", truth="5", format_weight=0.5) == {"accuracy": 1.0, "format": 0.5}
+
+
+def test_format_reward():
+    def score(response, **args):
+        return format_reward(prompt="", response=response, truth=None, task={}, **args)["format"]
+
+    assert score("#### 5") == 1 and score("5") == 0
+    assert score("<think>\nx</think> 5", pattern="^<think>.*</think>") == 1

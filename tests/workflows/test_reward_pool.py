@@ -1,0 +1,182 @@
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trinity_core.errors import DataError
+from trinity_core.workflows.rewards import Reward, RewardItem, RewardPool
+
+PLUGIN = """
+import os, time
+from trinity_core.workflows import REWARD_FNS
+
+@REWARD_FNS.register("by_order")
+def by_order(*, prompt, response, truth, task, **args):
+    if response == "hang":
+        while True:
+            pass
+    if response == "die":
+        os._exit(3)
+    if response == "raise":
+        raise RuntimeError("no idea")
+    if response == "nan":
+        return float("nan")
+    if response == "text":
+        return "5"  # floats in words are taken
+    if response == "none":
+        return None
+    if response == "memory":
+        return float(len(bytearray(8 << 30)))
+    if response == "slow":
+        time.sleep(1.5)
+    if response == "noisy":
+        print("a reward function may print")
+        return 1
+    return {"accuracy": float(response), "weight": args.get("weight", 0) + len(task)}
+"""
+
+
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "pool_test_rewards.py").write_text(PLUGIN)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def pool(plugins):
+    pool = RewardPool(workers=2, timeout=3.0, plugin_dir=plugins)
+    yield pool
+    pool.close()
+
+
+def items(*responses, **fields):
+    return [RewardItem(response, **fields) for response in responses]
+
+
+def test_results_come_in_order(pool):
+    rewards = pool.score_sync("by_order", items(*map(str, range(11)), task={"row": 1}, args={"weight": 2}))
+    assert [reward.parts for reward in rewards] == [{"accuracy": float(n), "weight": 3.0} for n in range(11)]
+    assert rewards[3].value == 6.0 and rewards[3].metrics == {"accuracy": 3.0, "weight": 3.0, "verifier_errors": 0.0}
+    assert pool.score_sync("by_order", []) == []
+
+
+def test_every_failure_is_told_apart_from_a_wrong_answer(pool):
+    before = pool.started
+    rewards = pool.score_sync(
+        "by_order", items("1", "hang", "raise", "die", "nan", "2", "none", "memory", "noisy", "0")
+    )
+    errors = [reward.error for reward in rewards]
+    assert [reward.value for reward in rewards] == [1, 0, 0, 0, 0, 2, 0, 0, 1, 0]
+    assert [error is not None for error in errors] == [False, True, True, True, True, False, True, True, False, False]
+    assert errors[1] == "the verifier took longer than 3 s"
+    assert errors[2] == "RuntimeError: no idea"
+    assert "exit code 3" in errors[3] and "nan" in errors[4] and "no number" in errors[6] and "MemoryError" in errors[7]
+    assert rewards[1].metrics == {"verifier_errors": 1.0}
+    assert pool.started > before
+
+
+def test_the_event_loop_never_waits(pool):
+    async def run():
+        beats = []
+
+        async def heart():
+            while True:
+                beats.append(time.perf_counter())
+                await asyncio.sleep(0.02)
+
+        beating = asyncio.create_task(heart())
+        rewards = await asyncio.gather(*(pool.score("by_order", items("slow", str(n))) for n in range(3)))
+        beating.cancel()
+        return rewards, max(b - a for a, b in itertools.pairwise(beats))
+
+    rewards, longest = asyncio.run(run())
+    assert [r[1].value for r in rewards] == [0, 1, 2] and all(r[0].error for r in rewards)  # "slow" is no number
+    assert longest < 1.0
+
+
+def test_an_unknown_function_is_an_error_and_not_a_zero(pool):
+    with pytest.raises(DataError, match="no reward function 'by_ordr'; did you mean 'by_order'"):
+        pool.score_sync("by_ordr", items("1"))
+    assert pool.score_sync("by_order", items("1"))[0].value == 1
+
+
+def test_dotted_paths(pool):
+    assert pool.score_sync("pool_test_rewards.by_order", items("1"))[0].value == 1
+    with pytest.raises(DataError, match="cannot be imported"):
+        pool.score_sync("nowhere.at_all", items("1"))
+
+
+def test_math_reward_through_workers_and_without(plugins):
+    pytest.importorskip("math_verify")
+    pool = RewardPool(workers=1, timeout=30)
+    try:
+        fast = pool.score_sync("math_reward", [RewardItem(f"#### {n}", "#### 3") for n in (3, 4)])
+        assert [reward.value for reward in fast] == [1, 0] and pool.started == 0
+        mixed = ["#### 3", "#### 3.0", "three", "\\boxed{\\frac{6}{2}}", "#### 2.9"]
+        rewards = pool.score_sync("math_reward", [RewardItem(text, "#### 3") for text in mixed])
+        assert [reward.value for reward in rewards] == [1, 1, 0, 1, 0] and pool.started == 1
+    finally:
+        pool.close()
+
+
+def test_scoring_128_plain_integers_takes_milliseconds():
+    pool = RewardPool()
+    given = [RewardItem(f"{n}+1=<<{n}+1={n + 1}>>{n + 1} apples.\n#### {n + 1}", f"#### {n % 9}") for n in range(128)]
+    asyncio.run(pool.score("math_reward", given))
+    start = time.perf_counter()
+    asyncio.run(pool.score("math_reward", given))
+    assert time.perf_counter() - start < 0.1  # 1 to 2 ms on quiet cores
+    assert pool.started == 0
+
+
+def test_missing_reference_answers_are_an_error_at_once():
+    with pytest.raises(DataError, match="no reference answer"):
+        RewardPool().score_sync("math_reward", [RewardItem("#### 3", None)])
+
+
+@pytest.mark.parametrize("busy", ["hang", "1"], ids=["busy", "idle"])
+def test_workers_die_with_a_killed_parent(plugins, busy):
+    program = (
+        "import sys, threading, time\n"
+        "from trinity_core.workflows.rewards import RewardItem, RewardPool\n"
+        f"pool = RewardPool(workers=1, timeout=600, plugin_dir={plugins!r})\n"
+        "pool.score_sync('by_order', [RewardItem('1')])\n"
+        "worker = pool._idle.get(); pool._idle.put(worker)\n"
+        f"threading.Thread(target=pool.score_sync, args=('by_order', [RewardItem({busy!r})]), daemon=True).start()\n"
+        "time.sleep(0.3); print(worker.process.pid, flush=True); time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    worker = int(parent.stdout.readline())
+    assert Path(f"/proc/{worker}").exists()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    deadline = time.time() + 10
+    while running(worker) and time.time() < deadline:
+        time.sleep(0.05)
+    assert not running(worker)
+
+
+def running(pid):
+    """Whether a process lives; one that has ended but was not yet waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_closing_ends_the_workers_and_scoring_again_starts_new_ones(plugins):
+    pool = RewardPool(workers=1, plugin_dir=plugins)
+    pool.score_sync("by_order", items("1"))
+    worker = pool._idle.get()
+    pool._idle.put(worker)
+    pool.close()
+    assert not running(worker.process.pid)
+    assert pool.score_sync("by_order", items("2")) == [Reward({"accuracy": 2.0, "weight": 0.0})]
+    pool.close()

@@ -1,0 +1,221 @@
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs
+from trinity_core.data.experience import Experience
+from trinity_core.data.task import Task
+from trinity_core.errors import TrinityError
+from trinity_core.workflows import (
+    WORKFLOWS,
+    Completion,
+    RecordingModel,
+    Reward,
+    RewardPool,
+    Workflow,
+    load_plugins,
+    run_workflow,
+)
+from trinity_core.workflows.registry import Registry
+
+
+def completion(text, reason="stop"):
+    tokens = np.arange(len(text) + 1)
+    return Completion(np.arange(3), tokens, -np.ones(len(tokens)), version=4, text=text, finish_reason=reason)
+
+
+class Scripted:
+    """A policy that gives prepared answers and remembers what it was asked."""
+
+    tokenizer = None
+
+    def __init__(self, *texts, reason="stop"):
+        self.texts, self.reason, self.asked = texts, reason, []
+
+    async def chat(self, messages, n=1, tools=None, **args):
+        return self.chat_sync(messages, n, tools, **args)
+
+    def chat_sync(self, messages, n=1, tools=None, **args):
+        self.asked.append((messages, n, tools, args))
+        return [completion(text, self.reason) for text in self.texts[:n]]
+
+    async def generate(self, prompt_tokens, n=1, **args):
+        return self.generate_sync(prompt_tokens, n, **args)
+
+    def generate_sync(self, prompt_tokens, n=1, **args):
+        return [completion(text) for text in self.texts[:n]]
+
+
+def task(workflow="math_workflow", **fields):
+    given = {
+        "index": 5,
+        "raw": {"question": "1+1?", "answer": "1+1=<<1+1=2>>2\n#### 2"},
+        "taskset": "t",
+        "workflow": workflow,
+        "repeat_times": 3,
+        "rollout_args": RolloutArgs(temperature=0.7),
+        "format": FormatConfig(prompt_key="question", response_key="answer"),
+        "group": "explorer/1/0",
+    }
+    return Task(**(given | fields))
+
+
+def run(given, model, rewards=None, **args):
+    return asyncio.run(run_workflow(given, model, rewards=rewards or RewardPool(), **args))
+
+
+def test_math_workflow_scores_all_repeats_of_one_call():
+    model = Scripted("#### 2", "#### 3", "two")
+    given = task()
+    experiences = run(given, model)
+    messages, n, tools, args = model.asked[0]
+    assert len(model.asked) == 1 and n == 3 and tools is None
+    assert messages == [{"role": "user", "content": "1+1?"}]
+    assert args == {"temperature": 0.7, "seeds": given.rollout_seeds(), "chat_template": None}
+    assert [one.reward for one in experiences] == [1, 0, 0]
+    assert [one.run for one in experiences] == [0, 1, 2]
+    first = experiences[0]
+    assert first.group == "explorer/1/0" and first.task_index == 5 and not first.truncated
+    assert first.metrics == {"accuracy": 1.0, "verifier_errors": 0.0, "response_length": 7.0, "truncated": 0.0}
+    assert (
+        first.info["prompt"] == "1+1?" and first.info["response"] == "#### 2" and first.info["truth"].endswith("#### 2")
+    )
+    assert first.versions.tolist() == [4] * 7 and first.action_mask.all()
+    assert Experience.from_bytes(first.to_bytes()).info == first.info
+
+
+def test_a_prompt_that_was_cut_carries_no_loss():
+    one = run(task(repeat_times=1), Scripted("", reason="prompt_too_long"))[0]
+    assert not one.action_mask.any() and one.truncated and one.reward == 0
+
+
+def test_an_answer_cut_at_the_limit_is_marked():
+    one = run(task(repeat_times=1), Scripted("#### 2", reason="length"))[0]
+    assert one.truncated and one.action_mask.all() and one.metrics["truncated"] == 1
+
+
+def test_an_answer_without_verdict_carries_no_loss_and_is_counted():
+    class Broken:
+        async def score(self, name, items):
+            return [Reward(error="too slow") for _ in items]
+
+    one = run(task(repeat_times=1), Scripted("#### 2"), Broken())[0]
+    assert one.reward == 0 and not one.action_mask.any()
+    assert one.metrics["verifier_errors"] == 1 and "accuracy" not in one.metrics
+    assert one.info["verifier_error"] == "too slow"
+
+
+def test_a_simple_workflow_needs_a_reward_function():
+    with pytest.raises(TrinityError, match="names no reward function and workflow 'simple_workflow' has none"):
+        run(task("simple_workflow"), Scripted("a", "b", "c"))
+    rewards = run(task("simple_workflow", reward_fn="math_reward"), Scripted("#### 2", "#### 2", "x"))
+    assert [one.reward for one in rewards] == [1, 1, 0]
+
+
+def test_a_plain_workflow_runs_in_a_thread(monkeypatch):
+    class Plain(Workflow):
+        def run(self):
+            answers = self.model.chat_sync(self.task.messages, n=self.task.repeat_times)
+            rewards = self.rewards.score_sync("math_reward", [])
+            assert rewards == []
+            return [answer.experience(reward=0.5) for answer in answers]
+
+    monkeypatch.setitem(WORKFLOWS, "plain", Plain)
+    with ThreadPoolExecutor(1) as threads:
+        experiences = run(task("plain"), Scripted("a", "b", "c"), threads=threads)
+    assert [(one.run, one.reward, one.group) for one in experiences] == [(n, 0.5, "explorer/1/0") for n in range(3)]
+
+
+def test_turns_numbered_by_the_workflow_are_left_alone(monkeypatch):
+    class Turns(Workflow):
+        async def run(self):
+            (answer,) = await self.model.chat(self.task.messages)
+            return [answer.experience(run=1, turn=turn) for turn in range(3)]
+
+    monkeypatch.setitem(WORKFLOWS, "turns", Turns)
+    assert [(one.run, one.turn) for one in run(task("turns"), Scripted("a"))] == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_what_is_no_list_of_experiences_is_refused(monkeypatch):
+    class Wrong(Workflow):
+        async def run(self):
+            return [1]
+
+    monkeypatch.setitem(WORKFLOWS, "wrong", Wrong)
+    with pytest.raises(TrinityError, match="must return a list of Experience"):
+        run(task("wrong"), Scripted())
+
+
+def test_errors_of_workflows_travel(monkeypatch):
+    class Fails(Workflow):
+        async def run(self):
+            raise ZeroDivisionError("mine")
+
+    monkeypatch.setitem(WORKFLOWS, "fails", Fails)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run(task("fails"), Scripted())
+
+
+def test_a_recording_model_keeps_what_it_answered():
+    async def rollout():
+        model = RecordingModel(Scripted("a", "bb"))
+        await model.chat([{"role": "user", "content": "x"}], n=2)
+        await model.generate([1, 2])
+        model.chat_sync([])
+        return model
+
+    model = asyncio.run(rollout())
+    history = model.extract_experience_from_history()
+    assert [one.response_length for one in history] == [2, 3, 2, 2]
+    assert model.extract_experience_from_history() == []
+
+
+def test_versions_may_differ_by_token():
+    answer = completion("ab")
+    answer.version = np.array([1, 2, 3])
+    assert answer.experience().versions.tolist() == [1, 2, 3]
+    assert answer.experience(run=2, info={"a": 1}).run == 2
+
+
+def test_registry_names_and_paths():
+    registry: Registry[object] = Registry("thing")
+    registry.register("one")(1)
+    assert registry.resolve("one") == 1
+    assert registry.resolve("trinity_core.workflows.Workflow") is Workflow
+    with pytest.raises(TrinityError, match="no thing 'onee'; did you mean 'one'"):
+        registry.resolve("onee")
+    with pytest.raises(TrinityError, match="no thing 'xyz'; there are one"):
+        registry.resolve("xyz")
+    with pytest.raises(TrinityError, match="has no thing 'Nothing'"):
+        registry.resolve("trinity_core.workflows.Nothing")
+
+
+def test_plugins_register_their_workflows(tmp_path):
+    (tmp_path / "my_plugin_words.py").write_text("WORD = 'x'\n")
+    (tmp_path / "my_plugin_flow.py").write_text(
+        "from my_plugin_words import WORD\n"
+        "from trinity_core.workflows import WORKFLOWS, SimpleWorkflow\n"
+        "@WORKFLOWS.register('mine_' + WORD)\n"
+        "class Mine(SimpleWorkflow):\n    default_reward = 'math_reward'\n"
+    )
+    (tmp_path / "_left_out.py").write_text("raise ValueError\n")
+    assert load_plugins(tmp_path) == ["my_plugin_flow", "my_plugin_words"]
+    assert load_plugins(tmp_path) == ["my_plugin_flow", "my_plugin_words"]
+    assert [one.reward for one in run(task("mine_x", repeat_times=1), Scripted("#### 2"))] == [1]
+    assert [one.reward for one in run(task("my_plugin_flow.Mine", repeat_times=1), Scripted("#### 2"))] == [1]
+    assert load_plugins(None) == []
+    WORKFLOWS.pop("mine_x")
+
+
+def test_plugins_that_cannot_be_loaded(tmp_path):
+    with pytest.raises(TrinityError, match="does not exist"):
+        load_plugins(tmp_path / "nowhere")
+    (tmp_path / "broken_plugin.py").write_text("import not_a_module_at_all\n")
+    with pytest.raises(TrinityError, match=r"broken_plugin\.py cannot be loaded: ModuleNotFoundError"):
+        load_plugins(tmp_path)
+    (tmp_path / "broken_plugin.py").unlink()
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(TrinityError, match="has the name of another module"):
+        load_plugins(tmp_path)
