@@ -53,10 +53,16 @@ def bind(cls: type[T], tree: Any, key: str, report: Report) -> T:
         if report.touched([path]):
             continue
         if name not in known:
-            report.add(path, value, "is not a known key.", closest(str(name), known))
+            report.add(path, value, "is not a known key.", _meant(str(name), value, known))
         elif (bound := convert(known[name], value, path, report)) is not BAD:
             values[name] = bound
     return cls(**values)
+
+
+def _meant(name: str, value: Any, known: dict[str, Any]) -> str:
+    """The known key most like this one; where a section was given, the section."""
+    sections = [other for other, hint in known.items() if dataclasses.is_dataclass(unpack(hint)[0])]
+    return closest(name, sections if isinstance(value, dict) else ()) or closest(name, known)
 
 
 def convert(hint: Any, value: Any, key: str, report: Report) -> Any:

@@ -13,7 +13,10 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
+from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.bind import hints, unpack
+from trinity_core.config.parts import PARTS
+from trinity_core.config.schema import AlgorithmConfig
 from trinity_core.config.types import IS_DERIVED, IS_NO_EFFECT, Range, SameAs, Unit
 
 Kind = Literal["integer", "number", "boolean", "string", "array", "object"]
@@ -42,6 +45,9 @@ class Setting:
     derived: bool
     """Left out, the value follows from other settings."""
     choices: tuple[str, ...] = ()
+    """All values there are."""
+    names: tuple[str, ...] = ()
+    """The values that are always there; a module in `plugin_dir` may bring more."""
     bounds: Range | None = None
     unit: str = ""
     same_as: str = ""
@@ -56,7 +62,9 @@ def settings(cls: type) -> list[Setting]:
     texts = docs(cls)
     defaults = {field.name: _default(field) for field in dataclasses.fields(cast(Any, cls))}
     found = hints(cast(Hashable, cls))
-    return [_setting(name, hint, texts.get(name, ""), defaults[name]) for name, hint in found.items()]
+    named = {"algorithm_type": tuple(ALGORITHMS), **PARTS} if cls is AlgorithmConfig else {}
+    listed = [_setting(name, hint, texts.get(name, ""), defaults[name]) for name, hint in found.items()]
+    return [dataclasses.replace(setting, names=named.get(setting.name, ())) for setting in listed]
 
 
 @functools.cache
@@ -92,6 +100,8 @@ def _schema(setting: Setting) -> dict[str, Any]:
         schema = {"type": "array", "items": inner} if setting.kind == "array" else inner
     elif not setting.no_effect:
         schema["type"] = [setting.kind, "null"] if setting.optional or setting.derived else setting.kind
+    if setting.names:
+        schema["examples"] = list(setting.names)
     if setting.choices:
         schema["enum"] = [*setting.choices, *([None] if setting.optional or setting.derived else [])]
     if setting.bounds:

@@ -42,7 +42,8 @@ def config_from_dict(
     tree: Mapping[str, Any], overrides: Sequence[str] = (), load_plugins: Plugins | None = None
 ) -> Config:
     """`load_config` of a mapping."""
-    return _load(Source(dict(tree)), overrides, load_plugins)
+    plain = dict(tree)
+    return _load(Source(plain, source.spread(plain, "", Place())), overrides, load_plugins)
 
 
 def stages(config: Config) -> list[Config]:
@@ -77,7 +78,7 @@ def to_dict(config: Any) -> Any:
 
 def to_yaml(config: Config) -> str:
     """YAML text that loads to an equal configuration. Passwords and keys are in it: `public_dict` has none."""
-    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(source.escaped(to_dict(config)), sort_keys=False, allow_unicode=True)
 
 
 def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None) -> Config:

@@ -12,13 +12,13 @@ from trinity_core.errors import TrinityError
 
 @dataclass(frozen=True)
 class Place:
-    """Where a key was written: a line of a file (from 1), or an override (`line` is None)."""
+    """Where a key was written: a line of a file (from 1), an override (`line` is None), or no file at all."""
 
-    file: str
+    file: str | None = None
     line: int | None = None
 
     def __str__(self) -> str:
-        return self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.line else self.file or ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.fields import Setting, settings
 from trinity_core.config.schema import Config
 
@@ -74,8 +73,6 @@ def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[st
     lines = [f"{'#' * min(level, 4)} {f'`{key}`' if key else 'The whole file'}", "", *_doc(cls), ""]
     lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
     lines += [_row(setting, shown) for setting in found] + [""]
-    if cls is Config:
-        lines += [f"Algorithms: {', '.join(f'`{name}`' for name in ALGORITHMS)}.", ""]
     for setting in found:
         if setting.section is not None and setting.section not in shown:
             lines += _section(setting.section, below[setting.name], level + 1, shown)
@@ -109,8 +106,8 @@ def _value(setting: Setting) -> str:
     if setting.section is not None:
         kinds = {"[i]": "list of sections", ".NAME": "sections by name"}
         return kinds.get(_entry(setting), "section")
-    if setting.choices:
-        return ", ".join(f"`{choice}`" for choice in setting.choices)
+    if setting.choices or setting.names:
+        return ", ".join(f"`{choice}`" for choice in setting.choices or setting.names)
     words = {"integer": "whole number", "number": "number", "boolean": "true, false", "string": "text", "array": "list"}
     text = words.get(setting.kind, "keys and values")
     bounds = f", {setting.bounds}" if setting.bounds else ""

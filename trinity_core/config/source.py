@@ -60,20 +60,20 @@ def parse(text: str, name: str = "<text>") -> Source:
     places: dict[str, Place] = {"": Place(name)}
     problems: list[Problem] = []
     try:
-        node = yaml.compose(text, _Loader)
-        if node is not None:
-            _mark(node, "", (), places, problems)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return Source({}, places)
+        _mark(node, "", (), places, problems)
         if problems:
             raise ConfigError(problems)
-        tree = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        tree = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
         raise _single(f"is not valid YAML: {error.problem or error.context}.", name, line) from None
     except yaml.YAMLError as error:
         raise _single(f"is not valid YAML: {_first_line(error)}.", name) from None
-    if tree is None:
-        return Source({}, places)
     if not isinstance(tree, dict):
         raise _single("must be a mapping of sections.", name)
     return Source(tree, places)
@@ -128,17 +128,28 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
             problems.append(Problem("", text, "an override must read key.path=value.", shown))
             continue
         try:
-            path = _assign(tree, parts, parse_value(raw))
+            value = parse_value(raw)
+            path = _assign(tree, parts, value)
         except yaml.YAMLError:
             problems.append(Problem(key, raw, "the value is not valid YAML.", shown))
         except LookupError as error:
             problems.append(Problem(key, raw, str(error.args[0]), shown))
         else:
             places = {known: place for known, place in places.items() if not _below(known, path)}
-            places[path] = Place(shown)
+            places |= spread(value, path, Place(shown))
     if problems:
         raise ConfigError(problems)
     return Source(tree, places)
+
+
+def spread(node: Any, key: str, place: Place) -> dict[str, Place]:
+    """The same place for a key and for every key below it."""
+    places = {key: place}
+    if isinstance(node, dict):
+        node = {str(name): value for name, value in node.items()}
+    for name, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        places |= spread(value, _join(key, name), place)
+    return places
 
 
 def _below(key: str, path: str) -> bool:
@@ -199,6 +210,17 @@ def interpolate(source: Source, defaults: Tree, report: Report) -> Tree:
     return _replace(tree, OmegaConf.create(whole), "", report)
 
 
+def escaped(node: Any) -> Any:
+    """The inverse of `interpolate`: a literal `${` in a text is written so that it stays one."""
+    if isinstance(node, dict):
+        return {name: escaped(value) for name, value in node.items()}
+    if isinstance(node, list):
+        return [escaped(value) for value in node]
+    if isinstance(node, str):
+        return re.sub(r"(\\*)\$\{", lambda found: found.group(1) * 2 + r"\${", node)
+    return node
+
+
 def _join(key: str, part: str | int) -> str:
     if isinstance(part, int):
         return f"{key}[{part}]"
@@ -217,11 +239,15 @@ def _readable(node: Any, key: str, report: Report) -> Any:
     if node == "???":
         report.add(key, node, "must be given.")
         return None
-    try:
-        OmegaConf.create({"_": node})
-    except (OmegaConfBaseException, ValueError) as error:
-        report.add(key, node, f"cannot be read: {_first_line(error)}.")
+    if not isinstance(node, str | int | float | None):
+        report.add(key, node, f"must be text, a number, true, false or null, not a {type(node).__name__}.")
         return None
+    if isinstance(node, str) and "${" in node:
+        try:
+            OmegaConf.create({"_": node})
+        except OmegaConfBaseException as error:
+            report.add(key, node, f"cannot be read: {_first_line(error)}.")
+            return None
     return node
 
 

@@ -1,0 +1,136 @@
+"""Every YAML that the guides show to users loads, and means what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trinity_core.config import config_from_text, load_config, notices, stages, store_url, train_settings
+
+DOCUMENTS = Path(__file__).parent / "documents"
+RECIPES = Path(__file__).parents[2] / "configs"
+ASYNC = ("explorer", "trainer", "explorer_new")
+
+
+def text(name: str) -> str:
+    return (DOCUMENTS / f"{name}.yaml").read_text()
+
+
+@pytest.fixture
+def places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRINITY_CHECKPOINT_ROOT_DIR", raising=False)
+    monkeypatch.setenv("MODEL_PATH", "/models/policy")
+    monkeypatch.setenv("TRINITY_TASKSET_PATH", "/data/tasks")
+    monkeypatch.setenv("TRINITY_SFT_DATASET_PATH", "/data/sft")
+    monkeypatch.setenv("TRINITY_DATASET_PATH", "/data/warm_up")
+
+
+@pytest.mark.usefixtures("places")
+def test_the_guide_loads_with_every_section() -> None:
+    config = config_from_text(text("guide"))
+    assert config.model.critic_model_path == config.model.model_path == "/models/policy"
+    assert config.buffer.total_steps == config.trainer.total_steps == 1000
+    assert config.needs_critic and config.needs_reference
+    (tasks,) = config.buffer.explorer_input.tasksets
+    assert (tasks.name, tasks.path, tasks.repeat_times) == ("countdown_train", "/data/tasks", 8)
+    (evaluation,) = config.buffer.explorer_input.eval_tasksets
+    assert (evaluation.repeat_times, evaluation.rollout_args.temperature) == (1, 0.1)
+    pipeline = config.data_processor.task_pipeline
+    assert pipeline is not None and pipeline.operators[0].args["min_score"] == 0.0
+    assert pipeline.inputs == ["/data/tasks"]
+    conversations = config.buffer.trainer_input.auxiliary_buffers["other_buffer"]
+    assert conversations.format.enable_concatenated_multi_turn and conversations.storage_type == "file"
+
+
+@pytest.mark.usefixtures("places")
+def test_the_guides_stages() -> None:
+    config = config_from_text(text("guide") + text("guide_stages"))
+    warm_up, rft = stages(config)
+    assert [stage.name for stage in (warm_up, rft)] == ["example_sft_warmup", "example_rft"]
+    assert warm_up.job_dir.parent == rft.job_dir.parent
+    assert (warm_up.mode, warm_up.algorithm.policy_loss_fn, warm_up.algorithm.repeat_times) == ("train", "sft", 1)
+    assert warm_up.algorithm.kl_loss_fn == "none" and not warm_up.needs_critic
+    assert (warm_up.buffer.total_steps, rft.buffer.total_steps) == (100, 1000)
+    buffer = warm_up.buffer.trainer_input.experience_buffer
+    assert (buffer.storage_type, buffer.path) == ("file", "/data/warm_up")
+    assert rft.algorithm.advantage_fn == "ppo" and rft.buffer.train_batch_size == 256
+
+
+def test_the_quick_start() -> None:
+    config = config_from_text(text("quick_start"))
+    assert config.buffer.train_batch_size == 1024
+    assert config.model.max_prompt_tokens == 1024
+    assert config.algorithm.optimizer.lr == 1e-5
+    assert config.synchronizer.sync_method == "nccl"
+    assert store_url(config) == f"sqlite:///{config.job_dir / 'buffer' / 'gsm8k.db'}"
+    assert config.job_dir == Path("checkpoints/<project_name>/<experiment_name>").absolute()
+
+
+def test_the_quick_starts_stages() -> None:
+    warm_up, rft = stages(config_from_text(text("quick_start") + text("quick_start_stages")))
+    assert (warm_up.buffer.train_batch_size, warm_up.buffer.total_steps, warm_up.buffer.batch_size) == (128, 10, 128)
+    assert rft.buffer.total_steps is None and rft.buffer.trainer_input.experience_buffer.name == "gsm8k_buffer"
+
+
+def test_the_gsm8k_recipe_is_the_quick_starts() -> None:
+    recipe, shown = (
+        yaml.safe_load(path.read_text()) for path in (RECIPES / "gsm8k/gsm8k.yaml", DOCUMENTS / "quick_start.yaml")
+    )
+    named = {"project": recipe["project"], "name": recipe["name"]}
+    assert recipe == {**shown, **named}
+
+
+def test_asynchronous_runs_share_their_folder_and_store() -> None:
+    explorer, trainer, newcomer = (load_config(RECIPES / "gsm8k" / f"{name}.yaml") for name in ASYNC)
+    assert explorer.job_dir == trainer.job_dir == newcomer.job_dir
+    assert store_url(explorer) == store_url(trainer) == store_url(newcomer)
+    assert [run.explorer.name for run in (explorer, newcomer)] == ["explorer", "explorer_new"]
+    assert (trainer.buffer.batch_size, trainer.buffer.train_batch_size) == (64, 512)
+
+
+def test_verl_ppo() -> None:
+    config = load_config(RECIPES / "verl_align/ppo_example.yaml")
+    assert [taskset.name for taskset in config.buffer.explorer_input.tasksets] == ["gsm8k", "math"]
+    assert config.model.max_model_len == 1536
+    assert config.trainer.gradient_checkpointing
+    assert not config.needs_reference
+    trained = train_settings(config)
+    assert trained.micro_batch_size == 16 and trained.critic is not None
+    assert trained.critic.optimizer.lr == 1e-5 and trained.critic.optimizer.lr_warmup_steps_ratio == 0.05
+    assert trained.critic.micro_batch_size == 32 and trained.critic.gradient_checkpointing
+    assert "use_remove_padding" in notices(config)[0]
+
+
+def test_verl_grpo() -> None:
+    config = load_config(RECIPES / "verl_align/grpo_example.yaml")
+    assert config.algorithm.kl_loss_fn == "low_var_kl" and config.algorithm.kl_loss_fn_args["kl_coef"] == 0.001
+    trained = train_settings(config)
+    assert (trained.max_tokens, trained.reference_offload, trained.critic) == (24000, True, None)
+
+
+@pytest.mark.parametrize("by", ["path", "inline"])
+def test_a_whole_verl_trainer_configuration(tmp_path: Path, by: str) -> None:
+    shown = text("verl_trainer")
+    tree = yaml.safe_load(text("quick_start"))
+    tree["algorithm"] |= {"algorithm_type": "ppo"}
+    if by == "path":
+        (tmp_path / "verl.yaml").write_text(shown)
+        tree["trainer"]["trainer_config_path"] = str(tmp_path / "verl.yaml")
+    else:
+        tree["trainer"]["trainer_config"] = yaml.safe_load(shown)
+    config = config_from_text(yaml.safe_dump(tree))
+    assert config.trainer.trainer_config_path == ""
+    assert config.trainer.max_checkpoints_to_keep == 5
+    assert config.algorithm.optimizer.lr == 1e-5, "the native key was given, so it wins"
+    trained = train_settings(config)
+    assert (trained.max_tokens, trained.reference_max_tokens, trained.micro_batch_size) == (16384, 16384, 4)
+    assert trained.critic is not None
+    assert (trained.critic.max_tokens, trained.critic.micro_batch_size, trained.critic.epochs) == (32768, 8, 1)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_loads(path: Path) -> None:
+    for stage in stages(load_config(path)):
+        assert stage.model.max_model_len > stage.model.max_response_tokens

@@ -1,0 +1,291 @@
+"""Whatever is wrong is told in words, with its key, value, file and line, and all of it at once."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trinity_core.config import ConfigError, Problem, config_from_dict, config_from_text, load_config
+from trinity_core.config.source import merge
+
+GOOD: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "documents/quick_start.yaml").read_text())
+SFT: dict[str, Any] = {
+    "mode": "train",
+    "algorithm": {"algorithm_type": "sft"},
+    "buffer": {"trainer_input": {"experience_buffer": {"storage_type": "file", "path": "data"}}},
+}
+AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
+INPUT = "buffer.explorer_input"
+
+
+def problems(*changes: dict[str, Any], overrides: tuple[str, ...] = ()) -> list[Problem]:
+    tree: dict[str, Any] = GOOD
+    for change in changes:
+        tree = merge(tree, change)
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict(tree, overrides)
+    return caught.value.problems
+
+
+TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
+    # overrides, key, part of the message, suggestion
+    (("algorithm.repeat_time=8",), "algorithm.repeat_time", "not a known key", "repeat_times"),
+    (("modle.model_path=x",), "modle", "not a known key", "model"),
+    (("mode=trian",), "mode", "must be one of both, train, explore, bench, not 'trian'", "train"),
+    (("algorithm.algorithm_type=gprp",), "algorithm.algorithm_type", "must be one of", "grpo"),
+    (("algorithm.kl_loss_fn=low_var_k",), "algorithm.kl_loss_fn", "must be one of none, k1", "low_var_kl"),
+    (("algorithm.repeat_times=1",), "algorithm.repeat_times", "needs at least 2, not 1", ""),
+    (("algorithm.repeat_times=0",), "algorithm.repeat_times", "must be at least 1, not 0", ""),
+    (("algorithm.repeat_times=eight",), "algorithm.repeat_times", "must be a whole number, not 'eight'", ""),
+    (("algorithm.repeat_times=2.5",), "algorithm.repeat_times", "must be a whole number, not 2.5", ""),
+    (("algorithm.optimizer.lr=fast",), "algorithm.optimizer.lr", "must be a number, not 'fast'", ""),
+    (("algorithm.optimizer.lr=.nan",), "algorithm.optimizer.lr", "must be a number", ""),
+    (("algorithm.optimizer.lr=true",), "algorithm.optimizer.lr", "must be a number, not true", ""),
+    (("algorithm.optimizer.betas=[0.9]",), "algorithm.optimizer.betas", "must have 2 entries, not 1", ""),
+    (("algorithm.optimizer=3",), "algorithm.optimizer", "must be a section with keys, not 3", ""),
+    (("explorer.auxiliary_models=judge",), "explorer.auxiliary_models", "must be a list, not 'judge'", ""),
+    (("explorer.eval_on_startup=2",), "explorer.eval_on_startup", "must be true or false, not 2", ""),
+    (("project=[a]",), "project", "must be text, not a list", ""),
+    (("name=a/b",), "name", "names a folder", ""),
+    (("seed=null",), "seed", "must be a whole number, not null", ""),
+    (("model.model_path=",), "model.model_path", "must be text, not null", ""),
+    (("model.model_path=''",), "model.model_path", "must be given", ""),
+    (("model.model_path='???'",), "model.model_path", "must be given", ""),
+    (("model.max_model_len=null",), "model.max_model_len", "must be given, or both max_prompt_tokens", ""),
+    (("model.min_response_tokens=1024",), "model.min_response_tokens", "less than max_response_tokens", ""),
+    (("model.max_response_tokens=2048",), "model.max_response_tokens", "leaves no room for a prompt", ""),
+    (("model.max_prompt_tokens=4096",), "model.max_prompt_tokens", "leaves no room for a response", ""),
+    (("model.model_path=${oc.env:NOT_SET_ANYWHERE}",), "model.model_path", "NOT_SET_ANYWHERE is not set", ""),
+    (("model.model_path=${model.path}",), "model.model_path", "refers to 'model.path', which is not there", ""),
+    (("model.model_path=${model.model_path}",), "model.model_path", "refers to itself", ""),
+    (("model.model_path=${model",), "model.model_path", "cannot be read", ""),
+    (("model.model_path=${nope:1}",), "model.model_path", "cannot be interpolated", ""),
+    (("model.custom_chat_template=a", "model.chat_template_path=b"), "model.chat_template_path", "not both", ""),
+    (("cluster.gpu_per_node=1",), "explorer.rollout_model.engine_num", "none is left for the trainer", ""),
+    (("explorer.rollout_model.engine_num=3",), "explorer.rollout_model.engine_num", "need 3 GPUs, and there are 2", ""),
+    (("trainer.worker_num=2",), "trainer.worker_num", "the engines leave 1 of 2", ""),
+    (
+        ("cluster.gpu_per_node=0", "explorer.rollout_model.tensor_parallel_size=2"),
+        "explorer.rollout_model.tensor_parallel_size",
+        "must be 1 on the CPU",
+        "",
+    ),
+    (("buffer.batch_size=-1",), "buffer.batch_size", "must be at least 1", ""),
+    (("buffer.total_steps=5", "trainer.total_steps=6"), "trainer.total_steps", "buffer.total_steps is 5", ""),
+    ((f"{INPUT}.tasksets=[{{name: a, path: b}}]",), f"{INPUT}.tasksets", "give this or taskset, not both", ""),
+    ((f"{INPUT}.taskset=null",), f"{INPUT}.taskset", "must be given in mode both", ""),
+    ((f"{INPUT}.taskset.path=''",), f"{INPUT}.taskset.path", "must be given: a file", ""),
+    ((f"{INPUT}.taskset.repeat_times=1",), f"{INPUT}.taskset.repeat_times", "needs at least 2, not 1", ""),
+    ((f"{INPUT}.eval_tasksets.0.name=gsm8k",), f"{INPUT}.eval_tasksets[0].name", "two task sets are called", ""),
+    ((f"{INPUT}.eval_tasksets=[]", "mode=bench"), f"{INPUT}.eval_tasksets", "nothing to evaluate on", ""),
+    (("mode=explore",), "synchronizer.sync_method", "must be checkpoint in mode explore", "checkpoint"),
+    (("mode=train",), "synchronizer.sync_method", "must be checkpoint in mode train", "checkpoint"),
+    (("synchronizer.sync_method=memory", "cluster.node_num=2"), "synchronizer.sync_method", "several nodes", ""),
+    (("synchronizer.sync_interval=0",), "synchronizer.sync_interval", "must be at least 1", ""),
+    (("algorithm.algorithm_type=sft",), "mode", "the mode must be train, not both", ""),
+    (("algorithm.algorithm_type=mix",), AUXILIARY, "must hold the expert data", ""),
+    (
+        ("algorithm.algorithm_type=mix", f"{AUXILIARY}.e.path=x", "algorithm.sample_strategy_args.expert_data_ratio=1"),
+        "algorithm.sample_strategy_args.expert_data_ratio",
+        "below 1",
+        "",
+    ),
+    ((f"{AUXILIARY}.expert.split=train",), f"{AUXILIARY}.expert.path", "must be given", ""),
+    ((f"{AUXILIARY}.gsm8k_buffer.path=x",), f"{AUXILIARY}.gsm8k_buffer.name", "two buffers are called", ""),
+    (
+        ("explorer.auxiliary_models=[{name: j}]", "cluster.gpu_per_node=4"),
+        "explorer.auxiliary_models[0].model_path",
+        "must be given",
+        "",
+    ),
+    (
+        ("buffer.trainer_input.experience_buffer.storage_type=file",),
+        "buffer.trainer_input.experience_buffer.storage_type",
+        "must be queue or sql in mode both",
+        "",
+    ),
+    (
+        ("algorithm.optimizer.lr_warmup_steps=5", "algorithm.optimizer.lr_warmup_steps_ratio=0.1"),
+        "algorithm.optimizer.lr_warmup_steps_ratio",
+        "not both",
+        "",
+    ),
+    (
+        ("trainer.worker_num=1", "trainer.ulysses_sequence_parallel_size=2"),
+        "trainer.ulysses_sequence_parallel_size",
+        "must divide trainer.worker_num",
+        "",
+    ),
+    (
+        ("trainer.trainer_config.actor_rollout_ref.actor.grad_clp=1",),
+        "trainer.trainer_config.actor_rollout_ref.actor.grad_clp",
+        "not a known key",
+        "grad_clip",
+    ),
+    (
+        ("trainer.trainer_config.actor_rollout_ref.actor.grad_clip=-1",),
+        "trainer.trainer_config.actor_rollout_ref.actor.grad_clip",
+        "must be at least 0",
+        "",
+    ),
+    (
+        ("trainer.trainer_config.trainer.resume_from_path=x",),
+        "trainer.trainer_config.trainer.resume_from_path",
+        "use continue_from_checkpoint",
+        "",
+    ),
+    (
+        ("trainer.trainer_config_path=nowhere.yaml",),
+        "trainer.trainer_config_path",
+        "nowhere.yaml: there is no such file",
+        "",
+    ),
+    (
+        ("trainer.trainer_config_path=a.yaml", "trainer.trainer_config.trainer.critic_warmup=1"),
+        "trainer.trainer_config_path",
+        "not both",
+        "",
+    ),
+    (("stages=[{stage_name: a}, {stage_name: a}]",), "stages[1].stage_name", "two stages are called 'a'", ""),
+    (("stages=[{mode: both}]",), "stages[0].stage_name", "must be given", ""),
+    (("stages=[{stage_name: a, modell: {}}]",), "stages[0].modell", "not a known key", "model"),
+    (
+        ("stages=[{stage_name: a, algorithm: {repeat_time: 2}}]",),
+        "stages[0].algorithm.repeat_time",
+        "not a known key",
+        "repeat_times",
+    ),
+    (("stages=[{stage_name: a, mode: explore}]",), "synchronizer.sync_method", "must be checkpoint", "checkpoint"),
+    (("buffer.batch_size",), "", "must read key.path=value", ""),
+    (("project.name=1",), "project.name", "project is a single value", ""),
+    ((f"{INPUT}.eval_tasksets.none.path=1",), f"{INPUT}.eval_tasksets.none.path", "none is called 'none'", ""),
+    (("project=[",), "project", "not valid YAML", ""),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key", "message", "suggestion"), TABLE, ids=lambda value: str(value)[:60])
+def test_what_is_wrong_is_told(overrides: tuple[str, ...], key: str, message: str, suggestion: str) -> None:
+    (problem,) = problems(overrides=overrides)
+    assert (problem.key, problem.suggestion) == (key, suggestion)
+    assert message in problem.message
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "message"),
+    [
+        ({"buffer": {"trainer_input": {"experience_buffer": {"path": None}}}}, "path", "the data set that sft learns"),
+        ({"buffer": {"trainer_input": {"experience_buffer": {"storage_type": "queue"}}}}, "storage_type", "be file"),
+    ],
+)
+def test_supervised_runs_need_a_data_set(change: dict[str, Any], key: str, message: str) -> None:
+    (problem,) = problems(SFT, change)
+    assert problem.key == f"buffer.trainer_input.experience_buffer.{key}" and message in problem.message
+
+
+def test_pairs_make_an_even_batch() -> None:
+    (problem,) = problems(SFT, {"algorithm": {"algorithm_type": "dpo"}, "buffer": {"train_batch_size": 7}})
+    assert problem.key == "buffer.train_batch_size" and "must be even" in problem.message
+
+
+def test_supervised_runs_may_inherit_any_sync_method() -> None:
+    assert config_from_dict(merge(GOOD, SFT)).synchronizer.sync_method == "nccl"
+
+
+def test_all_problems_come_together_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "project: p\n"
+        "algorithm:\n"
+        "  algorithm_type: grpo\n"
+        "  repeat_time: 8\n"
+        "model:\n"
+        "  max_model_len: lots\n"
+        "buffer:\n"
+        "  explorer_input:\n"
+        "    eval_tasksets:\n"
+        "      - name: a\n"
+        "        path: x\n"
+        "      - name: a\n"
+        "        path: ${oc.env:NOT_SET_ANYWHERE}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["synchronizer.sync_interval=0"])
+    found = {(problem.key, problem.line): problem for problem in caught.value.problems}
+    lines = {
+        ("algorithm.repeat_time", 4),
+        ("model.max_model_len", 6),
+        ("model.model_path", 5),
+        ("buffer.explorer_input.eval_tasksets[1].path", 13),
+        ("buffer.explorer_input.eval_tasksets[1].name", 12),
+        ("buffer.explorer_input.taskset", 8),
+        ("synchronizer.sync_interval", None),
+    }
+    assert set(found) == lines
+    assert found["synchronizer.sync_interval", None].file == "override 'synchronizer.sync_interval=0'"
+    assert found["algorithm.repeat_time", 4].value == 8
+    shown = str(caught.value)
+    assert shown.startswith("The configuration has 7 problems:")
+    assert f"{path}:4: algorithm.repeat_time: is not a known key. Did you mean 'repeat_times'?" in shown
+
+
+def test_a_problem_of_a_stage_is_told_where_it_was_written() -> None:
+    text = yaml.safe_dump(GOOD, sort_keys=False)
+    line = len(text.splitlines())
+    text += "stages:\n  - stage_name: warm\n    mode: train\n    algorithm:\n      algorithm_type: stf\n"
+    with pytest.raises(ConfigError) as caught:
+        config_from_text(text)
+    (problem,) = [problem for problem in caught.value.problems if problem.suggestion == "sft"]
+    assert (problem.key, problem.line) == ("stages[0].algorithm.algorithm_type", line + 5)
+
+
+def test_a_problem_above_the_stages_is_told_once() -> None:
+    found = problems({"stages": [{"stage_name": "a"}, {"stage_name": "b"}]}, overrides=("model.max_model_len=-3",))
+    assert [problem.key for problem in found] == ["model.max_model_len"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "is not valid YAML"),
+        ("- a", "must be a mapping"),
+        ("a: `b`", "is not valid YAML"),
+        ("mode: both\nmode: train", "is given twice, first in line 1"),
+        ("model: &m\n  model_path: *m", "refers to itself"),
+        ("a: \x01", "is not valid YAML"),
+        ("? [a, b]\n: 1", "is not valid YAML"),
+    ],
+)
+def test_what_is_no_yaml(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_from_text(text)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_config(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+
+
+def test_an_empty_file_is_told_what_it_lacks() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_text("")
+    keys = {problem.key for problem in caught.value.problems}
+    assert keys == {"model.model_path", "model.max_model_len", "buffer.explorer_input.taskset"}
+
+
+def test_the_error_survives_pickling() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_text("")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value) and again.problems == caught.value.problems
+
+
+def test_plugins_may_bring_names() -> None:
+    loaded: list[str] = []
+    config = config_from_dict(GOOD, ["plugin_dir=mine", "algorithm.advantage_fn=my_own"], loaded.append)
+    assert loaded == ["mine"] and config.algorithm.advantage_fn == "my_own"

@@ -1,0 +1,137 @@
+"""The schema describes itself: docs, the reference page, JSON Schema; and importing it stays light."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trinity_core.config import Config, config_from_dict, load_config, notices, public_dict
+from trinity_core.config.fields import json_schema, settings
+from trinity_core.config.parts import PARTS
+from trinity_core.config.reference import PAGE, page
+from trinity_core.config.schema import AuxiliaryModelConfig, OptimizerConfig
+from trinity_core.config.verl import spellings
+
+RECIPES = Path(__file__).parents[2] / "configs"
+
+
+def sections(cls: type = Config) -> Iterator[type]:
+    yield cls
+    for setting in settings(cls):
+        if setting.section is not None:
+            yield from sections(setting.section)
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text() == page(), "run: python -m trinity_core.config.reference"
+
+
+@pytest.mark.parametrize("cls", set(sections()), ids=lambda cls: cls.__name__)
+def test_every_setting_says_what_it_is(cls: type) -> None:
+    assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}(")
+    for setting in settings(cls):
+        assert setting.doc.endswith((".", "`")), f"{cls.__name__}.{setting.name}"
+
+
+def test_a_setting_knows_all_about_itself() -> None:
+    found = {setting.name: setting for setting in settings(OptimizerConfig)}
+    assert (found["lr"].kind, found["lr"].default, str(found["lr"].bounds)) == ("number", 1e-6, "more than 0")
+    assert found["warmup_style"].choices == ("constant", "cosine", "linear")
+    assert found["lr_warmup_steps"].unit == "steps"
+    inherited = {setting.name: setting for setting in settings(AuxiliaryModelConfig)}
+    assert inherited["engine_num"].doc and inherited["max_model_len"].derived and inherited["name"].optional
+
+
+def test_json_schema() -> None:
+    schema = json_schema(Config)
+    assert schema["properties"]["mode"]["enum"] == ["both", "train", "explore", "bench"]
+    assert schema["properties"]["algorithm"]["properties"]["repeat_times"]["type"] == ["integer", "null"]
+    assert schema["properties"]["stages"]["items"]["properties"]["stage_name"]["type"] == "string"
+    assert "given" not in schema["properties"]
+
+
+def test_verl_words_refer_to_settings_that_exist() -> None:
+    for key in spellings().values():
+        cls: type = Config
+        for name in key.split("."):
+            (setting,) = [setting for setting in settings(cls) if setting.name == name]
+            cls = setting.section or cls
+        assert setting.section is None
+
+
+def test_defaults_fit_their_own_schema() -> None:
+    for cls in set(sections()):
+        for setting in settings(cls):
+            if setting.choices and setting.kind == "string" and setting.default is not None:
+                assert setting.default in setting.choices
+            if setting.bounds and setting.default is not None:
+                assert setting.bounds.holds(setting.default)
+
+
+def test_the_names_of_parts_are_those_of_the_parts() -> None:
+    from trinity_core import algorithms
+    from trinity_core.store.strategies import STRATEGIES
+
+    assert set(PARTS["advantage_fn"]) - {"none"} == set(algorithms.ADVANTAGES)
+    assert set(PARTS["policy_loss_fn"]) == set(algorithms.POLICY_LOSSES)
+    assert set(PARTS["kl_loss_fn"]) == set(PARTS["kl_penalty_fn"]) == set(algorithms.KL_FNS)
+    assert set(PARTS["entropy_loss_fn"]) == set(algorithms.ENTROPY_LOSSES)
+    assert set(PARTS["loss_agg_mode"]) == set(algorithms.AGGREGATIONS)
+    assert set(PARTS["rollout_correction"]) == set(algorithms.CORRECTIONS)
+    assert set(PARTS["sample_strategy"]) == set(STRATEGIES)
+
+
+def test_secrets_are_masked() -> None:
+    config = load_config(
+        RECIPES / "gsm8k/gsm8k.yaml",
+        [
+            "monitor.monitor_args={api_key: abc, uri: 'https://me:abc@host'}",
+            "explorer.env_vars.JUDGE_API_KEY=abc",
+            "buffer.trainer_input.experience_buffer.path=postgresql://me:abc@host/db",
+        ],
+    )
+    shown = public_dict(config)
+    assert shown["monitor"]["monitor_args"] == {"api_key": "***", "uri": "https://me:***@host"}
+    assert "abc" not in str(shown)
+    assert shown["model"]["max_prompt_tokens"] == 1024
+    assert config.monitor.monitor_args["api_key"] == "abc"
+
+
+def test_notices() -> None:
+    quiet = load_config(RECIPES / "gsm8k/gsm8k.yaml")
+    assert notices(quiet) == []
+    loud = load_config(
+        RECIPES / "gsm8k/gsm8k.yaml",
+        ["buffer.train_batch_size=100", "trainer.max_token_len_per_gpu=64", "trainer.trainer_config.critic.strategy=x"],
+    )
+    ignored, batches, budget = notices(loud)
+    assert "critic.strategy" in ignored and "1024 experiences" in batches and "2048 tokens" in budget
+    dpo = load_config(RECIPES / "sft/sft.yaml", ["algorithm.algorithm_type=dpo", "algorithm.repeat_times=4"])
+    assert notices(dpo) == ["algorithm.repeat_times is 2 for dpo; the 4 given is not used."]
+
+
+def test_importing_is_light() -> None:
+    program = (
+        "import sys, time; start = time.perf_counter(); import trinity_core.config\n"
+        "took = time.perf_counter() - start\n"
+        "heavy = {'torch', 'ray', 'vllm', 'prefect', 'transformers', 'datasets', 'mlflow', 'deepspeed', 'omegaconf'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "print(took)"
+    )
+    times = [
+        float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(times) < 0.5
+
+
+def test_settings_cannot_be_misspelt_in_code() -> None:
+    config = config_from_dict({"model": {"model_path": "m", "max_model_len": 8}, "mode": "train"})
+    with pytest.raises(AttributeError):
+        config.model.max_len = 3  # type: ignore[attr-defined]
+    assert dataclasses.is_dataclass(config)

@@ -1,0 +1,203 @@
+"""Defaults that follow from other settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trinity_core.config import Config, config_from_dict, resolve, store_url, train_settings
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.source import merge
+
+GOOD: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "documents/quick_start.yaml").read_text())
+SFT = ("mode=train", "algorithm.algorithm_type=sft", "buffer.trainer_input.experience_buffer={path: data}")
+PATH = "buffer.trainer_input.experience_buffer.path"
+
+
+def made(*overrides: str, **sections: Any) -> Config:
+    return config_from_dict(merge(GOOD, sections), overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "batch", "trained"),
+    [
+        ((), 128, 1024),
+        (("buffer.train_batch_size=256",), 128, 256),
+        (("buffer.batch_size=null", "buffer.train_batch_size=64"), 8, 64),
+        (("buffer.batch_size=null", "buffer.train_batch_size=4"), 1, 4),
+        (("buffer.batch_size=null",), 1, 8),
+        (("algorithm.algorithm_type=rloo", "algorithm.repeat_times=4"), 128, 512),
+    ],
+)
+def test_batch_sizes(overrides: tuple[str, ...], batch: int, trained: int) -> None:
+    buffer = made(*overrides).buffer
+    assert (buffer.batch_size, buffer.train_batch_size) == (batch, trained)
+
+
+def test_expert_data_comes_on_top_of_what_is_explored() -> None:
+    expert = "buffer.trainer_input.auxiliary_buffers.expert.path=x"
+    share = "algorithm.sample_strategy_args.expert_data_ratio=0.2"
+    buffer = made("algorithm.algorithm_type=mix", expert, share).buffer
+    assert buffer.train_batch_size == 1280 and round(buffer.train_batch_size * 0.8) == 128 * 8
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        ({"max_prompt_tokens": 10, "max_response_tokens": 20}, (10, 20, 30)),
+        ({"max_model_len": 30, "max_response_tokens": 20}, (10, 20, 30)),
+        ({"max_model_len": 30, "max_prompt_tokens": 10}, (10, 20, 30)),
+        ({"max_model_len": 30}, (29, 29, 30)),
+        ({"max_model_len": 30, "max_prompt_tokens": 20, "max_response_tokens": 20}, (20, 20, 30)),
+    ],
+)
+def test_token_limits(given: dict[str, int], resolved: tuple[int, int, int]) -> None:
+    tree = {**GOOD, "model": {"model_path": "m", **given}}
+    model = config_from_dict(tree).model
+    assert (model.max_prompt_tokens, model.max_response_tokens, model.max_model_len) == resolved
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_brings_all_its_parts(name: str) -> None:
+    known = ALGORITHMS[name]
+    config = Config()
+    config.algorithm.algorithm_type = name
+    algorithm = resolve(config).algorithm
+    assert algorithm.policy_loss_fn == known.policy_loss_fn
+    assert algorithm.policy_loss_fn_args == dict(known.policy_loss_fn_args)
+    assert algorithm.rollout_correction == known.rollout_correction
+    assert algorithm.repeat_times == known.default_repeat_times
+
+
+def test_arguments_are_laid_over_the_algorithms() -> None:
+    algorithm = made("algorithm.policy_loss_fn_args.clip_range=0.1").algorithm
+    assert algorithm.policy_loss_fn_args == {"clip_range": 0.1, "clip_ratio_c": 3.0}
+
+
+def test_a_replaced_part_starts_from_its_own_arguments() -> None:
+    algorithm = made("algorithm.policy_loss_fn=gspo").algorithm
+    assert algorithm.policy_loss_fn_args == {}
+
+
+def test_what_models_a_run_needs() -> None:
+    assert made().needs_reference and not made().needs_critic
+    assert not made("algorithm.kl_loss_fn=none").needs_reference
+    assert not made("algorithm.kl_loss_fn_args.kl_coef=0").needs_reference
+    assert made("algorithm.advantage_fn=ppo").needs_critic
+    assert not made("algorithm.algorithm_type=ppo", "algorithm.advantage_fn=grpo").needs_critic
+
+
+@pytest.mark.parametrize(("name", "times"), [("dpo", 2), ("sft", 1)])
+def test_supervised_algorithms_set_their_repeats(name: str, times: int) -> None:
+    config = made(*SFT, f"algorithm.algorithm_type={name}")
+    assert config.algorithm.repeat_times == times
+    assert config.buffer.trainer_input.experience_buffer.storage_type == "file"
+
+
+def test_either_place_of_total_steps() -> None:
+    for key in ("buffer.total_steps", "trainer.total_steps"):
+        config = made(f"{key}=7")
+        assert config.buffer.total_steps == config.trainer.total_steps == 7
+
+
+def test_task_sets_inherit_from_what_surrounds_them() -> None:
+    tree = merge(GOOD, {"model": {"temperature": 0.7, "top_k": 5}, "buffer": {"default_reward_fn_type": "outer"}})
+    given = tree["buffer"]["explorer_input"]
+    del given["taskset"]["default_workflow_type"], given["eval_tasksets"][0]["default_workflow_type"]
+    given["default_workflow_type"] = "inner"
+    given["eval_tasksets"][0]["default_reward_fn_type"] = "own"
+    found = config_from_dict(tree).buffer.explorer_input
+    (tasks,), (evaluation,) = found.tasksets, found.eval_tasksets
+    assert found.taskset is None
+    assert (tasks.default_workflow_type, tasks.default_reward_fn_type) == ("inner", "outer")
+    assert (evaluation.default_workflow_type, evaluation.default_reward_fn_type) == ("inner", "own")
+    assert (tasks.rollout_args.temperature, tasks.rollout_args.top_k, tasks.rollout_args.max_tokens) == (1.0, 5, 1024)
+    assert (evaluation.rollout_args.temperature, evaluation.repeat_times) == (0.7, 1)
+
+
+def test_a_greedy_temperature_stays() -> None:
+    config = made("buffer.explorer_input.taskset.rollout_args.temperature=0")
+    assert config.buffer.explorer_input.tasksets[0].rollout_args.temperature == 0.0
+
+
+@pytest.mark.parametrize(("mode", "method"), [("both", "nccl"), ("explore", "checkpoint"), ("bench", "checkpoint")])
+def test_the_sync_method_follows_from_the_mode(mode: str, method: str) -> None:
+    assert made(f"mode={mode}", "synchronizer.sync_method=null").synchronizer.sync_method == method
+
+
+def test_auxiliary_models_have_a_length() -> None:
+    models = "[{model_path: a, max_prompt_tokens: 5, max_response_tokens: 6}, {model_path: b}]"
+    found = made(f"explorer.auxiliary_models={models}", "cluster.gpu_per_node=8").explorer.auxiliary_models
+    assert [model.max_model_len for model in found] == [11, 2048]
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    config = made()
+    assert resolve(config) == config
+
+
+def test_the_job_folder_is_absolute_once_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = made("checkpoint_root_dir=runs", "project=p", "name=n")
+    folder = Path("runs/p/n").absolute()
+    monkeypatch.chdir(tmp_path)
+    assert config.job_dir == folder and config.ray_namespace == "p/n"
+
+
+@pytest.mark.parametrize(
+    ("path", "url"),
+    [
+        ("sqlite:///gsm8k.db", "sqlite:///{buffer}/gsm8k.db"),
+        ("gsm8k.db", "sqlite:///{buffer}/gsm8k.db"),
+        ("sqlite:////data/x.db", "sqlite:////data/x.db"),
+        ("postgresql://me:secret@host/db", "postgresql://me:secret@host/db"),
+        ("null", "sqlite:///{buffer}/explorer_output.db"),
+        ("sqlite:///", "sqlite:///{buffer}/explorer_output.db"),
+        ("backup.jsonl", "sqlite:///{buffer}/explorer_output.db"),
+    ],
+)
+def test_where_experiences_are_stored(path: str, url: str) -> None:
+    config = made(f"{PATH}={path}")
+    assert store_url(config) == url.format(buffer=config.job_dir / "buffer")
+
+
+def test_a_data_set_is_not_the_store() -> None:
+    config = made(*SFT)
+    assert store_url(config) == f"sqlite:///{config.job_dir}/buffer/explorer_output.db"
+
+
+def test_verl_words_set_native_settings_unless_those_are_given() -> None:
+    verl = {
+        "actor_rollout_ref": {
+            "model": {"enable_gradient_checkpointing": True},
+            "actor": {
+                "grad_clip": 0.5,
+                "ppo_epochs": 3,
+                "optim": {"lr": 5e-6, "weight_decay": 0.1, "lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.2},
+                "fsdp_config": {"param_offload": True},
+                "checkpoint": {"save_contents": ["model", "hf_model"]},
+            },
+        },
+        "critic": {"model": {"path": "critic"}},
+        "trainer": {"max_actor_ckpt_to_keep": 2, "critic_warmup": 4},
+    }
+    config = made("algorithm.algorithm_type=ppo", trainer={"trainer_config": verl})
+    optimizer = config.algorithm.optimizer
+    assert (optimizer.lr, optimizer.weight_decay, optimizer.lr_warmup_steps_ratio) == (1e-5, 0.1, 0.2)
+    assert (config.trainer.grad_clip, config.trainer.max_checkpoints_to_keep) == (0.5, 2)
+    assert config.model.critic_model_path == "critic"
+    trained = train_settings(config)
+    assert (trained.epochs, trained.param_offload, trained.optimizer_offload) == (3, True, False)
+    assert trained.gradient_checkpointing and trained.save_huggingface
+    assert trained.critic is not None
+    assert (trained.critic.model_path, trained.critic.epochs, trained.critic.warmup_steps) == ("critic", 3, 4)
+    assert trained.critic.gradient_checkpointing, "by default as for the policy"
+
+
+def test_a_micro_batch_always_holds_one_sequence() -> None:
+    settings = train_settings(made("trainer.max_token_len_per_gpu=100"))
+    assert settings.max_tokens == 2048
+    shared = train_settings(made("trainer.max_token_len_per_gpu=100", "trainer.ulysses_sequence_parallel_size=2"))
+    assert shared.max_tokens == 1024
