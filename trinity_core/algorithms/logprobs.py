@@ -126,9 +126,10 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias, targets, log_total, entropy)
         ctx.scale, ctx.chunk = scale, chunk
         ctx.set_materialize_grads(False)
+        entropies = entropy.squeeze(1)
         if not with_entropy:
-            ctx.mark_non_differentiable(entropy)
-        return (chosen - log_total).squeeze(1), entropy.squeeze(1)
+            ctx.mark_non_differentiable(entropies)
+        return (chosen - log_total).squeeze(1), entropies
 
     @staticmethod
     @once_differentiable

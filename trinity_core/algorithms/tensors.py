@@ -27,7 +27,7 @@ def require_finite(mask_BT: Tensor, **tensors: Tensor | None) -> None:
         if bool(bad.any()):
             row, position = (int(i) for i in bad.nonzero()[0])
             raise InputError(
-                f"{name} is {float(values[row, position])} at row {row}, token {position}"
+                f"{name} is {float(values[row, position].detach())} at row {row}, token {position}"
                 f" ({int(bad.sum())} such tokens); a loss over it would turn every weight to NaN"
             )
 

@@ -56,7 +56,7 @@ def grpo(
 
 @advantage("rloo")
 def rloo(rewards: Tensor, group_ids: GroupIds, mask: Tensor) -> Result:
-    """r minus the mean of the *other* rollouts of its group (RLOO, arXiv 2402.14740, eq. 8); 0 in groups of one."""
+    """r minus the mean of the *other* rollouts of its group (RLOO, arXiv 2402.14740); 0 in groups of one."""
     groups = Groups.of(rewards, group_ids)
     counts = groups.counts[groups.index]
     return spread(groups.deviations * counts / (counts - 1).clamp(min=1), mask), groups.metrics()

@@ -36,7 +36,7 @@ class PolicyLoss:
     weigh: Callable[..., Tensor] | None = None
     """(mask, aggregate, ...) -> weights, for losses whose weights are not simply the aggregation's."""
     corrects_rollouts: bool = True
-    """Whether weights for the gap between rollout and trainer apply."""
+    """Whether weights for the gap between rollout and trainer apply; the gap is measured in any case."""
     ratio_to_rollout: bool = False
     """Whether the ratio is meant against the policy that sampled: rollout log-probs then stand for the old ones, and no
     correction is applied, as it would count the gap twice."""
@@ -73,22 +73,19 @@ class PolicyLoss:
 
         Expert rows (`is_expert`) were not rolled out: they keep weight 1 and are not measured.
         """
-        measured = rollout_logprobs if self.corrects_rollouts else None
-        if measured is None or not self.ratio_to_rollout:
-            values, stats = self.tokens(logprobs, mask, args=args, **inputs)
-        else:
-            values, stats = self.tokens(logprobs, mask, args=args, **{**inputs, "old_logprobs": measured})
+        ratio_to = {"old_logprobs": rollout_logprobs} if self.ratio_to_rollout and rollout_logprobs is not None else {}
+        values, stats = self.tokens(logprobs, mask, args=args, **{**inputs, **ratio_to})
         tally.means(stats)
-        if measured is None:
+        if rollout_logprobs is None:
             return values
         is_expert, old = inputs.get("is_expert"), inputs.get("old_logprobs")
         sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
         old = logprobs.detach() if old is None else old
-        if self.ratio_to_rollout:
-            tally_gap(tally, old, measured, sampled)
+        if self.ratio_to_rollout or not self.corrects_rollouts:
+            tally_gap(tally, old, rollout_logprobs, sampled)
             return values
-        weights = rule.weights(old, measured, sampled, **rule_args)
-        tally_gap(tally, old, measured, sampled, weights)
+        weights = rule.weights(old, rollout_logprobs, sampled, **rule_args)
+        tally_gap(tally, old, rollout_logprobs, sampled, weights)
         return values * weights.to(values.dtype)
 
     def weights(
@@ -155,11 +152,13 @@ class PolicyLoss:
     def _check(self, mask: Tensor, logprobs: Tensor, rollout: Tensor | None, inputs: dict[str, Any]) -> None:
         """Raise InputError unless every tensor has the mask's shape and finite values where they count."""
         is_expert = inputs.get("is_expert")
+        if is_expert is None and "is_expert" in self.inputs:
+            raise InputError(f"the policy loss '{self.name}' needs is_expert [B]")
         if is_expert is not None and is_expert.shape != mask.shape[:1]:
             raise InputError(f"is_expert has shape {tuple(is_expert.shape)}, but there are {mask.shape[0]} rows")
         require_finite(mask, logprobs=logprobs)
         sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
-        given = {name: inputs.get(name) for name in self.inputs & set(INPUTS)}
+        given = {name: inputs.get(name) for name in INPUTS if name in self.inputs}
         require_finite(sampled, rollout_logprobs=rollout, **given)
 
 

@@ -119,7 +119,7 @@ def mix_chord(
     clip_ratio_c: float | None = 3.0,
 ) -> tuple[Tensor, Stats]:
     """`mix` with CHORD's schedule of mu over trainer steps and its weight p (1 - p) on the expert's tokens (arXiv
-    2508.11408, eq. 5 to 8)."""
+    2508.11408)."""
     clip = {"clip_range": clip_range, "clip_range_low": clip_range_low, "clip_range_high": clip_range_high}
     clip["clip_ratio_c"] = clip_ratio_c
     if enable_phi_function:

@@ -43,7 +43,7 @@ def ppo(
 ) -> tuple[Tensor, Stats]:
     """max(-A r, -A clip(r, 1 - low, 1 + high)) (PPO, arXiv 1707.06347, eq. 7; two ranges: DAPO, 2503.14476, eq. 8).
 
-    Where A < 0 it is at most -A `clip_ratio_c` (dual clip, arXiv 1912.09729, eq. 5; None: no such bound).
+    Where A < 0 it is at most -A `clip_ratio_c` (dual clip, arXiv 1912.09729; None: no such bound).
     """
     bounds = clip_bounds(clip_range, clip_range_low, clip_range_high)
     if clip_ratio_c is not None and clip_ratio_c <= 1:
@@ -100,9 +100,9 @@ def cispo(
     mask_clipped: bool = False,
 ) -> tuple[Tensor, Stats]:
     """-A sg(clip(r, 1 - low, 1 + high)) log pi: the weight is clipped, no token loses its gradient (CISPO, MiniMax-M1,
-    arXiv 2506.13585, eq. 4 to 5; a low of 1 is no lower bound).
+    arXiv 2506.13585, section 3; a low of 1 is no lower bound).
 
-    `mask_clipped` also drops the tokens that PPO's clip would (eq. 6 to 7).
+    `mask_clipped` also drops the tokens that PPO's clip would.
     """
     log_ratio = log_ratio_to(old_logprobs, logprobs).detach()
     ratio = log_ratio.exp()
@@ -128,12 +128,12 @@ def sapo(
     tau_neg: float = 1.05,
 ) -> tuple[Tensor, Stats]:
     """-A (4 / tau) sigmoid(tau (r - 1)), tau by the advantage's sign: a soft gate in place of the clip, whose slope at
-    r = 1 is the plain policy gradient (SAPO, arXiv 2511.20347, eq. 5 to 6)."""
+    r = 1 is the plain policy gradient (SAPO, arXiv 2511.20347)."""
     if tau_pos <= 0 or tau_neg <= 0:
         raise InputError(f"SAPO's temperatures must be positive: tau_pos {tau_pos}, tau_neg {tau_neg}")
     log_ratio = log_ratio_to(old_logprobs, logprobs)
     ratio = ratio_to(old_logprobs, logprobs)
-    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(logprobs.dtype)
+    tau = torch.full_like(advantages, tau_neg).masked_fill(advantages > 0, tau_pos)
     gate = torch.sigmoid(tau * (ratio - 1)) * 4 / tau
     return -advantages * gate, {"ppo_kl": (-log_ratio, mask), "ratio/mean": (ratio, mask)}
 

@@ -50,7 +50,7 @@ def topr(
     advantage_threshold: float = 0.0,
     level: str = "sequence",
 ) -> tuple[Tensor, Stats]:
-    """-A sg(a) log pi, a = 1 where A > threshold, else min(pi / mu, 1) (TOPR, arXiv 2503.14286, eq. 8).
+    """-A sg(a) log pi, a = 1 where A > threshold, else min(pi / mu, 1) (TOPR, arXiv 2503.14286).
 
     The ratio is the sequence's, as in the paper, or with `level: token` each token's. `old_logprobs` are those of the
     policy that sampled (mu).

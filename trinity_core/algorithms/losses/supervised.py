@@ -27,13 +27,13 @@ def sft_weighted(logprobs: Tensor, mask: Tensor, *, advantages: Tensor) -> tuple
 
 @policy_loss("sft_is", metric="sft_is_loss", corrects_rollouts=False)
 def sft_is(logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:
-    """-sg(p) log pi, p the token's own probability: SFT as importance-weighted RL (DFT, arXiv 2508.05629, eq. 9)."""
+    """-sg(p) log pi, p the token's own probability: SFT as importance-weighted RL (DFT, arXiv 2508.05629)."""
     return -logprobs.detach().exp() * logprobs, {}
 
 
 @policy_loss("sft_phi", metric="sft_phi_loss", corrects_rollouts=False)
 def sft_phi(logprobs: Tensor, mask: Tensor, *, cutoff_prob: float = 1.0) -> tuple[Tensor, Stats]:
-    """-sg(p (1 - p)) log pi: neither what is known nor what is hopeless weighs (CHORD-phi, arXiv 2508.11408, eq. 7).
+    """-sg(p (1 - p)) log pi: neither what is known nor what is hopeless weighs (CHORD-phi, arXiv 2508.11408).
 
     Tokens more probable than `cutoff_prob` get no gradient.
     """

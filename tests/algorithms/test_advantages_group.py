@@ -1,0 +1,212 @@
+"""Group advantages: by hand, their invariances, and groups that have nothing to say."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinity_core.algorithms import ADVANTAGES, InputError, fill_batch, informative_groups, overlong_penalty
+
+REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0, 2.0, 5.0, 3.0])
+IDS = ["a", "a", "a", "b", "b", "c", "b"]  # a: 1 0 0, b: 1 2 3, c: one of its own
+MASK = torch.ones(7, 2, dtype=torch.bool)
+MASK[0, 1] = False
+GROUP_FNS = ("grpo", "rloo", "opmd", "asymre", "rec")
+
+
+def scores(name, rewards=REWARDS, ids=IDS, **args):
+    advantages, _ = ADVANTAGES[name](rewards=rewards, group_ids=ids, mask=MASK, **args)
+    assert advantages.shape == MASK.shape
+    assert advantages.dtype == torch.float32
+    assert advantages[0, 1] == 0
+    assert torch.equal(advantages[1:, 0], advantages[1:, 1])
+    return advantages[:, 0].tolist()
+
+
+STD_A = statistics.stdev([1, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        (
+            "grpo",  # arXiv 2402.03300: (r - mean) / std, the sample deviation of b is 1
+            {"epsilon": 1e-6},
+            [x / (STD_A + 1e-6) for x in (2 / 3, -1 / 3, -1 / 3)] + [-1 / (1 + 1e-6), 0, 0, 1 / (1 + 1e-6)],
+        ),
+        ("grpo", {"std_normalize": False}, [2 / 3, -1 / 3, -1 / 3, -1, 0, 0, 1]),
+        (
+            "grpo",
+            {"std_cal_level": "batch", "epsilon": 0.0},
+            [x / statistics.stdev(REWARDS.tolist()) for x in (2 / 3, -1 / 3, -1 / 3, -1, 0, 0, 1)],
+        ),
+        ("grpo", {"std_threshold": STD_A + 0.01, "std_normalize": False}, [0, 0, 0, -1, 0, 0, 1]),
+        ("rloo", {}, [1 - 0, 0 - 0.5, 0 - 0.5, 1 - 2.5, 2 - 2, 0, 3 - 1.5]),  # arXiv 2402.14740
+        ("opmd", {}, [2 / 3, -1 / 3, -1 / 3, -1, 0, 0, 1]),
+        ("asymre", {}, [2 / 3 + 0.1, -1 / 3 + 0.1, -1 / 3 + 0.1, -0.9, 0.1, 0.1, 1.1]),  # arXiv 2506.20520
+        ("rec", {}, [2 / 3, -1 / 3, -1 / 3, -1, 0, 0, 1]),
+        ("rec", {"std_normalize": True, "epsilon": 0.5}, [x / (STD_A + 0.5) for x in (2 / 3, -1 / 3, -1 / 3)]
+         + [-1 / 1.5, 0, 0, 1 / 1.5]),
+        ("reinforce", {"baseline": 0.5}, [0.5, -0.5, -0.5, 0.5, 1.5, 4.5, 2.5]),
+    ],
+)  # fmt: skip
+def test_by_hand(name, args, expected):
+    if name == "reinforce":
+        got = ADVANTAGES[name](rewards=REWARDS, mask=MASK, **args)[0][:, 0].tolist()
+    else:
+        got = scores(name, **args)
+    assert got == pytest.approx(expected, abs=1e-6)
+
+
+def test_opmd_log_mean_exp_baseline():
+    """tau log mean exp(r / tau) (Kimi k1.5, arXiv 2501.12599, section 2.3.2)."""
+    tau = 0.5
+    expected = [r - tau * math.log((math.exp(1 / tau) + 2) / 3) for r in (1, 0, 0)]
+    assert scores("opmd", opmd_baseline="logavgexp", tau=tau)[:3] == pytest.approx(expected, abs=1e-6)
+    assert scores("opmd", opmd_baseline="logavgexp", tau=tau)[5] == pytest.approx(0, abs=1e-7)
+    assert all(map(math.isfinite, scores("opmd", opmd_baseline="logavgexp", tau=1e-6)))
+
+
+def test_metrics():
+    _, metrics = ADVANTAGES["grpo"](rewards=REWARDS, group_ids=IDS, mask=MASK, std_threshold=0.0)
+    assert metrics["group_advantages/reward_mean"] == pytest.approx((1 / 3 + 2 + 5) / 3)
+    assert metrics["group_advantages/reward_std"] == pytest.approx((STD_A + 1 + 0) / 3)
+    assert metrics["group_advantages/no_spread"] == pytest.approx(1 / 3)
+    assert metrics["filtered_count"] == 1
+
+
+def test_rec_drops_surplus_losers():
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    advantages, metrics = ADVANTAGES["rec"](rewards=rewards, group_ids=[0] * 4, mask=mask, drop="balance")
+    assert sorted(advantages[:, 0].tolist()) == [-0.5, 0.0, 0.0, 0.5]
+    assert metrics["drop_balance"] == 0.5
+
+
+def test_raft_chooses_and_scales_to_the_mean_over_chosen_tokens():
+    mask = torch.tensor([[True, True], [True, False], [True, True], [True, True]])
+    rewards = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    advantages, metrics = ADVANTAGES["raft"](rewards=rewards, group_ids=[0, 0, 0, 1], mask=mask)
+    assert advantages.flatten().tolist() == pytest.approx([7 / 3, 7 / 3, 7 / 3, 0, 0, 0, 0, 0])
+    assert metrics["raft/chosen"] == 0.5
+    above, _ = ADVANTAGES["raft"](rewards=rewards, group_ids=[0, 0, 0, 1], mask=mask, selection="threshold")
+    assert (above[3] > 0).all()
+    assert (above[2] == 0).all()
+
+
+def test_step_wise_groups_by_hand():
+    """Two runs of two turns and one of one turn; the last turn's reward counts, the rows are not in order."""
+    rewards = torch.tensor([9.0, 1.0, 0.0, 9.0, 0.0])
+    advantages, _ = ADVANTAGES["step_wise_grpo"](
+        rewards=rewards,
+        group_ids=["t"] * 5,
+        run_ids=[0, 0, 1, 1, 2],
+        turns=torch.tensor([0, 1, 1, 0, 0]),
+        mask=torch.ones(5, 1, dtype=torch.bool),
+        std_normalize=False,
+    )
+    assert advantages[:, 0].tolist() == pytest.approx([2 / 3, 2 / 3, -1 / 3, -1 / 3, -1 / 3], abs=1e-6)
+    normed, _ = ADVANTAGES["step_wise_grpo"](
+        rewards=rewards, group_ids=["t"] * 5, run_ids=[0, 0, 1, 1, 2], turns=torch.tensor([0, 1, 1, 0, 0]),
+        mask=torch.ones(5, 1, dtype=torch.bool), enable_step_norm=True, epsilon=0.0,
+    )  # fmt: skip
+    std = statistics.stdev([1, 0, 0])
+    expected = [2 / 3 / std / 2] * 2 + [-1 / 3 / std / 2] * 2 + [-1 / 3 / std]
+    assert normed[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_step_wise_runs_of_one_turn_are_plain_groups():
+    mask = torch.ones(7, 1, dtype=torch.bool)
+    plain, _ = ADVANTAGES["grpo"](rewards=REWARDS, group_ids=IDS, mask=mask)
+    stepped, _ = ADVANTAGES["step_wise_grpo"](rewards=REWARDS, group_ids=IDS, mask=mask, run_ids=[0, 1, 2, 0, 1, 0, 2])
+    assert torch.allclose(plain, stepped, atol=1e-7)
+    with pytest.raises(InputError, match="same turn"):
+        ADVANTAGES["step_wise_grpo"](
+            rewards=REWARDS, group_ids=IDS, mask=mask, run_ids=[0] * 7, turns=torch.zeros(7, dtype=torch.long)
+        )
+
+
+def test_overlong_penalty_by_hand():
+    """DAPO, arXiv 2503.14476, eq. 13 with L_max = 10 and L_cache = 4."""
+    got = overlong_penalty(torch.tensor([1, 6, 7, 8, 10, 50]), max_length=10, cache_length=4)
+    assert got.tolist() == [0, 0, -0.25, -0.5, -1, -1]
+    assert overlong_penalty(torch.tensor([50]), 10, 4, factor=0.5).item() == -0.5
+    with pytest.raises(InputError, match="cache_length"):
+        overlong_penalty(torch.tensor([1]), 10, 11)
+
+
+def test_overlong_penalty_before_the_group_is_compared():
+    mask = torch.tensor([[True, False], [True, True]])
+    advantages, _ = ADVANTAGES["grpo"](
+        rewards=torch.ones(2), group_ids=[0, 0], mask=mask, std_normalize=False,
+        overlong={"max_length": 2, "cache_length": 1},
+    )  # fmt: skip
+    assert advantages.tolist() == [[0.5, 0], [-0.5, -0.5]]
+
+
+def test_informative_groups_and_filling_a_batch():
+    keep = informative_groups(torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 5.0]), IDS_7 := list("aabbccd"))
+    assert keep.tolist() == [False, False, True, True, True, True, False]
+    rows, full = fill_batch(keep, IDS_7, 2)
+    assert (rows.tolist(), full) == ([2, 3], True)
+    rows, full = fill_batch(keep, IDS_7, 5)
+    assert (rows.tolist(), full) == ([2, 3, 4, 5], False)
+
+
+@pytest.mark.parametrize("name", GROUP_FNS)
+def test_degenerate_groups(name):
+    mask = torch.ones(3, 2, dtype=torch.bool)
+    rewards = torch.tensor([0.1, 0.1, 0.1])
+    level = 0.1 if name == "asymre" else 0.0
+    for ids in ([0, 0, 0], [0, 1, 2]):
+        advantages, metrics = ADVANTAGES[name](rewards=rewards, group_ids=ids, mask=mask)
+        assert advantages.flatten().tolist() == pytest.approx([level] * 6)
+        assert all(map(math.isfinite, metrics.values()))
+    empty, _ = ADVANTAGES[name](rewards=rewards, group_ids=[0, 0, 0], mask=mask & False)
+    assert (empty == 0).all()
+    none, _ = ADVANTAGES[name](rewards=rewards[:0], group_ids=[], mask=mask[:0])
+    assert none.shape == (0, 2)
+
+
+@pytest.mark.parametrize("name", GROUP_FNS)
+def test_what_cannot_be_used_is_refused(name):
+    with pytest.raises(InputError, match="row 1 is nan"):
+        ADVANTAGES[name](rewards=torch.tensor([0.0, float("nan")]), group_ids=[0, 0], mask=MASK[:2])
+    with pytest.raises(InputError, match="group_ids"):
+        ADVANTAGES[name](rewards=REWARDS, group_ids=[0], mask=MASK)
+    with pytest.raises(InputError, match="rows"):
+        ADVANTAGES[name](rewards=REWARDS, group_ids=IDS, mask=MASK[:3])
+
+
+def test_unknown_choices_are_refused():
+    for name, args in (
+        ("grpo", {"std_cal_level": "world"}),
+        ("opmd", {"opmd_baseline": "median"}),
+        ("rec", {"drop": "all"}),
+        ("raft", {"selection": "worst"}),
+    ):
+        with pytest.raises(InputError):
+            ADVANTAGES[name](rewards=REWARDS, group_ids=IDS, mask=MASK, **args)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(-8, 8), st.integers(0, 2)), min_size=1, max_size=8),
+    st.sampled_from([*GROUP_FNS, "raft"]),
+    st.integers(-4, 4),
+    st.randoms(use_true_random=False),
+)
+def test_shifts_and_orders(rows, name, shift, random):
+    rewards = torch.tensor([reward / 4 for reward, _ in rows])
+    ids = [group for _, group in rows]
+    mask = torch.ones(len(rows), 1, dtype=torch.bool)
+    advantages, _ = ADVANTAGES[name](rewards=rewards, group_ids=ids, mask=mask)
+    shifted = rewards + shift * torch.tensor([1.0 if group == 0 else 0.0 for group in ids])
+    assert torch.allclose(ADVANTAGES[name](rewards=shifted, group_ids=ids, mask=mask)[0], advantages, atol=1e-5)
+    order = random.sample(range(len(rows)), len(rows))
+    permuted, _ = ADVANTAGES[name](rewards=rewards[order], group_ids=torch.tensor(ids)[order], mask=mask)
+    assert torch.allclose(permuted, advantages[order], atol=1e-6)
+    assert torch.isfinite(advantages).all()

@@ -1,0 +1,65 @@
+"""Aggregations against numbers worked out by hand."""
+
+import pytest
+import torch
+
+from trinity_core.algorithms import AGGREGATIONS, InputError, aggregation
+
+VALUES = torch.tensor([[1.0, 2.0, 99.0], [3.0, 99.0, 99.0], [99.0, 99.0, 99.0]])
+MASK = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        ("token-mean", {}, (1 + 2 + 3) / 3),
+        ("seq-mean-token-sum", {}, (3 + 3) / 2),
+        ("seq-mean-token-mean", {}, (1.5 + 3) / 2),
+        ("seq-mean-token-sum-norm", {}, (3 / 3 + 3 / 3) / 2),
+        ("seq-mean-token-sum-norm", {"normalizer": 10}, (3 / 10 + 3 / 10) / 2),
+    ],
+)
+def test_by_hand(name, args, expected):
+    assert AGGREGATIONS[name](VALUES, MASK, **args).item() == pytest.approx(expected, abs=1e-7)
+    weights = AGGREGATIONS[name].weights(MASK, **args)
+    assert (weights * VALUES).sum().item() == pytest.approx(expected, abs=1e-6)
+    assert (weights[~MASK] == 0).all()
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_an_empty_mask_gives_zero_with_a_gradient_of_zero(name):
+    values = torch.full((2, 3), float("nan"), requires_grad=True)
+    loss = AGGREGATIONS[name](values, torch.zeros(2, 3, dtype=torch.bool))
+    loss.backward()
+    assert loss.item() == 0
+    assert (values.grad == 0).all()
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_nan_at_an_action_token_is_said_and_located(name):
+    values = VALUES.clone()
+    values[1, 0] = float("nan")
+    with pytest.raises(InputError, match="row 1, token 0"):
+        AGGREGATIONS[name](values, MASK)
+
+
+def test_an_integer_mask_is_a_mask_and_one_dimension_is_none():
+    assert AGGREGATIONS["token-mean"](VALUES, MASK.int()).item() == pytest.approx(2)
+    with pytest.raises(InputError, match=r"\[B, T\]"):
+        AGGREGATIONS["token-mean"](VALUES[0], MASK[0])
+
+
+def test_a_length_must_be_positive():
+    with pytest.raises(InputError, match="positive"):
+        AGGREGATIONS["seq-mean-token-sum-norm"](VALUES, MASK, normalizer=0)
+
+
+def test_a_module_adds_its_own_and_cannot_replace_one():
+    @aggregation("token-max-weight")
+    def mine(mask):
+        return mask.double()
+
+    assert AGGREGATIONS["token-max-weight"](VALUES, MASK).item() == 6
+    with pytest.raises(InputError, match="registered already"):
+        aggregation("token-mean")(lambda mask: mask)
+    del AGGREGATIONS["token-max-weight"]

@@ -1,0 +1,100 @@
+"""Algorithm types name parts that exist, and cost no torch."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from trinity_core.algorithms import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    ALGORITHMS,
+    CORRECTIONS,
+    ENTROPY_LOSSES,
+    KL_FNS,
+    POLICY_LOSSES,
+    Objective,
+    register_algorithm,
+)
+from trinity_core.config.algorithm_types import effective_args, uses_reference
+
+NAMES = [
+    "sft",
+    "grpo",
+    "ppo",
+    "opmd",
+    "dpo",
+    "mix",
+    "rloo",
+    "reinforceplusplus",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "cispo",
+    "sapo",
+    "topr",
+    "sppo",
+    "asymre",
+    "raft",
+    "mix_chord",
+    "rec",
+    "on_policy_distill",
+]
+
+
+def test_every_algorithm_of_the_field_is_there():
+    assert sorted(ALGORITHMS) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_parts_exist_and_flags_agree(name):
+    algorithm = ALGORITHMS[name]
+    assert algorithm.name == name
+    assert algorithm.advantage_fn in {*ADVANTAGES, "none"}
+    assert algorithm.policy_loss_fn in POLICY_LOSSES
+    assert algorithm.kl_penalty_fn in KL_FNS
+    assert algorithm.kl_loss_fn in KL_FNS
+    assert algorithm.entropy_loss_fn in ENTROPY_LOSSES
+    assert algorithm.loss_agg_mode in AGGREGATIONS
+    assert algorithm.rollout_correction in CORRECTIONS
+    objective = Objective(algorithm)
+    assert objective.needs_reference == algorithm.needs_reference
+    assert algorithm.needs_reference == uses_reference(
+        algorithm.policy_loss_fn,
+        algorithm.kl_penalty_fn,
+        algorithm.kl_penalty_fn_args,
+        algorithm.kl_loss_fn,
+        algorithm.kl_loss_fn_args,
+    )
+    assert algorithm.default_repeat_times >= algorithm.min_repeat_times >= 1
+    assert algorithm.needs_critic == (name == "ppo")
+    assert algorithm.uses_rollouts == (name not in ("sft", "dpo"))
+
+
+def test_algorithm_types_do_not_import_torch():
+    code = "import sys, trinity_core.config.algorithm_types; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_arguments_are_laid_over_the_defaults_of_the_same_part_only():
+    assert effective_args("ppo", {"a": 1, "b": 2}, None, {"b": 3}) == {"a": 1, "b": 3}
+    assert effective_args("ppo", {"a": 1, "b": 2}, "ppo", None) == {"a": 1, "b": 2}
+    assert effective_args("ppo", {"a": 1, "b": 2}, "gspo", {"b": 3}) == {"b": 3}
+
+
+def test_a_coefficient_of_zero_needs_no_reference_unless_it_adapts():
+    assert not uses_reference("ppo", "none", {}, "k2", {"kl_coef": 0.0})
+    assert uses_reference("ppo", "none", {}, "k2", {"kl_coef": 0.0, "adaptive": True})
+    assert uses_reference("ppo", "none", {}, "k2", {})
+    assert uses_reference("dpo", "none", {}, "none", {})
+
+
+def test_a_module_registers_its_own_type_once(monkeypatch):
+    monkeypatch.delitem(ALGORITHMS, "mine", raising=False)
+    mine = dataclasses.replace(ALGORITHMS["grpo"], name="mine", kl_loss_fn="none")
+    assert register_algorithm(mine) is ALGORITHMS["mine"]
+    register_algorithm(mine)
+    with pytest.raises(ValueError, match="twice"):
+        register_algorithm(dataclasses.replace(mine, kl_loss_fn="k1"))
+    del ALGORITHMS["mine"]

@@ -1,0 +1,234 @@
+"""The objective as the trainer uses it: any cut of a batch, over micro-batches or ranks, sums to the same."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinity_core.algorithms import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    ALGORITHMS,
+    KL_FNS,
+    POLICY_LOSSES,
+    InputError,
+    Objective,
+    Tally,
+)
+
+ROWS, LENGTH = 8, 5
+IS_EXPERT = torch.tensor([False, False, True, True, False, False, True, False])
+
+
+def batch(seed, experts):
+    """All inputs of a whole batch of two groups, float32 as in training."""
+    generator = torch.Generator().manual_seed(seed)
+    logprobs = torch.randn(ROWS, LENGTH, generator=generator) - 3
+
+    def near(scale):
+        return logprobs + torch.randn(ROWS, LENGTH, generator=generator) * scale
+
+    return {
+        "logprobs": logprobs,
+        "mask": torch.rand(ROWS, LENGTH, generator=generator) > 0.3,
+        "old_logprobs": near(0.2),
+        "rollout_logprobs": near(0.2),
+        "ref_logprobs": near(0.3),
+        "entropy": torch.rand(ROWS, LENGTH, generator=generator),
+        "is_expert": IS_EXPERT if experts else None,
+        "rewards": torch.rand(ROWS, generator=generator),
+        "values": torch.randn(ROWS, LENGTH, generator=generator),
+        "teacher_logprobs": near(0.5),
+    }
+
+
+def spec_of(name, **changes):
+    return dataclasses.replace(ALGORITHMS[name], **changes)
+
+
+def train(spec, inputs, cuts, ranks=1, step=3):
+    """Gradient of the log-probs and metrics after a batch cut into `cuts` (row indices), dealt out to ranks."""
+    objective = Objective(spec)
+    mask, is_expert = inputs["mask"], inputs["is_expert"]
+    whole = {k: inputs[k] for k in ("rewards", "values", "teacher_logprobs", "old_logprobs", "ref_logprobs")}
+    advantages = objective.advantages(mask, is_expert, group_ids=["a"] * 4 + ["b"] * 4, **whole).advantages
+    weights = objective.weights(mask, is_expert, step)
+    logprobs = inputs["logprobs"].clone().requires_grad_()
+    entropy = inputs["entropy"].clone().requires_grad_()
+    tallies = [Tally() for _ in range(ranks)]
+    for i, cut in enumerate(cuts):
+        part = {k: inputs[k][cut] for k in ("mask", "old_logprobs", "rollout_logprobs", "ref_logprobs")}
+        loss = objective.loss(
+            tallies[i % ranks], weights.rows(cut), logprobs=logprobs[cut], entropy=entropy[cut],
+            advantages=advantages[cut], is_expert=None if is_expert is None else is_expert[cut], step=step, **part,
+        )  # fmt: skip
+        loss.backward()
+    return (logprobs.grad, entropy.grad), all_reduced(tallies)
+
+
+def all_reduced(tallies):
+    """What every rank reports after its tally is reduced with the others'."""
+    packed = {"sum": [], "max": []}
+    for tally in tallies:
+        tally.reduce(lambda tensor, op: packed[op].append(tensor))
+    for op, tensors in packed.items():
+        if not tensors:
+            continue
+        combined = torch.stack(tensors)
+        combined = combined.sum(0) if op == "sum" else combined.amax(0)
+        for tensor in tensors:
+            tensor.copy_(combined)
+    metrics = [tally.metrics() for tally in tallies]
+    assert all(m == metrics[0] for m in metrics)
+    return metrics[0]
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("mode", sorted(AGGREGATIONS))
+def test_cuts_and_ranks_do_not_matter(name, mode):
+    spec = spec_of(name, loss_agg_mode=mode, entropy_loss_fn_args={"entropy_coef": 0.1})
+    inputs = batch(7, experts=name.startswith("mix"))
+    (grad, entropy_grad), metrics = train(spec, inputs, [torch.arange(8)])
+    pairs = torch.arange(8).view(4, 2)
+    for cuts, ranks in (([*pairs], 1), ([*pairs[[2, 0, 3, 1]]], 2), ([torch.arange(6), torch.arange(6, 8)], 2)):
+        (other, other_entropy), other_metrics = train(spec, inputs, cuts, ranks)
+        assert torch.allclose(grad, other, atol=1e-7)
+        if entropy_grad is not None:
+            assert torch.allclose(entropy_grad, other_entropy, atol=1e-7)
+        assert metrics == pytest.approx(other_metrics, abs=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(0, 100_000),
+    st.sampled_from(sorted(set(ALGORITHMS) - {"dpo"})),
+    st.lists(st.integers(1, 7), max_size=4, unique=True),
+)
+def test_any_cut(seed, name, bounds):
+    inputs = batch(seed, experts=name.startswith("mix"))
+    (grad, _), metrics = train(spec_of(name), inputs, [torch.arange(8)])
+    edges = [0, *sorted(bounds), 8]
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(seed))
+    cuts = [order[a:b] for a, b in itertools.pairwise(edges)]
+    (other, _), other_metrics = train(spec_of(name), inputs, cuts, ranks=min(2, len(cuts)))
+    assert torch.allclose(grad, other, atol=1e-6)
+    assert metrics == pytest.approx(other_metrics, abs=1e-5)
+
+
+def test_the_parts_add_up():
+    inputs = batch(0, experts=False)
+    spec = spec_of("grpo", entropy_loss_fn_args={"entropy_coef": 0.1}, kl_loss_fn_args={"kl_coef": 0.5})
+    _, metrics = train(spec, inputs, [torch.arange(8)])
+    mask = inputs["mask"]
+    advantages, _ = ADVANTAGES["grpo"](rewards=inputs["rewards"], group_ids=["a"] * 4 + ["b"] * 4, mask=mask)
+    taken = {k: inputs[k] for k in ("logprobs", "mask", "old_logprobs", "rollout_logprobs")}
+    loss, of_loss = POLICY_LOSSES["ppo"](advantages=advantages, **taken)
+    kl = AGGREGATIONS["token-mean"](KL_FNS["k2"](inputs["logprobs"], inputs["ref_logprobs"], mask), mask).item()
+    entropy = AGGREGATIONS["token-mean"](inputs["entropy"], mask).item()
+    assert {name: metrics[name] for name in of_loss} == pytest.approx(of_loss, abs=1e-6)
+    assert metrics["kl_loss"] == pytest.approx(kl, abs=1e-6)
+    assert metrics["entropy_loss"] == pytest.approx(entropy, abs=1e-6)
+    assert metrics["final_loss"] == pytest.approx(loss.item() + 0.5 * kl - 0.1 * entropy, abs=1e-6)
+
+
+def test_stop_gradient_stands_for_old_logprobs():
+    """One update a batch: leaving the old log-probs out gives the gradient of giving equal ones."""
+    inputs = batch(1, experts=False)
+    inputs["old_logprobs"] = inputs["logprobs"].clone()
+    (given_grad, _), given_metrics = train(spec_of("grpo"), inputs, [torch.arange(8)])
+    objective = Objective(spec_of("grpo"))
+    advantages = objective.advantages(inputs["mask"], rewards=inputs["rewards"], group_ids=["a"] * 4 + ["b"] * 4)
+    logprobs, tally = inputs["logprobs"].clone().requires_grad_(), Tally()
+    part = {k: inputs[k] for k in ("mask", "rollout_logprobs", "ref_logprobs", "entropy")}
+    weights = objective.weights(inputs["mask"])
+    objective.loss(tally, weights, logprobs=logprobs, advantages=advantages.advantages, **part).backward()
+    assert torch.allclose(logprobs.grad, given_grad, atol=1e-7)
+    assert tally.metrics() == pytest.approx(given_metrics, abs=1e-6)
+
+
+def test_experts_take_no_part_in_groups():
+    objective = Objective(ALGORITHMS["mix"])
+    rewards = torch.where(IS_EXPERT, torch.nan, torch.arange(8.0))
+    ids = ["a"] * 4 + ["b"] * 4
+    result = objective.advantages(torch.ones(8, 2, dtype=torch.bool), IS_EXPERT, rewards=rewards, group_ids=ids)
+    assert (result.advantages[IS_EXPERT] == 0).all()
+    deviation = math.sqrt(0.5)
+    assert result.advantages[:2, 0].tolist() == pytest.approx([-0.5 / deviation, 0.5 / deviation], abs=1e-5)
+
+
+def test_kl_in_the_reward_by_hand():
+    """r_t = score at the last token - coef * k1_t; rewards are their sums, and the coefficient moves on."""
+    penalty = {"kl_coef": 0.5, "adaptive": True, "target_kl": 0.1, "horizon": 10.0}
+    spec = spec_of(
+        "grpo", kl_penalty_fn="k1", kl_penalty_fn_args=penalty, kl_loss_fn="none", kl_loss_fn_args={},
+        advantage_fn_args={"std_normalize": False},
+    )  # fmt: skip
+    objective = Objective(spec)
+    assert objective.needs_reference
+    mask = torch.tensor([[True, True], [True, False]])
+    old, reference = torch.tensor([[-1.0, -1.0], [-1.0, 0.0]]), torch.tensor([[-1.2, -1.4], [-1.0, 9.0]])
+    result = objective.advantages(
+        mask, rewards=torch.tensor([1.0, 0.0]), group_ids=[0, 0], old_logprobs=old, ref_logprobs=reference
+    )
+    # sums of token rewards: 1 - 0.5 * 0.6 = 0.7 and 0
+    assert result.advantages.flatten().tolist() == pytest.approx([0.35, 0.35, -0.35, 0])
+    assert result.metrics["kl"] == pytest.approx(0.2)
+    assert result.metrics["kl_coef"] == 0.5
+    assert objective.state()["kl_penalty_coef"] == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))
+    with pytest.raises(InputError, match="old_logprobs and ref_logprobs"):
+        objective.advantages(mask, rewards=torch.tensor([1.0, 0.0]), group_ids=[0, 0])
+
+
+def test_adaptive_coefficient_of_the_loss_is_kept_and_restored():
+    args = {"kl_coef": 0.1, "adaptive": True, "target_kl": 0.1, "horizon": 10.0}
+    objective = Objective(spec_of("grpo", kl_loss_fn_args=args))
+    assert objective.after_batch({"kl_loss": 9.0}, 5)["kl_coef"] == 0.1
+    assert objective.kl_loss.kl_coef == pytest.approx(0.1 * 1.1)
+    resumed = Objective(spec_of("grpo", kl_loss_fn_args=args))
+    resumed.load_state(objective.state())
+    assert resumed.kl_loss.kl_coef == objective.kl_loss.kl_coef
+    fixed = Objective(ALGORITHMS["grpo"])
+    fixed.load_state({"kl_loss_coef": 7.0})
+    assert fixed.kl_loss.kl_coef == 0.001
+
+
+def test_what_a_run_needs():
+    assert Objective(ALGORITHMS["grpo"]).needs_reference
+    assert not Objective(spec_of("grpo", kl_loss_fn_args={"kl_coef": 0.0})).needs_reference
+    assert not Objective(ALGORITHMS["grpo"]).entropy_has_gradient
+    assert Objective(spec_of("grpo", entropy_loss_fn_args={"entropy_coef": 0.1})).entropy_has_gradient
+    assert not Objective(ALGORITHMS["sft"]).needs_old_logprobs
+    assert Objective(ALGORITHMS["sft"]).advantages(torch.ones(2, 3).bool()).advantages.shape == (2, 3)
+
+
+def test_the_critics_target_is_handed_on():
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    result = Objective(ALGORITHMS["ppo"]).advantages(mask, rewards=torch.tensor([1.0, 0.0]), values=torch.zeros(2, 3))
+    assert result.returns.tolist() == [[1, 1, 1], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policy_loss_fn": "pppo"}, "policy loss 'pppo'"),
+        ({"advantage_fn": "grop"}, "advantage 'grop'"),
+        ({"kl_loss_fn": "k9"}, "KL estimator 'k9'"),
+        ({"entropy_loss_fn": "x"}, "entropy loss 'x'"),
+        ({"loss_agg_mode": "mean"}, "aggregation 'mean'"),
+        ({"rollout_correction": "x"}, "rollout correction 'x'"),
+    ],
+)
+def test_unknown_names_are_said_at_once(change, message):
+    with pytest.raises(InputError, match=message):
+        Objective(spec_of("grpo", **change))
+
+
+def test_an_empty_share_of_a_rank_reports_the_same_names():
+    inputs = batch(2, experts=False)
+    _, metrics = train(spec_of("grpo"), inputs, [torch.arange(8)])
+    _, shared = train(spec_of("grpo"), inputs, [torch.arange(8), torch.arange(0)], ranks=2)
+    assert metrics == pytest.approx(shared)
