@@ -6,3 +6,7 @@ the store, publishes weights and writes what all ranks have in common. Start wit
 Letters in shapes: B rows of a batch, b rows of a micro-batch, R longest response, P longest prompt, G different
 prompts, N tokens without padding, K tokens that carry loss, H hidden size, V vocabulary.
 """
+
+from trinity_core.training.worker import TrainerWorker
+
+__all__ = ["TrainerWorker"]

@@ -82,10 +82,11 @@ def plan(units: Sequence[Unit], budget: int, ranks: int, padded: bool = False) -
     bins = _cut(order, high, padded)
     bins.sort(key=lambda units: -_cost(units, padded))
     bins += [[] for _ in range(wanted - len(bins))]
-    return [[tuple(row for unit in units for row in unit.rows) for units in _share(bins, rank, ranks)] for rank in range(ranks)]
+    rows = [tuple(row for unit in units for row in unit.rows) for units in bins]
+    return [_share(rows, rank, ranks) for rank in range(ranks)]
 
 
-def _share(bins: list[list[Unit]], rank: int, ranks: int) -> list[list[Unit]]:
+def _share(bins: list[tuple[int, ...]], rank: int, ranks: int) -> list[tuple[int, ...]]:
     """Rank's share of bins sorted by cost: dealt forth and back, so that totals are even."""
     return [
         bins[start + (rank if (start // ranks) % 2 == 0 else ranks - 1 - rank)] for start in range(0, len(bins), ranks)

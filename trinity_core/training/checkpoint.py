@@ -82,7 +82,9 @@ def load(learner: Learner, folder: Path) -> TrainerState:
         if part not in state.optimizer_steps:
             raise DataError(f"the checkpoint {folder} has no {part}; was it made with another algorithm?")
         source = folder / part
-        restore(engine, _load_all(source, "model"), _load_all(source, "optim"), state.optimizer_steps[part], primes[part])
+        restore(
+            engine, _load_all(source, "model"), _load_all(source, "optim"), state.optimizer_steps[part], primes[part]
+        )
     learner.objective.load_state(state.objective)
     own = folder / "actor" / shard_name("extra_state", learner.ranks.world_size, learner.ranks.rank)
     if own.exists():
@@ -103,7 +105,7 @@ def _load_all(folder: Path, content: str) -> dict[str, Tensor]:
 def random_state(ranks: Ranks) -> dict[str, Any]:
     """This process's random streams, as plain values and tensors."""
     version, numbers, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - a user's function may draw from it
+    _, keys, position, has_gauss, cached = np.random.get_state()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "python": [version, list(numbers), gauss],
@@ -120,7 +122,6 @@ def set_random_state(state: dict[str, Any]) -> None:
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
-

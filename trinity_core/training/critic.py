@@ -57,7 +57,9 @@ class Critic:
         """Float32 [B, R]: the value of the state in which each token was chosen."""
         return gather(batch, micros, lambda micro: self.engine(micro), self.ranks)
 
-    def update(self, batch: Batch, micros: list[Micro], old_values: Tensor, returns: Tensor, step: int) -> dict[str, float]:
+    def update(
+        self, batch: Batch, micros: list[Micro], old_values: Tensor, returns: Tensor, step: int
+    ) -> dict[str, float]:
         """One optimiser step on the clipped squared error (token mean); exact over micro-batches and ranks."""
         weights = AGGREGATIONS["token-mean"].weights(batch.mask)
         tally = Tally()

@@ -116,3 +116,8 @@ def any_rank(flag: bool, ranks: Ranks) -> bool:
     import torch
 
     return bool(sum_over_ranks(torch.tensor([int(flag)]), ranks)[0])
+
+
+def barrier(ranks: Ranks) -> None:
+    """Wait for all ranks."""
+    any_rank(False, ranks)

@@ -14,9 +14,6 @@ from torch import Tensor, nn
 
 from trinity_core.training.distributed import Ranks
 
-NO_DECAY_DIMENSIONS = 1
-"""Biases and norm weights (one dimension) are not decayed."""
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -34,7 +31,10 @@ class EngineSettings:
 
 
 class Engine:
-    """A module whose parameters are updated by AdamW, whole on every rank or partitioned by ZeRO."""
+    """A module whose parameters are updated by AdamW, whole on every rank or partitioned by ZeRO.
+
+    There is one parameter group: with several, ZeRO 1 and 2 lose sight of the optimiser state of all but the first.
+    """
 
     def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks) -> None:
         import deepspeed
@@ -44,10 +44,11 @@ class Engine:
         self.device = ranks.device
         module.to(ranks.device)
         self.optimizer = torch.optim.AdamW(
-            _parameter_groups(module, settings.weight_decay),
+            [p for p in module.parameters() if p.requires_grad],
             lr=0.0,
             betas=settings.betas,
             eps=settings.eps,
+            weight_decay=settings.weight_decay,
             fused=True,
         )
         self.deepspeed, self.wrapped, _, _ = deepspeed.initialize(
@@ -91,7 +92,7 @@ class Engine:
         return float(norm)
 
     def _clip(self) -> Tensor:
-        """DeepSpeed's own clipping of unpartitioned float32 gradients goes tensor by tensor and does not tell the norm."""
+        """DeepSpeed's own clipping of whole float32 gradients goes tensor by tensor and does not tell the norm."""
         limit = self.settings.grad_clip or float("inf")
         return torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit, foreach=True)
 
@@ -116,10 +117,3 @@ def deepspeed_config(settings: EngineSettings, world_size: int) -> dict[str, Any
         "fp16": {"enabled": settings.dtype == torch.float16},
         "steps_per_print": 10**9,
     }
-
-
-def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    decayed = [p for p in module.parameters() if p.requires_grad and p.dim() > NO_DECAY_DIMENSIONS]
-    others = [p for p in module.parameters() if p.requires_grad and p.dim() <= NO_DECAY_DIMENSIONS]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]

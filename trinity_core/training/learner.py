@@ -1,4 +1,4 @@
-"""All models of a trainer and one step with them: policy, and where the algorithm asks for them reference and critic."""
+"""All models of a trainer and one step with them: policy, and where the algorithm asks for it reference and critic."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class Learner:
         self.engine = Engine(Policy(lm, ways), _engine_settings(settings, stage, self.dtype), ranks)
         self.reference = self._load_reference(config, ways) if self.objective.needs_reference else None
         self.critic = (
-            Critic(settings.critic, stage, self.dtype, total_steps, trust, ranks) if settings.critic is not None else None
+            Critic(settings.critic, stage, self.dtype, total_steps, trust, ranks)
+            if settings.critic is not None
+            else None
         )
         optimizer = settings.optimizer
         warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)

@@ -77,7 +77,9 @@ class Policy(Backbone):
     def _through_the_model(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         assert not isinstance(micro.inputs, Packed)
         logits = self.lm(micro.inputs.tokens, attention_mask=micro.inputs.present, use_cache=False).logits
-        return _logprobs(logits.flatten(0, 1).index_select(0, micro.source), micro.targets, temperature, entropy_gradient)
+        return _logprobs(
+            logits.flatten(0, 1).index_select(0, micro.source), micro.targets, temperature, entropy_gradient
+        )
 
 
 class ValueModel(Backbone):
@@ -147,7 +149,9 @@ def find_ways(lm: Any) -> Ways:
             packing = _same(Policy(lm, Ways(True, True))(shared, 1.0, False)[0], truth, dtype)
         if not packing:
             lm.set_attn_implementation("sdpa")
-            log.warning("%s: rows cannot share prompts with this model's attention; training pads them", lm.config.model_type)
+            log.warning(
+                "%s: rows cannot share prompts with this model's attention; training pads them", lm.config.model_type
+            )
     lm.train(training)
     return Ways(packing, own_head)
 

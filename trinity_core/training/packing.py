@@ -1,11 +1,11 @@
 """Rows that share a prompt compute it once, and no linear layer ever sees padding.
 
-The tokens of a micro-batch lie in one row of N: each different prompt once, then all responses. Linear layers and norms
-work on these N tokens. Attention alone needs rectangles: it copies queries, keys and values into padded slots, lets each
-prompt attend to itself, and each response to its prompt and itself, and copies the result back. That is the same
-function as a padded batch in which each row repeats its prompt (equal up to the order of floating-point sums).
+The tokens of a micro-batch lie in one row of N: each different prompt once, then all responses. Linear layers and
+norms work on these N tokens. Attention alone needs rectangles: it copies queries, keys and values into padded slots,
+lets each prompt attend to itself, and each response to its prompt and itself, and copies the result back. That is the
+same function as a padded batch in which each row repeats its prompt (equal up to the order of floating-point sums).
 
-Not covered: sliding windows, attention sinks, soft caps and dropout. `attends_plainly` in `model.py` finds out by trying.
+Not covered: sliding windows, attention sinks, soft caps and dropout. `find_ways` in `model.py` finds out by trying.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Packed:
     prompt_of: Tensor
     """int64 [b]: the row's prompt, of G."""
     mask: Tensor
-    """float [b, 1, R, P + R]: 0 where a response token may look, -inf elsewhere. Padded queries may look at the prompt."""
+    """float [b, 1, R, P + R]: 0 where a response token may look, -inf elsewhere. Padded queries see the prompt."""
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Packed:
         """The same on `device`, the mask in the model's `dtype` (which attention asks for)."""
@@ -145,7 +145,7 @@ def attention(
     packed: Packed | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, heads, N, D], key and value [1, key heads, N, D] -> [1, N, heads, D]."""
+    """transformers' interface: query [1, heads, N, D], key and value [1, key heads, N, D] -> [1, N, heads, D]."""
     if packed is None:  # rows padded on the right: causal attention never sees the padding
         assert attention_mask is None
         grouped = key.shape[1] != query.shape[1]

@@ -79,7 +79,11 @@ def optimizer_state(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 
 def restore(
-    engine: Engine, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], steps: int, prime: Callable[[], Tensor]
+    engine: Engine,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    steps: int,
+    prime: Callable[[], Tensor],
 ) -> None:
     """Put back what `weights`, `optimizer_state` and `optimizer_steps` gave; bit for bit under the same settings.
 

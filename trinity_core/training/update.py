@@ -71,7 +71,7 @@ def gather(batch: Batch, micros: list[Micro], forward: Callable[[Micro], Tensor]
 
 
 def needs_old_logprobs_first(objective: Objective, updates: int) -> bool:
-    """Whether the policy's log-probs before the update must be computed: otherwise they are the new ones' stop-gradient."""
+    """Whether the policy's log-probs before the update must be computed, or are the new ones' stop-gradient."""
     known = ADVANTAGES.get(objective.advantage_name)
     in_advantage = known is not None and "old_logprobs" in keywords(known)
     return objective.kl_in_reward or in_advantage or (updates > 1 and objective.needs_old_logprobs)
@@ -121,7 +121,13 @@ def prepare(
 
 
 def update(
-    engine: Engine, objective: Objective, prepared: Prepared, micros: list[Micro], temperature: float, step: int, lr: float
+    engine: Engine,
+    objective: Objective,
+    prepared: Prepared,
+    micros: list[Micro],
+    temperature: float,
+    step: int,
+    lr: float,
 ) -> dict[str, float]:
     """One optimiser step over the whole batch; returns its metrics, exact over micro-batches and ranks."""
     batch = prepared.batch
@@ -166,4 +172,3 @@ def _present(mask: Tensor, micro: Micro) -> Tensor:
 
 def _take(values: Tensor | None, micro: Micro) -> Any:
     return None if values is None else values[micro.rows]
-

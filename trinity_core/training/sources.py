@@ -1,0 +1,164 @@
+"""Where training batches come from: the experience store for rollouts, a data set for SFT and DPO. Rank 0 only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trinity_core.checkpoints.layout import JobLayout
+from trinity_core.config.schema import Config
+from trinity_core.config.schema.buffer import ExperienceBufferConfig
+from trinity_core.data.experience import Experience
+from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.supervised import Kind, SupervisedSet
+from trinity_core.data.taskset import Taskset
+from trinity_core.errors import DataError
+from trinity_core.store.database import store_url
+from trinity_core.store.expert import ExpertData
+from trinity_core.store.store import ExperienceStore
+from trinity_core.store.strategies import make_strategy
+
+if TYPE_CHECKING:
+    from trinity_core.data.chat import ChatEncoder
+
+
+class Source(Protocol):
+    """Gives the batch of each step; the same step after a resume gets the same batch."""
+
+    def draw(self, step: int, stop: Callable[[], bool]) -> list[Experience] | None:
+        """The rows of `step`, waiting for them ([]: an empty step). None: `stop()` came true, or no more comes."""
+
+    def rewind(self, step: int) -> dict[str, int]:
+        """Go back to checkpoint `step`; returns explorers that go back too, with their step."""
+
+    def before_save(self) -> None:
+        """Make what was drawn durable: a checkpoint that builds on it is about to be named."""
+
+    def commit(self, step: int) -> None:
+        """The checkpoint of `step` is whole."""
+
+
+class SupervisedSource:
+    """A data set of given answers or of pairs; its order is a pure function of seed and step."""
+
+    def __init__(self, data: SupervisedSet, rows: int) -> None:
+        self.data = data
+        self.rows = rows
+
+    def draw(self, step: int, stop: Callable[[], bool]) -> list[Experience] | None:
+        """The `rows` experiences of `step`."""
+        return None if stop() else self.data.batch(step, self.rows)
+
+    def rewind(self, step: int) -> dict[str, int]:
+        """Nothing to do."""
+        return {}
+
+    def before_save(self) -> None:
+        """Nothing to do."""
+
+    def commit(self, step: int) -> None:
+        """Nothing to do."""
+
+
+class RolloutSource:
+    """The experience store, and beside it expert data where the sampling strategy asks for some."""
+
+    def __init__(self, config: Config, expert: ExpertData | None) -> None:
+        buffer, algorithm = config.buffer.trainer_input.experience_buffer, config.algorithm
+        self.store = open_store(config)
+        self.rows = config.buffer.train_batch_size
+        self.timeout = buffer.max_read_timeout
+        self.expert = expert
+        self.strategy = make_strategy(
+            algorithm.sample_strategy,
+            algorithm.sample_strategy_args,
+            buffer.use_priority_queue,
+            buffer.reuse_cooldown_time,
+        )
+
+    def draw(self, step: int, stop: Callable[[], bool]) -> list[Experience] | None:
+        """Whole groups of at least `train_batch_size` rows; none where explorers wait for newer weights instead."""
+        batch = self.store.wait_lease(step, self.rows, step - 1, self.strategy, self.expert, self.timeout, stop)
+        return None if batch == [] and self.store.exhausted() else batch
+
+    def rewind(self, step: int) -> dict[str, int]:
+        """Return later batches to the queue, drop what newer policies sampled."""
+        return self.store.rewind(step).explorers
+
+    def before_save(self) -> None:
+        """Flush the store."""
+        self.store.flush()
+
+    def commit(self, step: int) -> None:
+        """The batches up to `step` are final."""
+        self.store.commit(step)
+
+
+def open_store(config: Config) -> ExperienceStore:
+    """The experience store of a run."""
+    layout = JobLayout(config.job_dir).create()
+    url = store_url(config.buffer.trainer_input.experience_buffer.path, layout.buffer)
+    return ExperienceStore.open(url, "" if url.startswith("sqlite") else str(config.job_dir))
+
+
+def load_tokenizer(config: Config) -> Any:
+    """The policy's tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(config.model.model_path, trust_remote_code=config.model.trust_remote_code)
+
+
+def chat_encoder(config: Config) -> ChatEncoder:
+    """The tokenizer with the chat template in force."""
+    from trinity_core.data.chat import ChatEncoder
+
+    model = config.model
+    args = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
+    return ChatEncoder(load_tokenizer(config), model.custom_chat_template, args)
+
+
+def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind) -> SupervisedSet:
+    """A data set of the trainer, tokenised; rows beyond `model.max_model_len` are set aside."""
+    return SupervisedSet.open(buffer, chat_encoder(config), config.seed, kind, config.model.max_model_len)
+
+
+def is_supervised(config: Config) -> bool:
+    """Whether the trainer reads a data set rather than rollouts."""
+    return config.buffer.trainer_input.experience_buffer.storage_type == "file"
+
+
+def open_source(config: Config, kind: Kind) -> Source:
+    """What the configuration says the trainer reads. Raises DataError where it cannot be read."""
+    inputs = config.buffer.trainer_input
+    if is_supervised(config):
+        data = open_supervised(config, inputs.experience_buffer, kind)
+        return SupervisedSource(data, config.buffer.train_batch_size)
+    return RolloutSource(config, _expert(config))
+
+
+def _expert(config: Config) -> ExpertData | None:
+    buffers = config.buffer.trainer_input.auxiliary_buffers
+    wanted = make_strategy(config.algorithm.sample_strategy, config.algorithm.sample_strategy_args).expert_ratio > 0
+    if not wanted:
+        return None
+    if len(buffers) != 1:
+        raise DataError(
+            f"sample_strategy '{config.algorithm.sample_strategy}' takes expert rows from one data set, but "
+            f"buffer.trainer_input.auxiliary_buffers has {len(buffers)}"
+        )
+    data = open_supervised(config, next(iter(buffers.values())), "demonstrations")
+    return ExpertData(len(data), data.experiences, config.seed)
+
+
+def total_steps(config: Config, source: Source) -> int:
+    """Training steps of the run: those given, else what `total_epochs` over the data make."""
+    given = config.trainer.total_steps or config.buffer.total_steps
+    if given is not None:
+        return given
+    if isinstance(source, SupervisedSource):
+        return source.data.steps(config.buffer.total_epochs, source.rows)
+    taskset = config.buffer.explorer_input.taskset
+    if taskset is None:
+        raise DataError("the number of training steps is not known: set buffer.total_steps")
+    schedule = TaskSchedule([Taskset.open(taskset, config.seed)], config.buffer.batch_size, config.seed)
+    return schedule.steps(config.buffer.total_epochs)

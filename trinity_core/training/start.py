@@ -1,0 +1,55 @@
+"""From a configuration to a trainer that is ready to take its next step."""
+
+from __future__ import annotations
+
+import logging
+from threading import Event
+
+import torch
+
+from trinity_core.algorithms.objective import Objective
+from trinity_core.config.schema import Config
+from trinity_core.tracking import metrics_file
+from trinity_core.training.distributed import Ranks, broadcast_bytes, join
+from trinity_core.training.learner import Learner
+from trinity_core.training.loop import Loop, Progress
+from trinity_core.training.publish import Publisher
+from trinity_core.training.savepoints import Savepoints
+from trinity_core.training.sources import Source, is_supervised, open_source, total_steps
+from trinity_core.workflows.registry import load_plugins
+
+log = logging.getLogger(__name__)
+
+
+def make_loop(config: Config, rank: int, world_size: int, master: tuple[str, int], stopping: Event) -> Loop:
+    """Join the ranks, load what is needed, resume from the latest whole checkpoint, publish its weights. Collective."""
+    load_plugins(config.plugin_dir)
+    ranks = join(rank, world_size, *master, use_gpu=torch.cuda.is_available())
+    torch.manual_seed(config.seed)
+    source = open_first(config, ranks)
+    total = int(broadcast_bytes(str(total_steps(config, source)).encode() if source else None, ranks))
+    learner = Learner(config, total, ranks)
+    savepoints = Savepoints(config, ranks)
+    publisher = None if is_supervised(config) else Publisher(config, learner)
+    step = savepoints.latest()
+    if step:
+        savepoints.load(learner, step)
+        if ranks.first:
+            log.info("training goes on from the checkpoint of step %d", step)
+    if publisher is not None:
+        publisher.rewind(step)
+    if source is not None:
+        explorers = source.rewind(step)
+        metrics_file.rewind(config.job_dir, step, max(explorers.values(), default=None))
+    if publisher is not None:
+        publisher.resume(step, savepoints.layout.step(step))
+    progress = Progress(step, total, "ready", step)
+    return Loop(config, learner, ranks, source, publisher, savepoints, progress, stopping)
+
+
+def open_first(config: Config, ranks: Ranks) -> Source | None:
+    """The data, on rank 0 alone."""
+    if not ranks.first:
+        return None
+    pairs = Objective(config.algorithm).policy_loss.rows_per_unit == 2
+    return open_source(config, "preferences" if pairs else "demonstrations")

@@ -1,0 +1,69 @@
+"""`TrainerWorker`: one rank of the trainer, from start to end. A plain class; others make it a Ray actor.
+
+Order of calls: `rendezvous` on rank 0, `start` on all ranks at once, `run` on all ranks at once. `stop` and `progress`
+may be called from another thread at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.config.schema import Config
+
+if TYPE_CHECKING:
+    from trinity_core.training.loop import Loop
+
+log = logging.getLogger(__name__)
+
+
+class TrainerWorker:
+    """Rank `rank` of `world_size`; each has a process of its own, and a GPU of its own where there are any."""
+
+    def __init__(self, config: Config, rank: int = 0, world_size: int = 1) -> None:
+        self.config = config
+        self.rank = rank
+        self.world_size = world_size
+        self._stopping = Event()
+        self._loop: Loop | None = None
+
+    def rendezvous(self) -> tuple[str, int]:
+        """Address and port where the ranks meet; ask rank 0."""
+        from trinity_core.training.distributed import rendezvous
+
+        return rendezvous()
+
+    def start(self, master_addr: str = "127.0.0.1", master_port: int = 0) -> dict[str, Any]:
+        """Join the other ranks, load the models, go to the latest checkpoint and publish its weights.
+
+        Returns `progress()`. Collective. Raises TrinityError for a model, data set or checkpoint that cannot be used.
+        """
+        from trinity_core.training.start import make_loop
+
+        if master_port == 0:
+            master_addr, master_port = self.rendezvous()
+        self._loop = make_loop(self.config, self.rank, self.world_size, (master_addr, master_port), self._stopping)
+        return self.progress()
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end, or until `stop`. The summary: step, total_steps, ended, stopped, checkpoint, metrics."""
+        from trinity_core.training.distributed import leave
+
+        assert self._loop is not None, "start comes before run"
+        try:
+            return self._loop.run()
+        finally:
+            leave()
+
+    def stop(self) -> None:
+        """Ask `run` to save at the next step boundary and return."""
+        self._stopping.set()
+
+    def progress(self) -> dict[str, Any]:
+        """step, total_steps, state, saved_step and the metrics of the last step."""
+        from dataclasses import asdict
+
+        if self._loop is None:
+            return {"step": 0, "total_steps": self.config.buffer.total_steps, "state": "starting"}
+        return asdict(self._loop.progress)
