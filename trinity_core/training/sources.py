@@ -157,8 +157,9 @@ def total_steps(config: Config, source: Source) -> int:
         return given
     if isinstance(source, SupervisedSource):
         return source.data.steps(config.buffer.total_epochs, source.rows)
-    taskset = config.buffer.explorer_input.taskset
-    if taskset is None:
+    tasksets = config.buffer.explorer_input.tasksets
+    if not tasksets:
         raise DataError("the number of training steps is not known: set buffer.total_steps")
-    schedule = TaskSchedule([Taskset.open(taskset, config.seed)], config.buffer.batch_size, config.seed)
+    opened = [Taskset.open(taskset, config.seed) for taskset in tasksets]
+    schedule = TaskSchedule(opened, config.buffer.batch_size, config.seed)
     return schedule.steps(config.buffer.total_epochs)
