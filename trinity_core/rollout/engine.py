@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trinity_core.rollout.local import LocalEngine
@@ -29,15 +30,35 @@ class Engine:
         self.settings = settings
         self._local = None if settings.on_gpu else LocalEngine(settings)
         self._served = ServedEngine(settings) if settings.on_gpu else None
+        self._starting: asyncio.Task[float] | None = None
 
     async def start(self) -> float:
-        """Load the model; returns when it can generate, with the seconds that took."""
+        """Load the model; returns when it can generate, with the seconds that took. Starting again only waits."""
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_task(self._start())
+        if self._starting.done():
+            return self._starting.result()
+        return await asyncio.shield(self._starting)
+
+    async def _start(self) -> float:
         began = time.perf_counter()
         if self._local is not None:
             await asyncio.wrap_future(self._local.start())
         else:
             await self._remote.start()
         return time.perf_counter() - began
+
+    async def describe(self) -> tuple[EngineSettings, float]:
+        """Its settings, and its share of GPUs where it is a Ray actor."""
+        import ray
+
+        given = ray.get_runtime_context().get_assigned_resources() if ray.is_initialized() else {}
+        return self.settings, float(given.get("GPU", 0.0))
+
+    async def successor(self, model_path: str) -> Engine:
+        """A new engine like this one, not started, to take its place in this process."""
+        await self.stop()
+        return Engine(replace(self.settings, model_path=model_path))
 
     @property
     def _remote(self) -> ServedEngine:
@@ -86,7 +107,10 @@ class Engine:
 
     async def stop(self) -> None:
         """End the engine; what is in flight fails."""
-        (self._local or self._remote).stop()
+        if self._local is not None:
+            self._local.stop()
+        else:
+            self._remote.stop()
 
 
 def _probe(source: WeightSource, version: int) -> Probe | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.rollout import vllm_types
-from trinity_core.rollout.messages import Request, Sample, WeightSource
+from trinity_core.rollout.messages import EngineLost, Request, Sample, WeightSource
 from trinity_core.rollout.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class LocalEngine:
     def _submit(self, future: Future[Any], job: Job) -> None:
         with self._lock:
             if self._stopped:
-                raise TransientFault(f"the engine has stopped: {self._fault or 'it was told to'}")
+                raise _told(self._fault)
             self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         self._jobs.put(job)
@@ -110,7 +110,7 @@ class LocalEngine:
     def _ended(self, loop: Future[None], started: Future[None]) -> None:
         with self._lock:
             self._stopped, self._fault = True, loop.exception()
-        fault = self._fault or TransientFault("the engine was stopped")
+        fault = _told(self._fault)
         for future in (started, *self._pending.copy()):
             if not future.done():
                 future.set_exception(fault)
@@ -195,6 +195,17 @@ class LocalEngine:
                 if output.request_id == key:
                     return vllm_types.prompt_logprobs(output.prompt_logprobs)  # type: ignore[union-attr]
                 self._place(output)
+
+
+def _told(fault: BaseException | None) -> BaseException:
+    """What a caller is told of an engine that ended by `fault`."""
+    if fault is None:
+        return EngineLost("the engine was stopped")
+    if isinstance(fault, TrinityError | TransientFault):
+        return fault
+    lost = EngineLost(f"the engine failed with {type(fault).__name__}: {fault}")
+    lost.__cause__ = fault
+    return lost
 
 
 def _answer(future: Future[T], work: Callable[[], T]) -> None:

@@ -11,8 +11,14 @@ from typing import Literal
 
 import numpy as np
 
+from trinity_core.errors import TransientFault
+
 StopReason = Literal["stop", "length", "abort"]
 STOP_REASONS: tuple[StopReason, ...] = ("stop", "length", "abort")
+
+
+class EngineLost(TransientFault):
+    """An engine died or is of no more use; what was in flight in it can be asked of another."""
 
 
 @dataclass(frozen=True, slots=True)

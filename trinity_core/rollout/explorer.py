@@ -1,0 +1,337 @@
+"""The Explorer: it takes tasks, lets the engines answer, scores, and stores what came of it, step by step.
+
+It holds no model. What it has done stands in the store, so it may die at any moment and go on where it was: the rows
+of a step and the position after it are one transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity_core.config import Config
+from trinity_core.data.experience import Experience
+from trinity_core.errors import TrinityError
+from trinity_core.rollout import loops
+from trinity_core.rollout.messages import WeightSource
+from trinity_core.rollout.numbers import eval_numbers, experiences_of, step_numbers
+from trinity_core.rollout.parts import Parts, open_parts
+from trinity_core.rollout.runner import Outcome, cause
+from trinity_core.store.store import LineageChanged
+from trinity_core.sync.weights import VersionGone, WeightFolder
+from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
+
+log = logging.getLogger(__name__)
+
+SAMPLED = 16
+"""Rollouts of a step that are kept for people."""
+SAMPLE_EVERY = 10
+"""Explore steps between two such samples; every evaluation is sampled."""
+LINEAGE_SECONDS = 0.25
+"""Between two looks at the store's lineage while a version is waited for."""
+PULL_ATTEMPTS = 3
+"""Looks for a version when the one that was found is removed before it is loaded."""
+
+
+@dataclass
+class Batch:
+    """What one explore step came to."""
+
+    step: int
+    experiences: list[Experience]
+    outcomes: list[Outcome]
+    numbers: dict[str, float]
+    began: float = field(default_factory=time.perf_counter)
+
+
+class Explorer:
+    """A plain class; as a Ray actor it is an asynchronous one (`max_concurrency` of a few, for `stop` and `progress`).
+
+    `engines` and `auxiliary` (one list for each auxiliary model) are Ray actors of `Engine`, or engines of this
+    process.
+    """
+
+    def __init__(self, config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]] = ()) -> None:
+        self.config = config
+        self.name = config.explorer.name
+        self.version: int | None = None
+        """The version that was handed to the engines; None: they hold what they started with (version 0)."""
+        self._engines, self._auxiliary = engines, auxiliary
+        self._preparing: asyncio.Task[Parts] | None = None
+        self._parts: Parts | None = None
+        self._stopping = False
+        self._step = 0
+        self._lineage = 0
+        self._evaluated: int | None = None
+        """The version that was evaluated last."""
+        self._state = "starting"
+        self._last: dict[str, float] = {}
+        self._spent: dict[str, float] = {}
+        """Seconds of the step in progress, by what they went to."""
+
+    # ---- what others call ----
+
+    async def prepare(self) -> None:
+        """Wait for the engines; open task sets, tokenizer, store and weights. Calling it again changes nothing."""
+        if self._preparing is None:
+            os.environ.update(self.config.explorer.env_vars)
+            self._preparing = asyncio.ensure_future(open_parts(self.config, self._engines, self._auxiliary))
+        self._parts = await asyncio.shield(self._preparing)
+
+    async def run(self) -> dict[str, Any]:
+        """Explore to the last step, or until `stop`. Returns a summary.
+
+        Raises `TrinityError` where all tasks of a step fail, `HandOverError` where an engine does not hold the
+        trainer's weights, `TransientFault` where engines or trainer are lost.
+        """
+        await self.prepare()
+        in_step = self.config.mode == "both" and self.config.synchronizer.sync_style == "fixed"
+        loop = loops.explore_in_step if in_step else loops.explore_freely
+        while True:
+            try:
+                self._start_over()
+                await loop(self)
+                break
+            except LineageChanged as change:
+                log.warning("explorer %s starts over: %s", self.name, change)
+        if self._step >= self.total_steps:
+            await asyncio.to_thread(self._open.store.finished, self.name)
+        self._state = "stopped" if self._stopping else "finished"
+        return self._summary()
+
+    async def evaluate(self, version: int = 0, path: str | None = None) -> dict[str, float]:
+        """Score `version` on every eval set, write the scores down and return them: metric name -> value.
+
+        With `path`, its weights are those of that Hugging Face folder; without, a published version, or (version 0)
+        what the engines started with.
+        """
+        await self.prepare()
+        if path is not None:
+            await self._open.pool.load(WeightSource("folder", path), version)
+            self.version = version
+        elif version != (self.version or 0):
+            await self.take(version)
+        return await self._evaluate(version)
+
+    async def stop(self) -> None:
+        """End `run` at the next step boundary."""
+        self._stopping = True
+
+    async def progress(self) -> dict[str, Any]:
+        """Where it is: step, total_steps, version, state, and the last step's numbers."""
+        return self._summary() | {"state": self._state, "numbers": self._last}
+
+    async def close(self) -> None:
+        """Let go of store and reward processes; the engines go on."""
+        if self._parts is not None:
+            self._parts.close()
+
+    # ---- the verbs of the loops ----
+
+    @property
+    def weights(self) -> WeightFolder:
+        """Where the trainer publishes."""
+        return self._open.weights
+
+    @property
+    def total_steps(self) -> int:
+        """Explore steps of the whole run."""
+        return self._open.total_steps
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are left, until `stop`."""
+        while self._step < self.total_steps and not self._stopping:
+            yield self._step + 1
+
+    async def wait_for(self, version: int) -> int | None:
+        """Wait until `version` can be taken, and return what can be (a newer one, where it is gone); None after `stop`.
+
+        Raises `LineageChanged` where the trainer went back meanwhile, `TransientFault` after `sync_timeout`.
+        """
+        if version == 0 and self.version is None and not self.weights.has(0):
+            return 0
+        self._state = f"waiting for version {version}"
+        with self._spending("wait"):
+            if not self.weights.has(version):
+                await asyncio.to_thread(self._open.store.waiting, self.name, version)
+            watch = _LineageWatch(self)
+            found = await asyncio.to_thread(
+                self.weights.wait, version, self.config.synchronizer.sync_timeout, watch.should_stop
+            )
+        if watch.changed:
+            raise LineageChanged(f"the trainer went back while version {version} was waited for")
+        return found
+
+    async def take(self, version: int) -> None:
+        """Hand `version` to all engines and have them prove it; nothing to do where they hold it."""
+        if version == self.version or (version == 0 and self.version is None and not self.weights.has(0)):
+            return
+        self._state = f"taking version {version}"
+        with self._spending("hand_over"):
+            for attempt in range(PULL_ATTEMPTS):
+                try:
+                    done = await self._open.pool.load(self._open.source, version)
+                    break
+                except VersionGone:
+                    newest = self.weights.latest()
+                    if newest is None or attempt == PULL_ATTEMPTS - 1:
+                        raise
+                    version = max(version, newest)
+        self.version = self._open.model.version = version
+        self._spent["hand_over_engine"] = done.seconds
+        if done.gap is not None:
+            self._last["hand_over/probe_gap"] = done.gap
+
+    async def evaluate_if_due(self) -> None:
+        """Evaluate at the start of a new run (`eval_on_startup`), and when the version passes an `eval_interval`."""
+        explorer, version = self.config.explorer, self.version or 0
+        if not self._open.eval_tasksets:
+            return
+        if self._evaluated is None:
+            at_start = self._step == 0 and version == 0
+            self._evaluated = version
+            due = at_start and explorer.eval_on_startup
+        else:
+            every = explorer.eval_interval
+            due = bool(every) and version // every > self._evaluated // every
+        if due:
+            await self._evaluate(version)
+
+    async def explore(self, step: int) -> Batch:
+        """Run the workflows of a step. Raises `TrinityError` where every one of its tasks fails."""
+        self._state = f"exploring step {step}"
+        parts, began = self._open, time.perf_counter()
+        before = (parts.pool.busy.seconds, parts.rewards.busy.seconds, parts.pool.tokens)
+        outcomes = await parts.runner.run(parts.schedule.tasks(step))
+        _check_failures(step, outcomes)
+        experiences = experiences_of(outcomes)
+        for operator in parts.operators:
+            experiences = operator(experiences)
+        generate, tokens = parts.pool.busy.seconds - before[0], parts.pool.tokens - before[2]
+        self._spent["generate"] = generate
+        self._spent["reward"] = parts.rewards.busy.seconds - before[1]
+        numbers = step_numbers(outcomes) | {"version": float(self.version or 0), "tokens": float(tokens)}
+        if generate:
+            numbers["tokens_per_second"] = tokens / generate
+        return Batch(step, experiences, outcomes, numbers, began)
+
+    async def keep(self, batch: Batch, waits_for: int | None = None) -> None:
+        """Store a step with the position after it, and write its numbers down."""
+        store, step = self._open.store, batch.step
+        position = self._open.schedule.position(step) | {"evaluated": self._evaluated}
+        last = step == self.total_steps
+        with self._spending("store"):
+            await asyncio.to_thread(
+                store.put,
+                self.name,
+                step,
+                position,
+                batch.experiences,
+                self.version or 0,
+                None if last else waits_for,
+            )
+        self._step = step
+        self._write(batch)
+
+    # ---- inside ----
+
+    @property
+    def _open(self) -> Parts:
+        assert self._parts is not None, "prepare() comes first"
+        return self._parts
+
+    def _start_over(self) -> None:
+        """Take up the position that the store has; the engines' weights count as unknown after a rewind."""
+        found = self._open.store.position(self.name)
+        if found.position is not None:
+            self._open.schedule.check(found.position)
+        if self._lineage and found.lineage != self._lineage:
+            self.version = None
+        self._lineage, self._step = found.lineage, found.step
+        self._evaluated = (found.position or {}).get("evaluated")
+        if self._step:
+            log.info("explorer %s goes on after step %d", self.name, self._step)
+
+    async def _evaluate(self, version: int) -> dict[str, float]:
+        self._state = f"evaluating version {version}"
+        parts, began = self._open, time.perf_counter()
+        numbers: dict[str, float] = {}
+        for taskset in parts.eval_tasksets:
+            outcomes = await parts.runner.run(taskset.tasks(), parts.at_once_in_eval(taskset))
+            _check_failures(version, outcomes, taskset.name)
+            numbers |= eval_numbers(taskset.name, outcomes)
+            self._sample(f"eval_{taskset.name}", version, experiences_of(outcomes))
+        numbers["eval/seconds"] = time.perf_counter() - began
+        MetricsFile(self.config.job_dir, "eval").write(version, numbers)
+        self._evaluated = version
+        return numbers
+
+    def _write(self, batch: Batch) -> None:
+        """The metrics line of a step: its numbers and where its time went."""
+        spent, self._spent = self._spent, {}
+        spent["step"] = time.perf_counter() - batch.began + spent.get("wait", 0.0) + spent.get("hand_over", 0.0)
+        gap = {name: value for name, value in self._last.items() if name == "hand_over/probe_gap"}
+        numbers = batch.numbers | gap | {f"time/{name}": seconds for name, seconds in spent.items()}
+        numbers["engine_restarts"] = float(self._open.pool.restarts)
+        self._last = numbers
+        self._open.metrics.write(batch.step, numbers)
+        if batch.step % SAMPLE_EVERY == 1:
+            self._sample(self._open.metrics.source, batch.step, batch.experiences)
+
+    def _sample(self, source: str, step: int, experiences: list[Experience]) -> None:
+        every = max(1, len(experiences) // SAMPLED)
+        save_rollouts(self.config.job_dir, source, step, map(SampledRollout.of, experiences[::every][:SAMPLED]))
+
+    def _summary(self) -> dict[str, Any]:
+        total = self._parts.total_steps if self._parts else None
+        return {"step": self._step, "total_steps": total, "version": self.version or 0, "evaluated": self._evaluated}
+
+    def _spending(self, what: str) -> _Spending:
+        return _Spending(self._spent, what)
+
+
+class _Spending:
+    """Adds the time of a `with` block to an account."""
+
+    def __init__(self, account: dict[str, float], what: str) -> None:
+        self._account, self._what = account, what
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._account[self._what] = self._account.get(self._what, 0.0) + time.perf_counter() - self._began
+
+
+class _LineageWatch:
+    """Whether a wait should end: on `stop`, or because the trainer went back."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self._explorer = explorer
+        self._next = time.monotonic() + LINEAGE_SECONDS
+        self.changed = False
+
+    def should_stop(self) -> bool:
+        explorer = self._explorer
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINEAGE_SECONDS
+            self.changed = explorer._open.store.lineage() != explorer._lineage
+        return self.changed or explorer._stopping
+
+
+def _check_failures(step: int, outcomes: Sequence[Outcome], taskset: str = "") -> None:
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    if not failed or len(failed) < len(outcomes):
+        return
+    first = failed[0]
+    where = f"the evaluation of version {step} on {taskset}" if taskset else f"explore step {step}"
+    which = f"task {first.task.index} of {first.task.taskset}"
+    raise TrinityError(
+        f"all {len(outcomes)} tasks of {where} failed; the first, {which}, with {cause(first.error)}"
+    ) from first.error

@@ -1,0 +1,167 @@
+"""What an explorer works with, opened once: task sets, engines, rewards, store, weights."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from trinity_core.config import Config, store_url
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.experience import Experience
+from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.taskset import Taskset
+from trinity_core.rollout import model as models
+from trinity_core.rollout import operators
+from trinity_core.rollout.handles import as_handle
+from trinity_core.rollout.messages import WeightSource
+from trinity_core.rollout.model import EngineModel
+from trinity_core.rollout.pool import EnginePool
+from trinity_core.rollout.runner import TaskRunner, TimedRewards
+from trinity_core.store.store import ExperienceStore
+from trinity_core.sync.weights import WeightFolder, open_weights
+from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.workflows import RewardPool, load_plugins
+
+log = logging.getLogger(__name__)
+
+REWARD_SECONDS = 10.0
+"""For one answer's verdict."""
+
+
+@dataclass
+class Parts:
+    """Open parts of a running explorer."""
+
+    config: Config
+    pool: EnginePool
+    model: EngineModel
+    runner: TaskRunner
+    rewards: TimedRewards
+    reward_pool: RewardPool
+    schedule: TaskSchedule
+    eval_tasksets: list[Taskset]
+    total_steps: int
+    store: ExperienceStore
+    weights: WeightFolder
+    source: WeightSource
+    metrics: MetricsFile
+    operators: Sequence[Callable[[list[Experience]], list[Experience]]]
+
+    def at_once_in_eval(self, taskset: Taskset) -> int:
+        """Workflows at a time in an evaluation: as many answers in flight as an explore step has."""
+        repeats = self.config.algorithm.repeat_times or 1
+        return max(self.runner.at_once, self.runner.at_once * repeats // (taskset.config.repeat_times or 1))
+
+    def close(self) -> None:
+        """Let go of files and processes."""
+        self.reward_pool.close()
+        self.store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What comes from disk; read in a thread while the engines load."""
+
+    encoder: ChatEncoder
+    stop_token_ids: tuple[int, ...]
+    tasksets: list[Taskset]
+    eval_tasksets: list[Taskset]
+    others: list[tuple[ChatEncoder, tuple[int, ...]]]
+
+
+async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> Parts:
+    """Open everything, engines and disk at once. Raises `TrinityError` where something is not as the config says."""
+    pool = EnginePool([as_handle(engine) for engine in engines], config.model.model_path)
+    others = [
+        EnginePool([as_handle(engine) for engine in group], model.model_path)
+        for group, model in zip(auxiliary, config.explorer.auxiliary_models, strict=True)
+    ]
+    reading = asyncio.create_task(asyncio.to_thread(_read, config))
+    await asyncio.gather(reading, pool.start(), *(other.start() for other in others))
+    read = reading.result()
+    model = EngineModel(pool, read.encoder, models.policy_limits(config, read.stop_token_ids))
+    judges = [
+        EngineModel(other, encoder, models.auxiliary_limits(config, given, stops), given.name or given.model_path)
+        for other, given, (encoder, stops) in zip(others, config.explorer.auxiliary_models, read.others, strict=True)
+    ]
+    reward_pool = RewardPool(max(1, min(4, (os.cpu_count() or 2) // 2)), REWARD_SECONDS, config.plugin_dir)
+    rewards = TimedRewards(reward_pool)
+    at_once = config.explorer.runner_per_model * len(engines)
+    runner = TaskRunner(
+        model,
+        rewards,
+        at_once,
+        config.explorer.max_timeout,
+        config.explorer.max_retry_times,
+        judges,
+        config.explorer.rollout_model.enable_history,
+        ThreadPoolExecutor(at_once, thread_name_prefix="workflow"),
+    )
+    schedule = TaskSchedule(read.tasksets, config.buffer.batch_size or 1, config.seed, config.explorer.name)
+    method = "checkpoint" if config.synchronizer.sync_method == "checkpoint" else "memory"
+    pipeline = config.data_processor.experience_pipeline
+    return Parts(
+        config=config,
+        pool=pool,
+        model=model,
+        runner=runner,
+        rewards=rewards,
+        reward_pool=reward_pool,
+        schedule=schedule,
+        eval_tasksets=read.eval_tasksets,
+        total_steps=explore_steps(config, schedule),
+        store=_open_store(config),
+        weights=open_weights(method, config.job_dir),
+        source=WeightSource(method, str(config.job_dir)),  # type: ignore[arg-type]
+        metrics=MetricsFile(config.job_dir, _source(config.explorer.name)),
+        operators=operators.pipeline(pipeline.operators if pipeline else []),
+    )
+
+
+def explore_steps(config: Config, schedule: TaskSchedule) -> int:
+    """Explore steps of the run: `total_steps`, else what the epochs give.
+
+    In fixed style each explore step answers one trainer step. Otherwise there are as many as give the rows that the
+    trainer's steps take.
+    """
+    total = config.buffer.total_steps
+    if total is None:
+        return schedule.steps(config.buffer.total_epochs)
+    if config.mode == "both" and config.synchronizer.sync_style == "fixed":
+        return total
+    explored = schedule.batch_size * (config.algorithm.repeat_times or 1)
+    return -(-total * (config.buffer.train_batch_size or explored) // explored)
+
+
+def _read(config: Config) -> _Read:
+    load_plugins(config.plugin_dir)
+    encoder = models.policy_encoder(config)
+    given = config.buffer.explorer_input
+    tasksets = [Taskset.open(one, config.seed) for one in given.tasksets]
+    evals = [Taskset.open(one, config.seed, is_eval=True) for one in given.eval_tasksets]
+    if not config.model.enable_prompt_truncation and config.model.max_prompt_tokens:
+        longest = config.model.max_prompt_tokens
+        tasksets = [one.without_long_prompts(encoder, longest) for one in tasksets]
+        evals = [one.without_long_prompts(encoder, longest) for one in evals]
+    others = []
+    for model in config.explorer.auxiliary_models:
+        tokenizer = models.load_tokenizer(model.model_path, model.trust_remote_code)
+        thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
+        other = ChatEncoder(tokenizer, None, thinking)
+        others.append((other, models.stop_tokens(model.model_path, tokenizer)))
+    return _Read(encoder, models.stop_tokens(config.model.model_path, encoder.tokenizer), tasksets, evals, others)
+
+
+def _open_store(config: Config) -> ExperienceStore:
+    (config.job_dir / "buffer").mkdir(parents=True, exist_ok=True)
+    return ExperienceStore.open(store_url(config), str(config.job_dir))
+
+
+def _source(name: str) -> str:
+    """The explorer's name in metrics; all explorers' begin alike, so that a rewind knows their steps."""
+    return name if name.startswith("explorer") else f"explorer_{name}"

@@ -1,0 +1,131 @@
+"""Running the workflows of many tasks at once, with a time limit and retries: one bad task costs only itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.task import Task
+from trinity_core.errors import HandOverError, TransientFault, TrinityError
+from trinity_core.rollout.stopwatch import Stopwatch
+from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
+
+log = logging.getLogger(__name__)
+
+CANCEL_SECONDS = 5.0
+"""How long a workflow that took too long may take to notice."""
+
+
+class WorkflowTimeout(Exception):
+    """A workflow took longer than `explorer.max_timeout`."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one task came to."""
+
+    task: Task
+    experiences: list[Experience] = field(default_factory=list)
+    retries: int = 0
+    error: BaseException | None = None
+    """Why the last attempt failed; None where one succeeded."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it gave nothing."""
+        return self.error is not None
+
+
+@dataclass
+class TaskRunner:
+    """Runs workflows on one model, `at_once` of them at a time."""
+
+    model: RolloutModel
+    rewards: RewardRunner
+    at_once: int
+    timeout: float
+    """Seconds for one attempt at one task."""
+    max_retries: int = 0
+    auxiliary: Sequence[RolloutModel] = ()
+    records: bool = False
+    """Whether each workflow's model also records its calls (`enable_history`)."""
+    threads: Executor | None = None
+    """Where workflows with a plain `run` are called."""
+
+    async def run(self, tasks: Sequence[Task], at_once: int | None = None) -> list[Outcome]:
+        """One outcome for each task, in their order. Raises what no retry of a task can mend: lost engines."""
+        gate = asyncio.Semaphore(at_once or self.at_once)
+        running = [asyncio.ensure_future(self._one(task, gate)) for task in tasks]
+        try:
+            return list(await asyncio.gather(*running))
+        except BaseException:
+            for future in running:
+                future.cancel()
+            raise
+
+    async def _one(self, task: Task, gate: asyncio.Semaphore) -> Outcome:
+        outcome = Outcome(task)
+        async with gate:
+            for attempt in range(self.max_retries + 1):
+                outcome.retries = attempt
+                model: RolloutModel = self._recorded() if self.records else self.model
+                work = run_workflow(task, model, self.auxiliary, self.rewards, self.threads)
+                outcome.experiences, outcome.error = await _attempt(work, self.timeout)
+                if outcome.error is None:
+                    return outcome
+                log.warning("task %d of %s failed: %s", task.index, task.taskset, cause(outcome.error))
+                if isinstance(outcome.error, TrinityError):
+                    return outcome
+        return outcome
+
+    def _recorded(self) -> Any:
+        return RecordingModel(self.model)
+
+
+async def _attempt(
+    work: Coroutine[Any, Any, list[Experience]], timeout: float
+) -> tuple[list[Experience], BaseException | None]:
+    """What the work gives within `timeout` seconds, or why it gives nothing. Faults of the run itself are raised."""
+    future = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({future}, timeout=timeout)
+    except asyncio.CancelledError:
+        future.cancel()
+        raise
+    if not done:
+        future.cancel()
+        await asyncio.wait({future}, timeout=CANCEL_SECONDS)
+        return [], WorkflowTimeout(f"it took longer than {timeout:g} s (explorer.max_timeout)")
+    if future.cancelled():
+        return [], WorkflowTimeout("it was cancelled")
+    error = future.exception()
+    if isinstance(error, TransientFault | HandOverError):
+        raise error
+    return ([], error) if error is not None else (future.result(), None)
+
+
+def cause(error: BaseException | None) -> str:
+    """An error in one line."""
+    return str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
+
+
+@dataclass
+class TimedRewards:
+    """A `RewardRunner` that also measures the time in which anything is scored."""
+
+    rewards: RewardRunner
+    busy: Stopwatch = field(default_factory=Stopwatch)
+
+    async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        """See `RewardRunner.score`."""
+        with self.busy:
+            return await self.rewards.score(name, items)
+
+    def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        """See `RewardRunner.score_sync`; in a thread, so its time is not measured."""
+        return self.rewards.score_sync(name, items)
