@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +99,9 @@ def test_a_module_registers_its_own_type_once(monkeypatch):
     with pytest.raises(ValueError, match="twice"):
         register_algorithm(dataclasses.replace(mine, kl_loss_fn="k1"))
     del ALGORITHMS["mine"]
+
+
+def test_the_documentation_names_every_part():
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    registries = (ALGORITHMS, ADVANTAGES, POLICY_LOSSES, KL_FNS, AGGREGATIONS, ENTROPY_LOSSES, CORRECTIONS)
+    assert [name for registry in registries for name in registry if f"`{name}`" not in page] == []

@@ -64,9 +64,13 @@ class Tally:
 
     def metrics(self) -> dict[str, float]:
         """Plain floats by name. An average over no token is 0."""
-        result = {name: float(value) for name, value in self.maxima.items()}
+        result: dict[str, float] = {}
+        tables = [*self.maxima.values(), *self.sums.values()]
+        fetched = iter(torch.cat([value.reshape(-1) for value in tables]).tolist() if tables else [])
+        for name in self.maxima:
+            result[name] = next(fetched)
         for name, value in self.sums.items():
-            numbers = value.tolist()
+            numbers = [next(fetched) for _ in range(value.numel())]
             if len(numbers) == 1:
                 result[name] = numbers[0]
             elif len(numbers) == 2:
