@@ -130,3 +130,24 @@ def test_masked_tokens_and_the_order_of_rows_do_not_matter(seed, name):
     noise = torch.where(mask, 0.0, torch.nan)
     changed = {key: (value if key == "mask" else value + noise)[order] for key, value in inputs.items()}
     assert torch.allclose(ADVANTAGES[name](**changed)[0], advantages[order], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_every_advantage_is_called_alike(name):
+    """rewards, group_ids and mask by name; what else it needs beside them; floats as metrics, no gradient."""
+    mask = torch.tensor([[True, False], [True, True], [True, True]])
+    logprobs = torch.full((3, 2), -1.0, requires_grad=True)
+    extra = {
+        "ppo": {"values": logprobs},
+        "on_policy_distill": {"teacher_logprobs": logprobs, "old_logprobs": logprobs},
+        "step_wise_grpo": {"run_ids": [0, 1, 2]},
+    }
+    result = ADVANTAGES[name](
+        rewards=torch.tensor([0.0, 1.0, 2.0]), group_ids=torch.tensor([4, 4, 9]), mask=mask, **extra.get(name, {})
+    )
+    assert result[0].shape == mask.shape
+    assert result[0].dtype == torch.float32
+    assert not result[0].requires_grad
+    assert result[0][0, 1] == 0
+    assert all(isinstance(value, float) for value in result[1].values())
+    assert len(result) == (3 if name == "ppo" else 2)

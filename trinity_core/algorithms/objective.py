@@ -178,8 +178,10 @@ class Objective:
         kl = self.kl_penalty_fn(old, reference, mask, **self.kl_penalty_args)
         coefficient, current = self.kl_penalty.kl_coef, float(masked_mean(kl, mask))
         self.kl_penalty.update(current, mask.shape[0])
-        token_rewards = token_rewards_of(inputs.get("rewards"), inputs.get("token_rewards"), mask) - coefficient * kl
-        changed = {"token_rewards": token_rewards, "rewards": token_rewards.sum(-1)}
+        rewards = inputs.get("rewards")
+        token_rewards = token_rewards_of(rewards, inputs.get("token_rewards"), mask)
+        rewards = token_rewards.sum(-1) if rewards is None else rewards
+        changed = {"token_rewards": token_rewards - coefficient * kl, "rewards": rewards - coefficient * kl.sum(-1)}
         return inputs | changed, {"kl": current, "kl_coef": coefficient}
 
     def weights(self, mask: Tensor, is_expert: Tensor | None = None, step: int = 0) -> Weights:

@@ -1,11 +1,14 @@
-"""Advantages from token rewards and values: GAE, discounted returns, a teacher's log-probs."""
+"""Advantages from token rewards and values: GAE, discounted returns, a teacher's log-probs.
+
+All take `group_ids`, as every advantage does, and compare no group.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms.advantages.base import advantage, spread, token_rewards_of
+from trinity_core.algorithms.advantages.base import GroupIds, advantage, spread, token_rewards_of
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, clean, masked_mean, require_finite, whiten
 
@@ -17,6 +20,7 @@ def gae(
     values: Tensor,
     token_rewards: Tensor | None = None,
     rewards: Tensor | None = None,
+    group_ids: GroupIds | None = None,
     gamma: float = 1.0,
     lam: float = 1.0,
     whiten_advantages: bool = True,
@@ -51,7 +55,11 @@ def gae(
 @advantage("reinforceplusplus")
 @torch.no_grad()
 def reinforceplusplus(
-    mask: Tensor, rewards: Tensor | None = None, token_rewards: Tensor | None = None, gamma: float = 1.0
+    mask: Tensor,
+    rewards: Tensor | None = None,
+    token_rewards: Tensor | None = None,
+    group_ids: GroupIds | None = None,
+    gamma: float = 1.0,
 ) -> tuple[Tensor, dict[str, float]]:
     """Discounted returns G_t = r_t + gamma G_{t+1} over the action tokens, whitened over the whole batch
     (REINFORCE++, arXiv 2501.03262, section 3)."""
@@ -66,7 +74,9 @@ def reinforceplusplus(
 
 
 @advantage("reinforce")
-def reinforce(rewards: Tensor, mask: Tensor, baseline: float = 0.0) -> tuple[Tensor, dict[str, float]]:
+def reinforce(
+    rewards: Tensor, mask: Tensor, group_ids: GroupIds | None = None, baseline: float = 0.0
+) -> tuple[Tensor, dict[str, float]]:
     """r - baseline, a constant: no group and no critic is asked."""
     if not bool(torch.isfinite(rewards).all()):
         raise InputError("a reward is not finite")
@@ -76,7 +86,12 @@ def reinforce(rewards: Tensor, mask: Tensor, baseline: float = 0.0) -> tuple[Ten
 @advantage("on_policy_distill")
 @torch.no_grad()
 def on_policy_distill(
-    mask: Tensor, teacher_logprobs: Tensor, old_logprobs: Tensor, kl_coef: float = 1.0
+    mask: Tensor,
+    teacher_logprobs: Tensor,
+    old_logprobs: Tensor,
+    rewards: Tensor | None = None,
+    group_ids: GroupIds | None = None,
+    kl_coef: float = 1.0,
 ) -> tuple[Tensor, dict[str, float]]:
     """kl_coef * (log teacher - log student) of each sampled token: its expectation is minus the reverse KL
     (Agarwal et al., arXiv 2306.13649; Thinking Machines Lab 2025, "On-policy distillation").
