@@ -19,6 +19,9 @@ from trinity_core.data.tiny_words import ADDITIONS, CHAT_TEMPLATE, NAMES, SUBTRA
 from trinity_core.errors import DataError
 
 Row = dict[str, str]
+SFT_RATIO = 0.7
+"""Worked examples favour small numbers: each number is this much as frequent as the one before it. So the warm-up
+learns to write answers and the small facts, and leaves the larger ones to be found by exploring."""
 END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 
 
@@ -35,6 +38,13 @@ class TinySize:
     max_position_embeddings: int = 1024
     """The longest sequence; also the tokenizer's `model_max_length`."""
 
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.heads or self.heads % self.key_value_heads:
+            raise DataError(
+                f"a model of hidden size {self.hidden_size} cannot have {self.heads} heads and {self.key_value_heads} "
+                "key-value heads: each must divide the one before"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class TinyFolders:
@@ -48,12 +58,19 @@ class TinyFolders:
     """Rows by split."""
 
 
-def problems(rng: random.Random, subtraction_share: float = 0.25, largest: int = 9) -> Iterator[Row]:
-    """An endless stream of problems over the numbers 1 to `largest`; texts may repeat."""
+def problems(
+    rng: random.Random, largest: int = 9, subtraction_share: float = 0.25, ratio: float = 1.0
+) -> Iterator[Row]:
+    """An endless stream of problems over the numbers 1 to `largest`; texts may repeat.
+
+    Each number is `ratio` times as frequent as the one before it.
+    """
+    numbers = range(1, largest + 1)
+    weights = [ratio**number for number in numbers]
     while True:
         name, other = rng.sample(NAMES, 2)
         thing = rng.choice(THINGS)
-        a, b = rng.randint(1, largest), rng.randint(1, largest)
+        a, b = rng.choices(numbers, weights, k=2)
         if rng.random() < subtraction_share:
             a, b, sign, template = max(a, b), min(a, b), "-", rng.choice(SUBTRACTIONS)
         else:
@@ -73,10 +90,15 @@ def make_problems(
     """
     if count_train + count_test + count_sft > 50_000:
         raise DataError("more than 50000 different problems were asked for; ask for fewer rows")
-    stream = problems(random.Random(seed))
+    rng = random.Random(seed)
+    everything, small = problems(rng), problems(rng, ratio=SFT_RATIO)
     seen: set[str] = set()
     splits: dict[str, list[Row]] = {}
-    for split, count in (("test", count_test), ("train", count_train), ("sft", count_sft)):
+    for split, count, stream in (
+        ("test", count_test, everything),
+        ("train", count_train, everything),
+        ("sft", count_sft, small),
+    ):
         rows = splits[split] = []
         while len(rows) < count:
             row = next(stream)
