@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.checkpoints.layout import JobLayout
+from trinity_core.config.paths import store_url
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data.experience import Experience
@@ -13,7 +14,6 @@ from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.supervised import Kind, SupervisedSet
 from trinity_core.data.taskset import Taskset
 from trinity_core.errors import DataError
-from trinity_core.store.database import store_url
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import make_strategy
@@ -96,9 +96,8 @@ class RolloutSource:
 
 def open_store(config: Config) -> ExperienceStore:
     """The experience store of a run."""
-    layout = JobLayout(config.job_dir).create()
-    url = store_url(config.buffer.trainer_input.experience_buffer.path, layout.buffer)
-    return ExperienceStore.open(url, "" if url.startswith("sqlite") else str(config.job_dir))
+    JobLayout(config.job_dir).create()
+    return ExperienceStore.open(store_url(config), str(config.job_dir))
 
 
 def load_tokenizer(config: Config) -> Any:
