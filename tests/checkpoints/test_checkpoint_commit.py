@@ -1,0 +1,198 @@
+"""Checkpoints appear whole, damaged ones are passed over, old ones go."""
+
+import errno
+import multiprocessing
+import os
+import signal
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+import torch
+
+from trinity_core.checkpoints.commit import begin, commit, remove_old
+from trinity_core.checkpoints.files import clear_errors, remove_leftovers
+from trinity_core.checkpoints.layout import JobLayout, shard_name, step_of
+from trinity_core.checkpoints.manifest import damage
+from trinity_core.checkpoints.resume import fresh_name, latest_whole, read_meta, update_meta, whole_steps
+from trinity_core.errors import TrinityError
+from trinity_core.sync.steps import StepFolder
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return JobLayout(tmp_path / "project" / "name").create()
+
+
+def save(layout, step, text="weights", **kwargs):
+    folder = begin(layout, step)
+    (folder / "actor").mkdir()
+    (folder / "actor" / shard_name("model", 1, 0)).write_text(text * 100)
+    (folder / "state.json").write_text("{}")
+    return commit(layout, step, folder, **kwargs)
+
+
+def test_layout_names(layout):
+    assert layout.huggingface(58) == layout.root / "global_step_58" / "actor" / "huggingface"
+    assert shard_name("model", 4, 3) == "model_world_size_4_rank_3.pt"
+    assert step_of(Path("x/global_step_12")) == 12
+    assert step_of(Path("global_step_12.old")) is None
+    assert layout.steps() == []
+
+
+def test_a_committed_checkpoint_is_whole_and_latest(layout):
+    assert latest_whole(layout.root) is None
+    folder = save(layout, 3)
+    assert folder == layout.step(3)
+    assert damage(folder) is None
+    assert layout.latest_checkpoint.read_text() == "3\n"
+    assert latest_whole(layout.root) == 3
+    assert not list(layout.root.glob(".*"))
+
+
+@pytest.mark.parametrize("harm", ["missing", "short", "changed", "manifest", "no manifest"])
+def test_a_damaged_checkpoint_is_passed_over(layout, harm, caplog):
+    save(layout, 2)
+    folder = save(layout, 4)
+    shard = folder / "actor" / shard_name("model", 1, 0)
+    if harm == "missing":
+        shard.unlink()
+    elif harm == "short":
+        shard.write_bytes(shard.read_bytes()[:-1])
+    elif harm == "changed":
+        shard.write_bytes(b"X" + shard.read_bytes()[1:])
+    elif harm == "manifest":
+        (folder / "manifest.json").write_text("{")
+    else:
+        (folder / "manifest.json").unlink()
+    assert latest_whole(layout.root) == 2
+    assert "global_step_4 is skipped" in caplog.text
+    assert whole_steps(layout.root) == ([2, 4] if harm == "changed" else [2])
+
+
+def test_more_files_do_no_harm(layout):
+    folder = save(layout, 1)
+    (folder / "actor" / "huggingface").mkdir()
+    (folder / "actor" / "huggingface" / "model.safetensors").write_text("converted")
+    assert latest_whole(layout.root) == 1
+
+
+def test_a_step_can_be_saved_again(layout):
+    save(layout, 1, "old")
+    folder = save(layout, 1, "new")
+    assert (folder / "actor" / shard_name("model", 1, 0)).read_text().startswith("new")
+    assert damage(folder) is None
+
+
+def test_published_weights_survive_the_full_checkpoint(layout):
+    weights = StepFolder(layout.root)
+    weights.publish(1, [("w", torch.ones(3))])
+    assert latest_whole(layout.root) is None
+    save(layout, 1)
+    assert dict(weights.load(1))["w"].tolist() == [1, 1, 1]
+    assert latest_whole(layout.root) == 1
+
+
+def test_weights_alone_are_no_damaged_checkpoint(layout, caplog):
+    StepFolder(layout.root).publish(1, [("w", torch.ones(3))])
+    assert latest_whole(layout.root) is None
+    assert not caplog.text
+
+
+def test_old_checkpoints_go_but_the_protected_stay(layout):
+    for step in range(1, 6):
+        save(layout, step, keep=2, protect={2})
+    assert layout.steps() == [2, 4, 5]
+    assert remove_old(layout, 0) == [2, 4]
+
+
+def test_leftovers_of_a_killed_writer_go(layout):
+    save(layout, 1)
+    dead = begin(layout, 2)
+    (dead / "half").write_text("x")
+    assert latest_whole(layout.root) == 1
+    save(layout, 2)
+    assert not dead.exists()
+    assert remove_leftovers(layout.root) == []
+
+
+def _save_for_ever(root):
+    layout = JobLayout(root)
+    step = (latest_whole(root) or 0) + 1
+    while True:
+        save(layout, step, str(step), keep=2)
+        step += 1
+
+
+def test_killed_at_any_moment(layout):
+    context = multiprocessing.get_context("fork")
+    last = 0
+    for milliseconds in (120, 170, 230, 310):
+        process = context.Process(target=_save_for_ever, args=(layout.root,))
+        process.start()
+        process.join(milliseconds / 1000)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        step = latest_whole(layout.root) or 0
+        assert step >= last
+        last = step
+    save(layout, last + 1)
+    assert latest_whole(layout.root) == last + 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG])
+def test_refusals_of_the_system_are_clear(number, tmp_path):
+    with pytest.raises(TrinityError, match=str(tmp_path)), clear_errors("writing", tmp_path):
+        raise OSError(number, "no")
+
+
+def test_other_errors_travel():
+    with pytest.raises(OSError, match="other"), clear_errors("writing", Path("x")):
+        raise OSError(errno.EIO, "other")
+    with pytest.raises(RuntimeError), clear_errors("writing", Path("x")):
+        raise RuntimeError("shape mismatch")
+
+
+def _save_under_a_limit(root, queue):
+    import resource
+
+    layout = JobLayout(root)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    folder = begin(layout, 2)
+    try:
+        with clear_errors("writing", folder):
+            torch.save(torch.zeros(100_000), folder / "model.pt")
+        queue.put("no error")
+    except TrinityError as error:
+        queue.put(str(error))
+
+
+def test_a_file_that_cannot_be_written_is_clear(layout):
+    save(layout, 1)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=_save_under_a_limit, args=(layout.root, queue))
+    process.start()
+    assert "failed" in queue.get(timeout=60)
+    process.join()
+    assert latest_whole(layout.root) == 1
+
+
+def test_fresh_name(tmp_path):
+    now = datetime(2026, 1, 2, 3, 4, 5)
+    assert fresh_name(tmp_path, "run", now) == "run"
+    (tmp_path / "run" / "log").mkdir(parents=True)
+    assert fresh_name(tmp_path, "run", now) == "run_20260102030405"
+    (tmp_path / "run_20260102030405").mkdir()
+    assert fresh_name(tmp_path, "run", now) == "run_20260102030405_2"
+    (tmp_path / "run_20260102030405_2").mkdir()
+    assert fresh_name(tmp_path, "run", now) == "run_20260102030405_3"
+
+
+def test_meta_files(layout, caplog):
+    assert read_meta(layout.trainer_meta) == {}
+    update_meta(layout.trainer_meta, step=3, tracking="abc")
+    assert update_meta(layout.trainer_meta, step=4) == {"step": 4, "tracking": "abc"}
+    layout.trainer_meta.write_text("{")
+    assert read_meta(layout.trainer_meta) == {}
+    assert "ignored" in caplog.text

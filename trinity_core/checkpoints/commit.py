@@ -1,0 +1,91 @@
+"""A checkpoint appears whole: written beside its place, flushed, renamed, and only then named as the latest.
+
+    folder = begin(layout, step)         # a temporary sibling
+    ...                                  # every rank writes its files into it
+    commit(layout, step, folder, keep=3)
+
+A run that dies at any point leaves the checkpoint before it, and a temporary folder that the next `begin` removes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from trinity_core.checkpoints.files import (
+    clear_errors,
+    remove_leftovers,
+    remove_tree,
+    sync_file,
+    temporary_sibling,
+    write_atomically,
+)
+from trinity_core.checkpoints.layout import MANIFEST, JobLayout
+from trinity_core.checkpoints.manifest import write_manifest
+
+PUBLISHED = ("actor/weights.safetensors", "actor/weights.json")
+"""Weights handed over through this step's folder; they outlive the folder's replacement by the full checkpoint."""
+
+
+def begin(layout: JobLayout, step: int) -> Path:
+    """A fresh temporary folder for the checkpoint of `step`; leftovers of killed writers go first."""
+    with clear_errors("making a checkpoint in", layout.root):
+        layout.root.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(layout.root)
+        temporary = temporary_sibling(layout.step(step))
+        temporary.mkdir()
+    return temporary
+
+
+def commit(
+    layout: JobLayout, step: int, temporary: Path, keep: int | None = None, protect: Collection[int] = ()
+) -> Path:
+    """Make what lies in `temporary` the checkpoint of `step` and the latest one; return its folder.
+
+    Of the whole checkpoints the newest `keep` (None: all) and those of `protect` stay. Raises `TrinityError` where the
+    disk is full or not writable; the checkpoint before then still is the latest.
+    """
+    target = layout.step(step)
+    with clear_errors("writing the checkpoint", target):
+        _carry_over(target, temporary)
+        write_manifest(temporary, step)
+        _sync_tree(temporary)
+        old = None
+        if target.exists():
+            old = temporary_sibling(target)
+            target.rename(old)
+        temporary.rename(target)
+        sync_file(layout.root)
+        write_atomically(layout.latest_checkpoint, f"{step}\n".encode())
+        if old is not None:
+            shutil.rmtree(old)
+    if keep is not None:
+        remove_old(layout, keep, protect)
+    return target
+
+
+def remove_old(layout: JobLayout, keep: int, protect: Collection[int] = ()) -> list[int]:
+    """Delete finished checkpoints but the newest `keep` (at least one) and those of `protect`; return what went."""
+    finished = [step for step in layout.steps() if (layout.step(step) / MANIFEST).exists()]
+    gone = [step for step in finished[: -max(keep, 1)] if step not in protect]
+    for step in gone:
+        remove_tree(layout.step(step))
+    return gone
+
+
+def _carry_over(target: Path, temporary: Path) -> None:
+    for name in PUBLISHED:
+        source, copy = target / name, temporary / name
+        if source.exists() and not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(source, copy)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(source, copy)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        sync_file(path)

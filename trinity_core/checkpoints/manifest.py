@@ -1,0 +1,75 @@
+"""What a whole checkpoint consists of: sizes and SHA-256 of its files, in `manifest.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from trinity_core.checkpoints.files import write_json
+from trinity_core.checkpoints.layout import MANIFEST
+
+FORMAT = 1
+HASH_THREADS = 4
+"""hashlib lets go of the interpreter lock, so files are hashed side by side."""
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_of(folder: Path) -> list[Path]:
+    """All files below `folder`, relative, in order of name; the manifest itself is left out."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(path.relative_to(folder) for path in found if path != folder / MANIFEST)
+
+
+def write_manifest(folder: Path, step: int) -> None:
+    """List the files of `folder`: from then on it counts as whole."""
+    names = files_of(folder)
+    with ThreadPoolExecutor(HASH_THREADS) as pool:
+        digests = list(pool.map(lambda name: digest(folder / name), names))
+    files = {
+        name.as_posix(): {"size": (folder / name).stat().st_size, "sha256": value}
+        for name, value in zip(names, digests, strict=True)
+    }
+    write_json(folder / MANIFEST, {"format": FORMAT, "step": step, "files": files})
+
+
+def damage(folder: Path, deep: bool = True) -> str | None:
+    """What is wrong with the checkpoint in `folder`, or None. `deep` compares contents and not only sizes.
+
+    Files beyond the manifest (a converted model, published weights) are nobody's concern.
+    """
+    try:
+        files: dict[str, dict[str, str | int]] = json.loads((folder / MANIFEST).read_text())["files"]
+        listed = [(folder / name, int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()]
+    except FileNotFoundError:
+        return f"it has no {MANIFEST}: it was never finished"
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        return f"its {MANIFEST} cannot be read ({error!r})"
+    for path, size, _ in listed:
+        try:
+            found = path.stat().st_size
+        except OSError:
+            return f"{path.relative_to(folder)} is missing"
+        if found != size:
+            return f"{path.relative_to(folder)} has {found} bytes instead of {size}"
+    return _changed(folder, listed) if deep else None
+
+
+def _changed(folder: Path, listed: Iterable[tuple[Path, int, str]]) -> str | None:
+    entries = list(listed)
+    try:
+        with ThreadPoolExecutor(HASH_THREADS) as pool:
+            digests = list(pool.map(lambda entry: digest(entry[0]), entries))
+    except OSError as error:
+        return f"a file cannot be read ({error})"
+    for (path, _, expected), found in zip(entries, digests, strict=True):
+        if found != expected:
+            return f"{path.relative_to(folder)} has changed since it was written"
+    return None
