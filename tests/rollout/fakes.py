@@ -1,0 +1,68 @@
+"""An engine without a model, for tests of what surrounds it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trinity_core.rollout.messages import EngineLost, HandOver, Sample, SampleBatch
+
+
+@dataclass
+class FakeEngine:
+    """Answers each request with `answer` at once, and records what it was asked."""
+
+    answer: list[int] = field(default_factory=lambda: [1, 2, 3])
+    logprob: float = -0.5
+    name: str = "first"
+    generation: int = 0
+    dies_in: tuple[int, ...] = ()
+    """The calls of `generate` (from 0) in which it is lost."""
+    start_error: Exception | None = None
+    seconds: float = 0.0
+    calls: list[list] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    loaded: list[tuple] = field(default_factory=list)
+    version: int = 0
+    stopped: bool = False
+    heirs: list[FakeEngine] = field(default_factory=list)
+
+    async def start(self) -> float:
+        if self.start_error:
+            raise self.start_error
+        return 0.0
+
+    async def generate(self, requests) -> SampleBatch:
+        number = len(self.calls)
+        self.calls.append(list(requests))
+        await asyncio.sleep(self.seconds)
+        if number in self.dies_in:
+            raise EngineLost(f"{self.name} is gone")
+        return SampleBatch.pack([self._sample(request) for request in requests])
+
+    def _sample(self, request) -> Sample:
+        tokens = np.array(self.answer[: request.sampling.max_tokens], dtype=np.int32)
+        length = len(tokens)
+        reason = "stop" if length == len(self.answer) else "length"
+        return Sample(
+            tokens, np.full(length, self.logprob, np.float32), np.full(length, self.version, np.int32), reason
+        )
+
+    async def abort(self, keys) -> None:
+        self.aborted += keys
+
+    async def load(self, source, version) -> HandOver:
+        self.loaded.append((source, version))
+        self.version = version
+        return HandOver(version, 0.01, 1e-6)
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+    async def successor(self, model_path: str) -> FakeEngine:
+        await self.stop()
+        heir = FakeEngine(self.answer, name=f"{self.name}'s heir", generation=self.generation + 1)
+        self.heirs.append(heir)
+        return heir

@@ -1,0 +1,84 @@
+"""Workflows under the runner: limits, retries, order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.task import Task
+from trinity_core.errors import DataError, TransientFault
+from trinity_core.rollout.runner import TaskRunner, WorkflowTimeout
+from trinity_core.workflows import WORKFLOWS, RewardPool, Workflow
+
+
+class Scripted(Workflow):
+    """Does what `workflow_args["does"]` says at each attempt in turn."""
+
+    attempts: dict[int, int] = {}  # noqa: RUF012 - shared by the test's workflows on purpose
+    running = most = 0
+
+    async def run(self):
+        script = self.task.workflow_args["does"]
+        attempt = Scripted.attempts[self.task.index] = Scripted.attempts.get(self.task.index, -1) + 1
+        what = script[min(attempt, len(script) - 1)]
+        Scripted.running += 1
+        Scripted.most = max(Scripted.most, Scripted.running)
+        try:
+            await asyncio.sleep(what if isinstance(what, float) else 0)
+        finally:
+            Scripted.running -= 1
+        if isinstance(what, Exception):
+            raise what
+        return [Experience(np.arange(4), 2, np.ones(2, bool), reward=1.0)]
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch):
+    monkeypatch.setitem(WORKFLOWS, "scripted", Scripted)
+    Scripted.attempts, Scripted.running, Scripted.most = {}, 0, 0
+
+
+def run(*scripts, at_once=8, timeout=5.0, retries=1):
+    tasks = [Task(i, {}, "set", "scripted", workflow_args={"does": s}, group=f"g{i}") for i, s in enumerate(scripts)]
+    runner = TaskRunner(None, RewardPool(1), at_once, timeout, retries)
+    return asyncio.run(runner.run(tasks))
+
+
+def test_outcomes_are_in_the_order_of_the_tasks():
+    outcomes = run([0.03], [0.0], [0.01])
+    assert [outcome.experiences[0].group for outcome in outcomes] == ["g0", "g1", "g2"]
+
+
+def test_no_more_than_so_many_run_at_once():
+    run(*[[0.005]] * 9, at_once=3)
+    assert Scripted.most == 3
+
+
+def test_a_failure_is_retried_and_counted():
+    [outcome] = run([ValueError("first"), 0.0])
+    assert (outcome.retries, outcome.failed) == (1, False)
+
+
+def test_a_task_that_keeps_failing_costs_only_itself():
+    bad, good = run([ValueError("always")], [0.0], retries=2)
+    assert (bad.retries, bad.failed, str(bad.error)) == (2, True, "always")
+    assert not good.failed
+
+
+def test_a_workflow_that_takes_too_long_is_ended():
+    [outcome] = run([30.0, 0.0], timeout=0.02, retries=0)
+    assert isinstance(outcome.error, WorkflowTimeout)
+    assert Scripted.running == 0
+
+
+def test_what_would_fail_again_is_not_retried():
+    [outcome] = run([DataError("wrong for good"), 0.0], retries=3)
+    assert (outcome.retries, outcome.failed) == (0, True)
+
+
+def test_a_fault_of_the_run_ends_it():
+    with pytest.raises(TransientFault, match="engines"):
+        run([0.2], [TransientFault("engines are gone")])
