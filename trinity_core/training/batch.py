@@ -66,7 +66,7 @@ def make_batch(experiences: Sequence[Experience], device: torch.device) -> Batch
 
 
 def _grid(rows: Sequence[np.ndarray | None], width: int, dtype: type) -> Tensor:
-    grid = np.zeros((len(rows), width), dtype=dtype)
+    grid: np.ndarray = np.zeros((len(rows), width), dtype=dtype)
     for i, row in enumerate(rows):
         if row is not None:
             grid[i, : len(row)] = row

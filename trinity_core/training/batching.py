@@ -7,7 +7,7 @@ is only a matter of memory and time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 
@@ -26,12 +26,12 @@ Plan = list[list[tuple[int, ...]]]
 """[rank][micro-batch] -> rows. An empty micro-batch keeps the ranks in step and carries no loss."""
 
 
-def units_of(groups: Sequence[str], prompts: Sequence[int], responses: Sequence[int], budget: int) -> list[Unit]:
+def units_of(groups: Sequence[Hashable], prompts: Sequence[int], responses: Sequence[int], budget: int) -> list[Unit]:
     """One unit for each group of rows that share a prompt; a group beyond the budget is cut into several.
 
     `prompts` and `responses` are lengths in tokens. A group's prompt counts once. Rows need not be adjacent.
     """
-    members: dict[str, list[int]] = {}
+    members: dict[Hashable, list[int]] = {}
     for row, group in enumerate(groups):
         members.setdefault(group, []).append(row)
     units = []
@@ -69,10 +69,8 @@ def plan(units: Sequence[Unit], budget: int, ranks: int, padded: bool = False) -
     costs its rows times its longest sequence; otherwise the sum of its units' tokens.
     """
     order = sorted(units, key=lambda unit: (-unit.longest, unit.rows))
-    largest = max((_cost([unit], padded) for unit in order), default=0)
-    limit = max(budget, largest)
-    wanted = max(1, -(-len(_cut(order, limit, padded)) // ranks)) * ranks
-    low, high = largest, limit
+    wanted = max(1, -(-len(_cut(order, budget, padded)) // ranks)) * ranks
+    low, high = 1, budget
     while low < high:
         middle = (low + high) // 2
         if len(_cut(order, middle, padded)) <= wanted:

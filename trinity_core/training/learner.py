@@ -158,6 +158,7 @@ def zero_stage(settings: TrainSettings, ranks: Ranks) -> int:
 
 def sampling_temperature(config: Config) -> float:
     """The temperature at which log-probs are taken: that of the rollouts, 1 for given data and greedy rollouts."""
-    if not config.algorithm_type.uses_rollouts or config.buffer.explorer_input.taskset is None:
+    tasksets = config.buffer.explorer_input.tasksets
+    if not config.algorithm_type.uses_rollouts or not tasksets:
         return 1.0
-    return config.buffer.explorer_input.taskset.rollout_args.temperature or 1.0
+    return tasksets[0].rollout_args.temperature or 1.0

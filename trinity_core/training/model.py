@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 LOGITS_AT_ONCE = 1 << 24
 """K * V up to which logits are made whole (64 MB in float32); beyond it the head goes through them in chunks."""
-PROBE_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
+PROBE_GAP = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
 """Largest gap of a log-prob (nats) between two ways of computing it that are the same function, by dtype."""
 SAMPLE_WIDTH = 8
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -41,9 +41,9 @@ class Ways:
 class Backbone(nn.Module):
     """What policy and value model share: the causal LM without its head."""
 
-    def __init__(self, lm: nn.Module, ways: Ways) -> None:
+    def __init__(self, lm: Any, ways: Ways) -> None:
         super().__init__()
-        self.lm = lm
+        self.lm: Any = lm
         self.ways = ways
 
     def hidden(self, micro: Micro) -> Tensor:
@@ -71,7 +71,10 @@ class Policy(Backbone):
         if len(hidden) * len(head.weight) > LOGITS_AT_ONCE:
             from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 
-            return token_logprobs_and_entropy(hidden, head.weight, micro.targets, temperature, bias=head.bias)
+            logprobs, entropy = token_logprobs_and_entropy(
+                hidden, head.weight, micro.targets, temperature, bias=head.bias
+            )
+            return logprobs, entropy if entropy_gradient else entropy.detach()
         return _logprobs(linear(hidden, head.weight, head.bias), micro.targets, temperature, entropy_gradient)
 
     def _through_the_model(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
@@ -85,7 +88,7 @@ class Policy(Backbone):
 class ValueModel(Backbone):
     """The expected return at each state: a linear head on the last hidden state, zero at first."""
 
-    def __init__(self, lm: nn.Module, ways: Ways, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, lm: Any, ways: Ways, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__(lm, ways)
         self.value_head = nn.Linear(hidden_size, 1, bias=True, dtype=dtype)
         nn.init.zeros_(self.value_head.weight)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinity_core.checkpoints.files import clear_errors, remove_tree, temporary_sibling, write_atomically
+from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.layout import JobLayout
+from trinity_core.checkpoints.resume import latest_whole, update_meta
 from trinity_core.config.schema import Config
 from trinity_core.training import checkpoint
 from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
@@ -26,30 +27,21 @@ class Savepoints:
 
     def save(self, learner: Learner, step: int, publisher: Publisher | None) -> None:
         """Write the checkpoint of `step` and make it the latest. Raises TrinityError where the disk is full."""
-        target = self.layout.step(step)
-        temporary = temporary_sibling(target)
-        if self.ranks.first:
-            with clear_errors("making", temporary):
-                temporary.mkdir(parents=True)
-        temporary = Path(broadcast_bytes(str(temporary).encode() if self.ranks.first else None, self.ranks).decode())
+        folder = str(begin(self.layout, step)) if self.ranks.first else ""
+        temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
         checkpoint.save(learner, step, temporary)
         if publisher is not None and self.ranks.first:
             publisher.keep_for_resume(step, temporary)
         barrier(self.ranks)
         if self.ranks.first:
-            if target.exists():
-                remove_tree(target)
-            temporary.rename(target)
-            write_atomically(self.layout.latest_checkpoint, f"{step}\n".encode())
+            commit(self.layout, step, temporary, self.keep)
+            update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size)
         barrier(self.ranks)
 
     def latest(self) -> int:
         """The newest whole checkpoint's step; 0 where there is none. The same on every rank."""
-        found = b""
-        if self.ranks.first:
-            file = self.layout.latest_checkpoint
-            found = file.read_bytes() if file.exists() else b"0"
-        return int(broadcast_bytes(found if self.ranks.first else None, self.ranks))
+        found = latest_whole(self.layout) or 0 if self.ranks.first else 0
+        return int(broadcast_bytes(str(found).encode() if self.ranks.first else None, self.ranks))
 
     def load(self, learner: Learner, step: int) -> None:
         """Restore the checkpoint of `step`."""

@@ -98,15 +98,16 @@ def prepare(
 ) -> tuple[Prepared, dict[str, float]]:
     """Rewards to advantages, for the whole batch."""
     rows = batch.experiences
-    token_rewards = batch.token_rewards
-    if token_rewards is not None:
-        token_rewards = token_rewards.clone()
+    rewards, token_rewards = batch.rewards, None
+    if batch.token_rewards is not None:
+        token_rewards = batch.token_rewards.clone()
         last = (batch.mask * torch.arange(1, batch.width + 1, device=batch.mask.device)).argmax(-1, keepdim=True)
         token_rewards.scatter_add_(1, last, batch.rewards[:, None])
+        rewards = token_rewards.sum(-1)
     result = objective.advantages(
         batch.mask,
         batch.is_expert,
-        rewards=batch.rewards if batch.token_rewards is None else token_rewards.sum(-1),
+        rewards=rewards,
         group_ids=batch.groups,
         run_ids=[f"{e.group}/{e.run}" for e in rows],
         turns=torch.tensor([e.turn for e in rows], device=batch.mask.device),

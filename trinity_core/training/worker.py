@@ -48,13 +48,8 @@ class TrainerWorker:
 
     def run(self) -> dict[str, Any]:
         """Train to the end, or until `stop`. The summary: step, total_steps, ended, stopped, checkpoint, metrics."""
-        from trinity_core.training.distributed import leave
-
         assert self._loop is not None, "start comes before run"
-        try:
-            return self._loop.run()
-        finally:
-            leave()
+        return self._loop.run()
 
     def stop(self) -> None:
         """Ask `run` to save at the next step boundary and return."""

@@ -1,0 +1,110 @@
+"""Rows that share a prompt give the log-probs and gradients of a padded batch."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinity_core.training.micro import Padded, build_micro
+from trinity_core.training.model import Policy, ValueModel, Ways, find_ways, load_causal_lm
+from trinity_core.training.packing import Packed, pack
+
+
+@pytest.fixture(scope="module")
+def lm(tiny_model):
+    return load_causal_lm(str(tiny_model), torch.float64)
+
+
+def _outcome(lm, ways, micro, attention):
+    lm.set_attn_implementation(attention)
+    lm.zero_grad()
+    logprobs, entropy = Policy(lm, ways)(micro.to(torch.device("cpu"), torch.float64), 0.7, True)
+    weights = torch.linspace(-1, 1, len(logprobs))
+    ((logprobs * weights).sum() + 0.1 * entropy.sum()).backward()
+    return micro.grid(logprobs.detach()), {name: p.grad.clone() for name, p in lm.named_parameters()}
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_log_probs_and_gradients_equal_the_plain_way(lm, packing):
+    rows = make_batch(1)
+    order = [5, 4, 6, 7, 0, 1, 2, 15, 9]
+    width = max(e.response_length for e in rows)
+    plain = build_micro(rows, order, width, packing=False)
+    truth, gradients = _outcome(lm, Ways(False, False), plain, "sdpa")
+    micro = build_micro(rows, order, width, packing)
+    assert isinstance(micro.inputs, Packed if packing else Padded)
+    logprobs, own = _outcome(lm, Ways(packing, True), micro, "trinity_packed")
+    torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_log_probs_stand_where_the_tokens_do(lm):
+    """Against transformers' own forward, row by row."""
+    rows = make_batch(2)
+    width = max(e.response_length for e in rows)
+    micro = build_micro(rows, range(len(rows)), width).to(torch.device("cpu"), torch.float64)
+    lm.set_attn_implementation("trinity_packed")
+    with torch.no_grad():
+        grid = micro.grid(Policy(lm, Ways(True, True))(micro, 1.0, False)[0])
+        lm.set_attn_implementation("eager")
+        for row, e in enumerate(rows):
+            logprobs = lm(torch.tensor(e.tokens[None]).long()).logits[0].log_softmax(-1)
+            for t in range(width):
+                expected = 0.0
+                if t < e.response_length and e.action_mask[t]:
+                    expected = float(logprobs[e.prompt_length + t - 1, int(e.tokens[e.prompt_length + t])])
+                assert float(grid[row, t]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_gradient_checkpointing_changes_nothing(lm):
+    rows = make_batch(3)
+    micro = build_micro(rows, range(6), max(e.response_length for e in rows))
+    truth, gradients = _outcome(lm, Ways(True, True), micro, "trinity_packed")
+    lm.gradient_checkpointing_enable({"use_reentrant": False})
+    logprobs, own = _outcome(lm, Ways(True, True), micro, "trinity_packed")
+    lm.gradient_checkpointing_disable()
+    assert torch.equal(logprobs, truth)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(own[name], gradient)
+
+
+def test_a_model_is_tried_before_it_is_trusted(tiny_model):
+    lm = load_causal_lm(str(tiny_model), torch.float32)
+    assert find_ways(lm) == Ways(packing=True, own_head=True)
+    assert lm.config._attn_implementation == "trinity_packed"
+    window = {"use_sliding_window": True, "sliding_window": 40, "layer_types": ["full_attention", "sliding_attention"]}
+    windowed = load_causal_lm(str(tiny_model), torch.float32, overrides=window)
+    assert find_ways(windowed) == Ways(packing=False, own_head=True)
+    assert windowed.config._attn_implementation == "sdpa"
+
+
+def test_values_are_those_of_the_state_before_the_token(lm):
+    rows = make_batch(4)[:1]
+    model = ValueModel(lm, Ways(True, True), 64, torch.float64)
+    torch.nn.init.normal_(model.value_head.weight)
+    lm.set_attn_implementation("trinity_packed")
+    values = model(build_micro(rows, [0], rows[0].response_length).to(torch.device("cpu"), torch.float64))
+    lm.set_attn_implementation("eager")
+    hidden = lm.base_model(torch.tensor(rows[0].tokens[None]).long()).last_hidden_state[0]
+    places = rows[0].prompt_length - 1 + np.flatnonzero(rows[0].action_mask)
+    torch.testing.assert_close(values, model.value_head(hidden[places]).squeeze(-1).float(), atol=1e-5, rtol=1e-5)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_a_layout_holds_each_prompt_once_and_every_token_at_its_position(rows):
+    prompts = [np.arange(100 * g, 100 * g + g + 1, dtype=np.int32) for g, _ in rows]
+    responses = [np.arange(1000 + i, 1000 + i + r, dtype=np.int32) for i, (_, r) in enumerate(rows)]
+    packed, last, first = pack(prompts, responses)
+    tokens, positions = packed.tokens[0].numpy(), packed.positions[0].numpy()
+    assert len(tokens) == sum(g + 1 for g in {g for g, _ in rows}) + sum(r for _, r in rows)
+    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        assert tokens[last[i]] == prompt[-1] and positions[last[i]] == len(prompt) - 1
+        place = slice(first[i], first[i] + len(response))
+        assert (tokens[place] == response).all()
+        assert (positions[place] == len(prompt) + np.arange(len(response))).all()
+    assert (packed.slots[packed.home] == torch.arange(len(tokens))).all()
+    assert len(packed.padding) + len(tokens) == len(packed.slots)

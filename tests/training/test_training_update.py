@@ -1,0 +1,156 @@
+"""Updates with the real engine, one worker: how the batch is cut never matters, and every kind of loss learns."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import make_batch
+
+from trinity_core.training.distributed import join, rendezvous
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return join(0, 1, *rendezvous(), use_gpu=False)
+
+
+@pytest.fixture
+def learner(make_config, ranks):
+    from trinity_core.training.learner import Learner
+
+    def make(algorithm="grpo", **overrides):
+        torch.manual_seed(0)
+        return Learner(make_config(algorithm, **overrides), 4, ranks)
+
+    return make
+
+
+def _train(learner, batches):
+    from trinity_core.training.state import weights
+
+    metrics = [learner.step(batch, step) for step, batch in enumerate(batches, 1)]
+    return metrics, {name: w.clone() for name, w in weights(learner.engine)}
+
+
+def _assert_same(one, other, skip=("timing_s/", "experience/micro_batches")):
+    (metrics, weights), (other_metrics, other_weights) = one, other
+    for a, b in zip(metrics, other_metrics, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            if not name.startswith(skip):
+                assert a[name] == pytest.approx(b[name], abs=1e-5, rel=1e-4), name
+    for name, weight in weights.items():
+        torch.testing.assert_close(other_weights[name], weight, atol=1e-5, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"algorithm__loss_agg_mode": "seq-mean-token-mean", "algorithm__entropy_loss_fn_args": "{entropy_coef: 0.1}"},
+        {"trainer__trainer_config__actor_rollout_ref__actor__ppo_epochs": 2},
+    ],
+)
+def test_one_large_micro_batch_equals_many_small_ones(learner, overrides):
+    batches = [make_batch(1), make_batch(2)]
+    whole = _train(learner(**overrides), batches)
+    many = learner(**overrides)
+    many.cut = replace(many.cut, max_tokens=25)
+    cut = _train(many, batches)
+    rows = _train(
+        learner(
+            **overrides,
+            trainer__use_dynamic_bsz="false",
+            trainer__trainer_config__actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=2,
+        ),
+        batches,
+    )
+    assert whole[0][0]["experience/micro_batches"] == 1
+    assert cut[0][0]["experience/micro_batches"] > 4
+    assert rows[0][0]["experience/micro_batches"] == 8
+    _assert_same(whole, cut)
+    _assert_same(whole, rows)
+
+
+def test_rows_that_share_prompts_train_as_padded_ones(learner):
+    batches = [make_batch(1), make_batch(2)]
+    packed = _train(learner(), batches)
+    padded = learner()
+    padded.cut = replace(padded.cut, packing=False)
+    _assert_same(packed, _train(padded, batches))
+
+
+def test_zero_stages_train_alike(learner):
+    batches = [make_batch(step) for step in (1, 2, 3)]
+    plain = _train(learner(), batches)
+    for stage in (2, 3):
+        _assert_same(plain, _train(learner(trainer__zero_stage=stage), batches))
+
+
+def test_the_loss_and_the_norm_are_those_of_a_plain_loop(learner, tiny_model):
+    """GRPO's first step worked out with transformers and autograd alone."""
+    from transformers import AutoModelForCausalLM
+
+    batch = make_batch(1)
+    (metrics,), _ = _train(learner(algorithm__kl_loss_fn="none", algorithm__rollout_correction="none"), [batch])
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    total, loss = sum(int(e.action_mask.sum()) for e in batch), torch.zeros(())
+    for e in batch:
+        rewards = torch.tensor([other.reward for other in batch if other.group == e.group])
+        advantage = (e.reward - rewards.mean()) / (rewards.std() + 1e-6)
+        logprobs = lm(torch.tensor(e.tokens[None]).long()).logits[0].log_softmax(-1)
+        response = torch.tensor(e.tokens[e.prompt_length :]).long()
+        chosen = logprobs[e.prompt_length - 1 : -1].gather(-1, response[:, None])[:, 0][torch.tensor(e.action_mask)]
+        loss = loss - (advantage * (chosen - chosen.detach()).exp()).sum() / total
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in lm.parameters()])
+    assert metrics["actor/pg_loss"] == pytest.approx(float(loss), abs=1e-5)
+    assert metrics["actor/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+
+
+def _answers(pairs):
+    """Given data: in a pair the first answer is the one preferred."""
+    rows = make_batch(7, groups=4, repeats=2 if pairs else 4)
+    for e in rows:
+        e.logprobs, e.versions, e.reward, e.is_expert = None, None, None, True
+    return rows
+
+
+def test_sft_lowers_the_loss(learner):
+    sft = learner("sft", buffer__trainer_input__experience_buffer__path="data.jsonl", algorithm__optimizer__lr=0.01)
+    losses = [sft.step(_answers(False), step)["actor/sft_loss"] for step in range(1, 9)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_dpo_prefers_the_chosen_answers(learner):
+    dpo = learner("dpo", buffer__trainer_input__experience_buffer__path="data.jsonl", algorithm__optimizer__lr=0.003)
+    steps = [dpo.step(_answers(True), step) for step in range(1, 7)]
+    assert steps[0]["actor/dpo_loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: both models are the same
+    assert steps[-1]["actor/dpo_loss"] < 0.5
+    assert steps[-1]["actor/accuracy_mean"] == 1.0
+
+
+def test_ppo_trains_a_critic_and_waits_for_it(learner):
+    ppo = learner(
+        "ppo",
+        trainer__trainer_config__trainer__critic_warmup=2,
+        trainer__trainer_config__critic__optim__lr=0.01,
+    )
+    steps = [ppo.step(make_batch(9), step) for step in range(1, 9)]
+    assert "actor/pg_loss" not in steps[1] and "actor/pg_loss" in steps[2]
+    assert steps[-1]["critic/vf_loss"] < 0.7 * steps[0]["critic/vf_loss"]
+    assert steps[0]["values/mean"] == 0.0
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(learner):
+    from trinity_core.training.state import weights
+
+    grpo = learner()
+    before = {name: w.clone() for name, w in weights(grpo.engine)}
+    batch = make_batch(1)
+    grpo.engine.backward(grpo.primes()["actor"]() + float("nan") * next(grpo.engine.module.parameters()).sum(), True)
+    assert not torch.isfinite(torch.tensor(grpo.engine.step(0.1)))
+    assert all(torch.equal(before[name], w) for name, w in weights(grpo.engine))
+    assert grpo.step(batch, 1)["actor/grad_norm"] > 0
