@@ -61,13 +61,15 @@ class Explorer:
         self.config = config
         self.name = config.explorer.name
         self.version: int | None = None
-        """The version that was handed to the engines; None: they hold what they started with (version 0)."""
+        """The version that the engines hold; None: none of this lineage was handed to them."""
+        self._untouched = True
+        """Whether the engines hold what they started with, which is version 0."""
         self._engines, self._auxiliary = engines, auxiliary
         self._preparing: asyncio.Task[Parts] | None = None
         self._parts: Parts | None = None
         self._stopping = False
         self._step = 0
-        self._lineage = 0
+        self._lineage: int | None = None
         self._evaluated: int | None = None
         """The version that was evaluated last."""
         self._state = "starting"
@@ -113,6 +115,7 @@ class Explorer:
         """
         await self.prepare()
         if path is not None:
+            self._untouched = False
             await self._open.pool.load(WeightSource("folder", path), version)
             self.version = version
         elif version != (self.version or 0):
@@ -154,25 +157,23 @@ class Explorer:
 
         Raises `LineageChanged` where the trainer went back meanwhile, `TransientFault` after `sync_timeout`.
         """
-        if version == 0 and self.version is None and not self.weights.has(0):
+        if self._holds_start(version):
             return 0
         self._state = f"waiting for version {version}"
         with self._spending("wait"):
             if not self.weights.has(version):
                 await asyncio.to_thread(self._open.store.waiting, self.name, version)
             watch = _LineageWatch(self)
-            found = await asyncio.to_thread(
-                self.weights.wait, version, self.config.synchronizer.sync_timeout, watch.should_stop
-            )
+            found = await asyncio.to_thread(watch.wait, version)
         if watch.changed:
             raise LineageChanged(f"the trainer went back while version {version} was waited for")
         return found
 
     async def take(self, version: int) -> None:
         """Hand `version` to all engines and have them prove it; nothing to do where they hold it."""
-        if version == self.version or (version == 0 and self.version is None and not self.weights.has(0)):
+        if version == self.version or self._holds_start(version):
             return
-        self._state = f"taking version {version}"
+        self._state, self._untouched = f"taking version {version}", False
         with self._spending("hand_over"):
             for attempt in range(PULL_ATTEMPTS):
                 try:
@@ -246,12 +247,16 @@ class Explorer:
         assert self._parts is not None, "prepare() comes first"
         return self._parts
 
+    def _holds_start(self, version: int) -> bool:
+        """Whether the engines have `version` from the start: no trainer need be waited for."""
+        return version == 0 and self._untouched and not self.weights.has(0)
+
     def _start_over(self) -> None:
         """Take up the position that the store has; the engines' weights count as unknown after a rewind."""
         found = self._open.store.position(self.name)
         if found.position is not None:
             self._open.schedule.check(found.position)
-        if self._lineage and found.lineage != self._lineage:
+        if self._lineage is not None and found.lineage != self._lineage:
             self.version = None
         self._lineage, self._step = found.lineage, found.step
         self._evaluated = (found.position or {}).get("evaluated")
@@ -310,19 +315,28 @@ class _Spending:
 
 
 class _LineageWatch:
-    """Whether a wait should end: on `stop`, or because the trainer went back."""
+    """A wait for weights that ends on `stop`, or when the trainer goes back."""
 
     def __init__(self, explorer: Explorer) -> None:
         self._explorer = explorer
         self._next = time.monotonic() + LINEAGE_SECONDS
         self.changed = False
 
-    def should_stop(self) -> bool:
+    def wait(self, version: int) -> int | None:
+        """Blocks; see `WeightFolder.wait`."""
         explorer = self._explorer
+        found = explorer.weights.wait(version, explorer.config.synchronizer.sync_timeout, self._should_stop)
+        self._look()
+        return found
+
+    def _should_stop(self) -> bool:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LINEAGE_SECONDS
-            self.changed = explorer._open.store.lineage() != explorer._lineage
-        return self.changed or explorer._stopping
+            self._look()
+        return self.changed or self._explorer._stopping
+
+    def _look(self) -> None:
+        self.changed = self._explorer._open.store.lineage() != self._explorer._lineage
 
 
 def _check_failures(step: int, outcomes: Sequence[Outcome], taskset: str = "") -> None:

@@ -24,11 +24,14 @@ async def explore_in_step(explorer: Explorer) -> None:
 
 
 async def explore_freely(explorer: Explorer) -> None:
-    """`sync_style: dynamic_…`, or an explorer without a trainer beside it: the newest version there is, no wait."""
+    """`sync_style: dynamic_…`, or an explorer without a trainer beside it: the newest version there is."""
     sync = explorer.config.synchronizer
     for step in explorer.steps():
         version = dynamic_version(step, sync.sync_interval, explorer.version, explorer.weights.latest())
-        if version is not None:
-            await explorer.take(version)
+        if version is None:
+            version = await explorer.wait_for(0)
+        if version is None:
+            return
+        await explorer.take(version)
         await explorer.evaluate_if_due()
         await explorer.keep(await explorer.explore(step))

@@ -1,0 +1,304 @@
+"""The explorer on fake engines, with real task sets, rewards, store and weight folders."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+from rollout.fakes import FakeEngine
+
+from trinity_core.config import config_from_dict, store_url
+from trinity_core.errors import HandOverError, TransientFault, TrinityError
+from trinity_core.rollout.explorer import Explorer
+from trinity_core.rollout.model import load_tokenizer
+from trinity_core.store.store import ExperienceStore
+from trinity_core.sync.weights import open_weights
+from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.tracking.rollouts import latest_rollouts
+from trinity_core.workflows import WORKFLOWS, Workflow
+
+
+@pytest.fixture
+def config(tiny_folders, tmp_path):
+    """A run of 4 steps of 3 tasks with 2 answers each, on the small data set."""
+
+    def make(**sections):
+        given = {
+            "project": "p",
+            "name": "n",
+            "checkpoint_root_dir": str(tmp_path),
+            "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+            "model": {"model_path": str(tiny_folders.model), "max_model_len": 128, "max_response_tokens": 24},
+            "buffer": {
+                "batch_size": 3,
+                "total_steps": 4,
+                "explorer_input": {
+                    "taskset": {
+                        "path": str(tiny_folders.data),
+                        "format": {"prompt_key": "question", "response_key": "answer"},
+                    },
+                    "eval_tasksets": [
+                        {
+                            "name": "small",
+                            "path": str(tiny_folders.data),
+                            "split": "test",
+                            "format": {"prompt_key": "question", "response_key": "answer"},
+                        }
+                    ],
+                },
+            },
+            "explorer": {"eval_on_startup": False, "eval_interval": 0, "max_retry_times": 0},
+            "synchronizer": {"sync_method": "checkpoint", "sync_interval": 1, "sync_timeout": 30},
+        }
+        for name, section in sections.items():
+            given[name] = given.get(name, {}) | section if isinstance(section, dict) else section
+        return config_from_dict(given)
+
+    return make
+
+
+@pytest.fixture
+def engine(tiny_folder):
+    """Answers everything with 7."""
+    tokenizer = load_tokenizer(str(tiny_folder), False)
+    tokens = tokenizer("#### 7", add_special_tokens=False)["input_ids"]
+    return FakeEngine(answer=[*tokens, tokenizer.eos_token_id])
+
+
+def publish(config, *versions):
+    import torch
+
+    folder = open_weights("checkpoint", config.job_dir)
+    for version in versions:
+        folder.publish(version, [("w", torch.zeros(1))], keep=99)
+
+
+def stored(config) -> ExperienceStore:
+    return ExperienceStore.open(store_url(config), str(config.job_dir))
+
+
+def test_each_step_uses_the_version_that_is_due(config, engine):
+    settings = config()
+    publish(settings, 0, 1, 2, 3)
+    summary = asyncio.run(Explorer(settings, [engine]).run())
+    assert (summary["step"], summary["version"]) == (4, 3)
+    assert [version for _, version in engine.loaded] == [0, 1, 2, 3]
+    store = stored(settings)
+    stats = store.stats()
+    assert stats.ready == 4 * 3 * 2
+    assert stats.explorers["explorer"]["finished"]
+    batch = store.lease(1, 6, 0)
+    assert {int(e.versions[0]) for e in batch} == {0}
+    assert {e.group for e in batch} == {"explorer/1/0", "explorer/1/1", "explorer/1/2"}
+    assert all(e.action_mask.all() and e.reward is not None for e in batch)
+
+
+def test_it_waits_for_the_trainer_and_says_so(config, engine):
+    settings = config()
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run())
+        while not (settings.job_dir / "buffer").exists() or stored(settings).stats().ready < 6:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.1)
+        waiting = stored(settings).stats().explorers["explorer"]["waiting"]
+        progress = await explorer.progress()
+        publish(settings, 1, 2, 3)
+        await running
+        return waiting, progress
+
+    waiting, progress = asyncio.run(main())
+    assert waiting == 1
+    assert (progress["step"], progress["state"]) == (1, "waiting for version 1")
+
+
+def test_a_run_goes_on_where_it_stopped_with_the_same_tasks(config, engine, tmp_path):
+    through = config(name="through")
+    publish(through, 0, 1, 2, 3)
+    asyncio.run(Explorer(through, [engine]).run())
+
+    broken = config(name="broken")
+    publish(broken, 0, 1, 2, 3)
+    first = Explorer(broken, [engine])
+
+    async def two_steps():
+        keep = first.keep
+
+        async def keep_and_stop(batch, waits_for=None):
+            await keep(batch, waits_for)
+            if batch.step == 2:
+                await first.stop()
+
+        first.keep = keep_and_stop
+        return await first.run()
+
+    assert asyncio.run(two_steps())["step"] == 2
+    assert not stored(broken).stats().explorers["explorer"]["finished"]
+    asyncio.run(Explorer(broken, [engine]).run())
+    rows = [[(e.task_index, e.group, e.run) for e in stored(c).lease(1, 24, 9)] for c in (through, broken)]
+    assert rows[0] == rows[1]
+
+
+def test_stop_ends_a_wait(config, engine):
+    settings = config()
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run())
+        while (await explorer.progress())["state"] != "waiting for version 1":
+            await asyncio.sleep(0.02)
+        await explorer.stop()
+        return await asyncio.wait_for(running, 5)
+
+    assert asyncio.run(main())["step"] == 1
+
+
+def test_a_trainer_that_never_comes_is_a_transient_fault(config, engine):
+    settings = config(synchronizer={"sync_timeout": 0.2})
+    with pytest.raises(TransientFault, match="version 1"):
+        asyncio.run(Explorer(settings, [engine]).run())
+
+
+def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine):
+    settings = config()
+    publish(settings, 0, 1)
+
+    async def main():
+        running = asyncio.create_task(Explorer(settings, [engine]).run())
+        store = None
+        while store is None or store.stats().ready < 12:
+            await asyncio.sleep(0.05)
+            if (settings.job_dir / "buffer").exists():
+                store = stored(settings)
+        store.lease(1, 6, 0)
+        store.lease(2, 6, 1)
+        open_weights("checkpoint", settings.job_dir).rewind(0)
+        undone = store.rewind(0)
+        publish(settings, 1, 2, 3)
+        await asyncio.wait_for(running, 20)
+        return undone
+
+    undone = asyncio.run(main())
+    assert undone.explorers == {"explorer": 1}
+    assert [version for _, version in engine.loaded] == [0, 1, 1, 2, 3]
+    assert stored(settings).stats().ready == 24
+
+
+def test_an_engine_with_other_weights_ends_the_run(config):
+    class Lying(FakeEngine):
+        async def load(self, source, version):
+            raise HandOverError("the engine does not hold the weights")
+
+    settings = config()
+    publish(settings, 0)
+    with pytest.raises(HandOverError):
+        asyncio.run(Explorer(settings, [Lying()]).run())
+
+
+def test_on_its_own_it_takes_the_newest_version_at_its_interval(config, engine):
+    settings = config(mode="explore", synchronizer={"sync_interval": 2})
+    publish(settings, 5)
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        keep = explorer.keep
+
+        async def keep_and_publish(batch, waits_for=None):
+            await keep(batch, waits_for)
+            publish(settings, 5 + batch.step)
+
+        explorer.keep = keep_and_publish
+        await explorer.run()
+
+    asyncio.run(main())
+    assert [version for _, version in engine.loaded] == [5, 7]
+
+
+def test_on_its_own_it_starts_with_what_the_engines_hold(config, engine):
+    asyncio.run(Explorer(config(mode="explore"), [engine]).run())
+    assert engine.loaded == []
+    assert len(engine.calls) == 4
+
+
+class Broken(Workflow):
+    async def run(self):
+        if self.task.workflow_args.get("only") in (None, self.task.index):
+            raise RuntimeError(f"task {self.task.index} is broken")
+        [one] = await self.model.chat(self.task.messages)
+        return [one.experience(reward=0.0)]
+
+
+def test_a_step_whose_tasks_all_fail_ends_the_run_with_the_first_cause(config, engine, monkeypatch):
+    monkeypatch.setitem(WORKFLOWS, "broken", Broken)
+    settings = config(mode="explore")
+    settings.buffer.explorer_input.tasksets[0].default_workflow_type = "broken"
+    with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 1 failed; the first, .*RuntimeError: task 0"):
+        asyncio.run(Explorer(settings, [engine]).run())
+
+
+def test_a_step_with_one_failure_goes_on_and_counts_it(config, engine, monkeypatch):
+    monkeypatch.setitem(WORKFLOWS, "broken", Broken)
+    settings = config(mode="explore")
+    settings.buffer.explorer_input.tasksets[0].default_workflow_type = "broken"
+    settings.buffer.explorer_input.tasksets[0].workflow_args = {"only": 1}
+    asyncio.run(Explorer(settings, [engine]).run())
+    lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
+    assert sum(line.metrics["failed_tasks"] for line in lines) == 1
+
+
+def test_numbers_and_samples_of_every_step_are_written_down(config, engine):
+    settings = config()
+    publish(settings, 0, 1, 2, 3)
+    asyncio.run(Explorer(settings, [engine]).run())
+    lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
+    assert [line.step for line in lines] == [1, 2, 3, 4]
+    assert [line.metrics["version"] for line in lines] == [0, 1, 2, 3]
+    wanted = {"reward/mean", "response_length/mean", "time/generate", "time/reward", "time/store", "time/hand_over"}
+    assert wanted <= lines[0].metrics.keys()
+    source, step, rollouts = latest_rollouts(settings.job_dir)
+    assert (source, step, len(rollouts)) == ("explorer", 1, 6)
+    assert rollouts[0].response.strip() == "#### 7"
+    assert rollouts[0].truth
+
+
+def test_evaluation_at_start_and_when_the_version_passes_the_interval(config, engine):
+    settings = config(explorer={"eval_on_startup": True, "eval_interval": 2})
+    publish(settings, 0, 1, 2, 3)
+    asyncio.run(Explorer(settings, [engine]).run())
+    lines = [line for line in read_metrics(settings.job_dir) if line.source == "eval"]
+    assert [line.step for line in lines] == [0, 2]
+    truths = [json.loads(row)["answer"].split("####")[1].strip() for row in _rows(settings)]
+    assert lines[0].metrics["eval/small/accuracy"] == pytest.approx(np.mean([t == "7" for t in truths]))
+
+
+def test_a_resumed_run_is_not_evaluated_as_if_it_began(config, engine):
+    settings = config(explorer={"eval_on_startup": True, "eval_interval": 3})
+    publish(settings, 0, 1, 2, 3)
+    for _ in range(2):
+        asyncio.run(Explorer(settings, [engine]).run())
+    assert [line.step for line in read_metrics(settings.job_dir) if line.source == "eval"] == [0, 3]
+
+
+def test_a_checkpoint_is_evaluated_from_its_folder(config, engine, tiny_folder):
+    settings = config(mode="bench")
+    scores = asyncio.run(Explorer(settings, [engine]).evaluate(8, str(tiny_folder)))
+    assert 0 <= scores["eval/small/accuracy"] <= 1
+    [(source, version)] = engine.loaded
+    assert (source.method, source.path, version) == ("folder", str(tiny_folder), 8)
+
+
+def test_operators_change_what_is_stored(config, engine):
+    settings = config(
+        mode="explore", data_processor={"experience_pipeline": {"operators": [{"name": "flat_group_filter"}]}}
+    )
+    asyncio.run(Explorer(settings, [engine]).run())
+    assert stored(settings).stats().ready == 0
+
+
+def _rows(config) -> list[str]:
+    from pathlib import Path
+
+    return (Path(config.buffer.explorer_input.eval_tasksets[0].path) / "test.jsonl").read_text().splitlines()
