@@ -1,4 +1,7 @@
-"""What a whole checkpoint consists of: sizes and SHA-256 of its files, in `manifest.json`."""
+"""What a whole checkpoint consists of: sizes and SHA-256 of its files, in `manifest.json`.
+
+Folders named `huggingface` are left out: the conversion completes them later, and a base model replaces what they lose.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ def digest(path: Path) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """All files below `folder`, relative, in order of name; the manifest itself is left out."""
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return sorted(path.relative_to(folder) for path in found if path != folder / MANIFEST)
+    """The files below `folder` that the manifest is to list, relative, in order of name."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in found if name != Path(MANIFEST) and "huggingface" not in name.parts)
 
 
 def write_manifest(folder: Path, step: int) -> None:

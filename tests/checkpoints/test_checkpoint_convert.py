@@ -1,0 +1,344 @@
+"""Conversion to Hugging Face: every format of shards, and what the command promises."""
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from trinity_core.checkpoints import megatron
+from trinity_core.checkpoints.convert import convert, convert_all, find_steps, is_complete
+from trinity_core.checkpoints.layout import shard_name
+from trinity_core.checkpoints.shards import Partition, merge, shard_files, write_shards
+from trinity_core.errors import DataError
+
+SIZES = {
+    "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+PROMPT = torch.arange(10)[None]
+
+
+def tiny(tied=False, dtype=torch.float32, qwen3=False):
+    torch.manual_seed(0)
+    config = (Qwen3Config if qwen3 else Qwen2Config)(**SIZES, tie_word_embeddings=tied)
+    if qwen3:
+        config.head_dim = 8
+    model = (Qwen3ForCausalLM if qwen3 else Qwen2ForCausalLM)(config).to(dtype).eval()
+    for p in model.parameters():
+        p.data.add_(torch.randn_like(p) * 0.1)
+    return model
+
+
+def weights_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def folder_for(root, step, model, with_config=True):
+    actor = root / f"global_step_{step}" / "actor"
+    actor.mkdir(parents=True)
+    if with_config:
+        model.config.save_pretrained(actor / "huggingface")
+    return actor
+
+
+def save_whole(actor, tensors, ranks=1):
+    """As our trainer does: whole tensors, each in the file of one rank."""
+    for rank in range(ranks):
+        mine = {name: t for i, (name, t) in enumerate(tensors.items()) if i % ranks == rank}
+        torch.save(mine, actor / shard_name("model", ranks, rank))
+
+
+def check(folder, model):
+    loaded = AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert loaded.dtype == model.dtype
+    with torch.no_grad():
+        assert torch.equal(loaded(PROMPT).logits, model(PROMPT).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_our_own_shards(tmp_path, dtype, tied, ranks):
+    model = tiny(tied, dtype)
+    actor = folder_for(tmp_path, 5, model)
+    tensors = weights_of(model)
+    if tied:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    save_whole(actor, tensors, ranks)
+    folder = convert(actor.parent)
+    check(folder, model)
+    assert folder == actor / "huggingface"
+
+
+def test_flat_partitions(tmp_path):
+    model = tiny()
+    actor = folder_for(tmp_path, 1, model)
+    tensors, ranks = weights_of(model), 3
+    files = [{} for _ in range(ranks)]
+    for name, t in tensors.items():
+        flat = torch.nn.functional.pad(t.reshape(-1), (0, -t.numel() % ranks))
+        for rank, piece in enumerate(flat.chunk(ranks)):
+            files[rank][name] = piece.clone()
+    for rank, content in enumerate(files):
+        torch.save(content, actor / shard_name("model", ranks, rank))
+    with pytest.raises(DataError, match="how it was cut"):
+        convert(actor.parent)
+    write_shards(actor, {name: Partition(tuple(t.shape)) for name, t in tensors.items()})
+    check(convert(actor.parent), model)
+
+
+def save_dtensors(actor, tensors, mesh_shape, placements_of):
+    """What FSDP saves, each rank's part made in turn: a group that only pretends to have other members."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    world = 1
+    for extent in mesh_shape:
+        world *= extent
+    for rank in range(world):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+        try:
+            mesh = init_device_mesh("cpu", mesh_shape)
+            content = {}
+            for name, whole in tensors.items():
+                local, placements = whole, placements_of(whole)
+                for dimension, placement in enumerate(placements):
+                    if placement.is_shard():
+                        pieces = list(local.chunk(mesh_shape[dimension], dim=placement.dim))
+                        pieces += [local.narrow(placement.dim, 0, 0)] * (mesh_shape[dimension] - len(pieces))
+                        local = pieces[mesh.get_coordinate()[dimension]].clone()
+                content[name] = DTensor.from_local(
+                    local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+                )
+            torch.save(content, actor / shard_name("model", world, rank))
+        finally:
+            dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("mesh", "kinds"), [((2,), "s"), ((3,), "s"), ((2, 2), "rs"), ((2, 2), "st"), ((1,), "s")])
+def test_fsdp_shards(tmp_path, mesh, kinds):
+    from torch.distributed.tensor import Replicate, Shard
+
+    def placements_of(tensor):
+        made = {"s": Shard(0), "r": Replicate(), "t": Shard(tensor.dim() - 1) if tensor.dim() > 1 else Replicate()}
+        return [made[kind] for kind in kinds]
+
+    model = tiny()
+    actor = folder_for(tmp_path, 1, model)
+    save_dtensors(actor, weights_of(model), mesh, placements_of)
+    check(convert(actor.parent), model)
+
+
+def _fsdp_rank(rank, world, folder, port):
+    import os
+
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    model = tiny()
+    fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    torch.save(model.state_dict(), folder / shard_name("model", world, rank))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_real_fsdp(tmp_path):
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    model = tiny()
+    actor = folder_for(tmp_path, 1, model)
+    torch.multiprocessing.spawn(_fsdp_rank, (2, actor, port), nprocs=2)
+    check(convert(actor.parent), model)
+
+
+def to_megatron(model, stacked, prefix=""):
+    """The inverse of the mapping, from Megatron-Core's own description of its layout."""
+    c, w = model.config, weights_of(model)
+    groups, size = c.num_key_value_heads, w["model.layers.0.self_attn.k_proj.weight"].shape[0] // c.num_key_value_heads
+    out = {
+        "embedding.word_embeddings.weight": torch.nn.functional.pad(w["model.embed_tokens.weight"], (0, 0, 0, 14)),
+        "decoder.final_layernorm.weight": w["model.norm.weight"],
+        "output_layer.weight": torch.nn.functional.pad(w["lm_head.weight"], (0, 0, 0, 14)),
+    }
+    layers = []
+    for i in range(c.num_hidden_layers):
+        p = f"model.layers.{i}."
+        layer = {
+            "self_attention.linear_proj.weight": w[p + "self_attn.o_proj.weight"],
+            "self_attention.linear_qkv.layer_norm_weight": w[p + "input_layernorm.weight"],
+            "mlp.linear_fc1.layer_norm_weight": w[p + "post_attention_layernorm.weight"],
+            "mlp.linear_fc1.weight": torch.cat([w[p + "mlp.gate_proj.weight"], w[p + "mlp.up_proj.weight"]]),
+            "mlp.linear_fc2.weight": w[p + "mlp.down_proj.weight"],
+        }
+        for kind in ("weight", "bias"):
+            if p + f"self_attn.q_proj.{kind}" in w:
+                q, k, v = (w[p + f"self_attn.{x}_proj.{kind}"] for x in "qkv")
+                rows = []
+                for g in range(groups):
+                    per = q.shape[0] // groups
+                    rows += [q[g * per : (g + 1) * per], k[g * size : (g + 1) * size], v[g * size : (g + 1) * size]]
+                layer[f"self_attention.linear_qkv.{kind}"] = torch.cat(rows)
+        if p + "self_attn.q_norm.weight" in w:
+            layer["self_attention.q_layernorm.weight"] = w[p + "self_attn.q_norm.weight"]
+            layer["self_attention.k_layernorm.weight"] = w[p + "self_attn.k_norm.weight"]
+        layers.append(layer)
+    for name in layers[0]:
+        if stacked:
+            out[f"decoder.layers.{name}"] = torch.stack([layer[name] for layer in layers])
+        else:
+            out |= {f"decoder.layers.{i}.{name}": layer[name] for i, layer in enumerate(layers)}
+    return {prefix + name: tensor.contiguous() for name, tensor in out.items()}
+
+
+@pytest.mark.parametrize(
+    ("stacked", "qwen3", "prefix", "where"),
+    [(False, False, "", "dist_ckpt"), (True, False, "model.", ""), (False, True, "model.module.", "dist_ckpt")],
+)
+def test_megatron(tmp_path, stacked, qwen3, prefix, where):
+    from torch.distributed import checkpoint as dcp
+
+    model = tiny(qwen3=qwen3)
+    actor = folder_for(tmp_path, 1, model)
+    state = to_megatron(model, stacked, prefix)
+    state["optimizer.state.exp_avg"] = torch.zeros(3)
+    dcp.save(state, checkpoint_id=actor / where, no_dist=True)
+    check(convert(actor.parent), model)
+
+
+class Evil:
+    def __reduce__(self):
+        return (print, ("this code must never run",))
+
+
+def test_no_code_of_a_checkpoint_runs(tmp_path, capsys):
+    model = tiny()
+    actor = folder_for(tmp_path, 1, model)
+    torch.save({"model.embed_tokens.weight": Evil()}, actor / shard_name("model", 1, 0))
+    with pytest.raises(DataError, match="running code"):
+        convert(actor.parent)
+    (actor / shard_name("model", 1, 0)).unlink()
+    (actor / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(DataError, match="not data"):
+        megatron.read(actor)
+    assert "never run" not in capsys.readouterr().out
+
+
+def test_batch_single_step_and_paths_within(tmp_path):
+    model = tiny()
+    for step in (1, 2):
+        save_whole(folder_for(tmp_path / "stage", step, model), weights_of(model))
+    (tmp_path / "stage" / "global_step_3" / "actor").mkdir(parents=True)  # weights handed over, no checkpoint
+    (tmp_path / "stage" / ".global_step_4.tmp-1" / "global_step_4").mkdir(parents=True)
+    one = tmp_path / "stage" / "global_step_1"
+    for inside in (one, one / "actor", one / "actor" / "huggingface"):
+        assert find_steps(inside) == [one]
+    assert [f.parent.parent.name for f in convert_all(tmp_path)] == ["global_step_1", "global_step_2"]
+    with pytest.raises(DataError, match="no model shards"):
+        folder = tmp_path / "stage" / "global_step_3"
+        convert_all(folder, _base(tmp_path, model))
+    with pytest.raises(DataError, match="no global_step"):
+        convert_all(one.parent.parent / "stage" / "nothing") if (one.parent / "nothing").mkdir() else convert_all(
+            one.parent / "nothing"
+        )
+    with pytest.raises(DataError, match="does not exist"):
+        convert_all(tmp_path / "missing")
+
+
+def _base(tmp_path, model):
+    base = tmp_path / "base"
+    model.config.save_pretrained(base)
+    (base / "tokenizer.json").write_text("{}")
+    (base / "model.safetensors").write_text("not to be copied")
+    return base
+
+
+def test_a_second_conversion_does_nothing(tmp_path):
+    model = tiny()
+    actor = folder_for(tmp_path, 1, model)
+    save_whole(actor, weights_of(model))
+    file = convert(actor.parent) / "model.safetensors"
+    before = file.stat().st_mtime_ns
+    (actor / shard_name("model", 1, 0)).unlink()
+    assert convert_all(tmp_path) == [file.parent]
+    assert file.stat().st_mtime_ns == before
+
+
+def test_a_missing_configuration_comes_from_the_base_model(tmp_path):
+    model = tiny()
+    actor = folder_for(tmp_path, 1, model, with_config=False)
+    save_whole(actor, weights_of(model))
+    with pytest.raises(DataError, match="--base-model-dir"):
+        convert_all(tmp_path)
+    folder = convert(actor.parent, _base(tmp_path, model))
+    check_files = sorted(path.name for path in folder.iterdir())
+    assert check_files == ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] or (
+        check_files == ["config.json", "model.safetensors", "tokenizer.json"]
+    )
+
+
+def test_the_configuration_names_the_data_type(tmp_path):
+    model = tiny(dtype=torch.float32)
+    model.config.dtype = torch.bfloat16
+    actor = folder_for(tmp_path, 1, model)
+    save_whole(actor, weights_of(model))
+    assert AutoModelForCausalLM.from_pretrained(convert(actor.parent)).dtype == torch.float32
+
+
+def test_large_models_are_cut_into_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("trinity_core.checkpoints.convert.LARGEST_FILE", 4000)
+    model = tiny()
+    actor = folder_for(tmp_path, 1, model)
+    save_whole(actor, weights_of(model))
+    folder = convert(actor.parent)
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    check(folder, model)
+    next(folder.glob("model-*.safetensors")).unlink()
+    assert not is_complete(folder)
+
+
+@pytest.mark.parametrize("harm", ["missing tensor", "wrong shape", "missing rank", "two worlds", "garbage", "untied"])
+def test_what_does_not_fit_is_refused(tmp_path, harm):
+    model = tiny(tied=harm == "untied")
+    actor = folder_for(tmp_path, 1, model)
+    tensors = weights_of(model)
+    if harm == "missing tensor":
+        tensors.pop("model.norm.weight")
+    elif harm == "wrong shape":
+        tensors["model.norm.weight"] = torch.ones(3)
+    elif harm == "untied":
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_whole(actor, tensors, 2)
+    if harm == "missing rank":
+        (actor / shard_name("model", 2, 1)).unlink()
+    elif harm == "two worlds":
+        shutil.copy(actor / shard_name("model", 2, 1), actor / shard_name("model", 1, 0))
+    elif harm == "garbage":
+        (actor / shard_name("model", 2, 1)).write_bytes(b"garbage")
+    with pytest.raises(DataError):
+        convert(actor.parent)
+    assert not is_complete(actor / "huggingface")
+
+
+def test_ranks_that_hold_the_same_are_merged(tmp_path):
+    for rank in (0, 1):
+        torch.save({"w": torch.ones(2)}, tmp_path / shard_name("model", 2, rank))
+    assert merge(tmp_path)["w"].tolist() == [1, 1]
+    assert [path.name for path in shard_files(tmp_path)] == [shard_name("model", 2, r) for r in (0, 1)]
+
+
+def test_importing_is_cheap():
+    code = "import sys, trinity_core.checkpoints.convert; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert json.loads("{}") == {}

@@ -1,0 +1,90 @@
+"""What of the GPU hand-over can be shown without a GPU: ranks, fan-out, announcement, and vLLM's interface."""
+
+import inspect
+
+import pytest
+import torch
+
+from trinity_core.sync.nccl import EngineGroup, NcclSender, TrainerWeights
+from trinity_core.sync.probe import Probe
+from trinity_core.sync.slots import SlotFolder
+from trinity_core.sync.tensorfile import TensorSpec, spec_of
+
+
+class Recorder:
+    def __init__(self):
+        self.calls = []
+
+    def init_weight_transfer_engine(self, init_info):
+        self.calls.append(("init", init_info))
+
+    def start_weight_update(self):
+        self.calls.append(("start", None))
+
+    def update_weights(self, update_info):
+        self.calls.append(("update", update_info))
+
+    def finish_weight_update(self, weight_version=None):
+        self.calls.append(("finish", weight_version))
+
+
+class Broken(Recorder):
+    def update_weights(self, update_info):
+        raise RuntimeError("engine died")
+
+
+def test_each_engine_has_its_own_ranks():
+    engines = [Recorder() for _ in range(3)]
+    group = EngineGroup(engines, workers=2)
+    assert group.world_size == 7
+    group.init_weight_transfer_engine({"rank_offset": 1, "world_size": 7})
+    assert [engine.calls[0][1]["rank_offset"] for engine in engines] == [1, 3, 5]
+    group.start_weight_update()
+    group.update_weights({"names": []})
+    group.finish_weight_update("4")
+    assert all([name for name, _ in engine.calls] == ["init", "start", "update", "finish"] for engine in engines)
+
+
+def test_an_engines_error_travels():
+    with pytest.raises(RuntimeError, match="engine died"):
+        EngineGroup([Recorder(), Broken()], 1).update_weights({})
+    with pytest.raises(ValueError, match="0 engines"):
+        EngineGroup([], 1)
+
+
+def test_a_version_without_tensors_announces(tmp_path):
+    folder = SlotFolder(tmp_path / "shm", spill=tmp_path / "spill")
+    probe = Probe((1, 2), (-1.0,))
+    folder.publish(3, [], probe)
+    assert folder.latest() == 3
+    assert folder.probe(3) == probe
+    assert dict(folder.load(3)) == {}
+
+
+@pytest.mark.slow
+def test_vllms_interface_is_the_one_this_is_written_for(monkeypatch, tmp_path):
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    class Group:
+        sent = 0
+
+        def destroy(self):
+            pass
+
+    tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]
+    source = TrainerWeights([spec_of(name, t) for name, t in tensors], lambda: tensors)
+    assert [(m.name, m.dtype, m.shape) for m in source.metadata()] == [(n, t.dtype, tuple(t.shape)) for n, t in tensors]
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: Group())
+    sent = []
+    monkeypatch.setattr(
+        nccl_engine, "packed_nccl_broadcast_producer", lambda iterator, **_: sent.extend(name for name, _ in iterator)
+    )
+    engine, folder = Recorder(), SlotFolder(tmp_path / "shm", spill=tmp_path / "spill")
+    sender = NcclSender(0, source, EngineGroup([engine], 1), folder)
+    sender.send(5)
+    assert sent == ["a", "b"]
+    assert folder.latest() == 5
+    assert engine.calls[2][1]["dtype_names"] == ["float32", "bfloat16"]
+    assert "client" in inspect.signature(nccl_engine.NCCLTrainerWeightTransferEngine.trainer_init).parameters
+    sender.close()
+    assert TensorSpec("a", "float32", (2, 3)) == spec_of("a", tensors[0][1])

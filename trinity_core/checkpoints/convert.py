@@ -1,0 +1,202 @@
+"""Turn a checkpoint's shards into a Hugging Face folder (`actor/huggingface`) that transformers loads by itself.
+
+The format of the shards (our trainer's, FSDP's, Megatron's) is recognised. Only the policy is converted, not the
+critic.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.checkpoints import megatron
+from trinity_core.checkpoints.files import clear_errors, remove_tree, sync_file, temporary_sibling, write_json
+from trinity_core.checkpoints.layout import step_of
+from trinity_core.checkpoints.shards import merge, shard_files
+from trinity_core.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LARGEST_FILE = "5GB"
+"""Larger models are cut into files of this size with an index, as transformers does."""
+HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+COMPANIONS = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
+    "generation_config.json", "*.model", "*.tiktoken",
+)  # fmt: skip
+"""Files of a base model that belong beside the weights."""
+log = logging.getLogger(__name__)
+
+
+def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None) -> list[Path]:
+    """Convert the checkpoint that `checkpoint_dir` is or lies in, or else every one below it.
+
+    Returns the Hugging Face folders, those that had been converted before included. Raises `DataError` where there is
+    no checkpoint, or one cannot be converted.
+    """
+    steps = find_steps(Path(checkpoint_dir))
+    single = len(steps) == 1
+    folders = []
+    for step in steps:
+        if single or _has_model(step / "actor") or is_complete(step / "actor" / "huggingface"):
+            folders.append(convert(step, base_model_dir))
+        else:
+            log.info("%s holds no shards of the policy; it is passed over", step)
+    return folders
+
+
+def find_steps(path: Path) -> list[Path]:
+    """The `global_step_N` that `path` is or lies in; otherwise all below it, in order of step."""
+    path = path.absolute()
+    for folder in (path, *path.parents):
+        if step_of(folder) is not None and folder.is_dir():
+            return [folder]
+    if not path.is_dir():
+        raise DataError(f"{path} does not exist; give a run's folder or one of its global_step_<number>")
+    found = [
+        folder for folder in path.rglob("global_step_*")
+        if step_of(folder) is not None and folder.is_dir()
+        and not any(part.startswith(".") for part in folder.relative_to(path).parts)
+    ]  # fmt: skip
+    if not found:
+        raise DataError(f"there is no global_step_<number> folder in {path}")
+    return sorted(found, key=lambda folder: (folder.parent, step_of(folder)))
+
+
+def convert(step_folder: Path, base_model_dir: Path | None = None) -> Path:
+    """Convert the checkpoint `step_folder`, unless that was done; return its `actor/huggingface`.
+
+    `base_model_dir` gives `config.json` and tokenizer where the checkpoint lacks them. Data types are kept; a head that
+    is tied to the embeddings is not stored twice.
+    """
+    actor = step_folder / "actor"
+    target = actor / "huggingface"
+    if is_complete(target):
+        log.info("%s is converted already", target)
+        return target
+    base = base_model_dir if base_model_dir is not None and base_model_dir.is_dir() else None
+    config = _config(target, base, base_model_dir)
+    tensors = _untie(_tensors(actor, config), config, actor)
+    check_names(tensors, config, actor)
+    with clear_errors("converting to", target):
+        target.mkdir(parents=True, exist_ok=True)
+        _companions(target, base)
+        write_json(target / "config.json", with_dtype(config, tensors))
+        write_model(tensors, target)
+    return target
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether `folder` holds a model that can be loaded: configuration and all files of weights."""
+    if not (folder / "config.json").is_file():
+        return False
+    if (folder / INDEX).is_file():
+        files = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+        return all((folder / name).is_file() for name in files)
+    return (folder / WEIGHTS).is_file()
+
+
+def _has_model(actor: Path) -> bool:
+    return bool(list(actor.glob("model_world_size_*_rank_*.pt"))) or megatron.find(actor) is not None
+
+
+def _config(target: Path, base: Path | None, given: Path | None) -> dict[str, Any]:
+    for folder in (target, base):
+        if folder is not None and (folder / "config.json").is_file():
+            config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+            return config
+    hint = f"; {given} holds none either" if given is not None else ""
+    raise DataError(f"{target} has no config.json: name the base model's folder with --base-model-dir{hint}")
+
+
+def _tensors(actor: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    if shard_files(actor):
+        return {_plain_name(name): tensor for name, tensor in merge(actor).items()}
+    folder = megatron.find(actor)
+    if folder is None:
+        raise DataError(f"{actor} holds no model shards (model_world_size_*_rank_*.pt or a Megatron checkpoint)")
+    return megatron.to_huggingface(megatron.read(folder), config)
+
+
+def _plain_name(name: str) -> str:
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name.removeprefix("module.")
+
+
+def _untie(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path) -> dict[str, torch.Tensor]:
+    """Drop a tied head. Raises `DataError` where the checkpoint says the two differ."""
+    import torch
+
+    if not config.get("tie_word_embeddings") or HEAD not in tensors or EMBEDDINGS not in tensors:
+        return tensors
+    if not torch.equal(tensors[HEAD], tensors[EMBEDDINGS]):
+        raise DataError(f"{actor}: config.json ties head and embeddings, but the checkpoint holds different ones")
+    return {name: tensor for name, tensor in tensors.items() if name != HEAD}
+
+
+def check_names(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path) -> None:
+    """Raise `DataError` where `tensors` are not those of the architecture; one that transformers lacks is let pass."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        settings = AutoConfig.for_model(**config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(settings)
+    except (ValueError, KeyError) as error:
+        log.warning("the names of the tensors in %s are not checked: %s", actor, error)
+        return
+    expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    missing = sorted(set(expected) - set(tensors))
+    wrong = sorted(name for name in set(expected) & set(tensors) if tuple(tensors[name].shape) != expected[name])
+    if missing or wrong:
+        first = f"{missing[0]} is missing" if missing else (
+            f"{wrong[0]} has shape {tuple(tensors[wrong[0]].shape)} instead of {expected[wrong[0]]}"
+        )  # fmt: skip
+        raise DataError(f"{actor} does not fit its config.json ({len(missing) + len(wrong)} tensors): {first}")
+
+
+def with_dtype(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """`config` naming the data type that most of the weights have, which transformers loads them in."""
+    sizes: dict[str, int] = {}
+    for tensor in tensors.values():
+        name = str(tensor.dtype).removeprefix("torch.")
+        sizes[name] = sizes.get(name, 0) + tensor.numel()
+    key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
+    return {**config, key: max(sizes, key=lambda name: sizes[name])}
+
+
+def write_model(tensors: dict[str, torch.Tensor], target: Path) -> None:
+    """Write `tensors` to `target`; the file that makes it complete comes last."""
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    plan = split_torch_state_dict_into_shards(tensors, max_shard_size=LARGEST_FILE)
+    temporary = temporary_sibling(target)
+    temporary.mkdir()
+    try:
+        for name, members in plan.filename_to_tensors.items():
+            save_file({key: tensors[key].contiguous().clone() for key in members}, temporary / name, {"format": "pt"})
+            sync_file(temporary / name)
+        for name in plan.filename_to_tensors:
+            (temporary / name).replace(target / name)
+    finally:
+        remove_tree(temporary)
+    if plan.is_sharded:
+        write_json(target / INDEX, {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename})
+    sync_file(target)
+
+
+def _companions(target: Path, base: Path | None) -> None:
+    """Copy tokenizer and generation settings that are not there yet."""
+    for pattern in COMPANIONS if base is not None else ():
+        for source in base.glob(pattern) if base is not None else ():
+            if source.is_file() and not (target / source.name).exists():
+                shutil.copyfile(source, target / source.name)

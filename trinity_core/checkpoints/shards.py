@@ -1,0 +1,172 @@
+"""Reading the shards of a model, whoever wrote them, into whole tensors by Hugging Face name.
+
+- Our trainer: `model_world_size_W_rank_r.pt` hold whole tensors, each in the file of one rank, or partitions that
+  `shards.json` describes.
+- FSDP: the same file names; each holds `DTensor` shards (or a rank's flat piece) of every parameter.
+- Megatron: a `torch.distributed.checkpoint` folder, see `megatron`.
+
+Files are loaded with `weights_only`: nothing in them is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.checkpoints.files import write_json
+from trinity_core.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+SHARDS = "shards.json"
+SHARD_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How a parameter was cut: flattened, padded at the end to a multiple of the ranks, cut into equal pieces."""
+
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+
+
+def write_shards(actor: Path, partitions: dict[str, Partition]) -> None:
+    """Say that each rank's file holds one flat piece of each of these parameters (ZeRO 3)."""
+    entries = {name: asdict(partition) for name, partition in partitions.items()}
+    write_json(actor / SHARDS, {"format": 1, "parameters": entries})
+
+
+def read_shards(actor: Path) -> dict[str, Partition]:
+    """What `write_shards` wrote; nothing where the parameters are not cut."""
+    try:
+        entries = json.loads((actor / SHARDS).read_text())["parameters"]
+        return {name: Partition(tuple(entry["shape"])) for name, entry in entries.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{actor / SHARDS} cannot be read: {error!r}") from error
+
+
+def shard_files(actor: Path) -> list[Path]:
+    """The model's files in order of rank; empty where there are none. Raises `DataError` where one is missing."""
+    found: dict[int, dict[int, Path]] = {}
+    for path in actor.glob("model_world_size_*_rank_*.pt"):
+        if match := SHARD_FILE.fullmatch(path.name):
+            found.setdefault(int(match[1]), {})[int(match[2])] = path
+    if not found:
+        return []
+    if len(found) > 1:
+        raise DataError(f"{actor} holds shards of different world sizes ({sorted(found)}): remove the wrong ones")
+    ((world, by_rank),) = found.items()
+    missing = sorted(set(range(world)) - set(by_rank))
+    if missing:
+        raise DataError(f"{actor} lacks the model shards of ranks {missing} of {world}")
+    return [by_rank[rank] for rank in range(world)]
+
+
+def merge(actor: Path) -> dict[str, torch.Tensor]:
+    """The whole tensors of the shards in `actor`. Raises `DataError` where they do not fit together."""
+    ranks = [load_shard(path) for path in shard_files(actor)]
+    partitions = read_shards(actor)
+    names = list(dict.fromkeys(name for rank in ranks for name in rank))
+    return {name: _whole(name, [rank[name] for rank in ranks if name in rank], partitions) for name in names}
+
+
+def load_shard(path: Path) -> dict[str, Any]:
+    """One rank's tensors by name. Raises `DataError` where the file is damaged or holds more than plain data."""
+    import pickle
+
+    import torch
+
+    try:
+        with torch.serialization.safe_globals(_safe_types()):
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise DataError(f"{path} cannot be read without running code from it: {error}") from error
+    if isinstance(loaded, dict) and set(loaded) <= {"model", "state_dict", "module"} and len(loaded) == 1:
+        (loaded,) = loaded.values()
+    if not isinstance(loaded, dict):
+        raise DataError(f"{path} holds a {type(loaded).__name__} instead of tensors by name")
+    return loaded
+
+
+def _safe_types() -> list[Any]:
+    """What a saved DTensor needs beside tensors: descriptions of layouts, none of which does anything."""
+    from collections import OrderedDict
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    return [OrderedDict, DTensor, DTensorSpec, TensorMeta, DeviceMesh, Shard, Replicate, Partial]
+
+
+def _whole(name: str, pieces: Sequence[Any], partitions: dict[str, Partition]) -> torch.Tensor:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    first = pieces[0]
+    if not isinstance(first, torch.Tensor):
+        raise DataError(f"the entry {name} of a model shard is a {type(first).__name__}, not a tensor")
+    if isinstance(first, DTensor):
+        return merge_dtensors(name, pieces)
+    if name in partitions:
+        return merge_flat(name, pieces, partitions[name])
+    if len(pieces) == 1 or all(torch.equal(first, piece) for piece in pieces[1:]):
+        return first
+    raise DataError(
+        f"the ranks hold different pieces of {name} and nothing says how it was cut (neither DTensor nor {SHARDS})"
+    )
+
+
+def merge_flat(name: str, pieces: Sequence[torch.Tensor], partition: Partition) -> torch.Tensor:
+    """Join flat pieces and take off the padding at the end."""
+    import torch
+
+    size = math.prod(partition.shape)
+    flat = torch.cat([piece.reshape(-1) for piece in pieces])
+    if flat.numel() < size or flat.numel() - size >= max(len(pieces) * 1024, 1):
+        raise DataError(f"the pieces of {name} have {flat.numel()} elements together, {size} are needed")
+    return flat[:size].reshape(partition.shape)
+
+
+def merge_dtensors(name: str, pieces: Sequence[Any]) -> torch.Tensor:
+    """Join `DTensor` shards, one for each rank in order, over a mesh of one or two dimensions (FSDP, HSDP, TP x DP).
+
+    A dimension of the mesh that replicates contributes its first piece; one that shards is joined along its dimension.
+    """
+    import torch
+
+    spec = pieces[0].device_mesh
+    placements = pieces[0].placements
+    mesh_shape = tuple(spec.mesh.shape)
+    if math.prod(mesh_shape) != len(pieces):
+        raise DataError(f"{name} lies on a mesh of {mesh_shape}, but there are {len(pieces)} shards")
+    order = spec.mesh.reshape(-1).tolist()
+    lined_up = [pieces[rank].to_local() for rank in order]
+    merged = _join(lined_up, list(mesh_shape), list(placements), name)
+    if tuple(merged.shape) != tuple(pieces[0].shape):
+        raise DataError(f"{name} has shape {tuple(merged.shape)} when joined instead of {tuple(pieces[0].shape)}")
+    return torch.as_tensor(merged)
+
+
+def _join(pieces: list[torch.Tensor], mesh: list[int], placements: list[Any], name: str) -> torch.Tensor:
+    """Join over the innermost dimension of the mesh first: what is cut last is joined first."""
+    import torch
+
+    while mesh:
+        width, placement = mesh.pop(), placements.pop()
+        blocks = [pieces[i : i + width] for i in range(0, len(pieces), width)]
+        if placement.is_replicate():
+            pieces = [block[0] for block in blocks]
+        elif placement.is_shard():
+            pieces = [torch.cat(block, dim=placement.dim) for block in blocks]
+        else:
+            raise DataError(f"{name} is {placement} on its mesh: a sum that was never taken cannot be converted")
+    return pieces[0]
