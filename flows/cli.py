@@ -1,0 +1,98 @@
+"""`trinity` with the commands that run flows: run, evaluate, quickstart, up, down, status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
+
+Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.1.")]
+
+
+@app.command()
+def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
+    """Run a configuration here and now, with all its stages; no server needs to be up."""
+    from flows.local import run_here
+    from tasks.placement import flow_of
+    from trinity_core.config import load_config
+
+    given = with_plugins(overrides, plugin_dir)
+    with run_here() as flows:
+        name = flow_of(load_config(config, given))
+        summary = flows(name)(config=str(config), overrides=given)
+    typer.echo(f"\n{summary['project']}/{summary['name']}: step {summary['step']}, scores {summary['scores']}")
+    for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
+        typer.echo(f"{title:11}{summary[key]}")
+
+
+@app.command()
+def evaluate(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    plugin_dir: PluginDir = None,
+    which: Annotated[
+        str, typer.Option(help="base, latest, missing (those without a score), all, or a step.")
+    ] = "latest",
+    stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
+) -> None:
+    """Score a model or the checkpoints of a run on the configuration's eval sets."""
+    from flows.local import run_here
+    from trinity_core.config import load_config
+
+    given = with_plugins(overrides, plugin_dir)
+    with run_here() as flows:
+        load_config(config, given)
+        summary = flows("evaluate")(config=str(config), overrides=given, stage=stage, which=which)
+    typer.echo(json.dumps(summary["scores"], indent=2))
+
+
+@app.command()
+def quickstart(
+    out: Annotated[Path, typer.Option(help="Folder of model, data and run.")] = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Seed of model, data and run.")] = 42,
+    config: Annotated[Path, typer.Option(help="The pipeline to run.")] = Path("configs/quickstart/quickstart.yaml"),
+) -> None:
+    """The whole pipeline in minutes on a laptop: SFT warm-up, GRPO, evaluation and conversion of a tiny model."""
+    from flows.quickstart import quickstart as run_quickstart
+
+    typer.echo(run_quickstart(out, seed, config))
+
+
+@app.command()
+def up(port: Port = 4200) -> None:
+    """Start Prefect here: server on SQLite, work pool, one worker, all deployments of prefect.yaml. Loopback only."""
+    from tasks.local import up as start
+
+    state = start(Path.cwd(), port, typer.echo)
+    typer.echo(
+        f"\nPrefect UI  {state.api_url.removesuffix('/api')}\nTry         prefect deployment run rft/gsm8k --watch"
+    )
+
+
+@app.command()
+def down() -> None:
+    """Stop exactly what `trinity up` has started in this folder."""
+    from tasks.local import down as stop
+
+    typer.echo("Everything is down." if stop(Path.cwd(), typer.echo) else "Nothing was up in this folder.")
+
+
+@app.command()
+def status() -> None:
+    """Show what `trinity up` has started in this folder."""
+    from tasks.local import status as lines
+
+    typer.echo("\n".join(lines(Path.cwd())))
+
+
+def main() -> None:
+    """The console script."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()

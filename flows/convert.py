@@ -1,0 +1,21 @@
+"""Checkpoints as Hugging Face folders."""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from flows.parameters import NO_OVERRIDES, BaseModel, CheckpointDir, ConfigFile, Overrides
+from tasks.checkpoints import convert_folder, job_dir_of
+from tasks.faults import only_transient_faults_are_retried
+
+
+@flow(name="convert", persist_result=False)
+def convert(
+    config: ConfigFile,
+    overrides: Overrides = NO_OVERRIDES,
+    checkpoint_dir: CheckpointDir = "",
+    base_model_dir: BaseModel = "",
+) -> list[str]:
+    """Convert every checkpoint of the configuration's run (or below another folder); converted ones are left alone."""
+    with only_transient_faults_are_retried():
+        return convert_folder(checkpoint_dir or job_dir_of(config, overrides), base_model_dir or None)

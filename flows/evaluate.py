@@ -1,0 +1,33 @@
+"""Scores: a model, or the checkpoints of a run, on the configuration's eval sets."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from prefect import flow
+
+from flows.parameters import NO_OVERRIDES, RETRIES, RETRY_DELAY, ConfigFile, ModelPath, Overrides, StageName, Which
+from tasks.evaluation import publish_scores, score, unscored
+from tasks.faults import only_transient_faults_are_retried
+from tasks.lifetime import cluster, ending
+from tasks.resolve import resolve
+
+
+@flow(name="evaluate", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
+def evaluate(
+    config: ConfigFile,
+    overrides: Overrides = NO_OVERRIDES,
+    stage: StageName = "",
+    model_path: ModelPath = "",
+    which: Which = "latest",
+) -> dict[str, Any]:
+    """Score what has no score yet; engines start only where there is something to score."""
+    with only_transient_faults_are_retried():
+        plan = resolve(config, overrides, stage, model_path, "evaluate", which == "base")
+        targets = unscored(plan, which)
+        if not targets:
+            return publish_scores(plan)
+        with ending(cluster(plan)) as session:
+            score(session, targets)
+            return publish_scores(plan, time.monotonic() - session.began)

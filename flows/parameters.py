@@ -1,0 +1,38 @@
+"""The parameters of flows: types that Prefect's UI shows as a form and checks before a run starts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+RETRIES = 2
+"""Further attempts after a transient fault, each from the latest checkpoint."""
+RETRY_DELAY = 5
+"""Seconds before each."""
+
+Override = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.\[\]-]*=", examples=["trainer.total_steps=100"])]
+"""One setting, as `dotted.key=value`."""
+
+ConfigFile = Annotated[
+    str, Field(title="Configuration", pattern=r"\.ya?ml$", description="YAML file of the run", min_length=1)
+]
+Overrides = Annotated[
+    list[Override], Field(title="Overrides", description="Settings laid over the file, each as dotted.key=value")
+]
+StageName = Annotated[str, Field(title="Stage", description="Stage of a configuration that has several")]
+ModelPath = Annotated[str, Field(title="Model", description="Model to start from in place of the configuration's")]
+CheckpointDir = Annotated[
+    str, Field(title="Checkpoints", description="Another run's folder, or one of its global_step_N")
+]
+BaseModel = Annotated[str, Field(title="Base model", description="For checkpoints that lack their config.json")]
+Which = Annotated[
+    str,
+    Field(
+        title="Which",
+        description="base: the model before training; latest; missing: checkpoints without a score; all; or a step",
+        pattern=r"^(base|latest|missing|all|\d+)$",
+    ),
+]
+
+NO_OVERRIDES: list[str] = []

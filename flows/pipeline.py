@@ -1,0 +1,35 @@
+"""The whole way of a configuration with stages: each stage a subflow, from the model of the stage before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from flows.evaluate import evaluate
+from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides
+from flows.rft import rft
+from flows.sft import sft
+from tasks.faults import only_transient_faults_are_retried
+from tasks.lifetime import keeping_cluster
+from tasks.stages import finish_pipeline, plan_pipeline
+
+FLOWS = {"rft": rft, "sft": sft}
+
+
+@flow(name="pipeline", persist_result=False)
+def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
+    """Score the model as it is, run the stages in order, publish the last one's model.
+
+    Stages that an earlier attempt has finished are not run again.
+    """
+    with only_transient_faults_are_retried():
+        plan = plan_pipeline(config, overrides)
+        with keeping_cluster(plan):
+            before = evaluate(config, overrides, plan.evaluates, which="base") if plan.evaluates else {}
+            summaries: dict[str, dict[str, Any]] = {}
+            model_path = ""
+            for stage in plan.stages:
+                summaries[stage.name] = stage.done or FLOWS[stage.flow](config, overrides, stage.name, model_path)
+                model_path = summaries[stage.name]["hf_dir"] or model_path
+            return finish_pipeline(plan, before, summaries)

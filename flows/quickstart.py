@@ -1,0 +1,76 @@
+"""`trinity quickstart`: a tiny model, data of its own, the whole pipeline, and a summary for people and scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from flows.local import run_here
+from trinity_core.config import load_config
+from trinity_core.data.tiny import make_tiny
+
+
+def quickstart(out: Path, seed: int, config: Path) -> str:
+    """Run everything below `out`; returns the summary's text and writes it to `<out>/summary.json`."""
+    began = time.monotonic()
+    overrides = [
+        f"seed={seed}",
+        f"checkpoint_root_dir={out / 'checkpoints'}",
+        f"model.model_path={out / 'model'}",
+    ]
+    os.environ["TRINITY_TASKSET_PATH"] = str((out / "data").absolute())
+    with run_here() as flows:
+        make_tiny(out, seed)
+        made = time.monotonic()
+        load_config(config, overrides)
+        result = flows("pipeline")(config=str(config), overrides=overrides)
+    summary = summarise(result, {"model and data": made - began, "total": time.monotonic() - began})
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    return as_text(summary, out)
+
+
+def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
+    """The summary's fixed keys, from what the pipeline returns.
+
+    `weights_digest` is the SHA-256 over the final tensors in the order of their names (see `tasks.checkpoints`).
+    """
+    from tasks.checkpoints import weights_digest
+
+    scores = result["scores"]
+    return {
+        "accuracy_base": scores["before"],
+        "accuracy_sft": scores["sft"],
+        "accuracy_rft": scores["rft"],
+        "steps": result["steps"],
+        "stage_seconds": {name: round(value, 1) for name, value in {**result["stage_seconds"], **seconds}.items()},
+        "checkpoint_dir": result["checkpoint_dir"],
+        "hf_dir": result["hf_dir"],
+        "mlflow_uri": result["tracking_uri"],
+        "curve": result["curve"],
+        "weights_digest": weights_digest(Path(result["hf_dir"])),
+    }
+
+
+def as_text(summary: dict[str, Any], out: Path) -> str:
+    """The summary on one screen, with the command that opens each thing."""
+    accuracy = "  ".join(
+        f"{title} {summary[key]:.3f}"
+        for title, key in (("base", "accuracy_base"), ("SFT", "accuracy_sft"), ("RFT", "accuracy_rft"))
+    )
+    seconds = "  ".join(f"{name} {value:.0f} s" for name, value in summary["stage_seconds"].items())
+    steps = "  ".join(f"{name} {value}" for name, value in summary["steps"].items())
+    load = f"transformers.AutoModelForCausalLM.from_pretrained({summary['hf_dir']!r})"
+    rows = {
+        "accuracy": accuracy,
+        "steps": steps,
+        "time": seconds,
+        "checkpoint": f"{summary['checkpoint_dir']}\n            ls -R {summary['checkpoint_dir']}",
+        "model": f'{summary["hf_dir"]}\n            python -c "import transformers; {load}"',
+        "MLflow": f"{summary['mlflow_uri']}\n            mlflow ui --backend-store-uri {summary['mlflow_uri']}",
+        "curve": f"{summary['curve']}\n            xdg-open {summary['curve']}",
+        "summary": str(out / "summary.json"),
+    }
+    return "\n" + "\n".join(f"{name:11} {value}" for name, value in rows.items())

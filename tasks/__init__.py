@@ -1,0 +1,1 @@
+"""Prefect tasks: thin adapters between Prefect and trinity_core."""

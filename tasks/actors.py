@@ -1,0 +1,165 @@
+"""The actors of a run: engines, explorer, trainer workers. Each has a name by which it is found in Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.cluster import Cluster
+from tasks.faults import POLL_SECONDS, Stopped, get, result_of
+from tasks.placement import Placement
+from trinity_core.config import Config
+
+if TYPE_CHECKING:
+    from trinity_core.rollout.settings import EngineSettings
+
+SAVE_SECONDS = 20.0
+"""For the trainer to save at the next step boundary. Prefect kills a cancelled run 30 s after asking it to end."""
+EXPLORER_SECONDS = 2.0
+"""For the explorer to end by itself. What it has done is in the store; it has nothing to save."""
+CALLS_AT_ONCE = 1000
+"""An engine is an asynchronous actor: each workflow's call waits within it."""
+
+
+def start_engines(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
+    """The policy's engines. They load in the background; the explorer waits for them.
+
+    A pipeline on the CPU keeps its engines: a stage whose engines differ in nothing but the model's path takes those of
+    the stage before, with other weights. (On GPUs they would hold memory that another stage's trainer needs.)
+    """
+    from trinity_core.rollout.settings import policy_engine
+
+    settings = policy_engine(config, placement.on_gpu, placement.engine_threads)
+    kept = cluster.take_engines(engine_key(settings, placement))
+    if kept:
+        load_folder(kept, settings.model_path)
+        return kept
+    return [
+        _start_engine(cluster, f"{config.name}/engine_{index}", settings, placement.engine_gpus)
+        for index in range(placement.engines)
+    ]
+
+
+def keep_engines(cluster: Cluster, config: Config, placement: Placement, engines: list[Any]) -> bool:
+    """Leave the engines to the next stage, where there may be one; false where they should end."""
+    from trinity_core.rollout.settings import policy_engine
+
+    if placement.on_gpu or not cluster.shared:
+        return False
+    settings = policy_engine(config, placement.on_gpu, placement.engine_threads)
+    cluster.leave_engines(engine_key(settings, placement), engines)
+    return True
+
+
+def engine_key(settings: EngineSettings, placement: Placement) -> tuple[EngineSettings, int]:
+    """What two stages' engines have in common if one can use the other's."""
+    return replace(settings, model_path=""), placement.engines
+
+
+def load_folder(engines: list[Any], model_path: str) -> None:
+    """Put the weights of a Hugging Face folder into running engines, as version 0."""
+    from trinity_core.rollout.messages import WeightSource
+
+    source = WeightSource("folder", str(Path(model_path).absolute()))
+    for ref in [engine.load.remote(source, 0) for engine in engines]:
+        result_of(ref, lambda: False)
+
+
+def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> list[list[Any]]:
+    """The engines of each auxiliary model."""
+    from trinity_core.rollout.settings import auxiliary_engine
+
+    made: list[list[Any]] = []
+    for model, gpus in zip(config.explorer.auxiliary_models, placement.auxiliary_gpus, strict=False):
+        settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
+        name = f"{config.name}/auxiliary_{len(made)}"
+        made.append([
+            _start_engine(cluster, f"{name}_{index}", settings, gpus) for index in range(model.engine_num)
+        ])  # fmt: skip
+    return made
+
+
+def start_explorer(cluster: Cluster, config: Config, engines: list[Any], auxiliary: list[list[Any]]) -> Any:
+    """The explorer: it drives the engines and holds no model itself."""
+    from trinity_core.rollout.explorer import Explorer
+
+    name, env = f"{config.name}/{config.explorer.name}", dict(config.explorer.env_vars)
+    return cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8)
+
+
+def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
+    """The trainer's workers, one a rank."""
+    from trinity_core.training.worker import TrainerWorker
+
+    return [
+        cluster.actor(
+            TrainerWorker,
+            f"{config.name}/{config.trainer.name}_{rank}",
+            config,
+            rank,
+            placement.trainers,
+            gpus=placement.trainer_gpus,
+            env=trainer_environment(placement),
+            concurrency=4,
+        )
+        for rank in range(placement.trainers)
+    ]
+
+
+def connect_trainers(workers: list[Any], stopped: Callable[[], bool]) -> dict[str, Any]:
+    """Let the workers find one another at rank 0's address, load and resume; the progress of rank 0."""
+    address, port = result_of(workers[0].rendezvous.remote(), stopped)
+    progress = [result_of(ref, stopped) for ref in [worker.start.remote(address, port) for worker in workers]]
+    return progress[0]
+
+
+def run_until_done(
+    runs: list[Any],
+    stop: Callable[[], Any],
+    stopping: Callable[[], bool],
+    grace: float,
+    while_waiting: Callable[[], None],
+) -> list[Any]:
+    """What `runs` (references to what `run` returns) come to; the first that fails ends the wait with its error.
+
+    Once `stopping()` is true, `stop` is called, which makes the runs save and return. Raises `Stopped` where they do
+    not return within `grace` seconds.
+    """
+    import ray
+
+    asked_at: float | None = None
+    waiting = list(runs)
+    while waiting:
+        ready, waiting = ray.wait(waiting, num_returns=1, timeout=0)
+        if ready:
+            get(ready[0])
+            continue
+        if asked_at is None and stopping():
+            asked_at = time.monotonic()
+            stop()
+        if asked_at is not None and time.monotonic() - asked_at > grace:
+            raise Stopped("The run was stopped before its next step boundary.")
+        while_waiting()
+        time.sleep(POLL_SECONDS)
+    return [get(ref) for ref in runs]
+
+
+def trainer_environment(placement: Placement) -> dict[str, str]:
+    """What DeepSpeed and torch read from their environment."""
+    common = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(placement.trainer_threads)}
+    if placement.on_gpu:
+        return common
+    patient = {"OMP_WAIT_POLICY": "PASSIVE"} if placement.in_turn else {}
+    return common | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **patient}
+
+
+def _start_engine(cluster: Cluster, name: str, settings: EngineSettings, gpus: float) -> Any:
+    from trinity_core.rollout.engine import Engine
+
+    env = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+    engine = cluster.actor(Engine, name, settings, gpus=gpus, env=env, concurrency=CALLS_AT_ONCE)
+    engine.start.remote()
+    return engine

@@ -1,0 +1,117 @@
+"""What a run leaves behind for others to use: converted models, digests, summaries."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.reports import show_curve, show_rollouts, show_summary, show_tracking
+from tasks.session import Session
+from trinity_core.config import Config, load_config
+from trinity_core.tracking import read_metrics
+from trinity_core.tracking.forwarder import eval_scores, run_note
+
+SUMMARY = "summary.json"
+
+
+@task(name="publish", cache_policy=NO_CACHE, persist_result=False)
+def publish(session: Session, training: dict[str, Any]) -> dict[str, Any]:
+    """Convert the last checkpoint, show the results, and note them in the job's `summary.json`."""
+    from trinity_core.checkpoints.resume import latest_whole
+
+    config = session.config
+    step = latest_whole(config.job_dir) or 0
+    scores = eval_scores(read_metrics(config.job_dir))
+    summary: dict[str, Any] = {
+        "project": config.project,
+        "name": config.name,
+        "step": step,
+        "scores": {f"step {each}": value for each, value in scores.items()},
+        "score": scores.get(step),
+        "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
+        "hf_dir": str(huggingface_folder(config, step)) if step else None,
+        "tracking": session.tracking().link,
+        "tracking_uri": run_note(config.job_dir).get("uri"),
+        "curve": _text(show_curve(config)),
+        "seconds": round(time.monotonic() - session.began, 2),
+        "results": training,
+    }
+    show_rollouts(config)
+    show_tracking(config, summary["tracking"])
+    show_summary(config, {name: value for name, value in summary.items() if name != "results"})
+    write_summary(config, summary)
+    return summary
+
+
+@task(name="convert", cache_policy=NO_CACHE, persist_result=False)
+def convert_folder(checkpoint_dir: str, base_model_dir: str | None = None) -> list[str]:
+    """Convert every checkpoint below a folder to Hugging Face format; the folders made."""
+    from trinity_core.checkpoints.convert import convert_all
+
+    return [
+        str(folder) for folder in convert_all(Path(checkpoint_dir), Path(base_model_dir) if base_model_dir else None)
+    ]
+
+
+def job_dir_of(config: str, overrides: list[str]) -> str:
+    """The folder of the run that a configuration describes."""
+    return str(load_config(config, overrides).job_dir)
+
+
+def huggingface_folder(config: Config, step: int) -> Path:
+    """A checkpoint's model in Hugging Face format, converted where it is not yet."""
+    from trinity_core.checkpoints.convert import convert_all
+
+    checkpoint = config.job_dir / f"global_step_{step}"
+    convert_all(checkpoint, Path(config.model.model_path))
+    return checkpoint / "actor" / "huggingface"
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over all tensors of a Hugging Face folder, whatever files they are in.
+
+    Tensors are taken in the order of their names; each adds `name`, `dtype` and `shape` as one line of text, then its
+    bytes as stored in safetensors (little-endian, row-major).
+    """
+    from safetensors import safe_open
+
+    tensors: dict[str, Path] = {}
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="numpy") as opened:
+            tensors |= dict.fromkeys(opened.keys(), file)
+    digest = hashlib.sha256()
+    for name, file in sorted(tensors.items()):
+        with safe_open(file, framework="pt") as opened:
+            value = opened.get_tensor(name).contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.view(-1).view(_bytes_type()).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write_summary(config: Config, summary: dict[str, Any]) -> None:
+    """`<job_dir>/summary.json`."""
+    path = config.job_dir / SUMMARY
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(summary, indent=2, default=str) + "\n")
+
+
+def read_summary(config: Config) -> dict[str, Any] | None:
+    """What a finished run has noted, or None."""
+    path = config.job_dir / SUMMARY
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _bytes_type() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

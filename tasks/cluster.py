@@ -1,0 +1,188 @@
+"""Ray: started for the run on the loopback interface, or joined; and everything that runs on it, ended again.
+
+One process has at most one cluster. A pipeline opens it and its stages use it, because starting Ray takes 6 s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tasks.placement import Machine, Placement, place
+from trinity_core.config import Config
+from trinity_core.errors import TransientFault, TrinityError
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 512 * 2**20
+"""Batches and eval results pass through it; weights do not. More would only take shared memory from the hand-over."""
+PLACEMENT_SECONDS = 60.0
+_lock = threading.Lock()
+_current: Cluster | None = None
+
+
+class Cluster:
+    """A connection to Ray. `close` ends all that this process has started on it."""
+
+    def __init__(self, config: Config, machine: Machine) -> None:
+        self.machine = machine
+        self.address = config.cluster.ray_address
+        self._started: list[Any] = []
+        self._users = 0
+        self._kept: tuple[Any, list[Any]] | None = None
+
+    def open(self, namespace: str, gpus: int) -> None:
+        """Start Ray, or join the cluster at `cluster.ray_address`."""
+        import ray
+
+        with _keeping_sigterm():
+            if self.address:
+                ray.init(address=self.address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+                return
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            ray.init(
+                address="local",
+                namespace=namespace,
+                num_cpus=max(self.machine.cpus, 1),
+                num_gpus=gpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+            )
+
+    def actor(
+        self,
+        cls: type,
+        name: str,
+        *args: Any,
+        gpus: float = 0,
+        env: dict[str, str] | None = None,
+        concurrency: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Start a named actor that uses `gpus` GPUs. It has no restarts, because it has state."""
+        import ray
+
+        options: dict[str, Any] = {
+            "name": name,
+            "num_cpus": 0,
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", **(env or {})}},
+        }
+        if concurrency:
+            options["max_concurrency"] = concurrency
+        self._check_room(gpus)
+        handle: Any = ray.remote(cls).options(**options).remote(*args, **kwargs)
+        self._started.append(handle)
+        return handle
+
+    def kill(self, handles: Sequence[Any]) -> None:
+        """End these actors now."""
+        import ray
+
+        for handle in handles:
+            ray.kill(handle, no_restart=True)
+        self._started = [handle for handle in self._started if handle not in handles]
+
+    @property
+    def shared(self) -> bool:
+        """Whether something else than the one session uses it: then another stage may follow."""
+        return self._users > 1
+
+    def leave_engines(self, key: Any, engines: list[Any]) -> None:
+        """Keep one stage's engines for the next; those kept before end."""
+        if self._kept is not None:
+            self.kill(self._kept[1])
+        self._kept = (key, engines)
+
+    def take_engines(self, key: Any) -> list[Any]:
+        """The kept engines, where they fit the key; others stay kept."""
+        if self._kept is None or self._kept[0] != key:
+            return []
+        engines, self._kept = self._kept[1], None
+        return engines
+
+    def close(self) -> None:
+        """End every actor of ours, and Ray itself where we started it."""
+        import ray
+
+        self.kill(self._started)
+        if ray.is_initialized():
+            with _keeping_sigterm():
+                ray.shutdown()
+
+    def _check_room(self, gpus: float) -> None:
+        """An actor that never fits would wait for ever: say what is free instead."""
+        import ray
+
+        total = ray.cluster_resources().get("GPU", 0)
+        if gpus > total:
+            raise TrinityError(
+                f"An actor needs {gpus:g} GPUs, but the Ray cluster has {total:g} "
+                f"({ray.available_resources().get('GPU', 0):g} free)."
+            )
+
+
+def machine() -> Machine:
+    """Cores that this process may use, and GPUs that are there (without a CUDA context, which would take memory)."""
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    manager = get_accelerator_manager_for_resource("GPU")
+    gpus = manager.get_current_node_num_accelerators() if manager else 0
+    visible = manager.get_current_process_visible_accelerator_ids() if manager else None
+    return Machine(len(os.sched_getaffinity(0)), gpus if visible is None else len(visible))
+
+
+def placement_of(config: Config) -> Placement:
+    """Where the processes of a run go on this machine, or on the Ray cluster that it joins."""
+    return place(config, _current.machine if _current else machine())
+
+
+def open_cluster(config: Config, gpu_per_node: int) -> Cluster:
+    """The process's cluster; opened where it is not open yet. Each call needs its `close_cluster`."""
+    global _current
+    with _lock:
+        if _current is None:
+            opened = Cluster(config, machine())
+            try:
+                opened.open(config.ray_namespace or "trinity", gpu_per_node)
+            except (ConnectionError, RuntimeError, OSError) as error:
+                opened.close()
+                raise TransientFault(f"Ray did not start: {error}") from error
+            _current = opened
+        _current._users += 1
+        return _current
+
+
+def close_cluster(cluster: Cluster) -> None:
+    """The counterpart of `open_cluster`; the last one ends Ray."""
+    global _current
+    with _lock:
+        cluster._users -= 1
+        if cluster._users == 0:
+            _current = None
+            cluster.close()
+
+
+@contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Ray replaces the SIGTERM handler in the main thread; Prefect hears of a cancellation only through its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is not handler:
+            signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,26 @@
+"""The task `explore`: it starts the explorer, waits for it and shows how far it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.actors import EXPLORER_SECONDS, run_until_done
+from tasks.faults import result_of
+from tasks.reports import LiveReport
+from tasks.session import Session
+
+
+@task(name="explore", cache_policy=NO_CACHE, persist_result=False)
+def explore(session: Session) -> dict[str, Any]:
+    """Explore until all tasks are done or the session stops; the explorer's summary."""
+    explorer = session.explorer()
+    result_of(explorer.prepare.remote(), lambda: session.stopping)
+    progress = result_of(explorer.progress.remote(), lambda: session.stopping)
+    report = LiveReport(session.config, session.config.explorer.name, progress["total_steps"])
+    run = explorer.run.remote()
+    [summary] = run_until_done([run], explorer.stop.remote, lambda: session.stopping, EXPLORER_SECONDS, report)
+    report.report(done=True)
+    return summary

@@ -1,0 +1,107 @@
+"""Which failures are worth another attempt, and what they say."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from trinity_core.errors import TransientFault, TrinityError
+
+POLL_SECONDS = 0.2
+"""Short, so that a cancellation (an exception in the main thread) is heard at once, and no longer wait is needed."""
+
+
+class Stopped(TransientFault):
+    """The run was asked to stop before it was done."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same run may succeed when it goes on from its latest checkpoint.
+
+    Dead actors, lost nodes and time-outs are. A wrong configuration, wrong data, a full disk or a defect is not.
+    """
+    from ray.exceptions import (
+        GetTimeoutError,
+        NodeDiedError,
+        ObjectLostError,
+        RayActorError,
+        RayChannelError,
+        RaySystemError,
+        WorkerCrashedError,
+    )
+
+    if isinstance(error, TrinityError):
+        return False
+    lost = (GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError, RayChannelError, RaySystemError)
+    return isinstance(error, (TransientFault, WorkerCrashedError, *lost))
+
+
+class OneLine(logging.Filter):
+    """A log filter: errors with a message for the user appear without their traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep every record; strip the traceback from those."""
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        if isinstance(error, TrinityError | TransientFault):
+            record.exc_info = record.exc_text = None
+        return True
+
+
+_ONE_LINE = OneLine()
+
+
+@contextmanager
+def only_transient_faults_are_retried() -> Iterator[None]:
+    """Within a flow: any other failure takes away the retries that are left, and fails the run at once."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_ONE_LINE)
+    try:
+        yield
+    except Exception as error:
+        if not is_transient(error):
+            _forbid_retries()
+        raise
+
+
+def _forbid_retries() -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.objects import FlowRunPolicy
+    from prefect.context import FlowRunContext
+
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None or context.flow is None or not context.flow.retries:
+        return
+    with get_client(sync_client=True) as client:
+        client.update_flow_run(context.flow_run.id, empirical_policy=FlowRunPolicy(retries=0, retry_delay=0))
+
+
+def result_of(ref: Any, stopped: Callable[[], bool], while_waiting: Callable[[], None] | None = None) -> Any:
+    """What an actor's method returns, polled for; raises what it raised, as it was, or `Stopped`."""
+    import ray
+
+    while True:
+        done, _ = ray.wait([ref], timeout=0)
+        if done:
+            return get(ref)
+        if stopped():
+            raise Stopped("The run was stopped.")
+        if while_waiting:
+            while_waiting()
+        time.sleep(POLL_SECONDS)
+
+
+def get(ref: Any, timeout: float | None = None) -> Any:
+    """`ray.get` that raises the actor's own error, where that is one of those a user reads."""
+    import ray
+    from ray.exceptions import RayTaskError
+
+    try:
+        return ray.get(ref, timeout=timeout)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, TrinityError | TransientFault):
+            raise cause from None
+        raise

@@ -1,0 +1,85 @@
+"""The task `cluster`, the lifetime of a session, and waiting for tasks that run beside each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectConcurrentFuture
+from prefect.logging import get_run_logger
+
+from tasks.cluster import close_cluster, open_cluster
+from tasks.faults import POLL_SECONDS, is_transient
+from tasks.session import Session, Stage
+from tasks.stages import Plan
+
+
+@task(name="cluster", cache_policy=NO_CACHE, persist_result=False)
+def cluster(stage: Stage) -> Session:
+    """Start or join Ray, and begin to load the engines; the trainer starts with the task that uses it."""
+    placement = stage.placement
+    session = Session(stage, open_cluster(stage.config, placement.gpu_per_node))
+    get_run_logger().info(
+        "Ray is up: %s engine(s), %s trainer worker(s), %s GPU(s) per node",
+        placement.engines, placement.trainers, placement.gpu_per_node,
+    )  # fmt: skip
+    return session
+
+
+@contextmanager
+def ending(session: Session) -> Iterator[Session]:
+    """End the session with the block, however the block ends: finished, failed, cancelled or interrupted."""
+    succeeded = False
+    try:
+        yield session
+        succeeded = True
+    finally:
+        session.stop()
+        session.close(succeeded)
+
+
+@contextmanager
+def keeping_cluster(plan: Plan) -> Iterator[None]:
+    """Ray stays up between the stages of a pipeline."""
+    opened = open_cluster(plan.config, plan.gpu_per_node)
+    try:
+        yield
+    finally:
+        close_cluster(opened)
+
+
+def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:
+    """Run tasks beside each other, those that the configuration's mode needs: task name -> result.
+
+    When one fails, the others are asked to save and end, and the failure is raised: of several the one that will not go
+    away by itself. A cancellation (an exception in this, the main, thread) does the same.
+    """
+    wanted = [part for part in parts if part.name in session.parts]
+    futures = {part.name: cast(PrefectConcurrentFuture[Any], part.submit(session)) for part in wanted}
+    try:
+        while not all(future.wrapped_future.done() for future in futures.values()):
+            if any(_has_failed(future) for future in futures.values()):
+                break
+            time.sleep(POLL_SECONDS)
+    finally:
+        if not all(future.wrapped_future.done() for future in futures.values()):
+            session.stop()
+            for future in futures.values():
+                future.wait()
+    results = {name: future.result(raise_on_failure=False) for name, future in futures.items()}
+    failures = [result for result in results.values() if isinstance(result, BaseException)]
+    for failure in sorted(failures, key=is_transient):
+        raise failure
+    return results
+
+
+def _has_failed(future: PrefectConcurrentFuture[Any]) -> bool:
+    """Without a call of Prefect's API, which `future.state` makes until the state is known."""
+    if not future.wrapped_future.done():
+        return False
+    future.wait()
+    return not future.state.is_completed()

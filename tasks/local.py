@@ -1,0 +1,108 @@
+"""`trinity up`, `down`, `status`: Prefect server, work pool, one worker and all deployments, on this machine only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.server import HOST, Process, Up, environment, is_healthy, spawn, state_dir, wait_until_healthy
+from trinity_core.errors import TrinityError
+
+POOL = "trinity"
+SETTINGS_FILE = "prefect.toml"
+SETTINGS_NOTE = (
+    "# Written by `trinity up`, so that `prefect` finds the server in this folder; `trinity down` removes it.\n"
+)
+
+
+def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
+    """Start what is not running yet. Where a step fails, everything started is stopped again."""
+    running = Up.load(root)
+    if running and is_healthy(running.api_url) and all(process.alive() for process in running.processes):
+        say(f"Already up: {running.api_url.removesuffix('/api')}")
+        return running
+    if running:
+        down(root, say)
+    if not (root / "prefect.yaml").exists():
+        raise TrinityError(f"There is no prefect.yaml in {root}: run `trinity up` in the folder of the deployments.")
+    api_url = f"http://{HOST}:{port}/api"
+    if is_healthy(api_url):
+        raise TrinityError(f"Another Prefect server answers at {api_url}. Choose another port with --port.")
+    env = environment(root) | {"PREFECT_API_URL": api_url}
+    started: list[Process] = []
+    try:
+        say(f"Starting the Prefect server on port {port} …")
+        _start_server(root, port, api_url, env, started)
+        write_settings(root, api_url)
+        say("Making the work pool and the deployments …")
+        _prefect(root, env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+        _prefect(root, env, "--no-prompt", "deploy", "--all")
+        worker = ["worker", "start", "--pool", POOL, "--name", "trinity", "--limit", "2"]
+        env_worker = env | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
+        started.append(Process.of("worker", spawn("worker", _command(*worker), env_worker, root).pid))
+    except BaseException:
+        Up(api_url, started).save(root)
+        down(root, say)
+        raise
+    state = Up(api_url, started)
+    state.save(root)
+    return state
+
+
+def down(root: Path, say: Callable[[str], None]) -> bool:
+    """Stop exactly what `up` has started here, the worker (and its runs) before the server."""
+    state = Up.load(root)
+    remove_settings(root)
+    if state is None:
+        return False
+    for process in reversed(state.processes):
+        say(f"Stopping the {process.name} …")
+        process.stop(grace=45 if process.name == "worker" else 15)
+    Up.forget(root)
+    return True
+
+
+def status(root: Path) -> list[str]:
+    """One line for each thing that is, or should be, running."""
+    state = Up.load(root)
+    if state is None:
+        return ["Nothing is up in this folder. Start it with `trinity up`."]
+    health = "answers" if is_healthy(state.api_url) else "does not answer"
+    lines = [f"{state.api_url.removesuffix('/api')} {health}"]
+    lines += [f"{each.name:8} pid {each.pid} {'runs' if each.alive() else 'is gone'}" for each in state.processes]
+    return [*lines, f"logs     {state_dir(root) / 'log'}"]
+
+
+def write_settings(root: Path, api_url: str) -> None:
+    """Tell the `prefect` command in this folder where the server is; a file of the user's own is left alone."""
+    path = root / SETTINGS_FILE
+    if path.exists() and not path.read_text().startswith(SETTINGS_NOTE):
+        raise TrinityError(f'{path} is your own: put `url = "{api_url}"` below [api] in it, or move it away.')
+    path.write_text(f'{SETTINGS_NOTE}[api]\nurl = "{api_url}"\n')
+
+
+def remove_settings(root: Path) -> None:
+    """Remove the file again, where it is ours."""
+    path = root / SETTINGS_FILE
+    if path.exists() and path.read_text().startswith(SETTINGS_NOTE):
+        path.unlink()
+
+
+def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], started: list[Process]) -> None:
+    command = _command("server", "start", "--host", HOST, "--port", str(port))
+    server = spawn("server", command, env, root)
+    started.append(Process.of("server", server.pid))
+    wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")
+
+
+def _prefect(root: Path, env: dict[str, str], *args: str) -> None:
+    done = subprocess.run(_command(*args), env={**os.environ, **env}, cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise TrinityError(f"`prefect {' '.join(args)}` failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
+
+
+def _command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "prefect", *args]

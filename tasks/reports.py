@@ -1,0 +1,125 @@
+"""What a run shows while it works and when it is done: progress, learning curve, sampled rollouts, MLflow's address."""
+
+from __future__ import annotations
+
+import base64
+import math
+import time
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_image_artifact,
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    update_progress_artifact,
+)
+from prefect.logging import get_run_logger
+
+from tasks.labels import artifact_key
+from trinity_core.config import Config
+from trinity_core.tracking.curve import draw_curve
+from trinity_core.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.tracking.rollouts import latest_rollouts, rollouts_table
+
+REPORT_SECONDS = 10.0
+"""Between two reports. One costs about 0.1 s of a core: the picture, and three calls of Prefect's API."""
+SHOWN = ("reward", "accuracy", "loss", "entropy", "grad_norm", "response_length", "tokens_per_second")
+
+
+class LiveReport:
+    """Called often within a task; reports every ten seconds, and only what has changed."""
+
+    def __init__(self, config: Config, source: str, total_steps: int | None) -> None:
+        self._config = config
+        self._source = source
+        self._total = total_steps
+        self._artifact: UUID | None = None
+        self._step = -1
+        self._due = 0.0
+
+    def __call__(self) -> None:
+        """Report where it is time to."""
+        if time.monotonic() >= self._due:
+            self.report()
+            self._due = time.monotonic() + REPORT_SECONDS
+
+    def report(self, done: bool = False) -> None:
+        """Report now."""
+        lines = [line for line in read_metrics(self._config.job_dir) if line.source.startswith(self._source)]
+        step = lines[-1].step if lines else 0
+        if (step == self._step and not done) or not lines:
+            return
+        self._step = step
+        text = progress_text(lines, self._total)
+        get_run_logger().info(text)
+        percent = 100.0 if done else min(100.0 * step / self._total, 100.0) if self._total else 0.0
+        if self._artifact is None:
+            key = artifact_key(self._config, f"{self._source} progress")
+            self._artifact = cast(UUID, create_progress_artifact(percent, key=key, description=text))
+        else:
+            update_progress_artifact(self._artifact, percent, description=text)
+        show_curve(self._config)
+        show_rollouts(self._config)
+
+
+def progress_text(lines: list[MetricLine], total: int | None) -> str:
+    """`step 12 of 140: reward/mean 0.61, loss 0.02`."""
+    if not lines:
+        return "no step yet"
+    last = lines[-1]
+    names = [name for name in last.metrics if set(name.split("/")) & set(SHOWN) and not math.isnan(last.metrics[name])]
+    numbers = ", ".join(f"{name} {last.metrics[name]:.4g}" for name in sorted(names, key=len)[:6])
+    return f"step {last.step}{f' of {total}' if total else ''}: {numbers}"
+
+
+def show_curve(config: Config) -> Path | None:
+    """The learning curve as an image artifact that needs no file server: the picture is in its address."""
+    path = draw_curve(config.job_dir, f"{config.project} / {config.name}")
+    if path is not None:
+        picture = base64.b64encode(path.read_bytes()).decode()
+        create_image_artifact(
+            f"data:image/png;base64,{picture}", key=artifact_key(config, "curve"), description="Learning curve"
+        )
+    return path
+
+
+def show_rollouts(config: Config) -> None:
+    """The newest sampled rollouts as a table."""
+    found = latest_rollouts(config.job_dir)
+    if found is None:
+        return
+    source, step, rollouts = found
+    table = f"## {source}, step {step}\n\n{rollouts_table(rollouts)}\n"
+    create_markdown_artifact(table, key=artifact_key(config, "rollouts"), description="Sampled rollouts")
+
+
+def show_tracking(config: Config, link: str) -> None:
+    """Where the numbers are: a link, or the command that opens them."""
+    key = artifact_key(config, "tracking")
+    kind = config.monitor.monitor_type
+    if link.startswith("http"):
+        create_link_artifact(link, link_text=f"{config.project}/{config.name} in {kind}", key=key)
+    elif kind == "mlflow":
+        page = "http://127.0.0.1:5000"
+        text = f"[{config.project}/{config.name} in MLflow]({page}), served by\n\n```sh\n{link}\n```\n"
+        create_markdown_artifact(text, key=key, description="MLflow")
+    else:
+        create_markdown_artifact(f"```sh\n{link}\n```\n", key=key, description=kind)
+
+
+def show_summary(config: Config, summary: dict[str, Any]) -> None:
+    """A run's results as a two-column table."""
+    rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in summary.items() if value not in (None, "", {}))
+    text = f"## {config.project} / {config.name}\n\n| | |\n| --- | --- |\n{rows}\n"
+    create_markdown_artifact(text, key=artifact_key(config, "summary"), description="Summary")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return "<br>".join(f"{name} {_shown(part)}" for name, part in value.items())
+    return str(value)

@@ -1,0 +1,93 @@
+"""The task `resolve`: from a YAML file to a run that can start. All that can be known to be wrong is said here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
+
+from tasks.cluster import placement_of
+from tasks.labels import label_run
+from tasks.placement import parts_of, sync_method
+from tasks.session import Stage
+from trinity_core.checkpoints.resume import fresh_name, latest_whole
+from trinity_core.config import Config, load_config, stages, store_url
+from trinity_core.errors import TrinityError
+from trinity_core.store.store import ExperienceStore
+from trinity_core.tracking import rewind
+
+
+@task(name="resolve", cache_policy=NO_CACHE, persist_result=False)
+def resolve(
+    config: str,
+    overrides: Sequence[str] = (),
+    stage: str = "",
+    model_path: str = "",
+    kind: str = "rft",
+    base: bool = False,
+) -> Stage:
+    """Load and check the configuration, pick a stage, share out the machine, find the checkpoint to go on from.
+
+    `kind` is the flow's name. `model_path` is the model of the stage before, where there is one. With `base` the model
+    before all stages is meant, whose scores belong to the pipeline. Raises ConfigError or TrinityError.
+    """
+    loaded = load_config(config, list(overrides))
+    found, parent_dir = pick_stage(loaded, stage)
+    if base and parent_dir:
+        found.name, parent_dir = loaded.name, None
+    if model_path:
+        found.model.model_path = found.model.critic_model_path = model_path
+    if kind == "evaluate":
+        found.mode = "bench"
+    else:
+        found = in_fresh_folder(found)
+    placement = placement_of(found)
+    found.synchronizer.sync_method, notice = sync_method(found, placement)  # type: ignore[assignment]
+    if notice:
+        get_run_logger().warning(notice)
+    label_run(found.project, found.name, stage or kind, f"algorithm:{found.algorithm.algorithm_type}")
+    step = 0 if kind == "evaluate" else resume_step(found, parts_of(found, placement))
+    if step:
+        get_run_logger().info("Going on from the checkpoint of step %s in %s", step, found.job_dir)
+    return Stage(found, placement, stage or kind, parent_dir, step)
+
+
+def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
+    """The stage of that name and the pipeline's folder; the configuration itself where it has no stages."""
+    if not config.stages:
+        return config, None
+    names = [each.stage_name for each in config.stages]
+    if stage not in names:
+        fault = f"{stage!r} is none of them" if stage else "name one"
+        raise TrinityError(
+            f"The configuration has the stages {', '.join(names)}; {fault}. The flow `pipeline` runs all of them."
+        )
+    return stages(config)[names.index(stage)], config.job_dir
+
+
+def in_fresh_folder(config: Config) -> Config:
+    """With `continue_from_checkpoint: false` a run whose folder is taken gets a folder of its own, `<name>_<time>`."""
+    if not config.continue_from_checkpoint:
+        config.name = fresh_name(config.job_dir.parent, config.name)
+    return config
+
+
+def resume_step(config: Config, parts: set[str]) -> int:
+    """The step of the latest whole checkpoint, 0 where there is none; what came after it is forgotten.
+
+    The trainer does the same for the store when it starts. Done here, before the explorer starts, it saves the explorer
+    from beginning with a step that is taken back. Where the explorer runs as a flow of its own, both go on as they are.
+    """
+    step = latest_whole(config.job_dir) or 0
+    if "explore" not in parts or "train" not in parts or not config.job_dir.exists():
+        return step
+    (config.job_dir / "buffer").mkdir(exist_ok=True)
+    with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
+        store.rewind(step)
+        store.expect(config.explorer.name)
+        explorer_step = store.position(config.explorer.name).step
+    rewind(config.job_dir, step, explorer_step)
+    return step

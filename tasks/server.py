@@ -1,0 +1,213 @@
+"""The Prefect server of this machine: a temporary one for `trinity run`, a lasting one with worker for `trinity up`.
+
+Both listen on the loopback interface only and keep their SQLite database in `./.trinity`, so that a run of yesterday is
+seen in the UI of today. This module imports no Prefect: a server that starts while everything else is imported costs
+hardly any time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import psutil
+
+from trinity_core.errors import TrinityError
+
+HOST = "127.0.0.1"
+START_SECONDS = 180.0
+"""A new database on a busy machine takes a minute."""
+
+
+def state_dir(root: Path | None = None) -> Path:
+    """`./.trinity`: databases, logs and the record of what runs."""
+    return (root or Path.cwd()).absolute() / ".trinity"
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that was started here. The start time tells it from a later one with the same id."""
+
+    name: str
+    pid: int
+    started: float
+
+    @classmethod
+    def of(cls, name: str, pid: int) -> Process:
+        """The record of a running process."""
+        return cls(name, pid, psutil.Process(pid).create_time())
+
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            same = abs(process.create_time() - self.started) < 1.0
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def stop(self, grace: float = 30.0) -> None:
+        """End it and its children: SIGTERM, and SIGKILL for what is left after `grace` seconds."""
+        if not self.alive():
+            return
+        process = psutil.Process(self.pid)
+        family = [process, *process.children(recursive=True)]
+        process.terminate()
+        psutil.wait_procs(family, timeout=grace)
+        for member in family:
+            if member.is_running():
+                _quietly(member.kill)
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """What `trinity up` has started."""
+
+    api_url: str
+    processes: list[Process]
+
+    def save(self, root: Path | None = None) -> None:
+        """Write the record."""
+        path = state_dir(root) / "up.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def load(cls, root: Path | None = None) -> Up | None:
+        """The record, or None where nothing was started here."""
+        path = state_dir(root) / "up.json"
+        if not path.exists():
+            return None
+        kept = json.loads(path.read_text())
+        return cls(kept["api_url"], [Process(**each) for each in kept["processes"]])
+
+    @staticmethod
+    def forget(root: Path | None = None) -> None:
+        """Remove the record."""
+        (state_dir(root) / "up.json").unlink(missing_ok=True)
+
+
+def environment(root: Path | None = None) -> dict[str, str]:
+    """Prefect's settings for every process of this machine that we start; what the user has set stays."""
+    ours = {
+        "PREFECT_HOME": str(state_dir(root) / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "trinity_core,tasks",
+        "PREFECT_SERVER_MEMO_STORE_PATH": str(state_dir(root) / "prefect" / "memo_store.toml"),
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    return {name: os.environ.get(name, value) for name, value in ours.items()}
+
+
+def is_healthy(api_url: str) -> bool:
+    """Whether a server answers there."""
+    try:
+        with urlopen(f"{api_url}/health", timeout=2) as answer:  # noqa: S310 (the address is ours)
+            return answer.status == 200
+    except (URLError, OSError):
+        return False
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def spawn(
+    name: str, command: list[str], env: Mapping[str, str], root: Path | None = None, outlive_us: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; its output goes to `.trinity/log/<name>.log`."""
+    path = state_dir(root) / "log" / f"{name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **env},
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=None if outlive_us else _die_with_parent,
+        )
+
+
+class TemporaryServer:
+    """A Prefect API for one `trinity run`, without UI and services: started at once, waited for when it is needed."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        self._migrated = state_dir(root) / "prefect" / "migrated"
+        self.port = free_port()
+        self.api_url = f"http://{HOST}:{self.port}/api"
+        self._process = spawn("temporary-server", self._command(), self._environment(), root, outlive_us=False)
+
+    def wait(self) -> None:
+        """Until the server answers. Raises TrinityError where it does not come up."""
+        wait_until_healthy(self.api_url, self._process, state_dir(self._root) / "log" / "temporary-server.log")
+        self._migrated.parent.mkdir(parents=True, exist_ok=True)
+        self._migrated.write_text(version("prefect"))
+
+    def stop(self) -> None:
+        """End the server."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _command(self) -> list[str]:
+        app = "prefect.server.api.server:create_app"
+        options = ["--host", HOST, "--port", str(self.port), "--log-level", "error", "--lifespan", "on"]
+        return [sys.executable, "-m", "uvicorn", "--factory", app, *options]
+
+    def _environment(self) -> dict[str, str]:
+        """Migrations take 3 s even where there is nothing to do: they are left out for a database of this version."""
+        known = self._migrated.exists() and self._migrated.read_text() == version("prefect")
+        return environment(self._root) | {
+            "PREFECT_UI_ENABLED": "0",
+            "PREFECT__SERVER_EPHEMERAL": "1",
+            "PREFECT__SERVER_FINAL": "1",
+            "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+            "PREFECT_API_DATABASE_MIGRATE_ON_START": "false" if known else "true",
+        }
+
+
+def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the server answers; raises TrinityError with the end of its log where it ends or takes too long."""
+    deadline = time.monotonic() + START_SECONDS
+    while not is_healthy(api_url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+            raise TrinityError(f"The Prefect server at {api_url} did not come up. The end of {log}:\n{tail}")
+        time.sleep(0.05)
+
+
+def _die_with_parent() -> None:
+    """In a child before it starts: Linux ends it when we are gone, even by SIGKILL."""
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+
+
+def _quietly(kill: object) -> None:
+    try:
+        kill()  # type: ignore[operator]
+    except psutil.NoSuchProcess:
+        return

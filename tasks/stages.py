@@ -1,0 +1,86 @@
+"""The stages of a pipeline: what they are, which are done, and what remains of them at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tasks.checkpoints import read_summary, write_summary
+from tasks.cluster import placement_of
+from tasks.labels import label_run
+from tasks.placement import flow_of
+from tasks.reports import show_summary
+from trinity_core.config import Config, load_config, stages
+from trinity_core.tracking.mlflow_writer import close_parent
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """One subflow of a pipeline."""
+
+    name: str
+    """The stage's name in the configuration."""
+    flow: str
+    """`sft`, `rft` or `evaluate`."""
+    config: Config
+    done: dict[str, Any] | None
+    """The summary of a stage that an earlier attempt has finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A pipeline that can start."""
+
+    config: Config
+    stages: list[PlannedStage]
+    evaluates: str
+    """The stage whose eval sets score the model before training; "" where there are none."""
+    gpu_per_node: int
+
+
+@task(name="resolve", cache_policy=NO_CACHE, persist_result=False)
+def plan_pipeline(config: str, overrides: Sequence[str] = ()) -> Plan:
+    """Load and check the configuration with all its stages. Raises ConfigError or TrinityError."""
+    loaded = load_config(config, list(overrides))
+    label_run(loaded.project, loaded.name, "pipeline")
+    names = [each.stage_name for each in loaded.stages] or [""]
+    parts = stages(loaded)
+    planned = [
+        PlannedStage(name, flow_of(part), part, read_summary(part) if part.continue_from_checkpoint else None)
+        for name, part in zip(names, parts, strict=True)
+    ]
+    with_eval = [each.name for each in planned if each.config.buffer.explorer_input.eval_tasksets]
+    gpus = max(placement_of(part).gpu_per_node for part in parts)
+    return Plan(loaded, planned, with_eval[-1] if with_eval else "", gpus)
+
+
+@task(name="publish", cache_policy=NO_CACHE, persist_result=False)
+def finish_pipeline(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The pipeline's summary: scores, steps and seconds by stage, and where the last stage's model is."""
+    last = list(summaries.values())[-1]
+    summary = {
+        **{name: value for name, value in last.items() if name != "results"},
+        "name": plan.config.name,
+        "scores": scores_by_stage(before, summaries),
+        "steps": {name: each["step"] for name, each in summaries.items()},
+        "stage_seconds": {"before": before.get("seconds", 0.0)}
+        | {name: each["seconds"] for name, each in summaries.items()},
+    }
+    show_summary(plan.config, summary)
+    write_summary(plan.config, summary)
+    close_parent(plan.config.job_dir, succeeded=True)
+    return summary
+
+
+def scores_by_stage(before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """`before` and each stage's name -> score. A stage that evaluates nothing has the next one's score at step 0."""
+    found: dict[str, float | None] = {"before": before.get("score")}
+    following: float | None = None
+    for name, summary in reversed(summaries.items()):
+        found[name] = following if summary["score"] is None else summary["score"]
+        following = summary["scores"].get("step 0")
+    return found

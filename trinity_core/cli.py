@@ -1,0 +1,110 @@
+"""`trinity`: the commands that need no flow. `flows.cli` adds those that run one and is the console script.
+
+Nothing heavy is imported before a command runs, so that `trinity --help` answers at once. Errors that a user is meant
+to read are printed without a traceback, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trinity_core import __version__
+from trinity_core.errors import TransientFault, TrinityError
+
+app = typer.Typer(
+    name="trinity",
+    help="Reinforcement fine-tuning of language models as Prefect pipelines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigOption = Annotated[Path, typer.Option("--config", help="YAML file of the run.", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as dotted.key=value.", show_default=False)]
+PluginDir = Annotated[
+    Path | None, typer.Option("--plugin-dir", help="Folder of Python files with workflows, rewards and algorithms.")
+]
+
+
+def with_plugins(overrides: list[str] | None, plugin_dir: Path | None) -> list[str]:
+    """The overrides, with `--plugin-dir` as one more."""
+    added = [f"plugin_dir={plugin_dir.absolute()}"] if plugin_dir else []
+    return [*(overrides or []), *added]
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+@app.command()
+def tiny(
+    out: Annotated[Path, typer.Option(help="Folder to make `model` and `data` in.")],
+    seed: Annotated[int, typer.Option(help="Seed of problems and weights.")] = 42,
+    size: Annotated[int, typer.Option(help="Hidden size of the model; a multiple of 32 × heads.")] = 128,
+    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 4,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    train: Annotated[int, typer.Option(help="Problems for training.")] = 4000,
+    test: Annotated[int, typer.Option(help="Problems for evaluation.")] = 400,
+    sft: Annotated[int, typer.Option(help="Worked examples for the warm-up.")] = 2000,
+) -> None:
+    """Make a small model and word problems in GSM8K's format, to try everything on a laptop."""
+    from trinity_core.data.tiny import TinySize, make_tiny
+
+    shape = TinySize(hidden_size=size, intermediate_size=3 * size, layers=layers, heads=heads)
+    made = make_tiny(out, seed, train, test, sft, shape)
+    rows = ", ".join(f"{count} {split}" for split, count in made.rows.items())
+    typer.echo(f"model  {made.model}  ({made.parameters:,} parameters)\ndata   {made.data}  ({rows} rows)")
+
+
+@app.command()
+def validate(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
+    """Check a configuration and name every problem at once, without starting anything."""
+    from trinity_core.config import load_config, stages
+
+    checked = load_config(config, with_plugins(overrides, plugin_dir))
+    for stage in stages(checked):
+        typer.echo(
+            f"{stage.project}/{stage.name}: {stage.algorithm.algorithm_type}, mode {stage.mode}, {stage.job_dir}"
+        )
+    typer.echo("The configuration is fine.")
+
+
+@app.command()
+def convert(
+    checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, one of its global_step_N, or a folder within.")],
+    base_model_dir: Annotated[
+        Path | None, typer.Option(help="The base model, for checkpoints that lack their config.json.")
+    ] = None,
+) -> None:
+    """Convert checkpoints to Hugging Face folders (`actor/huggingface`); what is converted already is left alone."""
+    from trinity_core.checkpoints.convert import convert_all
+
+    for folder in convert_all(checkpoint_dir, base_model_dir):
+        typer.echo(folder)
+
+
+def run_app(application: typer.Typer) -> None:
+    """Run the command line; the process ends with 0, or 1 after one clear message."""
+    try:
+        application()
+    except (TrinityError, TransientFault) as error:
+        if os.environ.get("TRINITY_TRACEBACK"):
+            raise
+        typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
+        sys.exit(1)
+
+
+def main() -> None:
+    """The commands of this module alone."""
+    run_app(app)
+
+
+if __name__ == "__main__":
+    main()
