@@ -14,6 +14,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.errors import TransientFault
@@ -94,7 +95,7 @@ class EngineGroup:
     def init_weight_transfer_engine(self, init_info: Payload) -> None:
         """Give each engine its own place among the ranks."""
         infos = [{**init_info, "rank_offset": 1 + i * self.workers} for i in range(len(self.engines))]
-        self._all([lambda e=e, i=i: e.init_weight_transfer_engine(i) for e, i in zip(self.engines, infos, strict=True)])
+        self._all([partial(e.init_weight_transfer_engine, i) for e, i in zip(self.engines, infos, strict=True)])
 
     def start_weight_update(self) -> None:
         """On all engines."""
@@ -102,11 +103,11 @@ class EngineGroup:
 
     def update_weights(self, update_info: Payload) -> None:
         """On all engines; returns when the last has received everything."""
-        self._all([lambda e=e: e.update_weights(update_info) for e in self.engines])
+        self._all([partial(engine.update_weights, update_info) for engine in self.engines])
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """On all engines."""
-        self._all([lambda e=e: e.finish_weight_update(weight_version) for e in self.engines])
+        self._all([partial(engine.finish_weight_update, weight_version) for engine in self.engines])
 
     @staticmethod
     def _all(calls: Sequence[Callable[[], None]]) -> None:
