@@ -111,8 +111,11 @@ def test_leftovers_of_a_killed_writer_go(layout):
     dead = begin(layout, 2)
     (dead / "half").write_text("x")
     assert latest_whole(layout.root) == 1
+    others = layout.root / ".explorer_meta.json.tmp-1"
+    others.write_text("another process is writing this")
     save(layout, 2)
     assert not dead.exists()
+    others.unlink()
     assert remove_leftovers(layout.root) == []
 
 

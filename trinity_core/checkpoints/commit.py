@@ -33,7 +33,7 @@ def begin(layout: JobLayout, step: int) -> Path:
     """A fresh temporary folder for the checkpoint of `step`; leftovers of killed writers go first."""
     with clear_errors("making a checkpoint in", layout.root):
         layout.root.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(layout.root)
+        remove_leftovers(layout.root, "global_step_*")
         temporary = temporary_sibling(layout.step(step))
         temporary.mkdir()
     return temporary

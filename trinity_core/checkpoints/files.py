@@ -92,9 +92,12 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(temporary)
 
 
-def remove_leftovers(folder: Path) -> list[Path]:
-    """Delete what a killed writer left half written in `folder`; return what went. Only for the folder's one writer."""
-    gone = list(folder.glob(f".*{TEMPORARY}*")) if folder.is_dir() else []
+def remove_leftovers(folder: Path, name: str = "*") -> list[Path]:
+    """Delete what a killed writer of files called `name` left half written in `folder`; return what went.
+
+    Only for the one writer of those files: another's unfinished work looks the same.
+    """
+    gone = list(folder.glob(f".{name}{TEMPORARY}*")) if folder.is_dir() else []
     for path in gone:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
