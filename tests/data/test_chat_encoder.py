@@ -142,6 +142,12 @@ def test_conversations_that_cannot_be_told_apart_do_not_stop_the_others(tokenize
     assert answers(tokenizer, fine) == ["there<|endoftext|>"]
 
 
+def test_an_answer_needs_something_before_it(tokenizer):
+    alone = "{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}"
+    (one,) = ChatEncoder(tokenizer, alone).conversations([Conversation(turns("hi", "there"))])
+    assert "nothing before the answer" in str(one)
+
+
 def test_prompts_are_cut_on_the_right_and_say_so(encoder):
     messages = turns("one two three")[:1]
     whole = encoder.prompt(messages)

@@ -27,6 +27,18 @@ def test_same_seed_same_rows():
     assert tiny.make_problems(1, 20, 5, 5) == tiny.make_problems(1, 20, 5, 5) != tiny.make_problems(2, 20, 5, 5)
 
 
+def test_worked_examples_favour_small_numbers():
+    def mean(rows):
+        digits = [int(digit) for row in rows for digit in re.findall(r"\d", row["question"])]
+        assert max(digits) == 8
+        return sum(digits) / len(digits)
+
+    splits = tiny.make_problems(1, 1000, 100, 1000, tiny.Difficulty(largest=8, sft_ratio=0.6))
+    assert mean(splits["sft"]) < 3 < 4 < mean(splits["train"])
+    with pytest.raises(DataError, match="9 at most, not to 12"):
+        tiny.Difficulty(largest=12)
+
+
 def test_more_problems_than_there_are():
     with pytest.raises(DataError, match="fewer rows"):
         tiny.make_problems(1, 60_000, 10, 10)

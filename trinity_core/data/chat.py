@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trinity_core.data.formats import Conversation, Message, Tool
 from trinity_core.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,9 @@ class ChatEncoder:
     """Jinja text; None means the tokenizer's own."""
     template_args: dict[str, Any] = field(default_factory=dict)
     """Further variables of the template, such as `enable_thinking`."""
+    _eos: int | None = field(init=False, repr=False)
     _ends: frozenset[int] = field(init=False, repr=False)
+    """Special tokens, any of which may end a turn."""
 
     def __post_init__(self) -> None:
         if not (self.template or self.tokenizer.chat_template):
@@ -54,6 +59,7 @@ class ChatEncoder:
                 "the model has no chat template; give one as model.custom_chat_template or chat_template_path"
             )
         added = self.tokenizer.added_tokens_decoder
+        self._eos = self.tokenizer.eos_token_id
         self._ends = frozenset(number for number, token in added.items() if token.special)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, prompt: bool = False) -> str:
@@ -77,14 +83,14 @@ class ChatEncoder:
     ) -> EncodedPrompt:
         """The tokens that come before an answer, cut on the right to `max_tokens`."""
         text = self.render(messages, tools, prompt=True)
-        tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        tokens = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         too_long = max_tokens is not None and len(tokens) > max_tokens
         return EncodedPrompt(tokens[:max_tokens] if too_long else tokens, too_long)
 
     def prompt_lengths(self, prompts: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[int]:
         """How many tokens each prompt has; many at once, in parallel."""
         texts = [self.render(messages, tools, prompt=True) for messages, tools in prompts]
-        return [len(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+        return [len(encoding.ids) for encoding in self._encodings(texts)]
 
     def conversations(self, given: Sequence[Conversation]) -> list[EncodedConversation | DataError]:
         """The tokens of each conversation and which are answers; a DataError in place of one that cannot be told."""
@@ -95,13 +101,14 @@ class ChatEncoder:
                 rendered.append(self._answers(conversation))
             except DataError as error:
                 rendered.append((str(error), []))
-        encoded = self.tokenizer(
-            [text for text, starts in rendered if starts] or [""], add_special_tokens=False, return_offsets_mapping=True
-        )
-        rows = iter(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+        encodings = iter(self._encodings([text for text, starts in rendered if starts]))
         for text, starts in rendered:
-            results.append(self._marked(*next(rows), starts) if starts else DataError(text))
+            results.append(self._marked(next(encodings), starts) if starts else DataError(text))
         return results
+
+    def _encodings(self, texts: list[str]) -> list[Encoding]:
+        """Many texts at once, in parallel; each knows which character fell into which token."""
+        return self.tokenizer(texts, add_special_tokens=False, verbose=False).encodings if texts else []
 
     def _answers(self, conversation: Conversation) -> tuple[str, list[int]]:
         """The rendered text, and the character at which each answer that carries loss begins."""
@@ -119,17 +126,15 @@ class ChatEncoder:
             starts.append(len(before))
         return text, starts
 
-    def _marked(
-        self, tokens: list[int], offsets: list[tuple[int, int]], starts: list[int]
-    ) -> EncodedConversation | DataError:
+    def _marked(self, encoding: Encoding, starts: list[int]) -> EncodedConversation | DataError:
         """Mark the tokens from each answer's first character to its end-of-turn token.
 
         The end is the end-of-sequence token; where the template ends turns with another special token, that one;
         where it uses none, the end of the text. A token that straddles the first character belongs to the prompt.
         """
+        tokens: list[int] = encoding.ids
         answer = np.zeros(len(tokens), dtype=np.bool_)
-        begin_characters = np.array([begin for begin, _ in offsets])
-        firsts = [int(np.searchsorted(begin_characters, start)) for start in starts]
+        firsts = [_first_token(encoding, start) for start in starts]
         for first, limit in zip(firsts, [*firsts[1:], len(tokens)], strict=True):
             answer[first : self._end(tokens, first, limit)] = True
         if not answer.any():
@@ -139,8 +144,17 @@ class ChatEncoder:
         return EncodedConversation(np.asarray(tokens, dtype=np.int32), answer)
 
     def _end(self, tokens: list[int], first: int, limit: int) -> int:
-        span = range(first, limit)
-        stop = next((i for i in span if tokens[i] == self.tokenizer.eos_token_id), None)
-        if stop is None:
-            stop = next((i for i in span if tokens[i] in self._ends), limit - 1)
-        return stop + 1
+        span = tokens[first:limit]
+        if self._eos in span:
+            return first + span.index(self._eos) + 1
+        return first + next((i + 1 for i, token in enumerate(span) if token in self._ends), len(span))
+
+
+def _first_token(encoding: Encoding, start: int) -> int:
+    """The first token that begins at or after a character."""
+    # A token that straddles the character begins before it; a character that fell into no token has none.
+    length = len(encoding.ids)
+    end = encoding.offsets[-1][1] if length else 0
+    token = next((t for c in range(start, end) if (t := encoding.char_to_token(c)) is not None), length)
+    straddles = start > 0 and encoding.char_to_token(start - 1) == token
+    return token + 1 if straddles else token

@@ -2,8 +2,8 @@
 
 What you get: word problems in GSM8K's own format (`question`, `answer` with `<<a+b=c>>` and `#### c`), and a Qwen2
 model of about a million random parameters with a tokenizer of its own, as an ordinary Hugging Face folder.
-What it does not show: that arithmetic generalises. Sums of two digits have 81 facts; what is learned is to read a
-problem, to write its working down in the asked form, and the facts.
+What it does not show: that arithmetic generalises. There are 57 sums and differences of numbers to 6; what is
+learned is to read a problem, to write its working down in the asked form, and the facts.
 """
 
 from __future__ import annotations
@@ -19,10 +19,24 @@ from trinity_core.data.tiny_words import ADDITIONS, CHAT_TEMPLATE, NAMES, SUBTRA
 from trinity_core.errors import DataError
 
 Row = dict[str, str]
-SFT_RATIO = 0.7
-"""Worked examples favour small numbers: each number is this much as frequent as the one before it. So the warm-up
-learns to write answers and the small facts, and leaves the larger ones to be found by exploring."""
 END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """Which problems there are."""
+
+    largest: int = 6
+    """Numbers run from 1 to this."""
+    subtraction_share: float = 0.25
+    """Share of differences; the others are sums."""
+    sft_ratio: float = 0.7
+    """Worked examples favour small numbers: each number is this much as frequent as the one before it. So a warm-up
+    learns to write answers and the small facts, and leaves the larger ones to be found by exploring."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.largest <= 9:
+            raise DataError(f"numbers run to 2 at least and 9 at most, not to {self.largest}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +72,15 @@ class TinyFolders:
     """Rows by split."""
 
 
-def problems(
-    rng: random.Random, largest: int = 9, subtraction_share: float = 0.25, ratio: float = 1.0
-) -> Iterator[Row]:
-    """An endless stream of problems over the numbers 1 to `largest`; texts may repeat.
-
-    Each number is `ratio` times as frequent as the one before it.
-    """
-    numbers = range(1, largest + 1)
+def problems(rng: random.Random, difficulty: Difficulty, ratio: float = 1.0) -> Iterator[Row]:
+    """An endless stream of problems; texts may repeat. Each number is `ratio` as frequent as the one before it."""
+    numbers = range(1, difficulty.largest + 1)
     weights = [ratio**number for number in numbers]
     while True:
         name, other = rng.sample(NAMES, 2)
         thing = rng.choice(THINGS)
         a, b = rng.choices(numbers, weights, k=2)
-        if rng.random() < subtraction_share:
+        if rng.random() < difficulty.subtraction_share:
             a, b, sign, template = max(a, b), min(a, b), "-", rng.choice(SUBTRACTIONS)
         else:
             sign, template = "+", rng.choice(ADDITIONS)
@@ -82,7 +91,11 @@ def problems(
 
 
 def make_problems(
-    seed: int, count_train: int = 4000, count_test: int = 400, count_sft: int = 2000
+    seed: int,
+    count_train: int = 4000,
+    count_test: int = 400,
+    count_sft: int = 2000,
+    difficulty: Difficulty | None = None,
 ) -> dict[str, list[Row]]:
     """Rows by split (`train`, `test`, `sft`); no problem text occurs twice, within a split or over splits.
 
@@ -91,7 +104,8 @@ def make_problems(
     if count_train + count_test + count_sft > 50_000:
         raise DataError("more than 50000 different problems were asked for; ask for fewer rows")
     rng = random.Random(seed)
-    everything, small = problems(rng), problems(rng, ratio=SFT_RATIO)
+    difficulty = difficulty or Difficulty()
+    everything, small = problems(rng, difficulty), problems(rng, difficulty, difficulty.sft_ratio)
     seen: set[str] = set()
     splits: dict[str, list[Row]] = {}
     for split, count, stream in (
@@ -125,7 +139,7 @@ def make_tokenizer(max_tokens: int = 1024) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    stream = problems(random.Random(0))
+    stream = problems(random.Random(0), Difficulty(largest=9))
     texts = [text for _ in range(4000) for text in next(stream).values()]
     learner.train_from_iterator(texts + ["system\nuser\nassistant\ntool\n"] * 2, trainer)
     learnt = json.loads(learner.to_str())["model"]
@@ -185,10 +199,11 @@ def make_tiny(
     count_test: int = 400,
     count_sft: int = 2000,
     size: TinySize | None = None,
+    difficulty: Difficulty | None = None,
 ) -> TinyFolders:
     """Make `folder/model` and `folder/data`; the same arguments always give the same files."""
     data = folder / "data"
-    splits = make_problems(seed, count_train, count_test, count_sft)
+    splits = make_problems(seed, count_train, count_test, count_sft, difficulty)
     for split, rows in splits.items():
         write_jsonl(data / f"{split}.jsonl", rows)
     parameters = make_model(folder / "model", seed, size)
