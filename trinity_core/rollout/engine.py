@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trinity_core.rollout.local import LocalEngine
 from trinity_core.rollout.messages import HandOver, Request, Sample, SampleBatch, WeightSource
@@ -104,6 +105,24 @@ class Engine:
     async def version(self) -> int:
         """The version of the weights it holds."""
         return self._local.version if self._local is not None else self._remote.version
+
+    # ---- weights that the trainer pushes over NCCL; see `trinity_core.sync.nccl` ----
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Enter the trainer's NCCL group."""
+        await self._remote.join(init_info)
+
+    async def start_weight_update(self) -> None:
+        """Make ready to receive."""
+        await self._remote.begin_update()
+
+    async def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive what the trainer sends now."""
+        await self._remote.update(update_info)
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Put what was received in use. It has a version, and is proven, when the explorer calls `load`."""
+        await self._remote.end_update()
 
     async def stop(self) -> None:
         """End the engine; what is in flight fails."""

@@ -73,6 +73,8 @@ class RayHandle:
         if self.settings is None:
             raise TransientFault("an engine died before it had started; see its log for the reason")
         await self.stop()
+        if self.settings.nccl:
+            raise TransientFault("an engine was lost, and with it the NCCL group that brings the weights")
         settings = replace(self.settings, model_path=model_path)
         environment = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
         options = {"num_cpus": 0, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 1000}

@@ -101,7 +101,7 @@ class WeightSource:
 
     method: Literal["memory", "checkpoint", "folder", "nccl"]
     """`memory` and `checkpoint`: the published versions of the run in `path`; `folder`: a Hugging Face folder;
-    `nccl`: the trainer sends them over the group that `Engine.join` entered."""
+    `nccl`: the trainer has sent them already, and announced the version in `path`'s shared memory."""
     path: str = ""
 
 

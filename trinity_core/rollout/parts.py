@@ -103,7 +103,7 @@ async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence
         ThreadPoolExecutor(at_once, thread_name_prefix="workflow"),
     )
     schedule = TaskSchedule(read.tasksets, config.buffer.batch_size or 1, config.seed, config.explorer.name)
-    method = "checkpoint" if config.synchronizer.sync_method == "checkpoint" else "memory"
+    method = config.synchronizer.sync_method or "memory"
     pipeline = config.data_processor.experience_pipeline
     return Parts(
         config=config,
@@ -116,8 +116,8 @@ async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence
         eval_tasksets=read.eval_tasksets,
         total_steps=explore_steps(config, schedule),
         store=_open_store(config),
-        weights=open_weights(method, config.job_dir),
-        source=WeightSource(method, str(config.job_dir)),  # type: ignore[arg-type]
+        weights=open_weights("memory" if method == "nccl" else method, config.job_dir),
+        source=WeightSource(method, str(config.job_dir)),
         metrics=MetricsFile(config.job_dir, _source(config.explorer.name)),
         operators=operators.pipeline(pipeline.operators if pipeline else []),
     )

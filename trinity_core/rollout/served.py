@@ -73,6 +73,8 @@ class ServedEngine:
         return time.perf_counter() - began
 
     async def _receive(self, source: WeightSource, version: int) -> None:
+        if source.method == "nccl":
+            return  # They came with `update_weights`, before the trainer announced the version.
         await self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
@@ -82,6 +84,26 @@ class ServedEngine:
         async for output in self._vllm.generate(prompt, vllm_types.probe_params(), f"probe-{uuid4().hex}"):
             scores = output.prompt_logprobs if output.prompt_logprobs is not None else scores
         return vllm_types.prompt_logprobs(scores)
+
+    async def join(self, init_info: dict[str, Any]) -> None:
+        """Enter the NCCL group over which the trainer sends weights."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._vllm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
+
+    async def begin_update(self) -> None:
+        """Make ready to receive."""
+        await self._vllm.start_weight_update()
+
+    async def update(self, update_info: dict[str, Any]) -> None:
+        """Receive what the trainer sends now."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._vllm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
+
+    async def end_update(self) -> None:
+        """Put what was received in use; `load` then gives it its version."""
+        await self._vllm.finish_weight_update()
 
     def stop(self) -> None:
         """End vLLM's processes."""

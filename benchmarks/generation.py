@@ -1,0 +1,184 @@
+"""Generation in a rollout step against a bare `LLM.generate` of the same vLLM, in turn, on the same prompts.
+
+    python benchmarks/generation.py [--model DIR --data FILE] [--tasks 16 --repeats 8 --max-new 40] [--threads 2]
+        [--rounds 10] [--block 128] [--no-ray]
+
+Prints one JSON line: medians of tokens/s of both, and their ratio (the aim: at least 0.8). Ours is everything between a
+workflow's question and its answer: chat template, tokens, the call to the engine's process, sampling with a seed for
+each answer, log-probs, decoding, experiences. The peer is given token ids, and makes text only (`LLM.generate` with
+vLLM's own defaults). Without `--model`, a small model and its data are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from trinity_core.rollout.settings import EngineSettings
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--tasks", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--max-new", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--block", type=int)
+    parser.add_argument("--no-ray", action="store_true", help="the engine in this process")
+    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def questions(path: Path, count: int) -> list[str]:
+    with path.open() as file:
+        return [json.loads(line)["question"] for _, line in zip(range(count), file, strict=False)]
+
+
+def prompts(args: argparse.Namespace) -> list[list[int]]:
+    from trinity_core.data.chat import ChatEncoder
+    from trinity_core.rollout.model import load_tokenizer
+
+    encoder = ChatEncoder(load_tokenizer(str(args.model), False))
+    return [encoder.prompt([{"role": "user", "content": q}]).tokens for q in questions(args.data, args.tasks)]
+
+
+def peer(args: argparse.Namespace) -> None:
+    """Answers each line of standard input with one round's (seconds, tokens)."""
+    from vllm import LLM, SamplingParams
+
+    made = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
+    llm = LLM(str(args.model), dtype="float32", max_model_len=512, disable_log_stats=True, **made)
+    given = [{"prompt_token_ids": tokens} for tokens in prompts(args)]
+    for round_number in sys.stdin:
+        sampling = SamplingParams(n=args.repeats, max_tokens=args.max_new, seed=int(round_number))
+        began = time.perf_counter()
+        outputs = llm.generate(given, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        print(json.dumps([seconds, sum(len(o.token_ids) for output in outputs for o in output.outputs)]), flush=True)
+
+
+class Peer:
+    """The peer in a process of its own, asleep while ours runs."""
+
+    def __init__(self, args: argparse.Namespace, environment: dict[str, str]) -> None:
+        command = [sys.executable, __file__, "--peer", "--model", str(args.model), "--data", str(args.data)]
+        numbers = {"--tasks": args.tasks, "--repeats": args.repeats, "--max-new": args.max_new}
+        self.process = subprocess.Popen(
+            command + [part for name, value in numbers.items() for part in (name, str(value))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def round(self, number: int) -> tuple[float, int]:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{number}\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("["):
+                return tuple(json.loads(line))
+        raise SystemExit("the peer ended")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+async def ours(args: argparse.Namespace, settings: EngineSettings, other: Peer) -> list[tuple[float, float]]:
+    """Pairs of tokens/s: ours, the peer's."""
+    from trinity_core.data.chat import ChatEncoder
+    from trinity_core.rollout.handles import as_handle
+    from trinity_core.rollout.messages import Sampling
+    from trinity_core.rollout.model import EngineModel, Limits, load_tokenizer, stop_tokens
+    from trinity_core.rollout.pool import EnginePool
+
+    pool = EnginePool([as_handle(_engine(settings, args.no_ray))], str(args.model))
+    await pool.start()
+    encoder = ChatEncoder(load_tokenizer(str(args.model), False))
+    stops = stop_tokens(str(args.model), encoder.tokenizer)
+    limits = Limits(512, None, args.max_new, Sampling(args.max_new, stop_token_ids=stops))
+    model = EngineModel(pool, encoder, limits)
+    asked = questions(args.data, args.tasks)
+    pairs = []
+    for number in range(args.rounds + 2):
+        seeds = [[number * 100_000 + i * args.repeats + k for k in range(args.repeats)] for i in range(len(asked))]
+        began, before = time.perf_counter(), pool.tokens
+        groups = await asyncio.gather(
+            *(
+                model.chat([{"role": "user", "content": q}], n=args.repeats, seeds=s)
+                for q, s in zip(asked, seeds, strict=True)
+            )
+        )
+        for group in groups:
+            for answer in group:
+                answer.experience(reward=0.0)
+        mine = (pool.tokens - before) / (time.perf_counter() - began)
+        seconds, tokens = other.round(number)
+        if number >= 2:
+            pairs.append((mine, tokens / seconds))
+    await pool.stop()
+    return pairs
+
+
+def _engine(settings: EngineSettings, here: bool) -> object:
+    from trinity_core.rollout.engine import Engine
+
+    if here:
+        return Engine(settings)
+    import ray
+
+    ray.init(address="local", include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    options = {"num_cpus": 0, "max_concurrency": 1000, "runtime_env": {"env_vars": settings.environment()}}
+    return ray.remote(Engine).options(**options).remote(settings)
+
+
+def main() -> None:
+    args = arguments()
+    if args.peer:
+        peer(args)
+        return
+    if args.model is None:
+        from trinity_core.data.tiny import make_tiny
+
+        made = make_tiny(Path(tempfile.mkdtemp()))
+        args.model, args.data = made.model, made.data / "train.jsonl"
+    settings = EngineSettings(
+        str(args.model), 512, max_num_seqs=args.tasks * args.repeats, threads=args.threads, block_size=args.block
+    )
+    # The peer: vLLM as it comes, but in one process and with the same threads.
+    environment = {"OMP_NUM_THREADS": str(args.threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    if args.no_ray:
+        os.environ.update(settings.environment())
+    other = Peer(args, environment | {"VLLM_LOGGING_LEVEL": "ERROR"})
+    try:
+        pairs = asyncio.run(ours(args, settings, other))
+    finally:
+        other.close()
+    mine, peers = (statistics.median(side) for side in zip(*pairs, strict=True))
+    ratio = statistics.median(a / b for a, b in pairs)
+    rollouts = args.tasks * args.repeats
+    print(json.dumps({
+        "rollouts": rollouts,
+        "max_new": args.max_new,
+        "threads": args.threads,
+        "ours_tokens_per_second": round(mine),
+        "bare_tokens_per_second": round(peers),
+        "ratio": round(ratio, 3),
+    }))  # fmt: skip
+    os._exit(0)  # vLLM's threads in this process do not end by themselves
+
+
+if __name__ == "__main__":
+    main()
