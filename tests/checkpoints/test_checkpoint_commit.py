@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from trinity_core.checkpoints.commit import begin, commit, remove_old
-from trinity_core.checkpoints.files import clear_errors, remove_leftovers
-from trinity_core.checkpoints.layout import JobLayout, shard_name, step_of
 from trinity_core.checkpoints.manifest import damage
 from trinity_core.checkpoints.resume import fresh_name, latest_whole, read_meta, update_meta, whole_steps
 from trinity_core.errors import TrinityError
+from trinity_core.files import clear_errors, remove_leftovers
+from trinity_core.layout import JobLayout, shard_name, step_of
 from trinity_core.sync.steps import StepFolder
 
 

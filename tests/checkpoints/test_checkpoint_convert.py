@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qw
 
 from trinity_core.checkpoints import megatron
 from trinity_core.checkpoints.convert import convert, convert_all, find_steps, is_complete
-from trinity_core.checkpoints.layout import shard_name
 from trinity_core.checkpoints.shards import Partition, merge, shard_files, write_shards
 from trinity_core.errors import DataError
+from trinity_core.layout import shard_name
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,

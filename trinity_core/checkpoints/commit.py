@@ -14,7 +14,8 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from trinity_core.checkpoints.files import (
+from trinity_core.checkpoints.manifest import write_manifest
+from trinity_core.files import (
     clear_errors,
     remove_leftovers,
     remove_tree,
@@ -22,8 +23,7 @@ from trinity_core.checkpoints.files import (
     temporary_sibling,
     write_atomically,
 )
-from trinity_core.checkpoints.layout import MANIFEST, JobLayout
-from trinity_core.checkpoints.manifest import write_manifest
+from trinity_core.layout import MANIFEST, JobLayout
 
 PUBLISHED = ("actor/weights.safetensors", "actor/weights.json")
 """Weights handed over through this step's folder; they outlive the folder's replacement by the full checkpoint."""
@@ -49,8 +49,8 @@ def commit(
     """
     target = layout.step(step)
     with clear_errors("writing the checkpoint", target):
-        _carry_over(target, temporary)
         write_manifest(temporary, step)
+        _carry_over(target, temporary)  # after the manifest: published weights may go while the checkpoint stays whole
         _sync_tree(temporary)
         old = None
         if target.exists():

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints import megatron
-from trinity_core.checkpoints.files import clear_errors, remove_tree, sync_file, temporary_sibling, write_json
-from trinity_core.checkpoints.layout import step_of
 from trinity_core.checkpoints.shards import merge, shard_files
 from trinity_core.errors import DataError
+from trinity_core.files import clear_errors, remove_tree, sync_file, temporary_sibling, write_json
+from trinity_core.layout import step_of
 
 if TYPE_CHECKING:
     import torch

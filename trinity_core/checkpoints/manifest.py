@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trinity_core.checkpoints.files import write_json
-from trinity_core.checkpoints.layout import MANIFEST
+from trinity_core.files import write_json
+from trinity_core.layout import MANIFEST
 
 FORMAT = 1
 HASH_THREADS = 4

@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trinity_core.checkpoints.files import write_json
-from trinity_core.checkpoints.layout import JobLayout, as_layout
 from trinity_core.checkpoints.manifest import damage
+from trinity_core.files import write_json
+from trinity_core.layout import JobLayout, as_layout
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.checkpoints.files import write_json
 from trinity_core.errors import DataError
+from trinity_core.files import write_json
 
 if TYPE_CHECKING:
     import torch

@@ -23,8 +23,8 @@ from sqlalchemy.exc import (
     ProgrammingError,
 )
 
-from trinity_core.checkpoints.files import clear_errors
 from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.files import clear_errors
 from trinity_core.store.schema import SCHEMA_VERSION, Tables
 
 DEFAULT_FILE = "explorer_output.db"

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
-from trinity_core.checkpoints.files import clear_errors, write_atomically
 from trinity_core.errors import TrinityError
+from trinity_core.files import clear_errors, write_atomically
 from trinity_core.sync.records import VersionRecord, gather
 from trinity_core.sync.tensorfile import Layout, TensorSpec, fill, read_layout
 from trinity_core.sync.weights import DEFAULT_KEEP, WeightFolder

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from trinity_core.checkpoints.files import clear_errors, remove_tree, sync_file, temporary_sibling, write_atomically
-from trinity_core.checkpoints.layout import MANIFEST, JobLayout
+from trinity_core.files import clear_errors, remove_tree, sync_file, temporary_sibling, write_atomically
+from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.sync.records import VersionRecord, gather
 from trinity_core.sync.tensorfile import Layout, TensorSpec, read_layout, write
 from trinity_core.sync.weights import DEFAULT_KEEP, WeightFolder

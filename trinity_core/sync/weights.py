@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinity_core.checkpoints.files import write_atomically
-from trinity_core.checkpoints.layout import LATEST_STATE_DICT
 from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.files import write_atomically
+from trinity_core.layout import LATEST_STATE_DICT
 from trinity_core.sync.records import VersionRecord
 from trinity_core.sync.tensorfile import TensorSpec, views
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trinity_core.checkpoints.files import clear_errors
-from trinity_core.checkpoints.layout import shard_name
 from trinity_core.errors import DataError
+from trinity_core.files import clear_errors
+from trinity_core.layout import shard_name
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import Engine
 from trinity_core.training.learner import Learner

@@ -15,9 +15,9 @@ from threading import Event
 
 import torch
 
-from trinity_core.checkpoints.layout import JobLayout
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
+from trinity_core.layout import JobLayout
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
 from trinity_core.training.learner import Learner, Stopwatch
@@ -92,7 +92,7 @@ class Loop:
         progress.state = "training"
         step = progress.step + 1
         metrics = self.learner.step(batch, step) if batch else {"skipped_step": 1.0}
-        progress.step = step
+        progress.metrics, progress.step = metrics, step
         if self.publisher is not None and self.publisher.due(step):
             progress.state = "publishing"
             with watch.part("publish"):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trinity_core.checkpoints.files import clear_errors
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
+from trinity_core.files import clear_errors
 from trinity_core.sync.probe import Probe
 from trinity_core.sync.schedule import publishes_after
 from trinity_core.sync.tensorfile import TensorSpec

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trinity_core.checkpoints.commit import begin, commit
-from trinity_core.checkpoints.layout import JobLayout
 from trinity_core.checkpoints.resume import latest_whole, update_meta
 from trinity_core.config.schema import Config
+from trinity_core.layout import JobLayout
 from trinity_core.training import checkpoint
 from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trinity_core.checkpoints.layout import JobLayout
 from trinity_core.config.paths import store_url
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
@@ -14,6 +13,7 @@ from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.supervised import Kind, SupervisedSet
 from trinity_core.data.taskset import Taskset
 from trinity_core.errors import DataError
+from trinity_core.layout import JobLayout
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import make_strategy
