@@ -11,7 +11,7 @@ from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides
 from flows.rft import rft
 from flows.sft import sft
 from tasks.faults import only_transient_faults_are_retried
-from tasks.lifetime import keeping_cluster
+from tasks.lifetime import ending_pipeline
 from tasks.stages import finish_pipeline, plan_pipeline
 
 FLOWS = {"rft": rft, "sft": sft}
@@ -25,7 +25,7 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[st
     """
     with only_transient_faults_are_retried():
         plan = plan_pipeline(config, overrides)
-        with keeping_cluster(plan):
+        with ending_pipeline(plan):
             before = evaluate(config, overrides, plan.evaluates, which="base") if plan.evaluates else {}
             summaries: dict[str, dict[str, Any]] = {}
             model_path = ""

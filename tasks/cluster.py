@@ -1,4 +1,4 @@
-"""Ray: started for the run on the loopback interface, or joined; and everything that runs on it, ended again.
+"""Ray: started for the run, or joined; and everything that runs on it, ended again.
 
 One process has at most one cluster. A pipeline opens it and its stages use it, because starting Ray takes 6 s.
 """
@@ -55,7 +55,6 @@ class Cluster:
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
             )
 
     def actor(

@@ -16,6 +16,7 @@ from tasks.cluster import close_cluster, open_cluster
 from tasks.faults import POLL_SECONDS, is_transient
 from tasks.session import Session, Stage
 from tasks.stages import Plan
+from trinity_core.tracking.mlflow_writer import close_parent
 
 
 @task(name="cluster", cache_policy=NO_CACHE, persist_result=False)
@@ -43,13 +44,16 @@ def ending(session: Session) -> Iterator[Session]:
 
 
 @contextmanager
-def keeping_cluster(plan: Plan) -> Iterator[None]:
-    """Ray stays up between the stages of a pipeline."""
+def ending_pipeline(plan: Plan) -> Iterator[None]:
+    """Ray stays up between the stages of a pipeline; with the block it ends, and so does the parent run in MLflow."""
     opened = open_cluster(plan.config, plan.gpu_per_node)
+    succeeded = False
     try:
         yield
+        succeeded = True
     finally:
         close_cluster(opened)
+        close_parent(plan.config.job_dir, succeeded)
 
 
 def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:

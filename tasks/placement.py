@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trinity_core.config import Config
+from trinity_core.config.rules import SHARED_GPU_MEMORY, shares_a_gpu
 from trinity_core.errors import TrinityError
-
-SHARED_MEMORY_LIMIT = 0.7
-"""Up to this `gpu_memory_utilization` an engine leaves room for a trainer on the same single GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +148,13 @@ def _share_gpus(config: Config, total: int, wanted: int, trains: bool) -> tuple[
     if not trains:
         return 0, 0.0, float(rollout.tensor_parallel_size)
     left = total - wanted
-    if left == 0 and total == 1 and rollout.gpu_memory_utilization <= SHARED_MEMORY_LIMIT:
+    if left == 0 and shares_a_gpu(config, total):
         return 1, 0.5, 0.5
     workers = config.trainer.worker_num or left
     if left == 0 or workers > left:
         raise TrinityError(
             f"{needs} of {total} GPUs, which leaves {left} for {config.trainer.worker_num or 'at least 1'} trainer "
             f"worker(s). Use more GPUs or fewer engines; on a single GPU, engine and trainer share it where "
-            f"explorer.rollout_model.gpu_memory_utilization is at most {SHARED_MEMORY_LIMIT}."
+            f"explorer.rollout_model.gpu_memory_utilization is at most {SHARED_GPU_MEMORY}."
         )
     return workers, 1.0, float(rollout.tensor_parallel_size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -26,7 +25,11 @@ from trinity_core.tracking.rollouts import latest_rollouts, rollouts_table
 
 REPORT_SECONDS = 10.0
 """Between two reports. One costs about 0.1 s of a core: the picture, and three calls of Prefect's API."""
-SHOWN = ("reward", "accuracy", "loss", "entropy", "grad_norm", "response_length", "tokens_per_second")
+SHOWN = (
+    "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
+    "tokens_per_second", "time/step", "timing_s/step",
+)  # fmt: skip
+"""What the line of progress says, of the numbers that there are."""
 
 
 class LiveReport:
@@ -70,8 +73,7 @@ def progress_text(lines: list[MetricLine], total: int | None) -> str:
     if not lines:
         return "no step yet"
     last = lines[-1]
-    names = [name for name in last.metrics if set(name.split("/")) & set(SHOWN) and not math.isnan(last.metrics[name])]
-    numbers = ", ".join(f"{name} {last.metrics[name]:.4g}" for name in sorted(names, key=len)[:6])
+    numbers = ", ".join(f"{name} {last.metrics[name]:.4g}" for name in SHOWN if name in last.metrics)
     return f"step {last.step}{f' of {total}' if total else ''}: {numbers}"
 
 

@@ -15,7 +15,6 @@ from tasks.labels import label_run
 from tasks.placement import flow_of
 from tasks.reports import show_summary
 from trinity_core.config import Config, load_config, stages
-from trinity_core.tracking.mlflow_writer import close_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,6 @@ def finish_pipeline(plan: Plan, before: dict[str, Any], summaries: dict[str, dic
     }
     show_summary(plan.config, summary)
     write_summary(plan.config, summary)
-    close_parent(plan.config.job_dir, succeeded=True)
     return summary
 
 

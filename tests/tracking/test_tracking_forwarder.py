@@ -149,7 +149,9 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
 
     parent = tmp_path / "project" / "name"
     config = {"algorithm": {"lr": 0.1}, "monitor": {"monitor_args": {"api_key": "hidden"}}}
-    info = RunInfo("project", "name/rft", parent / "rft", config, parent_dir=parent, tags={"stage": "rft"})
+    info = RunInfo(
+        "project", "name_rft", tmp_path / "project" / "name_rft", config, parent_dir=parent, tags={"stage": "rft"}
+    )
     forwarder = Forwarder(info.job_dir, open_writer("mlflow", info, tmp_path))
     trainer = MetricsFile(info.job_dir, "trainer")
     for step, accuracy in ((1, 0.3), (2, 0.8), (3, 0.5)):
@@ -172,15 +174,15 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     client = MlflowClient(uri, uri)
     [experiment] = [each for each in client.search_experiments() if each.name == "project"]
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    assert set(runs) == {"name", "name/rft"}
-    run = runs["name/rft"]
+    assert set(runs) == {"name", "name_rft"}
+    run = runs["name_rft"]
     assert run.data.tags["mlflow.parentRunId"] == runs["name"].info.run_id
     assert run.info.status == "FINISHED"
     assert run.data.params["algorithm.lr"] == "0.1" and "hidden" not in str(run.data.params)
     history = client.get_metric_history(run.info.run_id, "actor/loss")
     assert [point.step for point in history] == [1, 2, 3, 3]
-    champion = client.get_model_version_by_alias("project.name.rft", "champion")
-    assert champion.tags["step"] == "2" and champion.source.endswith("rft/global_step_2")
-    assert len(client.search_model_versions("name = 'project.name.rft'")) == 3
+    champion = client.get_model_version_by_alias("project.name_rft", "champion")
+    assert champion.tags["step"] == "2" and champion.source.endswith("name_rft/global_step_2")
+    assert len(client.search_model_versions("name = 'project.name_rft'")) == 3
     assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"rollouts", "curve.png"}
     assert (tmp_path / "mlflow_artifacts").is_dir()

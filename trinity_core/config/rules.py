@@ -17,6 +17,8 @@ INPUT = "buffer.explorer_input"
 BUFFER = "buffer.trainer_input.experience_buffer"
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 VERL = "trainer.trainer_config"
+SHARED_GPU_MEMORY = 0.7
+"""Up to this `gpu_memory_utilization` an engine leaves room for a trainer on the same single GPU."""
 
 
 class Finding(NamedTuple):
@@ -149,6 +151,11 @@ def _model(config: Config) -> Iterator[Finding]:
         yield Finding("model.min_response_tokens", least, message, ("model.max_response_tokens",))
 
 
+def shares_a_gpu(config: Config, total: int) -> bool:
+    """Whether engine and trainer may share the only GPU: the engine leaves enough of its memory."""
+    return total == 1 and config.explorer.rollout_model.gpu_memory_utilization <= SHARED_GPU_MEMORY
+
+
 def _cluster(config: Config) -> Iterator[Finding]:
     """GPUs are counted where their number is given; 0 means the CPU."""
     rollout, per_node = config.explorer.rollout_model, config.cluster.gpu_per_node
@@ -169,7 +176,7 @@ def _cluster(config: Config) -> Iterator[Finding]:
         yield Finding(
             "explorer.rollout_model.engine_num", engines, f"the engines need {engines} GPUs, {have}.", rests_on
         )
-    elif config.mode == "both" and engines == total:
+    elif config.mode == "both" and engines == total and not shares_a_gpu(config, total):
         message = f"the engines need {engines} GPUs, {have}: none is left for the trainer."
         yield Finding("explorer.rollout_model.engine_num", engines, message, rests_on)
     elif config.mode in ("both", "train") and (config.trainer.worker_num or 0) > total - engines:

@@ -149,8 +149,7 @@ class MlflowWriter:
     def _parent(self) -> str:
         """The pipeline's run, of which this one is a stage."""
         assert self._info.parent_dir is not None
-        name = self._info.name.rsplit("/", 1)[0]
-        return self._open_run(self._info.parent_dir, name, None)
+        return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)
 
     def _open_run(self, job_dir: Path, name: str, parent: str | None) -> str:
         """The run whose id lies in `job_dir`, or a new one with the parameters."""

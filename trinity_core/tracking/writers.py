@@ -17,7 +17,7 @@ class RunInfo:
     project: str
     """The experiment (MLflow) or project (W&B)."""
     name: str
-    """The run's name; a stage's contains its parent's: `name/stage`."""
+    """The run's name."""
     job_dir: Path
     config: Mapping[str, Any] = field(default_factory=dict)
     """The whole configuration; secrets are masked before they leave this process."""

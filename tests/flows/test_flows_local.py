@@ -1,0 +1,88 @@
+"""`trinity up`'s own bookkeeping: what was started is known again, and nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.local import SETTINGS_FILE, down, remove_settings, status, up, write_settings
+from tasks.server import Process, Up, environment, free_port, is_healthy
+from trinity_core.errors import TrinityError
+
+
+def sleeper() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+
+
+def test_a_process_is_known_by_its_start_time_too() -> None:
+    child = sleeper()
+    known = Process.of("server", child.pid)
+    assert known.alive()
+    assert not Process("server", child.pid, known.started - 100).alive()
+    known.stop(grace=5)
+    assert not known.alive()
+    known.stop()
+
+
+def test_down_stops_exactly_what_is_recorded(tmp_path: Path) -> None:
+    ours, other = sleeper(), sleeper()
+    Up("http://127.0.0.1:1/api", [Process.of("server", ours.pid)]).save(tmp_path)
+    write_settings(tmp_path, "http://127.0.0.1:1/api")
+    said: list[str] = []
+    assert any(f"pid {ours.pid} runs" in line for line in status(tmp_path))
+    assert down(tmp_path, said.append)
+    assert ours.poll() is not None and other.poll() is None
+    assert said == ["Stopping the server …"]
+    assert not (tmp_path / SETTINGS_FILE).exists() and Up.load(tmp_path) is None
+    assert not down(tmp_path, said.append)
+    other.kill()
+    other.wait()
+
+
+def test_a_settings_file_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
+    own = tmp_path / SETTINGS_FILE
+    own.write_text("[api]\n")
+    with pytest.raises(TrinityError, match="your own"):
+        write_settings(tmp_path, "http://127.0.0.1:1/api")
+    remove_settings(tmp_path)
+    assert own.read_text() == "[api]\n"
+
+
+def test_up_wants_a_prefect_yaml(tmp_path: Path) -> None:
+    with pytest.raises(TrinityError, match=r"no prefect\.yaml"):
+        up(tmp_path, free_port(), print)
+
+
+def test_nobody_answers_at_a_free_port() -> None:
+    assert not is_healthy(f"http://127.0.0.1:{free_port()}/api")
+
+
+def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_HOME", "elsewhere")
+    assert environment(tmp_path)["PREFECT_HOME"] == "elsewhere"
+    monkeypatch.delenv("PREFECT_HOME")
+    assert environment(tmp_path)["PREFECT_HOME"] == str(tmp_path / ".trinity" / "prefect")
+
+
+def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from tasks.server import spawn\n"
+        "child = spawn('x', [sys.executable, '-c', 'import time; time.sleep(60)'], {}, Path(sys.argv[1]), False)\n"
+        "print(child.pid, flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = Process.of("x", int(parent.stdout.readline()))
+    assert child.alive()
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while child.alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not child.alive()
+    assert os.getpid() != child.pid
