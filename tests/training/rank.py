@@ -1,0 +1,41 @@
+"""One rank of two, started by `test_training_ranks`: trains by each config of a list and writes what came of it."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest import make_batch
+
+from trinity_core.config import config_from_dict
+from trinity_core.training.checkpoint import load, save
+from trinity_core.training.distributed import broadcast_bytes, join
+from trinity_core.training.learner import Learner
+from trinity_core.training.state import weights
+
+
+def main() -> None:
+    rank, port, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    ranks = join(rank, 2, "127.0.0.1", port, use_gpu=False)
+    assert broadcast_bytes(b"from rank 0" if rank == 0 else None, ranks) == b"from rank 0"
+    for case in json.loads((folder / "cases.json").read_text()):
+        learner = Learner(config_from_dict(case["config"]), 4, ranks)
+        learner.cut = replace(learner.cut, max_tokens=case["max_tokens"])
+        metrics = [learner.step(make_batch(step, groups=3), step) for step in (1, 2)]
+        checkpoint = folder / case["name"]
+        checkpoint.mkdir(exist_ok=True)
+        save(learner, 2, checkpoint)
+        before = {name: w.clone() for name, w in weights(learner.engine)}
+        learner.step(make_batch(3), 3)
+        load(learner, checkpoint)
+        for name, w in weights(learner.engine):
+            assert torch.equal(before[name], w), name
+        if rank == 0:
+            torch.save({"metrics": metrics, "weights": before}, folder / f"{case['name']}.pt")
+
+
+main()

@@ -1,0 +1,66 @@
+"""Two workers train as one does, under every ZeRO stage, and one goes on from what two have saved."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import make_batch
+
+from trinity_core.training.distributed import join, rendezvous
+
+pytestmark = pytest.mark.slow
+
+
+def _case(name, stage, tiny_model, max_tokens=10_000):
+    config = {
+        "name": name,
+        "mode": "train",
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-4}},
+        "model": {"model_path": str(tiny_model), "max_prompt_tokens": 32, "max_response_tokens": 32},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {"batch_size": 4, "total_steps": 4, "trainer_input": {"experience_buffer": {"name": "buffer"}}},
+        "trainer": {"zero_stage": stage},
+    }
+    return {"name": name, "config": config, "max_tokens": max_tokens}
+
+
+def test_two_workers_train_as_one(tiny_model, tmp_path):
+    from trinity_core.config import config_from_dict
+    from trinity_core.training.checkpoint import load
+    from trinity_core.training.learner import Learner
+    from trinity_core.training.state import weights
+
+    cases = [_case("zero0", 0, tiny_model), _case("zero0_small", 0, tiny_model, 20), _case("zero2", 2, tiny_model)]
+    cases += [_case("zero3", 3, tiny_model, 25)]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    _, port = rendezvous()
+    script = Path(__file__).with_name("rank.py")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ranks = [
+        subprocess.Popen([sys.executable, script, str(rank), str(port), str(tmp_path)], env=environment)
+        for rank in (0, 1)
+    ]
+    try:
+        assert [process.wait(400) for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+    alone = Learner(config_from_dict(cases[0]["config"]), 4, join(0, 1, *rendezvous(), use_gpu=False))
+    truth = [alone.step(make_batch(step, groups=3), step) for step in (1, 2)]
+    for case in cases:
+        result = torch.load(tmp_path / f"{case['name']}.pt", weights_only=True)
+        for one, two in zip(truth, result["metrics"], strict=True):
+            for name in one:
+                if not name.startswith(("timing_s/", "experience/micro_batches")):
+                    assert two[name] == pytest.approx(one[name], abs=1e-5, rel=1e-4), (case["name"], name)
+        for name, weight in weights(alone.engine):
+            torch.testing.assert_close(result["weights"][name], weight.detach(), atol=1e-5, rtol=0)
+    following = alone.step(make_batch(3), 3)
+    load(alone, tmp_path / "zero3")
+    again = alone.step(make_batch(3), 3)
+    assert again["actor/final_loss"] == pytest.approx(following["actor/final_loss"], abs=1e-5)
+    assert again["actor/grad_norm"] == pytest.approx(following["actor/grad_norm"], rel=1e-4)

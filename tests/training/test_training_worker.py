@@ -1,0 +1,152 @@
+"""The worker from start to end: a resumed run is the run that was never stopped, bit for bit."""
+
+import json
+import shutil
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_batch
+
+from trinity_core.data.tiny import make_problems, write_jsonl
+from trinity_core.training import TrainerWorker
+
+pytestmark = pytest.mark.slow
+PART = "global_step_4/actor/{}_world_size_1_rank_0.pt"
+
+
+@pytest.fixture
+def rollouts(make_config):
+    def make(name, **overrides):
+        return make_config(
+            name=name, trainer__save_interval=2, algorithm__optimizer__lr=0.001,
+            algorithm__optimizer__lr_warmup_steps=3, algorithm__kl_loss_fn="none", **overrides,
+        )  # fmt: skip
+
+    return make
+
+
+def _put(config, steps):
+    """Explore steps that all used version 0: of newer ones a fresh trainer would know nothing, and drop them."""
+    from trinity_core.training.sources import open_store
+
+    with open_store(config) as store:
+        done = store.position("explorer").step
+        for step in steps:
+            if step > done:
+                rows = make_batch(step)
+                for row in rows:
+                    row.versions = np.where(row.action_mask, 0, -1)
+                store.put("explorer", step, {}, rows, 0)
+
+
+def _losses(config):
+    lines = (config.job_dir / "monitor" / "metrics.jsonl").read_text().splitlines()
+    kept = ("actor/final_loss", "actor/grad_norm", "actor/lr")
+    return [(line["step"], *(line["metrics"][name] for name in kept)) for line in map(json.loads, lines)]
+
+
+def _assert_same_checkpoints(one, other):
+    for content in ("model", "optim"):
+        a = torch.load(one.job_dir / PART.format(content), weights_only=True)
+        b = torch.load(other.job_dir / PART.format(content), weights_only=True)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _run(config):
+    worker = TrainerWorker(config)
+    worker.start()
+    return worker.run()
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
+    whole, stopped = rollouts("whole"), rollouts("stopped")
+    _put(whole, range(1, 5))
+    assert _run(whole)["ended"] == "finished"
+    _put(stopped, (1, 2, 3))
+    worker = TrainerWorker(stopped)
+    worker.start()
+    runner = Thread(target=worker.run)
+    runner.start()
+    while worker.progress()["step"] < 3 or worker.progress()["state"] != "waiting":
+        runner.join(0.02)
+    worker.stop()
+    runner.join(60)
+    assert worker.progress()["state"] == "stopped" and worker.progress()["saved_step"] == 3
+    shutil.rmtree(stopped.job_dir / "global_step_3")  # as if it had been killed after the checkpoint of step 2
+    again = TrainerWorker(stopped)
+    assert again.start()["step"] == 2
+    _put(stopped, range(1, 5))
+    assert again.run()["ended"] == "finished"
+    assert _losses(stopped) == _losses(whole)
+    _assert_same_checkpoints(stopped, whole)
+
+
+def test_a_damaged_checkpoint_is_skipped(rollouts):
+    config = rollouts("damaged")
+    _put(config, range(1, 5))
+    _run(config)
+    (config.job_dir / PART.format("optim")).write_bytes(b"cut short")
+    assert TrainerWorker(config).start()["step"] == 2
+
+
+def test_versions_are_published_with_a_proof(rollouts, tiny_model):
+    from transformers import AutoModelForCausalLM
+
+    from trinity_core.sync.weights import open_weights
+
+    config = rollouts("published", synchronizer__sync_interval=2)
+    _put(config, range(1, 5))
+    _run(config)
+    folder = open_weights("checkpoint", config.job_dir)
+    assert folder.latest() == 4
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    state = dict(folder.load(4))
+    assert "lm_head.weight" in state
+    lm.load_state_dict(state)
+    probe = folder.probe(4)
+    tokens = torch.tensor([probe.tokens])
+    logprobs = lm(tokens).logits[0, :-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
+    torch.testing.assert_close(logprobs.detach(), torch.tensor(probe.logprobs), atol=1e-5, rtol=1e-5)
+
+
+def test_an_empty_batch_is_an_empty_step_and_the_end_of_data_ends_the_run(rollouts):
+    from trinity_core.training.sources import open_store
+
+    config = rollouts("short")
+    _put(config, (1,))
+    with open_store(config) as store:
+        store.waiting("explorer", 2)
+        worker = TrainerWorker(config)
+        worker.start()
+        runner = Thread(target=worker.run)
+        runner.start()
+        while worker.progress()["step"] < 2:
+            runner.join(0.02)
+        assert worker.progress()["metrics"]["skipped_step"] == 1.0
+        store.finished("explorer")
+        runner.join(60)
+    assert worker.progress()["state"] == "done" and worker.progress()["step"] < 4
+
+
+def test_sft_from_a_file_goes_on_where_it_stopped(make_config, tmp_path):
+    rows = make_problems(1, 40, 1, 1)["train"]
+    write_jsonl(tmp_path / "sft.jsonl", rows)
+
+    def config(name, steps):
+        return make_config(
+            "sft", name, buffer__total_steps=steps, buffer__train_batch_size=16, trainer__save_interval=2,
+            algorithm__optimizer__lr=0.01, buffer__trainer_input__experience_buffer__path=tmp_path / "sft.jsonl",
+            buffer__trainer_input__experience_buffer__format="{prompt_key: question, response_key: answer}",
+            model__max_model_len=200,
+        )  # fmt: skip
+
+    summary = _run(config("whole", 4))
+    _run(config("halves", 2))
+    _run(config("halves", 4))
+    whole, halves = config("whole", 4), config("halves", 4)
+    assert _losses(halves) == _losses(whole)
+    _assert_same_checkpoints(halves, whole)
+    assert summary["step"] == 4 and _losses(whole)[-1][1] < _losses(whole)[0][1]
