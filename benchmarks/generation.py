@@ -1,7 +1,7 @@
 """Generation in a rollout step against a bare `LLM.generate` of the same vLLM, in turn, on the same prompts.
 
     python benchmarks/generation.py [--model DIR --data FILE] [--tasks 16 --repeats 8 --max-new 40] [--threads 2]
-        [--rounds 10] [--block 128] [--no-ray]
+        [--rounds 10] [--block 128] [--spin 1000] [--no-ray]
 
 Prints one JSON line: medians of tokens/s of both, and their ratio (the aim: at least 0.8). Ours is everything between a
 workflow's question and its answer: chat template, tokens, the call to the engine's process, sampling with a seed for
@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trinity_core.rollout.settings import EngineSettings
+from trinity_core.rollout.settings import SPIN_COUNT, EngineSettings
 
 
 def arguments() -> argparse.Namespace:
@@ -35,6 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--block", type=int)
+    parser.add_argument("--spin", type=int, default=SPIN_COUNT, help="turns that idle OpenMP threads spin")
     parser.add_argument("--no-ray", action="store_true", help="the engine in this process")
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -155,10 +156,16 @@ def main() -> None:
         made = make_tiny(Path(tempfile.mkdtemp()))
         args.model, args.data = made.model, made.data / "train.jsonl"
     settings = EngineSettings(
-        str(args.model), 512, max_num_seqs=args.tasks * args.repeats, threads=args.threads, block_size=args.block
+        str(args.model),
+        512,
+        max_num_seqs=args.tasks * args.repeats,
+        threads=args.threads,
+        spin_count=args.spin,
+        block_size=args.block,
     )
-    # The peer: vLLM as it comes, but in one process and with the same threads.
-    environment = {"OMP_NUM_THREADS": str(args.threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    # The peer: vLLM as it comes, but in one process and with the same threads, spinning no longer.
+    threads = {"OMP_NUM_THREADS": str(args.threads), "GOMP_SPINCOUNT": str(args.spin)}
+    environment = threads | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if args.no_ray:
         os.environ.update(settings.environment())
     other = Peer(args, environment | {"VLLM_LOGGING_LEVEL": "ERROR"})
