@@ -112,6 +112,21 @@ def test_versions_are_published_with_a_proof(rollouts, tiny_model):
     torch.testing.assert_close(logprobs.detach(), torch.tensor(probe.logprobs), atol=1e-5, rtol=1e-5)
 
 
+def test_a_checkpoint_becomes_a_model_for_transformers(rollouts):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from trinity_core.checkpoints.convert import convert
+    from trinity_core.sync.weights import open_weights
+
+    config = rollouts("converted")
+    _put(config, range(1, 5))
+    _run(config)
+    folder = convert(config.job_dir / "global_step_4")
+    own, published = AutoModelForCausalLM.from_pretrained(folder), open_weights("checkpoint", config.job_dir).load(4)
+    assert all(torch.equal(own.state_dict()[name], tensor) for name, tensor in published)
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+
+
 def test_an_empty_batch_is_an_empty_step_and_the_end_of_data_ends_the_run(rollouts):
     from trinity_core.training.sources import open_store
 

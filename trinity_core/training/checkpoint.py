@@ -65,7 +65,6 @@ def save(learner: Learner, step: int, folder: Path) -> None:
         counts = {part: optimizer_steps(engine) for part, engine in parts(learner).items()}
         state = TrainerState(step, counts, learner.objective.state())
         (folder / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
-        learner.model_config.save_pretrained(folder / "actor" / "huggingface")
 
 
 def _save_share(tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints.commit import begin, commit
+from trinity_core.checkpoints.convert import convert
 from trinity_core.checkpoints.resume import latest_whole, update_meta
 from trinity_core.config.schema import Config
+from trinity_core.files import clear_errors
 from trinity_core.layout import JobLayout
 from trinity_core.training import checkpoint
 from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
+from trinity_core.training.sources import load_tokenizer
 
 if TYPE_CHECKING:
     from trinity_core.training.learner import Learner
@@ -22,6 +25,8 @@ class Savepoints:
 
     def __init__(self, config: Config, ranks: Ranks) -> None:
         self.layout = JobLayout(config.job_dir)
+        self.config = config
+        self._tokenizer: Any = None
         self.keep = config.trainer.max_checkpoints_to_keep
         self.ranks = ranks
 
@@ -30,13 +35,29 @@ class Savepoints:
         folder = str(begin(self.layout, step)) if self.ranks.first else ""
         temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
         checkpoint.save(learner, step, temporary)
+        if self.ranks.first:
+            self._describe(learner, temporary)
         if publisher is not None and self.ranks.first:
             publisher.keep_for_resume(step, temporary)
         barrier(self.ranks)
         if self.ranks.first:
+            if learner.settings.save_huggingface:
+                convert(temporary)
             commit(self.layout, step, temporary, self.keep)
             update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size)
         barrier(self.ranks)
+
+    def _describe(self, learner: Learner, folder: Path) -> None:
+        """What `actor/huggingface` needs beside the weights, which conversion adds."""
+        target = folder / "actor" / "huggingface"
+        with clear_errors("writing", target):
+            lm = learner.engine.module.lm
+            lm.config.save_pretrained(target)
+            if lm.generation_config is not None:
+                lm.generation_config.save_pretrained(target)
+            if self._tokenizer is None:
+                self._tokenizer = load_tokenizer(self.config)
+            self._tokenizer.save_pretrained(target)
 
     def latest(self) -> int:
         """The newest whole checkpoint's step; 0 where there is none. The same on every rank."""
