@@ -256,7 +256,7 @@ def test_numbers_and_samples_of_every_step_are_written_down(config, engine):
     lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert [line.step for line in lines] == [1, 2, 3, 4]
     assert [line.metrics["version"] for line in lines] == [0, 1, 2, 3]
-    wanted = {"reward/mean", "response_length/mean", "time/generate", "time/reward", "time/store", "time/hand_over"}
+    wanted = {"reward/mean", "response_length/mean", "timing_s/generate", "timing_s/reward", "timing_s/store", "timing_s/hand_over"}
     assert wanted <= lines[0].metrics.keys()
     source, step, rollouts = latest_rollouts(settings.job_dir)
     assert (source, step, len(rollouts)) == ("explorer", 1, 6)

@@ -282,7 +282,7 @@ class Explorer:
         spent, self._spent = self._spent, {}
         spent["step"] = time.perf_counter() - batch.began + spent.get("wait", 0.0) + spent.get("hand_over", 0.0)
         gap = {name: value for name, value in self._last.items() if name == "hand_over/probe_gap"}
-        numbers = batch.numbers | gap | {f"time/{name}": seconds for name, seconds in spent.items()}
+        numbers = batch.numbers | gap | {f"timing_s/{name}": seconds for name, seconds in spent.items()}
         numbers["engine_restarts"] = float(self._open.pool.restarts)
         self._last = numbers
         self._open.metrics.write(batch.step, numbers)
