@@ -155,7 +155,7 @@ def open_cluster(config: Config, gpu_per_node: int) -> Cluster:
             opened = Cluster(config, machine())
             try:
                 opened.open(config.ray_namespace or "trinity", gpu_per_node)
-            except (ConnectionError, RuntimeError, OSError) as error:
+            except Exception as error:  # Ray raises the bare class where a node does not come up in time
                 opened.close()
                 raise TransientFault(f"Ray did not start: {error}") from error
             _current = opened

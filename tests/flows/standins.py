@@ -1,0 +1,106 @@
+"""Light actors in place of engine, explorer and trainer: they write metrics and checkpoints, and fail on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from trinity_core.checkpoints.commit import begin, commit
+from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.config import Config
+from trinity_core.errors import DataError
+from trinity_core.layout import JobLayout
+from trinity_core.tracking import MetricsFile, SampledRollout, save_rollouts
+
+STEPS = 6
+
+
+class Engine:
+    def load(self, source: Any, version: int) -> None: ...
+
+
+class Explorer:
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.stopped = False
+
+    async def prepare(self) -> None: ...
+
+    async def progress(self) -> dict[str, Any]:
+        return {"total_steps": STEPS}
+
+    async def run(self) -> dict[str, Any]:
+        metrics = MetricsFile(self.config.job_dir, "explorer")
+        for step in range(1, STEPS + 1):
+            await asyncio.sleep(0.05)
+            metrics.write(step, {"reward/mean": step / STEPS})
+            save_rollouts(self.config.job_dir, "explorer", step, [SampledRollout("1+1?", "2", 1.0)])
+            if self.stopped:
+                break
+        return {"step": step}
+
+    async def evaluate(self, version: int, path: str | None = None) -> dict[str, float]:
+        numbers = {"eval/test/accuracy": 0.5 + version / 100}
+        MetricsFile(self.config.job_dir, "eval").write(version, numbers)
+        return numbers
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+class Trainer:
+    """Saves each second step (a slow one only when told to stop). `fault` comes once, in step 3."""
+
+    def __init__(self, config: Config, fault: str) -> None:
+        self.config = config
+        self.fault = fault
+        self.stopped = False
+
+    def rendezvous(self) -> tuple[str, int]:
+        return "127.0.0.1", 1
+
+    def start(self, address: str, port: int) -> dict[str, Any]:
+        return {"total_steps": STEPS}
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def run(self) -> dict[str, Any]:
+        job_dir = self.config.job_dir
+        layout = JobLayout(job_dir).create()
+        step = latest_whole(job_dir) or 0
+        with (job_dir / "attempts.jsonl").open("a") as file:
+            file.write(json.dumps({"from": step}) + "\n")
+        while step < STEPS and not self.stopped:
+            step += 1
+            self._break(step)
+            time.sleep(1.0 if self.fault == "slow" else 0.05)
+            MetricsFile(job_dir, "trainer").write(step, {"actor/final_loss": 1 / step})
+            if self.stopped or (step % 2 == 0 and self.fault != "slow"):
+                save(layout, step)
+        return {"step": step}
+
+    def _break(self, step: int) -> None:
+        marker = self.config.job_dir / "broken"
+        if step != 3 or marker.exists() or not self.fault:
+            return
+        marker.touch()
+        if self.fault == "die":
+            os._exit(1)
+        if self.fault == "data":
+            raise DataError("row 7 of train.jsonl has no answer")
+
+
+def save(layout: JobLayout, step: int) -> None:
+    folder = begin(layout, step)
+    (folder / "actor" / "huggingface").mkdir(parents=True)
+    (folder / "actor" / "model_world_size_1_rank_0.pt").write_bytes(b"weights")
+    commit(layout, step, folder)
+
+
+def convert(path: Path, base: Path | None = None) -> list[Path]:
+    return [path / "actor" / "huggingface"]

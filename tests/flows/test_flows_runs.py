@@ -1,0 +1,169 @@
+"""Flows on Prefect and Ray, with light actors: what is shown, retried, not retried, saved on a cancellation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import standins
+
+from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.errors import DataError, TransientFault
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+
+
+def use_standins(fault: str = "") -> None:
+    """Light actors in place of the real ones, in this process from now on."""
+    import tasks.actors
+    import trinity_core.checkpoints.convert
+
+    paths = {"PYTHONPATH": f"{HERE}:{HERE.parent.parent}"}
+
+    def engines(cluster: Any, config: Any, placement: Any) -> list[Any]:
+        return [cluster.actor(standins.Engine, f"{config.name}/engine", env=paths)]
+
+    def explorer(cluster: Any, config: Any, *_: Any) -> Any:
+        return cluster.actor(standins.Explorer, f"{config.name}/explorer", config, env=paths, concurrency=4)
+
+    def trainers(cluster: Any, config: Any, placement: Any) -> list[Any]:
+        name = f"{config.name}/trainer"
+        return [cluster.actor(standins.Trainer, name, config, fault, env=paths, concurrency=4)]
+
+    tasks.actors.start_engines = engines
+    tasks.actors.start_explorer = explorer
+    tasks.actors.start_trainers = trainers
+    tasks.actors.keep_engines = lambda *_: False
+    trinity_core.checkpoints.convert.convert_all = standins.convert
+
+
+def written(folder: Path, name: str) -> Path:
+    tasks = {"path": str(folder), "format": {"prompt_key": "question", "response_key": "answer"}}
+    config = {
+        "project": "tests",
+        "name": name,
+        "checkpoint_root_dir": str(folder),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "model": {"model_path": str(folder), "max_model_len": 64, "max_response_tokens": 16},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {
+            "batch_size": 2,
+            "total_steps": standins.STEPS,
+            "explorer_input": {"taskset": tasks, "eval_tasksets": [{"name": "test", **tasks}]},
+        },
+        "monitor": {"monitor_type": "tensorboard"},
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def attempts(job_dir: Path) -> list[int]:
+    return [json.loads(line)["from"] for line in (job_dir / "attempts.jsonl").read_text().splitlines()]
+
+
+def run_rft(folder: Path, name: str) -> Any:
+    """The final state of one flow run."""
+    from flows.rft import rft
+
+    return rft(config=str(written(folder, name)), overrides=[], return_state=True)
+
+
+def ray_processes() -> list[psutil.Process]:
+    names = ("raylet", "gcs_server")
+    return [process for process in psutil.Process().children(recursive=True) if process.name() in names]
+
+
+def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str) -> None:
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import TaskRunFilter
+
+    use_standins()
+    state = run_rft(tmp_path, "whole")
+    summary = state.result()
+    assert summary["step"] == standins.STEPS and summary["score"] == 0.56
+    assert json.loads((tmp_path / "tests/whole/summary.json").read_text())["step"] == standins.STEPS
+    with get_client(sync_client=True) as client:
+        run = client.read_flow_run(state.state_details.flow_run_id)
+        assert run.name == "tests/whole"
+        assert {"project:tests", "name:whole", "stage:rft", "algorithm:grpo"} <= set(run.tags)
+        found = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [str(run.id)]}))
+        names = {each.name.rsplit("-", 1)[0] for each in found}
+        assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish"}
+        answer = client._client.post("/artifacts/filter", json={"limit": 200})
+        keys = {each["key"]: each for each in answer.json() if (each["key"] or "").startswith("tests-whole-")}
+    assert {"tests-whole-curve", "tests-whole-rollouts", "tests-whole-summary", "tests-whole-tracking"} <= set(keys)
+    assert {"tests-whole-trainer-progress", "tests-whole-explorer-progress"} <= set(keys)
+    assert keys["tests-whole-curve"]["data"].startswith("data:image/png;base64,")
+    assert "1+1?" in keys["tests-whole-rollouts"]["data"]
+    assert not ray_processes()
+
+
+def test_a_dead_actor_is_retried_from_the_latest_checkpoint(tmp_path: Path, prefect_api: str) -> None:
+    use_standins(fault="die")
+    state = run_rft(tmp_path, "dies")
+    assert state.is_completed(), state
+    assert attempts(tmp_path / "tests/dies") == [0, 2]
+
+
+def test_wrong_data_is_not_retried(tmp_path: Path, prefect_api: str) -> None:
+    use_standins(fault="data")
+    state = run_rft(tmp_path, "data")
+    assert state.is_failed()
+    error = state.result(raise_on_failure=False)
+    assert isinstance(error, DataError) and str(error) == "row 7 of train.jsonl has no answer"
+    assert attempts(tmp_path / "tests/data") == [0]
+    assert latest_whole(tmp_path / "tests/data") == 2
+    assert not ray_processes()
+
+
+def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -> None:
+    from flows.rft import rft
+
+    path = written(tmp_path, "wrong")
+    state = rft(config=str(path), overrides=["bufer.batch_size=3"], return_state=True)
+    assert state.is_failed() and "bufer" in state.message
+    assert not (tmp_path / "tests").exists()
+
+
+def cancelled(folder: Path) -> None:
+    """What the child process of the next test runs."""
+    use_standins(fault="slow")
+    run_rft(folder, "cancelled")
+
+
+def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_api: str) -> None:
+    job_dir = tmp_path / "tests/cancelled"
+    program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_flows_runs as t, pathlib; "
+    program += f"t.cancelled(pathlib.Path({str(tmp_path)!r}))"
+    child = subprocess.Popen([sys.executable, "-c", program], cwd=HERE.parent.parent)
+    deadline = time.monotonic() + 240
+    while (
+        not (job_dir / "monitor/metrics.jsonl").exists()
+        or "trainer" not in (job_dir / "monitor/metrics.jsonl").read_text()
+    ):
+        assert child.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    family = psutil.Process(child.pid).children(recursive=True)
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.wait(timeout=60) != 0
+    assert latest_whole(job_dir), "it saved because it was told to stop"
+    gone, alive = psutil.wait_procs(family, timeout=15)
+    assert gone and not alive
+
+
+def test_the_more_definite_error_is_reported() -> None:
+    from tasks.faults import is_transient
+
+    errors = [TransientFault("the trainer is gone"), DataError("a bad row")]
+    assert sorted(errors, key=is_transient)[0] is errors[1]
