@@ -46,7 +46,7 @@ class Engine:
         if self._local is not None:
             await asyncio.wrap_future(self._local.start())
         else:
-            await self._remote.start()
+            await self._server.start()
         return time.perf_counter() - began
 
     async def describe(self) -> tuple[EngineSettings, float]:
@@ -62,7 +62,7 @@ class Engine:
         return Engine(replace(self.settings, model_path=model_path))
 
     @property
-    def _remote(self) -> ServedEngine:
+    def _server(self) -> ServedEngine:
         assert self._served is not None
         return self._served
 
@@ -72,7 +72,7 @@ class Engine:
         if self._local is not None:
             samples = await asyncio.wrap_future(self._local.generate(requests))
         else:
-            samples = await self._remote.generate(requests)
+            samples = await self._server.generate(requests)
         return SampleBatch.pack(samples)
 
     async def abort(self, keys: Sequence[str]) -> None:
@@ -80,7 +80,7 @@ class Engine:
         if self._local is not None:
             self._local.abort(keys)
         else:
-            await self._remote.abort(keys)
+            await self._server.abort(keys)
 
     async def load(self, source: WeightSource, version: int) -> HandOver:
         """Take `version` of the weights and prove it. Requests in flight go on: each token says which version chose it.
@@ -91,7 +91,7 @@ class Engine:
         if self._local is not None:
             await asyncio.wrap_future(self._local.load(source, version))
         else:
-            await self._remote.load(source, version)
+            await self._server.load(source, version)
         probe = _probe(source, version)
         gap = None if probe is None else verify_probe(probe, await self.score(probe.tokens))
         return HandOver(version, time.perf_counter() - began, gap)
@@ -100,36 +100,36 @@ class Engine:
         """Log-probs (temperature 1) of tokens 1 … of a sequence, each after those before it."""
         if self._local is not None:
             return await asyncio.wrap_future(self._local.score(tokens))
-        return await self._remote.score(tokens)
+        return await self._server.score(tokens)
 
     async def version(self) -> int:
         """The version of the weights it holds."""
-        return self._local.version if self._local is not None else self._remote.version
+        return self._local.version if self._local is not None else self._server.version
 
     # ---- weights that the trainer pushes over NCCL; see `trinity_core.sync.nccl` ----
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Enter the trainer's NCCL group."""
-        await self._remote.join(init_info)
+        await self._server.join(init_info)
 
     async def start_weight_update(self) -> None:
         """Make ready to receive."""
-        await self._remote.begin_update()
+        await self._server.begin_update()
 
     async def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive what the trainer sends now."""
-        await self._remote.update(update_info)
+        await self._server.update(update_info)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Put what was received in use. It has a version, and is proven, when the explorer calls `load`."""
-        await self._remote.end_update()
+        await self._server.end_update()
 
     async def stop(self) -> None:
         """End the engine; what is in flight fails."""
         if self._local is not None:
             self._local.stop()
         else:
-            self._remote.stop()
+            self._server.stop()
 
 
 def _probe(source: WeightSource, version: int) -> Probe | None:
