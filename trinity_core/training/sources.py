@@ -29,7 +29,7 @@ class Source(Protocol):
         """The rows of `step`, waiting for them ([]: an empty step). None: `stop()` came true, or no more comes."""
 
     def rewind(self, step: int) -> dict[str, int]:
-        """Go back to checkpoint `step`; returns explorers that go back too, with their step."""
+        """Go back to checkpoint `step`; returns the step that each explorer then stands at."""
 
     def before_save(self) -> None:
         """Make what was drawn durable: a checkpoint that builds on it is about to be named."""
@@ -82,8 +82,9 @@ class RolloutSource:
         return None if batch == [] and self.store.exhausted() else batch
 
     def rewind(self, step: int) -> dict[str, int]:
-        """Return later batches to the queue, drop what newer policies sampled."""
-        return self.store.rewind(step).explorers
+        """Return later batches to the queue, drop what newer policies sampled; the step each explorer now stands at."""
+        self.store.rewind(step)
+        return {name: int(told["step"] or 0) for name, told in self.store.stats().explorers.items()}
 
     def before_save(self) -> None:
         """Flush the store."""
