@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Batches and eval results pass through it; weights do not. More would only take shared memory from the hand-over."""
-PLACEMENT_SECONDS = 60.0
+LOOPBACK = "127.0.0.1"
 _lock = threading.Lock()
 _current: Cluster | None = None
 
@@ -46,16 +46,18 @@ class Cluster:
                 return
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            ray.init(
-                address="local",
-                namespace=namespace,
-                num_cpus=max(self.machine.cpus, 1),
-                num_gpus=gpus,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+            with _on_loopback():
+                ray.init(
+                    address="local",
+                    namespace=namespace,
+                    num_cpus=max(self.machine.cpus, 1),
+                    num_gpus=gpus,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address=LOOPBACK,
+                )
 
     def actor(
         self,
@@ -171,6 +173,23 @@ def close_cluster(cluster: Cluster) -> None:
         if cluster._users == 0:
             _current = None
             cluster.close()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A Ray of our own is for this machine alone: none of its processes listens on another interface.
+
+    On Linux Ray takes 127.0.0.1 for a mistake and puts the machine's outer address in its place, by which its servers
+    then listen everywhere; without its clusters of several machines it leaves the address alone.
+    """
+    from ray._private import ray_constants
+
+    several_machines = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = several_machines
 
 
 @contextmanager
