@@ -9,9 +9,10 @@ import pytest
 from rollout.fakes import FakeEngine
 
 from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import load_tokenizer, stop_tokens
 from trinity_core.errors import DataError
 from trinity_core.rollout.messages import Sampling
-from trinity_core.rollout.model import EngineModel, Limits, load_tokenizer, stop_tokens
+from trinity_core.rollout.model import EngineModel, Limits
 from trinity_core.rollout.pool import EnginePool
 
 MESSAGES = [{"role": "user", "content": "Tom has 3 apples."}]

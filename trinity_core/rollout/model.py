@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,34 +160,3 @@ def auxiliary_limits(config: Config, model: AuxiliaryModelConfig, stop_token_ids
     answer = model.max_response_tokens or config.model.max_response_tokens or longest
     sampling = Sampling(max_tokens=answer, stop_token_ids=stop_token_ids)
     return Limits(longest, model.max_prompt_tokens, answer, sampling, truncate_prompts=False)
-
-
-def policy_encoder(config: Config) -> ChatEncoder:
-    """Tokenizer and chat template of the policy."""
-    model = config.model
-    template = model.custom_chat_template
-    if template is None and model.chat_template_path:
-        template = Path(model.chat_template_path).expanduser().read_text()
-    thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
-    return ChatEncoder(load_tokenizer(model.model_path, model.trust_remote_code), template, thinking)
-
-
-def load_tokenizer(model_path: str, trust_remote_code: bool) -> Any:
-    """The tokenizer of a folder or hub name."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-
-
-def stop_tokens(model_path: str, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end an answer: the tokenizer's end of sequence, and those that the model's
-    `generation_config.json` adds (chat models often have two)."""
-    from transformers import GenerationConfig
-
-    found = {tokenizer.eos_token_id}
-    try:
-        given = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except OSError:
-        given = None
-    found |= set(given if isinstance(given, list) else [given])
-    return tuple(sorted(token for token in found if token is not None))

@@ -15,11 +15,11 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.taskset import Taskset
-from trinity_core.rollout import model as models
+from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
 from trinity_core.rollout import operators
 from trinity_core.rollout.handles import as_handle
 from trinity_core.rollout.messages import WeightSource
-from trinity_core.rollout.model import EngineModel
+from trinity_core.rollout.model import EngineModel, auxiliary_limits, policy_limits
 from trinity_core.rollout.pool import EnginePool
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.store.store import ExperienceStore
@@ -84,9 +84,9 @@ async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence
     reading = asyncio.create_task(asyncio.to_thread(_read, config))
     await asyncio.gather(reading, pool.start(), *(other.start() for other in others))
     read = reading.result()
-    model = EngineModel(pool, read.encoder, models.policy_limits(config, read.stop_token_ids))
+    model = EngineModel(pool, read.encoder, policy_limits(config, read.stop_token_ids))
     judges = [
-        EngineModel(other, encoder, models.auxiliary_limits(config, given, stops), given.name or given.model_path)
+        EngineModel(other, encoder, auxiliary_limits(config, given, stops), given.name or given.model_path)
         for other, given, (encoder, stops) in zip(others, config.explorer.auxiliary_models, read.others, strict=True)
     ]
     reward_pool = RewardPool(max(1, min(4, (os.cpu_count() or 2) // 2)), REWARD_SECONDS, config.plugin_dir)
@@ -140,7 +140,7 @@ def explore_steps(config: Config, schedule: TaskSchedule) -> int:
 
 def _read(config: Config) -> _Read:
     load_plugins(config.plugin_dir)
-    encoder = models.policy_encoder(config)
+    encoder = policy_encoder(config.model)
     given = config.buffer.explorer_input
     tasksets = [Taskset.open(one, config.seed) for one in given.tasksets]
     evals = [Taskset.open(one, config.seed, is_eval=True) for one in given.eval_tasksets]
@@ -150,11 +150,11 @@ def _read(config: Config) -> _Read:
         evals = [one.without_long_prompts(encoder, longest) for one in evals]
     others = []
     for model in config.explorer.auxiliary_models:
-        tokenizer = models.load_tokenizer(model.model_path, model.trust_remote_code)
+        tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)
         thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
         other = ChatEncoder(tokenizer, None, thinking)
-        others.append((other, models.stop_tokens(model.model_path, tokenizer)))
-    return _Read(encoder, models.stop_tokens(config.model.model_path, encoder.tokenizer), tasksets, evals, others)
+        others.append((other, stop_tokens(model.model_path, tokenizer)))
+    return _Read(encoder, stop_tokens(config.model.model_path, encoder.tokenizer), tasksets, evals, others)
 
 
 def _open_store(config: Config) -> ExperienceStore:

@@ -13,7 +13,6 @@ from trinity_core.files import clear_errors
 from trinity_core.layout import JobLayout
 from trinity_core.training import checkpoint
 from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
-from trinity_core.training.sources import load_tokenizer
 
 if TYPE_CHECKING:
     from trinity_core.training.learner import Learner
@@ -56,7 +55,12 @@ class Savepoints:
             if lm.generation_config is not None:
                 lm.generation_config.save_pretrained(target)
             if self._tokenizer is None:
-                self._tokenizer = load_tokenizer(self.config)
+                from transformers import AutoTokenizer
+
+                model = self.config.model
+                self._tokenizer = AutoTokenizer.from_pretrained(
+                    model.model_path, trust_remote_code=model.trust_remote_code
+                )
             self._tokenizer.save_pretrained(target)
 
     def latest(self) -> int:

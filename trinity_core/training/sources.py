@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from trinity_core.config.paths import store_url
 from trinity_core.config.schema import Config
@@ -12,14 +12,12 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.supervised import Kind, SupervisedSet
 from trinity_core.data.taskset import Taskset
+from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import make_strategy
-
-if TYPE_CHECKING:
-    from trinity_core.data.chat import ChatEncoder
 
 
 class Source(Protocol):
@@ -101,25 +99,9 @@ def open_store(config: Config) -> ExperienceStore:
     return ExperienceStore.open(store_url(config), str(config.job_dir))
 
 
-def load_tokenizer(config: Config) -> Any:
-    """The policy's tokenizer."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(config.model.model_path, trust_remote_code=config.model.trust_remote_code)
-
-
-def chat_encoder(config: Config) -> ChatEncoder:
-    """The tokenizer with the chat template in force."""
-    from trinity_core.data.chat import ChatEncoder
-
-    model = config.model
-    args = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
-    return ChatEncoder(load_tokenizer(config), model.custom_chat_template, args)
-
-
 def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind) -> SupervisedSet:
     """A data set of the trainer, tokenised; rows beyond `model.max_model_len` are set aside."""
-    return SupervisedSet.open(buffer, chat_encoder(config), config.seed, kind, config.model.max_model_len)
+    return SupervisedSet.open(buffer, policy_encoder(config.model), config.seed, kind, config.model.max_model_len)
 
 
 def is_supervised(config: Config) -> bool:

@@ -51,6 +51,15 @@ class TrainerWorker:
         assert self._loop is not None, "start comes before run"
         return self._loop.run()
 
+    def convert(self, step: int) -> str:
+        """The checkpoint of `step` as a Hugging Face folder, made in this process, which has torch loaded already."""
+        from pathlib import Path
+
+        from trinity_core.checkpoints.convert import convert
+        from trinity_core.layout import JobLayout
+
+        return str(convert(JobLayout(self.config.job_dir).step(step), Path(self.config.model.model_path)))
+
     def stop(self) -> None:
         """Ask `run` to save at the next step boundary and return."""
         self._stopping.set()

@@ -1,0 +1,57 @@
+"""The policy's tokenizer, its chat template in force, and the tokens that end an answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trinity_core.config import ModelConfig
+from trinity_core.data.chat import ChatEncoder
+
+
+def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder or hub name.
+
+    A `tokenizer.json` says all that there is to know, and reading it takes neither torch nor the registry of model
+    classes: 2.6 s of one core against 18 s for `AutoTokenizer` (`python -X importtime`). Models without one take that
+    way.
+    """
+    from transformers.utils import cached_file
+
+    if not trust_remote_code and _has(cached_file, model_path, "tokenizer.json"):
+        from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(model_path)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+
+
+def policy_encoder(model: ModelConfig) -> ChatEncoder:
+    """The policy's tokenizer with the chat template in force."""
+    template = model.custom_chat_template
+    if template is None and model.chat_template_path:
+        template = Path(model.chat_template_path).expanduser().read_text(encoding="utf-8")
+    thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
+    return ChatEncoder(load_tokenizer(model.model_path, model.trust_remote_code), template, thinking)
+
+
+def stop_tokens(model_path: str, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end an answer: the tokenizer's end of sequence, and those that the model's
+    `generation_config.json` adds (chat models often have two)."""
+    from transformers.utils import cached_file
+
+    found = {tokenizer.eos_token_id}
+    if path := _has(cached_file, model_path, "generation_config.json"):
+        given = json.loads(Path(path).read_text(encoding="utf-8")).get("eos_token_id")
+        found |= set(given if isinstance(given, list) else [given])
+    return tuple(sorted(token for token in found if token is not None))
+
+
+def _has(cached_file: Any, model_path: str, name: str) -> str | None:
+    """The local path of a file of the model, or None where the model has none of that name."""
+    try:
+        return cached_file(model_path, name)
+    except OSError:
+        return None
