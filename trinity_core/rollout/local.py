@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.imports import without_sklearn
 from trinity_core.rollout import vllm_types
 from trinity_core.rollout.messages import EngineLost, Request, Sample, WeightSource
 from trinity_core.rollout.settings import EngineSettings
@@ -132,6 +133,7 @@ class LocalEngine:
                 job()
 
     def _build(self) -> LLMEngine:
+        without_sklearn()
         vllm_types.check_model(self.settings.model_path)
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine

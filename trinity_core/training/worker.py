@@ -39,6 +39,9 @@ class TrainerWorker:
 
         Returns `progress()`. Collective. Raises TrinityError for a model, data set or checkpoint that cannot be used.
         """
+        from trinity_core.imports import without_sklearn
+
+        without_sklearn()
         from trinity_core.training.start import make_loop
 
         if master_port == 0:
