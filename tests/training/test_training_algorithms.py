@@ -1,0 +1,138 @@
+"""PPO, OPMD, MIX and DPO through the worker: each learns from its own kind of data and resumes all that it keeps."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_batch
+
+from trinity_core.data.tiny import make_problems, write_jsonl
+from trinity_core.training import TrainerWorker
+
+pytestmark = pytest.mark.slow
+STEPS = 4
+COLUMNS = "{prompt_key: question, response_key: answer}"
+
+
+def _run(config):
+    worker = TrainerWorker(config)
+    worker.start()
+    return worker.run()
+
+
+def _put(config):
+    """Four explore steps of version 0."""
+    from trinity_core.training.sources import open_store
+
+    with open_store(config) as store:
+        for step in range(store.position("explorer").step + 1, STEPS + 1):
+            rows = make_batch(step)
+            for row in rows:
+                row.versions = np.where(row.action_mask, 0, -1)
+            store.put("explorer", step, {}, rows, 0)
+
+
+def _metrics(config):
+    """The metrics of each step, without times."""
+    lines = map(json.loads, (config.job_dir / "monitor" / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line["metrics"].items() if not k.startswith("timing_s/")} for line in lines]
+
+
+def _tensors(config, part, content):
+    path = config.job_dir / f"global_step_{STEPS}" / part / f"{content}_world_size_1_rank_0.pt"
+    return torch.load(path, weights_only=True)
+
+
+def _whole_and_halves(make, parts=("actor",), explored=True):
+    """Train once in one go and once in two runs, the second from the first one's checkpoint: no bit may differ.
+
+    Returns the whole run's configuration and metrics.
+    """
+    whole = make("whole", STEPS)
+    for config in (whole, make("halves", STEPS // 2), make("halves", STEPS)):
+        if explored:
+            _put(config)
+        assert _run(config)["ended"] == "finished"
+    assert _metrics(config) == _metrics(whole)
+    for part in parts:
+        for content in ("model", "optim"):
+            one, other = _tensors(whole, part, content), _tensors(config, part, content)
+            assert one.keys() == other.keys()
+            assert all(torch.equal(one[name], other[name]) for name in one), (part, content)
+    return whole, _metrics(whole)
+
+
+def test_ppo_saves_and_resumes_its_critic(make_config):
+    def make(name, steps):
+        return make_config(
+            "ppo", name, buffer__total_steps=steps, algorithm__kl_loss_fn="none",
+            trainer__trainer_config__critic__optim__lr=0.003,
+            trainer__trainer_config__trainer__critic_warmup=1,
+        )  # fmt: skip
+
+    whole, steps = _whole_and_halves(make, ("actor", "critic"))
+    assert "actor/pg_loss" not in steps[0] and "actor/pg_loss" in steps[1]  # the critic's warm-up
+    assert steps[0]["values/mean"] == 0.0 and steps[-1]["values/mean"] != 0.0
+    assert float(_tensors(whole, "critic", "model")["value_head.weight"].abs().sum()) > 0
+    state = json.loads((whole.job_dir / f"global_step_{STEPS}" / "trainer_state.json").read_text())
+    assert state["optimizer_steps"] == {"actor": STEPS - 1, "critic": STEPS}
+
+
+def test_opmd_trains_on_rollouts_of_an_old_version(make_config):
+    def make(name, steps):
+        return make_config("opmd", name, buffer__total_steps=steps, synchronizer__sync_interval=2)
+
+    _, steps = _whole_and_halves(make)
+    assert [step["staleness/max"] for step in steps] == [0.0, 1.0, 2.0, 3.0]
+    assert steps[0]["actor/kl_loss"] == pytest.approx(0.0, abs=1e-7) and steps[-1]["actor/kl_loss"] > 0
+    assert all(step["actor/grad_norm"] > 0 for step in steps)
+
+
+def test_mix_resumes_rollouts_and_expert_rows(make_config, tmp_path):
+    from trinity_core.training.sources import open_source
+
+    write_jsonl(tmp_path / "expert.jsonl", make_problems(1, 40, 1, 1)["train"])
+
+    def make(name, steps):
+        return make_config(
+            "mix", name, buffer__total_steps=steps, algorithm__sample_strategy_args="{expert_data_ratio: 0.2}",
+            buffer__trainer_input__auxiliary_buffers__expert__path=tmp_path / "expert.jsonl",
+            buffer__trainer_input__auxiliary_buffers__expert__format=COLUMNS,
+            model__max_model_len=200,
+        )  # fmt: skip
+
+    whole, steps = _whole_and_halves(make)
+    assert [(step["experience/rows"], step["experience/expert_rows"]) for step in steps] == [(20.0, 4.0)] * STEPS
+    batches = {}
+    for config in (whole, make("halves", STEPS)):
+        source = open_source(config, "demonstrations")
+        batches[config.name] = [source.draw(step, lambda: False) for step in range(1, STEPS + 1)]
+    for name in batches:
+        rows = [e for batch in batches[name] for e in batch]
+        experts = [e.task_index for e in rows if e.is_expert]
+        assert len(set(experts)) == len(experts) == 4 * STEPS  # none twice within an epoch, none left out by a resume
+        assert len({e.group for e in rows if not e.is_expert}) == 4 * STEPS
+    for one, other in zip(*batches.values(), strict=True):
+        assert [e.to_bytes() for e in one] == [e.to_bytes() for e in other]
+
+
+def test_dpo_learns_from_a_data_set_of_pairs(make_config, tmp_path):
+    rows = make_problems(2, 40, 1, 1)["train"]
+    pairs = [{"question": row["question"], "chosen": row["answer"], "rejected": "I have no idea."} for row in rows]
+    write_jsonl(tmp_path / "pairs.jsonl", pairs)
+
+    def make(name, steps):
+        return make_config(
+            "dpo", name, buffer__total_steps=steps, buffer__train_batch_size=16, algorithm__optimizer__lr=0.003,
+            buffer__trainer_input__experience_buffer__path=tmp_path / "pairs.jsonl",
+            buffer__trainer_input__experience_buffer__format=(
+                "{prompt_key: question, chosen_key: chosen, rejected_key: rejected}"
+            ),
+            model__max_model_len=200,
+        )  # fmt: skip
+
+    _, steps = _whole_and_halves(make, explored=False)
+    assert steps[0]["actor/dpo_loss"] == pytest.approx(0.6931, abs=1e-3)  # log 2: the policy is the reference
+    assert steps[-1]["actor/dpo_loss"] < steps[0]["actor/dpo_loss"]
+    assert all(step["experience/groups"] == 8.0 for step in steps)
