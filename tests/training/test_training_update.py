@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import make_batch
 
+from trinity_core.training.batch import make_batch as lay_out
 from trinity_core.training.distributed import join, rendezvous
 
 pytestmark = pytest.mark.slow
@@ -154,3 +155,50 @@ def test_a_gradient_that_is_not_finite_changes_nothing(learner):
     assert not torch.isfinite(torch.tensor(grpo.engine.step(0.1)))
     assert all(torch.equal(before[name], w) for name, w in weights(grpo.engine))
     assert grpo.step(batch, 1)["actor/grad_norm"] > 0
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_says_where_it_came_from(learner):
+    from trinity_core.errors import TrinityError
+    from trinity_core.training.state import weights
+
+    batch = make_batch(1)
+    row = int(batch[3].action_mask.argmax())
+    batch[3].logprobs[row] = float("nan")
+    grpo = learner()
+    before = {name: w.clone() for name, w in weights(grpo.engine)}
+    with pytest.raises(TrinityError, match=r"train step 5: the loss of the policy is nan .*rollouts' log-probs \(1 of"):
+        grpo.step(batch, 5)
+    assert all(torch.equal(before[name], w) for name, w in weights(grpo.engine))
+
+
+def test_weights_that_outgrew_their_format_are_blamed_on_the_settings(learner):
+    from trinity_core.errors import TrinityError
+
+    grpo = learner(algorithm__kl_loss_fn="none", algorithm__optimizer__lr=0.5)
+    with torch.no_grad():
+        grpo.engine.module.lm.model.norm.weight.fill_(float("inf"))
+    with pytest.raises(TrinityError, match=r"train step 2: .*learning rate .*now 0\.5.*grad_clip, now 1\).*float32"):
+        grpo.step(make_batch(1), 2)
+
+
+def test_a_value_or_reward_that_is_not_finite_is_told_with_its_step(learner):
+    from trinity_core.errors import TrinityError
+
+    ppo = learner("ppo", algorithm__kl_loss_fn="none")
+    batch = make_batch(1)
+    batch[2].reward = float("inf")
+    with pytest.raises(TrinityError, match=r"train step 2: .*inf"):
+        ppo.step(batch, 2)
+    ppo.critic.engine.module.value_head.weight.data.fill_(float("nan"))
+    with pytest.raises(TrinityError, match="train step 3: values is nan at row 0"):
+        ppo.step(make_batch(1), 3)
+
+
+def test_a_critic_that_breaks_is_told_from_the_policy(learner):
+    from trinity_core.errors import TrinityError
+
+    ppo = learner("ppo", algorithm__kl_loss_fn="none")
+    micros = ppo.critic.micro_batches(laid_out := lay_out(make_batch(1), torch.device("cpu")))
+    values = ppo.critic.values(laid_out, micros)
+    with pytest.raises(TrinityError, match=r"train step 4: the loss of the critic is nan .*the returns \("):
+        ppo.critic.update(laid_out, micros, values, values * float("nan"), 4)

@@ -11,6 +11,7 @@ from trinity_core.config.training import CriticSettings
 from trinity_core.training.batch import Batch
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import Engine, EngineSettings
+from trinity_core.training.finite import check_finite
 from trinity_core.training.micro import Micro
 from trinity_core.training.model import ValueModel, find_ways, load_causal_lm
 from trinity_core.training.schedule import Schedule, warmup_steps
@@ -60,7 +61,10 @@ class Critic:
     def update(
         self, batch: Batch, micros: list[Micro], old_values: Tensor, returns: Tensor, step: int
     ) -> dict[str, float]:
-        """One optimiser step on the clipped squared error (token mean); exact over micro-batches and ranks."""
+        """One optimiser step on the clipped squared error (token mean); exact over micro-batches and ranks.
+
+        Raises TrinityError for a loss or gradient that is not finite.
+        """
         weights = AGGREGATIONS["token-mean"].weights(batch.mask)
         tally = Tally()
         for i, micro in enumerate(micros):
@@ -76,4 +80,7 @@ class Critic:
         lr = self.schedule.at(step)
         norm = self.engine.step(lr)
         tally.reduce(all_reduce(self.ranks))
-        return tally.metrics() | {"critic/grad_norm": norm, "critic/lr": lr}
+        metrics = tally.metrics()
+        inputs = {"the returns": returns, "the values": old_values}
+        check_finite("critic", step, metrics["critic/vf_loss"], norm, self.engine, lr, inputs)
+        return metrics | {"critic/grad_norm": norm, "critic/lr": lr}

@@ -77,7 +77,7 @@ class Engine:
     def step(self, lr: float) -> float:
         """Update the weights; returns the norm of the whole gradient before clipping. Collective.
 
-        A gradient that is not finite leaves weights and optimiser as they are; the norm says so.
+        A gradient that is not finite leaves whole float32 weights and their optimiser as they are; the norm says so.
         """
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = lr

@@ -19,6 +19,7 @@ from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.critic import Critic
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import Engine, EngineSettings
+from trinity_core.training.finite import naming_step
 from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.model import DTYPES, SAMPLE_WIDTH, Policy, Ways, find_ways, load_causal_lm, sample
 from trinity_core.training.schedule import Schedule, warmup_steps
@@ -92,7 +93,7 @@ class Learner:
         with watch.part("values"):
             critic_micros = self.critic.micro_batches(batch) if self.critic else []
             values = self.critic.values(batch, critic_micros) if self.critic else None
-        with watch.part("advantages"):
+        with watch.part("advantages"), naming_step(step):
             prepared, told = prepare(self.objective, batch, old, reference, values)
         metrics |= told
         if self.critic is not None and values is not None and prepared.returns is not None:

@@ -20,6 +20,7 @@ from trinity_core.training.batch import Batch
 from trinity_core.training.batching import pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks
 from trinity_core.training.engine import Engine
+from trinity_core.training.finite import check_finite
 from trinity_core.training.micro import Micro, build_micro
 
 
@@ -88,6 +89,16 @@ class Prepared:
     ref_logprobs: Tensor | None
     values: Tensor | None
 
+    @property
+    def inputs(self) -> dict[str, Tensor | None]:
+        """What the loss is made of beside the policy, by the name that an error has for it."""
+        return {
+            "the rollouts' log-probs": self.batch.rollout_logprobs,
+            "the reference model's log-probs": self.ref_logprobs,
+            "the old log-probs": self.old_logprobs,
+            "the advantages": self.advantages,
+        }
+
 
 def prepare(
     objective: Objective,
@@ -130,7 +141,10 @@ def update(
     step: int,
     lr: float,
 ) -> dict[str, float]:
-    """One optimiser step over the whole batch; returns its metrics, exact over micro-batches and ranks."""
+    """One optimiser step over the whole batch; returns its metrics, exact over micro-batches and ranks.
+
+    Raises TrinityError for a loss or gradient that is not finite.
+    """
     batch = prepared.batch
     weights = objective.weights(batch.mask, batch.is_expert, step)
     tally = Tally()
@@ -152,7 +166,9 @@ def update(
         engine.backward(loss, last=i == len(micros) - 1)
     norm = engine.step(lr)
     tally.reduce(all_reduce(engine.ranks))
-    return tally.metrics() | {"grad_norm": norm, "lr": lr}
+    metrics = tally.metrics()
+    check_finite("policy", step, metrics["final_loss"], norm, engine, lr, prepared.inputs)
+    return metrics | {"grad_norm": norm, "lr": lr}
 
 
 def all_reduce(ranks: Ranks) -> Callable[[Tensor, str], None]:
