@@ -12,6 +12,7 @@ from tasks.cluster import Cluster
 from tasks.faults import POLL_SECONDS, Stopped, get, result_of
 from tasks.placement import Placement
 from trinity_core.config import Config
+from trinity_core.config.paths import engine_name
 
 if TYPE_CHECKING:
     from trinity_core.rollout.settings import EngineSettings
@@ -38,7 +39,7 @@ def start_engines(cluster: Cluster, config: Config, placement: Placement) -> lis
         load_folder(kept, settings.model_path)
         return kept
     return [
-        _start_engine(cluster, f"{config.name}/engine_{index}", settings, placement.engine_gpus)
+        _start_engine(cluster, engine_name(config, index), settings, placement.engine_gpus)
         for index in range(placement.engines)
     ]
 
@@ -149,11 +150,13 @@ def run_until_done(
 
 def trainer_environment(placement: Placement) -> dict[str, str]:
     """What DeepSpeed and torch read from their environment."""
+    from trinity_core.rollout.settings import SPIN_COUNT
+
     common = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(placement.trainer_threads)}
     if placement.on_gpu:
         return common
     patient = {"OMP_WAIT_POLICY": "PASSIVE"} if placement.in_turn else {}
-    return common | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **patient}
+    return common | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": str(SPIN_COUNT), **patient}
 
 
 def _start_engine(cluster: Cluster, name: str, settings: EngineSettings, gpus: float) -> Any:

@@ -1,4 +1,4 @@
-"""Where a run keeps its experiences."""
+"""Where a run keeps its experiences, and by which names its engines are found."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def store_url(config: Config) -> str:
     if not path.startswith("sqlite:///") and PurePosixPath(path).suffix not in (".db", ".sqlite", ".sqlite3"):
         name = DEFAULT_DATABASE
     return f"sqlite:///{folder / (name or DEFAULT_DATABASE)}"
+
+
+def engine_name(config: Config, index: int) -> str:
+    """The name of the policy's engine `index` among the actors of the run."""
+    return f"{config.name}/engine_{index}"

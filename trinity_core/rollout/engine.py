@@ -121,8 +121,8 @@ class Engine:
         await self._server.update(update_info)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Put what was received in use. It has a version, and is proven, when the explorer calls `load`."""
-        await self._server.end_update()
+        """Put what was received in use as this version. It is proven when the explorer calls `load`."""
+        await self._server.end_update(int(weight_version or 0))
 
     async def stop(self) -> None:
         """End the engine; what is in flight fails."""

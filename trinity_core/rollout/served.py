@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -13,6 +13,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.rollout import vllm_types
 from trinity_core.rollout.messages import Request, Sample, WeightSource
 from trinity_core.rollout.settings import EngineSettings
+from trinity_core.sync.weights import VersionGone
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -25,6 +26,8 @@ class ServedEngine:
     settings: EngineSettings
     version: int = 0
     _engine: AsyncLLM | None = None
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while weights change."""
 
     async def start(self) -> None:
         """Start vLLM's processes; returns when it can generate."""
@@ -64,18 +67,25 @@ class ServedEngine:
     async def load(self, source: WeightSource, version: int) -> float:
         """Load weights while generation is paused; requests in flight go on with them, their KV cache computed anew."""
         began = time.perf_counter()
-        await self._vllm.pause_generation(mode="keep", clear_cache=False)
-        await self._receive(source, version)
+        async with self._changing:
+            if source.method == "nccl":
+                self._check_received(version)
+                return time.perf_counter() - began
+            await self._vllm.pause_generation(mode="keep", clear_cache=False)
+            await self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
+            await self._put_in_use(version)
+        return time.perf_counter() - began
+
+    async def _put_in_use(self, version: int) -> None:
         await self._vllm.reset_prefix_cache(reset_running_requests=True)
         await self._vllm.update_weight_version(str(version))
         await self._vllm.resume_generation()
         self.version = version
-        return time.perf_counter() - began
 
-    async def _receive(self, source: WeightSource, version: int) -> None:
-        if source.method == "nccl":
-            return  # They came with `update_weights`, before the trainer announced the version.
-        await self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
+    def _check_received(self, version: int) -> None:
+        """Weights pushed over NCCL are in use already."""
+        if self.version != version:
+            raise VersionGone(f"version {version} of the weights is not what the engine holds: that is {self.version}")
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs (temperature 1) of tokens 1 … of a sequence, each after those before it."""
@@ -92,7 +102,9 @@ class ServedEngine:
         await self._vllm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
 
     async def begin_update(self) -> None:
-        """Make ready to receive."""
+        """Make ready to receive: generation pauses until `end_update`."""
+        await self._changing.acquire()
+        await self._vllm.pause_generation(mode="keep", clear_cache=False)
         await self._vllm.start_weight_update()
 
     async def update(self, update_info: dict[str, Any]) -> None:
@@ -101,9 +113,11 @@ class ServedEngine:
 
         await self._vllm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
 
-    async def end_update(self) -> None:
-        """Put what was received in use; `load` then gives it its version."""
+    async def end_update(self, version: int) -> None:
+        """Put what was received in use as `version`; requests in flight go on with it, their KV cache computed anew."""
         await self._vllm.finish_weight_update()
+        await self._put_in_use(version)
+        self._changing.release()
 
     def stop(self) -> None:
         """End vLLM's processes."""

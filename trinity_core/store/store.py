@@ -279,6 +279,11 @@ class ExperienceStore:
 
     # ---- both ----
 
+    def awaited(self, version: int) -> bool:
+        """Whether every explorer waits for `version`, a newer one, or has finished: none is in the midst of a step."""
+        with self._database.read() as connection:
+            return leasing.nothing_more_comes(connection, self._tables, version - 1)
+
     def exhausted(self) -> bool:
         """Whether every explorer has finished and no row is left in the queue."""
         stats = self.stats()

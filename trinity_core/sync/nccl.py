@@ -2,11 +2,11 @@
 
 The trainer's rank 0 is NCCL rank 0, the workers of engine i are the ranks `1 + i * workers` and up. A hand-over is a
 push: rank 0 calls the engines' four control methods while it broadcasts, every other trainer rank gathers along with
-it. When the engines hold the version, it is announced in the run's memory folder: a version without tensors, with its
-probe.
+it. The version is announced in the run's memory folder, without tensors but with its probe, before the engines put it
+in use: whoever loads an announced version waits for a moment, and never finds engines ahead of what is announced.
 
+Engines pause while they receive. Where each explore step is to have one version, push when the explorer waits.
 Not covered: engines that come or go during a run (the group is fixed; build a new `NcclSender`), expert parallelism.
-An engine must not generate while it receives, if each token is to have one version: push when the explorer waits.
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ class EngineGroup:
         self.engines = list(engines)
         self.workers = workers
         """Worker processes of each engine (tensor x pipeline x data parallel size)."""
+        self._coming: tuple[str, Callable[[], None]] | None = None
+
+    def expect(self, version: int, announce: Callable[[], None]) -> None:
+        """What comes next is `version`; `announce` is called when all engines have received it."""
+        self._coming = (str(version), announce)
 
     @property
     def world_size(self) -> int:
@@ -106,7 +111,10 @@ class EngineGroup:
         self._all([partial(engine.update_weights, update_info) for engine in self.engines])
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """On all engines."""
+        """On all engines, as the version that is expected. vLLM's sender names none."""
+        if self._coming is not None:
+            weight_version, announce = self._coming
+            announce()
         self._all([partial(engine.finish_weight_update, weight_version) for engine in self.engines])
 
     @staticmethod
@@ -143,28 +151,48 @@ class NcclSender:
     """The trainer's side. Collective: every rank makes one and calls `send`; rank 0 has `engines` and `folder`."""
 
     def __init__(
-        self, rank: int, source: TrainerWeights, engines: EngineGroup, folder: WeightFolder | None,
+        self, rank: int, source: TrainerWeights, engines: EngineGroup | None, folder: WeightFolder | None,
         address: str | None = None, port: int | None = None,
     ) -> None:  # fmt: skip
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
-        self._folder = folder
+        self._folder, self._engines = folder, engines
         found_address, found_port = (address, port) if address and port else _free_endpoint()
-        info = NCCLTrainerInitInfo(found_address, found_port, engines.world_size, rank=rank)
+        world_size = engines.world_size if engines is not None else 1
+        info = NCCLTrainerInitInfo(found_address, found_port, world_size, rank=rank)
         # vLLM's types want its own classes; what it uses is the shape alone.
         client: Any = engines
         weights: Any = source
         self._engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=weights)
 
     def send(self, version: int, probe: Probe | None = None) -> None:
-        """Push the present weights to every engine as `version`, then announce it (rank 0)."""
+        """Push the present weights to every engine as `version`, and announce it (rank 0)."""
+        if self._engines is not None:
+            self._engines.expect(version, partial(self._announce, version, probe))
         self._engine.send_weights()
+
+    def _announce(self, version: int, probe: Probe | None) -> None:
         if self._folder is not None:
             self._folder.publish(version, [], probe)
 
     def close(self) -> None:
         """Leave the group."""
         self._engine.shutdown()
+
+
+def find_engines(names: Sequence[str], timeout: float) -> list[RayEngine]:
+    """The engines that are Ray actors of these names in this job's namespace, once they have started.
+
+    Raises TransientFault where one is not there, or does not start within `timeout` seconds.
+    """
+    import ray
+
+    try:
+        handles = [ray.get_actor(name) for name in names]
+        ray.get([handle.start.remote() for handle in handles], timeout=timeout)
+    except (ValueError, ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
+        raise TransientFault(f"the engines that weights go to are not there: {error}") from error
+    return [RayEngine(handle, timeout) for handle in handles]
 
 
 def _free_endpoint() -> tuple[str, int]:

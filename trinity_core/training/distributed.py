@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -38,6 +39,10 @@ def rendezvous() -> tuple[str, int]:
 
 
 def _own_address() -> str:
+    """As Ray knows this machine, in an actor; by its host name otherwise."""
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return str(ray.util.get_node_ip_address())
     try:
         return socket.gethostbyname(socket.gethostname())
     except socket.gaierror:

@@ -123,7 +123,7 @@ class Loop:
         self.savepoints.save(self.learner, self.progress.step, self.publisher)
         self.progress.saved_step = self.progress.step
         if self.source is not None:
-            self.source.commit(self.progress.step)
+            self.source.commit(self.progress.step, self.savepoints.oldest())
 
 
 def _pack(experiences: Sequence[Experience] | None) -> bytes:

@@ -11,11 +11,9 @@ from trinity_core.data.experience import Experience
 from trinity_core.files import clear_errors
 from trinity_core.sync.probe import Probe
 from trinity_core.sync.schedule import publishes_after
-from trinity_core.sync.tensorfile import TensorSpec
-from trinity_core.sync.weights import WeightFolder, open_weights
+from trinity_core.training.handover import HandOver
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
-from trinity_core.training.state import shape_of, weights
 
 KEPT = "rollout_weights.safetensors"
 """In a checkpoint between two hand-overs: the weights that the engines sampled with."""
@@ -26,38 +24,19 @@ PROBE_TOKENS = 48
 class Publisher:
     """Publishes versions of the policy's weights. Collective; rank 0 writes."""
 
-    def __init__(self, config: Config, learner: Learner) -> None:
+    def __init__(self, config: Config, learner: Learner, hand_over: HandOver) -> None:
         self.learner = learner
         self.interval = config.synchronizer.sync_interval
-        self.folder: WeightFolder = open_weights(config.synchronizer.sync_method, config.job_dir)
+        self.hand_over = hand_over
+        self.folder = hand_over.folder
 
     def due(self, step: int) -> bool:
         """Whether the weights after `step` go to the engines."""
         return publishes_after(step, self.interval)
 
     def publish(self, version: int) -> None:
-        """Make the present weights loadable as `version`."""
-        probe = make_probe(self.learner)
-        engine = self.learner.engine
-        named = weights(engine, tied=True)
-        if engine.settings.zero_stage < 3:
-            if self.learner.ranks.first:
-                self.folder.publish(version, named, probe)
-            return
-        if self.learner.ranks.first:
-            dtype = str(engine.settings.dtype).removeprefix("torch.")
-            self.folder.publish(
-                version,
-                named,
-                probe,
-                specs=[
-                    TensorSpec(name.removeprefix("lm."), dtype, shape_of(p, engine))
-                    for name, p in engine.module.named_parameters(remove_duplicate=False)
-                ],
-            )
-        else:
-            for _ in named:
-                pass
+        """Give the present weights to the engines as `version`."""
+        self.hand_over.give(version, make_probe(self.learner))
 
     def rewind(self, step: int) -> None:
         """Forget versions newer than the checkpoint that the run goes on from."""
@@ -65,8 +44,11 @@ class Publisher:
             self.folder.rewind(step)
 
     def resume(self, step: int, checkpoint: Path) -> None:
-        """Make sure that the version in use after `step` can be loaded: an older one where `step` is no hand-over."""
-        version = step - step % self.interval
+        """Make sure that the version in use after `step` can be loaded: an older one where `step` is no hand-over.
+
+        A way that keeps no tensors cannot bring an older one back; engines that wait for it take that of `step`.
+        """
+        version = step - step % self.interval if self.hand_over.keeps_tensors else step
         first = self.learner.ranks.first
         if version == step:
             self.publish(version)
@@ -78,7 +60,7 @@ class Publisher:
     def keep_for_resume(self, step: int, checkpoint: Path) -> None:
         """Where `step` is no hand-over, put the weights that the engines hold now into its checkpoint (rank 0)."""
         version = step - step % self.interval
-        if version != step and self.folder.has(version):
+        if version != step and self.hand_over.keeps_tensors and self.folder.has(version):
             from safetensors.torch import save_file
 
             with clear_errors("writing", checkpoint / KEPT):

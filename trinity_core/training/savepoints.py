@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.convert import convert
-from trinity_core.checkpoints.resume import latest_whole, update_meta
+from trinity_core.checkpoints.resume import latest_whole, update_meta, whole_steps
 from trinity_core.config.schema import Config
 from trinity_core.files import clear_errors
 from trinity_core.layout import JobLayout
@@ -67,6 +67,10 @@ class Savepoints:
         """The newest whole checkpoint's step; 0 where there is none. The same on every rank."""
         found = latest_whole(self.layout) or 0 if self.ranks.first else 0
         return int(broadcast_bytes(str(found).encode() if self.ranks.first else None, self.ranks))
+
+    def oldest(self) -> int:
+        """The first checkpoint that is kept; 0 where there is none."""
+        return min(whole_steps(self.layout), default=0)
 
     def load(self, learner: Learner, step: int) -> None:
         """Restore the checkpoint of `step`."""

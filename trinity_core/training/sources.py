@@ -19,6 +19,9 @@ from trinity_core.store.expert import ExpertData
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import make_strategy
 
+RETENTION = 100
+"""Trainer steps whose rows stay in the store to be looked at, and those that a kept checkpoint may go back to."""
+
 
 class Source(Protocol):
     """Gives the batch of each step; the same step after a resume gets the same batch."""
@@ -29,11 +32,14 @@ class Source(Protocol):
     def rewind(self, step: int) -> dict[str, int]:
         """Go back to checkpoint `step`; returns the step that each explorer then stands at."""
 
+    def awaited(self, version: int) -> bool:
+        """Whether all explorers wait for weights of `version`."""
+
     def before_save(self) -> None:
         """Make what was drawn durable: a checkpoint that builds on it is about to be named."""
 
-    def commit(self, step: int) -> None:
-        """The checkpoint of `step` is whole."""
+    def commit(self, step: int, oldest: int) -> None:
+        """The checkpoint of `step` is whole; `oldest` is the first one that is kept."""
 
 
 class SupervisedSource:
@@ -51,10 +57,14 @@ class SupervisedSource:
         """Nothing to do."""
         return {}
 
+    def awaited(self, version: int) -> bool:
+        """There are no explorers."""
+        return True
+
     def before_save(self) -> None:
         """Nothing to do."""
 
-    def commit(self, step: int) -> None:
+    def commit(self, step: int, oldest: int) -> None:
         """Nothing to do."""
 
 
@@ -67,6 +77,7 @@ class RolloutSource:
         self.rows = config.buffer.train_batch_size
         self.timeout = buffer.max_read_timeout
         self.expert = expert
+        self.reuses = buffer.reuse_cooldown_time is not None
         self.strategy = make_strategy(
             algorithm.sample_strategy,
             algorithm.sample_strategy_args,
@@ -84,13 +95,19 @@ class RolloutSource:
         self.store.rewind(step)
         return {name: int(told["step"] or 0) for name, told in self.store.stats().explorers.items()}
 
+    def awaited(self, version: int) -> bool:
+        """As the explorers say in the store."""
+        return self.store.awaited(version)
+
     def before_save(self) -> None:
         """Flush the store."""
         self.store.flush()
 
-    def commit(self, step: int) -> None:
-        """The batches up to `step` are final."""
+    def commit(self, step: int, oldest: int) -> None:
+        """The batches up to `step` are final; long trained rows go, unless they may be used again."""
         self.store.commit(step)
+        if not self.reuses:
+            self.store.prune(min(oldest, step - RETENTION))
 
 
 def open_store(config: Config) -> ExperienceStore:

@@ -11,6 +11,7 @@ from trinity_core.algorithms.objective import Objective
 from trinity_core.config.schema import Config
 from trinity_core.tracking import metrics_file
 from trinity_core.training.distributed import Ranks, broadcast_bytes, join
+from trinity_core.training.handover import open_hand_over
 from trinity_core.training.learner import Learner
 from trinity_core.training.loop import Loop, Progress
 from trinity_core.training.publish import Publisher
@@ -30,7 +31,7 @@ def make_loop(config: Config, rank: int, world_size: int, master: tuple[str, int
     total = int(broadcast_bytes(str(total_steps(config, source)).encode() if source else None, ranks))
     learner = Learner(config, total, ranks)
     savepoints = Savepoints(config, ranks)
-    publisher = None if is_supervised(config) else Publisher(config, learner)
+    publisher = None if is_supervised(config) else _open_publisher(config, learner, source, stopping)
     step = savepoints.latest()
     if step:
         savepoints.load(learner, step)
@@ -45,6 +46,16 @@ def make_loop(config: Config, rank: int, world_size: int, master: tuple[str, int
         publisher.resume(step, savepoints.layout.step(step))
     progress = Progress(step, total, "ready", step)
     return Loop(config, learner, ranks, source, publisher, savepoints, progress, stopping)
+
+
+def _open_publisher(config: Config, learner: Learner, source: Source | None, stopping: Event) -> Publisher:
+    awaited = source.awaited if source is not None else _never
+    return Publisher(config, learner, open_hand_over(config, learner.engine, learner.ranks, awaited, stopping.is_set))
+
+
+def _never(version: int) -> bool:
+    """On ranks other than the first, which alone asks."""
+    return False
 
 
 def open_first(config: Config, ranks: Ranks) -> Source | None:

@@ -1,0 +1,149 @@
+"""The choice between a folder and a push, and what a push does. No GPU: the sender and the explorers are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trinity_core.errors import TransientFault
+from trinity_core.sync.probe import Probe
+from trinity_core.sync.slots import SlotFolder
+from trinity_core.training import handover
+from trinity_core.training.distributed import Ranks
+from trinity_core.training.handover import FolderHandOver, PushHandOver, open_hand_over, specs_of, trainer_weights
+from trinity_core.training.publish import KEPT, Publisher
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+PROBE = Probe((1, 2), (-1.0,))
+
+
+class Engine:
+    """A model of two tied tensors and one of its own, as the trainer's engine shows it."""
+
+    def __init__(self) -> None:
+        self.module = torch.nn.ModuleDict({"lm": torch.nn.Module()})
+        lm: Any = self.module["lm"]
+        lm.embeddings, lm.head, lm.norm = torch.nn.Embedding(4, 3), torch.nn.Linear(3, 4, False), torch.nn.LayerNorm(3)
+        lm.head.weight = lm.embeddings.weight
+        self.settings = SimpleNamespace(zero_stage=0, dtype=torch.float32)
+
+
+class Sender:
+    def __init__(self, folder: SlotFolder) -> None:
+        self.folder, self.sent = folder, []
+
+    def send(self, version: int, probe: Probe | None = None) -> None:
+        self.sent.append(version)
+        self.folder.publish(version, [], probe)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> SlotFolder:
+    return SlotFolder(tmp_path / "shm", spill=tmp_path / "spill")
+
+
+def pushing(folder: SlotFolder, awaited: Any = lambda version: True, stopping: Any = lambda: False, timeout: float = 5):
+    senders: list[Sender] = []
+
+    def connect() -> Sender:
+        senders.append(Sender(folder))
+        return senders[-1]
+
+    return PushHandOver(ALONE, folder, connect, awaited, stopping, timeout), senders
+
+
+@pytest.mark.parametrize(
+    ("method", "way"), [("nccl", PushHandOver), ("memory", FolderHandOver), ("checkpoint", FolderHandOver)]
+)
+def test_the_configuration_chooses(make_config: Any, method: str, way: type, monkeypatch: Any) -> None:
+    config = make_config()
+    config.synchronizer.sync_method = method
+    found = open_hand_over(config, Engine(), ALONE, lambda version: False, lambda: True)
+    assert type(found) is way
+    assert found.keeps_tensors == (method != "nccl")
+
+
+def test_version_0_is_what_engines_start_with(folder: SlotFolder) -> None:
+    way, senders = pushing(folder)
+    way.give(0, PROBE)
+    assert folder.latest() == 0 and not senders
+    way.give(1, PROBE)
+    way.give(2, PROBE)
+    assert [sender.sent for sender in senders] == [[1, 2]], "one connection for all"
+    assert folder.probe(2) == PROBE
+
+
+def test_a_push_waits_until_explorers_wait(folder: SlotFolder) -> None:
+    asked: list[int] = []
+
+    def awaited(version: int) -> bool:
+        asked.append(version)
+        return len(asked) == 3
+
+    way, senders = pushing(folder, awaited)
+    way.give(4, PROBE)
+    assert asked == [4, 4, 4] and senders[0].sent == [4]
+
+
+def test_a_push_is_given_up_when_the_run_stops_and_fails_when_nobody_asks(folder: SlotFolder) -> None:
+    way, senders = pushing(folder, lambda version: False, lambda: True)
+    way.give(4, PROBE)
+    assert not senders and folder.latest() is None
+    way, senders = pushing(folder, lambda version: False, timeout=0.05)
+    with pytest.raises(TransientFault, match="version 4"):
+        way.give(4, PROBE)
+
+
+@pytest.mark.parametrize(("style", "waits"), [("fixed", True), ("dynamic_by_explorer", False)])
+def test_explorers_are_waited_for_in_fixed_style_alone(
+    make_config: Any, style: str, waits: bool, monkeypatch: Any, folder: SlotFolder
+) -> None:
+    config = make_config()
+    config.synchronizer.sync_method, config.synchronizer.sync_style = "nccl", style
+    monkeypatch.setattr(handover, "open_weights", lambda method, job_dir: folder)
+    monkeypatch.setattr(handover, "connect_engines", lambda *_: Sender(folder))
+    way = open_hand_over(config, Engine(), ALONE, lambda version: False, lambda: True)
+    way.give(3, PROBE)
+    assert (folder.latest() == 3) is not waits
+
+
+def test_specs_and_tensors_agree_tied_ones_twice() -> None:
+    engine: Any = Engine()
+    specs = specs_of(engine)
+    assert {spec.name for spec in specs} == {"embeddings.weight", "head.weight", "norm.weight", "norm.bias"}
+    for _ in range(2):
+        tensors = list(trainer_weights(engine))
+        assert [(spec.name, spec.shape) for spec in specs] == [(name, tuple(t.shape)) for name, t in tensors]
+
+
+def test_gathered_tensors_outlive_their_turn(monkeypatch: Any) -> None:
+    """Under ZeRO 3 a tensor is whole only until the next one; the sender keeps several."""
+    engine: Any = Engine()
+    engine.settings.zero_stage = 3
+    one = torch.zeros(1)
+
+    def gathered(engine: Any, tied: bool) -> Any:
+        for value in (1.0, 2.0):
+            yield str(value), one.fill_(value)
+
+    monkeypatch.setattr(handover, "weights", gathered)
+    assert [t.item() for _, t in list(handover._lasting(engine))] == [1.0, 2.0]
+
+
+def test_between_two_hand_overs_a_push_resumes_with_the_checkpoints_own_version(
+    make_config: Any, folder: SlotFolder, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("trinity_core.training.publish.make_probe", lambda learner: PROBE)
+    config = make_config(synchronizer__sync_interval=2)
+    way, senders = pushing(folder)
+    publisher = Publisher(config, SimpleNamespace(ranks=ALONE), way)  # type: ignore[arg-type]
+    assert publisher.due(2) and not publisher.due(3)
+    publisher.publish(2)
+    publisher.keep_for_resume(3, tmp_path)
+    assert not (tmp_path / KEPT).exists(), "there are no tensors to keep"
+    publisher.resume(3, tmp_path)
+    assert senders[0].sent == [2, 3]
