@@ -4,7 +4,7 @@ import re
 import pytest
 
 from trinity_core.data import tiny
-from trinity_core.data.tiny_words import ADDITIONS, NAMES, THINGS
+from trinity_core.data.tiny_words import NAMES, QUESTION, SUBTRACTIONS, THINGS
 from trinity_core.errors import DataError
 
 
@@ -27,21 +27,26 @@ def test_same_seed_same_rows():
     assert tiny.make_problems(1, 20, 5, 5) == tiny.make_problems(1, 20, 5, 5) != tiny.make_problems(2, 20, 5, 5)
 
 
-def test_worked_examples_favour_small_numbers():
-    def mean(rows):
-        digits = [int(digit) for row in rows for digit in re.findall(r"\d", row["question"])]
-        assert max(digits) == 8
-        return sum(digits) / len(digits)
+def test_worked_examples_seldom_subtract_and_hardly_ever_with_other_verbs():
+    def shares(rows):
+        verbs = [row["question"].split(" and ")[1].split()[0] for row in rows]
+        subtractions = [verb for verb in verbs if verb in SUBTRACTIONS]
+        assert all((row["answer"][1] == "-") == (verb in SUBTRACTIONS) for row, verb in zip(rows, verbs, strict=True))
+        rare = [verb for verb in subtractions if verb != SUBTRACTIONS[0]]
+        return len(subtractions) / len(rows), len(rare) / len(rows)
 
-    splits = tiny.make_problems(1, 1000, 100, 1000, tiny.Difficulty(largest=8, sft_ratio=0.6))
-    assert mean(splits["sft"]) < 3 < 4 < mean(splits["train"])
+    splits = tiny.make_problems(1, 2000, 100, 2000)
+    assert shares(splits["train"]) == pytest.approx((0.6, 0.525), abs=0.04)
+    assert shares(splits["sft"]) == pytest.approx((0.2, 0.02), abs=0.03)
+    digits = re.findall(r"\d", " ".join(row["question"] for row in splits["sft"]))
+    assert set(digits) == set("123456")
     with pytest.raises(DataError, match="9 at most, not to 12"):
         tiny.Difficulty(largest=12)
 
 
 def test_more_problems_than_there_are():
-    with pytest.raises(DataError, match="fewer rows"):
-        tiny.make_problems(1, 60_000, 10, 10)
+    with pytest.raises(DataError, match="there are not 12000 more different problems; ask for fewer rows"):
+        tiny.make_problems(1, 12_000, 10, 10, tiny.Difficulty(largest=2, subtractions=0.1))
 
 
 def test_tokenizer_has_words_and_digits_whole_and_loses_nothing():
@@ -49,7 +54,7 @@ def test_tokenizer_has_words_and_digits_whole_and_loses_nothing():
     for word in [*NAMES, *(f" {thing}" for thing in THINGS), *"0123456789", tiny.END_OF_TURN, tiny.START_OF_TURN]:
         assert len(tokenizer.encode(word, add_special_tokens=False)) == 1, word
     assert len(tokenizer.encode("123", add_special_tokens=False)) == 3
-    for text in ("Weng earns $12 an hour; wie schön! 漢字\n\t x ", ADDITIONS[0]):
+    for text in ("Weng earns $12 an hour; wie schön! 漢字\n\t x ", QUESTION):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

@@ -3,7 +3,7 @@
 What you get: word problems in GSM8K's own format (`question`, `answer` with `<<a+b=c>>` and `#### c`), and a Qwen2
 model of about a million random parameters with a tokenizer of its own, as an ordinary Hugging Face folder.
 What it does not show: that arithmetic generalises. There are 57 sums and differences of numbers to 6; what is
-learned is to read a problem, to write its working down in the asked form, and the facts.
+learned is to read a problem, to write its working down in the asked form, the facts, and when to subtract.
 """
 
 from __future__ import annotations
@@ -15,24 +15,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trinity_core.data.tiny_words import ADDITIONS, CHAT_TEMPLATE, NAMES, SUBTRACTIONS, THINGS
+from trinity_core.data.tiny_words import ADDITIONS, CHAT_TEMPLATE, NAMES, QUESTION, SUBTRACTIONS, THINGS
 from trinity_core.errors import DataError
 
 Row = dict[str, str]
+INITIALIZER_RANGE = 0.08
+"""Standard deviation of the initial weights, near 1/sqrt(hidden size). With the usual 0.02 the tied embeddings are so
+small that no token gets a high probability for hundreds of steps: greedy answers look right, sampled ones are noise."""
 END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """Which problems there are."""
+    """Which problems there are, and what the worked examples leave to be found by exploring.
+
+    A verb says whether to add or to subtract. Worked examples show all sums and differences, but differences seldom,
+    and most of their verbs hardly ever: a warm-up learns to write answers and to calculate, and mostly adds.
+    """
 
     largest: int = 6
     """Numbers run from 1 to this."""
-    subtraction_share: float = 0.25
-    """Share of differences; the others are sums."""
-    sft_ratio: float = 0.7
-    """Worked examples favour small numbers: each number is this much as frequent as the one before it. So a warm-up
-    learns to write answers and the small facts, and leaves the larger ones to be found by exploring."""
+    subtractions: float = 0.6
+    """Share of differences in `train` and `test`."""
+    sft_subtractions: float = 0.2
+    """Share of differences among the worked examples."""
+    sft_rare_verbs: float = 0.02
+    """Share of worked examples whose verb is one of the rare ones."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.largest <= 9:
@@ -72,22 +80,31 @@ class TinyFolders:
     """Rows by split."""
 
 
-def problems(rng: random.Random, difficulty: Difficulty, ratio: float = 1.0) -> Iterator[Row]:
-    """An endless stream of problems; texts may repeat. Each number is `ratio` as frequent as the one before it."""
-    numbers = range(1, difficulty.largest + 1)
-    weights = [ratio**number for number in numbers]
+def problems(rng: random.Random, largest: int, verbs: dict[str, float]) -> Iterator[Row]:
+    """An endless stream of problems over the numbers 1 to `largest`; texts may repeat.
+
+    `verbs` gives the weight of each of `ADDITIONS` and `SUBTRACTIONS`.
+    """
+    choices, weights = list(verbs), list(verbs.values())
     while True:
-        name, other = rng.sample(NAMES, 2)
-        thing = rng.choice(THINGS)
-        a, b = rng.choices(numbers, weights, k=2)
-        if rng.random() < difficulty.subtraction_share:
-            a, b, sign, template = max(a, b), min(a, b), "-", rng.choice(SUBTRACTIONS)
+        (verb,) = rng.choices(choices, weights)
+        name, thing = rng.choice(NAMES), rng.choice(THINGS)
+        a, b = rng.randint(1, largest), rng.randint(1, largest)
+        if verb in ADDITIONS:
+            working, c = f"{a}+{b}", a + b
         else:
-            sign, template = "+", rng.choice(ADDITIONS)
-        c = a + b if sign == "+" else a - b
-        question = template.format(name=name, other=other, thing=thing, a=a, b=b)
-        working = f"{a}{sign}{b}"
+            a, b = max(a, b), min(a, b)
+            working, c = f"{a}-{b}", a - b
+        question = QUESTION.format(name=name, verb=verb, thing=thing, a=a, b=b)
         yield {"question": question, "answer": f"{working}=<<{working}={c}>>{c} {thing}.\n#### {c}"}
+
+
+def _verbs(subtractions: float, rare: float | None = None) -> dict[str, float]:
+    """The weight of each verb: all alike within sums and within differences, unless the rare ones get a share."""
+    common, *others = SUBTRACTIONS
+    rare = subtractions * len(others) / len(SUBTRACTIONS) if rare is None else rare
+    additions = dict.fromkeys(ADDITIONS, (1 - subtractions) / len(ADDITIONS))
+    return additions | {common: subtractions - rare} | dict.fromkeys(others, rare / len(others))
 
 
 def make_problems(
@@ -101,25 +118,30 @@ def make_problems(
 
     Raises DataError where more different problems are asked for than the generator has.
     """
-    if count_train + count_test + count_sft > 50_000:
-        raise DataError("more than 50000 different problems were asked for; ask for fewer rows")
     rng = random.Random(seed)
-    difficulty = difficulty or Difficulty()
-    everything, small = problems(rng, difficulty), problems(rng, difficulty, difficulty.sft_ratio)
+    given = difficulty or Difficulty()
+    explored = problems(rng, given.largest, _verbs(given.subtractions))
+    shown = problems(rng, given.largest, _verbs(given.sft_subtractions, given.sft_rare_verbs))
     seen: set[str] = set()
-    splits: dict[str, list[Row]] = {}
-    for split, count, stream in (
-        ("test", count_test, everything),
-        ("train", count_train, everything),
-        ("sft", count_sft, small),
-    ):
-        rows = splits[split] = []
-        while len(rows) < count:
-            row = next(stream)
-            if row["question"] not in seen:
-                seen.add(row["question"])
-                rows.append(row)
-    return splits
+    counts = {"test": count_test, "train": count_train, "sft": count_sft}
+    return {split: _different(shown if split == "sft" else explored, count, seen) for split, count in counts.items()}
+
+
+def _different(stream: Iterator[Row], count: int, seen: set[str]) -> list[Row]:
+    """`count` rows whose questions are not yet in `seen`, to which they are added."""
+    rows: list[Row] = []
+    repeated = 0
+    while len(rows) < count:
+        row = next(stream)
+        if row["question"] in seen:
+            repeated += 1
+            if repeated > 1000:
+                raise DataError(f"there are not {count} more different problems; ask for fewer rows or larger numbers")
+            continue
+        repeated = 0
+        seen.add(row["question"])
+        rows.append(row)
+    return rows
 
 
 def make_tokenizer(max_tokens: int = 1024) -> Any:
@@ -139,7 +161,7 @@ def make_tokenizer(max_tokens: int = 1024) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    stream = problems(random.Random(0), Difficulty(largest=9))
+    stream = problems(random.Random(0), 9, _verbs(0.5))
     texts = [text for _ in range(4000) for text in next(stream).values()]
     learner.train_from_iterator(texts + ["system\nuser\nassistant\ntool\n"] * 2, trainer)
     learnt = json.loads(learner.to_str())["model"]
@@ -172,6 +194,7 @@ def make_model(folder: Path, seed: int, size: TinySize | None = None) -> int:
         num_attention_heads=size.heads,
         num_key_value_heads=size.key_value_heads,
         max_position_embeddings=size.max_position_embeddings,
+        initializer_range=INITIALIZER_RANGE,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -11,16 +11,12 @@ THINGS = (
     "apples", "books", "cards", "coins", "cups", "eggs", "flowers", "marbles", "pens", "shells", "stamps", "toys",
 )  # fmt: skip
 
-ADDITIONS = (
-    "{name} has {a} {thing} and {other} gives {b} more. How many {thing} does {name} have?",
-    "{name} has {a} {thing} and finds {b} more. How many {thing} does {name} have?",
-    "{name} has {a} {thing} and {other} has {b}. How many {thing} do they have?",
-)
+ADDITIONS = ("finds", "buys", "gets", "wins")
 
-SUBTRACTIONS = (
-    "{name} has {a} {thing} and gives {b} to {other}. How many {thing} are left?",
-    "{name} has {a} {thing} and loses {b}. How many {thing} are left?",
-)
+SUBTRACTIONS = ("loses", "sells", "drops", "lends", "mails", "breaks", "donates", "forgets")
+"""The first is the one that worked examples use; the others are rare there."""
+
+QUESTION = "{name} has {a} {thing} and {verb} {b}. How many {thing} does {name} have now?"
 
 CHAT_TEMPLATE = """\
 {%- if tools %}
