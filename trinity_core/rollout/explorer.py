@@ -217,7 +217,8 @@ class Explorer:
         generate, tokens = parts.pool.busy.seconds - before[0], parts.pool.tokens - before[2]
         self._spent["generate"] = generate
         self._spent["reward"] = parts.rewards.busy.seconds - before[1]
-        numbers = step_numbers(outcomes) | {"version": float(self.version or 0), "tokens": float(tokens)}
+        numbers = step_numbers(outcomes) | {"experiences/kept": float(len(experiences))}
+        numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}
         if generate:
             numbers["tokens_per_second"] = tokens / generate
         return Batch(step, experiences, outcomes, numbers, began)

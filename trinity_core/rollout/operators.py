@@ -11,6 +11,7 @@ from functools import partial
 
 from trinity_core.config import OperatorConfig
 from trinity_core.data.experience import Experience
+from trinity_core.errors import TrinityError
 from trinity_core.workflows import Registry
 
 Operator = Callable[..., list[Experience]]
@@ -33,6 +34,30 @@ def flat_group_filter(experiences: list[Experience]) -> list[Experience]:
     for e in experiences:
         rewards.setdefault(e.group, set()).add(e.reward)
     return [e for e in experiences if len(rewards[e.group]) > 1]
+
+
+@OPERATORS.register("dynamic_sampling")
+def dynamic_sampling(
+    experiences: list[Experience], std_threshold: float = 0.0, rows: int | None = None
+) -> list[Experience]:
+    """DAPO's dynamic sampling (arXiv 2503.14476, eq. 11): keep groups whose rewards deviate by more than the threshold.
+
+    Where `rows` is given (that of a batch), groups beyond what fills them are dropped too: explore more tasks a step
+    than a batch needs and no answer waits, growing old, for a later one. Where too few are left the trainer takes them
+    once the explorer waits for its weights, and steps over a batch of none: nobody waits for ever.
+    Raises TrinityError for an experience without a reward.
+    """
+    import torch
+
+    from trinity_core.algorithms.sampling import fill_batch, informative_groups
+
+    rewards = [e.reward for e in experiences if e.reward is not None]
+    if len(rewards) < len(experiences):
+        raise TrinityError("dynamic_sampling compares rewards, but the workflow gave an experience without one")
+    groups: list[str | int] = [e.group or i for i, e in enumerate(experiences)]
+    keep = informative_groups(torch.tensor(rewards), groups, std_threshold)
+    chosen, _ = fill_batch(keep, groups, len(experiences) if rows is None else rows)
+    return [experiences[i] for i in chosen.tolist()]
 
 
 def pipeline(configured: Sequence[OperatorConfig]) -> list[Callable[[list[Experience]], list[Experience]]]:
