@@ -201,3 +201,13 @@ def test_a_micro_batch_always_holds_one_sequence() -> None:
     assert settings.max_tokens == 2048
     shared = train_settings(made("trainer.max_token_len_per_gpu=100", "trainer.ulysses_sequence_parallel_size=2"))
     assert shared.max_tokens == 1024
+
+
+def test_token_sums_are_divided_by_the_longest_response() -> None:
+    assert made("algorithm.algorithm_type=dr_grpo").algorithm.loss_agg_mode_args == {"normalizer": 1024}
+    given = made("algorithm.algorithm_type=dr_grpo", "algorithm.loss_agg_mode_args={normalizer: 7}")
+    assert given.algorithm.loss_agg_mode_args == {"normalizer": 7}
+    assert resolve(given) == given
+    chosen = made("algorithm.loss_agg_mode=seq-mean-token-sum-norm", "model.max_response_tokens=500")
+    assert chosen.algorithm.loss_agg_mode_args == {"normalizer": 500}
+    assert made().algorithm.loss_agg_mode_args == {}

@@ -20,6 +20,7 @@ def resolve(config: Config) -> Config:
     config.ray_namespace = config.ray_namespace or f"{config.project}/{config.name}"
     _algorithm(config.algorithm)
     _model(config)
+    _normalizer(config)
     _batches(config.buffer, config.algorithm)
     _length(config)
     _tasksets(config)
@@ -61,6 +62,13 @@ def _model(config: Config) -> None:
             given = auxiliary.max_prompt_tokens and auxiliary.max_response_tokens
             total = (auxiliary.max_prompt_tokens or 0) + (auxiliary.max_response_tokens or 0)
             auxiliary.max_model_len = total if given else model.max_model_len
+
+
+def _normalizer(config: Config) -> None:
+    """The length that token sums are divided by: the longest response allowed, the same for every batch."""
+    algorithm, longest = config.algorithm, config.model.max_response_tokens
+    if algorithm.loss_agg_mode == "seq-mean-token-sum-norm" and longest is not None:
+        algorithm.loss_agg_mode_args = {"normalizer": longest, **algorithm.loss_agg_mode_args}
 
 
 def _batches(buffer: BufferConfig, algorithm: AlgorithmConfig) -> None:
