@@ -13,6 +13,7 @@ from tasks.faults import POLL_SECONDS, Stopped, get, result_of
 from tasks.placement import Placement
 from trinity_core.config import Config
 from trinity_core.config.paths import engine_name
+from trinity_core.tracking.logs import log_environment
 
 if TYPE_CHECKING:
     from trinity_core.rollout.settings import EngineSettings
@@ -39,7 +40,7 @@ def start_engines(cluster: Cluster, config: Config, placement: Placement) -> lis
         load_folder(kept, settings.model_path)
         return kept
     return [
-        _start_engine(cluster, engine_name(config, index), settings, placement.engine_gpus)
+        _start_engine(cluster, config, engine_name(config, index), settings, placement.engine_gpus)
         for index in range(placement.engines)
     ]
 
@@ -78,7 +79,7 @@ def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> l
         settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
         name = f"{config.name}/auxiliary_{len(made)}"
         made.append([
-            _start_engine(cluster, f"{name}_{index}", settings, gpus) for index in range(model.engine_num)
+            _start_engine(cluster, config, f"{name}_{index}", settings, gpus) for index in range(model.engine_num)
         ])  # fmt: skip
     return made
 
@@ -88,6 +89,7 @@ def start_explorer(cluster: Cluster, config: Config, engines: list[Any], auxilia
     from trinity_core.rollout.explorer import Explorer
 
     name, env = f"{config.name}/{config.explorer.name}", dict(config.explorer.env_vars)
+    env |= log_environment(config, name)
     return cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8)
 
 
@@ -103,7 +105,7 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
             rank,
             placement.trainers,
             gpus=placement.trainer_gpus,
-            env=trainer_environment(placement),
+            env=trainer_environment(placement) | log_environment(config, f"{config.trainer.name}_{rank}"),
             concurrency=4,
         )
         for rank in range(placement.trainers)
@@ -159,10 +161,11 @@ def trainer_environment(placement: Placement) -> dict[str, str]:
     return common | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": str(SPIN_COUNT), **patient}
 
 
-def _start_engine(cluster: Cluster, name: str, settings: EngineSettings, gpus: float) -> Any:
+def _start_engine(cluster: Cluster, config: Config, name: str, settings: EngineSettings, gpus: float) -> Any:
     from trinity_core.rollout.engine import Engine
 
     env = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+    env |= log_environment(config, name)
     engine = cluster.actor(Engine, name, settings, gpus=gpus, env=env, concurrency=CALLS_AT_ONCE)
     engine.start.remote()
     return engine

@@ -7,6 +7,7 @@ version's probe must agree with the trainer's.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,9 @@ from trinity_core.rollout.messages import HandOver, Request, Sample, SampleBatch
 from trinity_core.rollout.served import ServedEngine
 from trinity_core.rollout.settings import EngineSettings
 from trinity_core.sync.probe import Probe, verify_probe
+from trinity_core.tracking.logs import Logged, start_log
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -28,6 +32,7 @@ class Engine:
     """
 
     def __init__(self, settings: EngineSettings) -> None:
+        start_log()
         self.settings = settings
         self._local = None if settings.on_gpu else LocalEngine(settings)
         self._served = ServedEngine(settings) if settings.on_gpu else None
@@ -43,10 +48,11 @@ class Engine:
 
     async def _start(self) -> float:
         began = time.perf_counter()
-        if self._local is not None:
-            await asyncio.wrap_future(self._local.start())
-        else:
-            await self._server.start()
+        with Logged(f"the start of an engine with {self.settings.model_path}", log):
+            if self._local is not None:
+                await asyncio.wrap_future(self._local.start())
+            else:
+                await self._server.start()
         return time.perf_counter() - began
 
     async def describe(self) -> tuple[EngineSettings, float]:

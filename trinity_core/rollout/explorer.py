@@ -24,6 +24,7 @@ from trinity_core.rollout.parts import Parts, open_parts
 from trinity_core.rollout.runner import Outcome, cause
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.weights import VersionGone, WeightFolder
+from trinity_core.tracking.logs import Logged, start_log
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 
@@ -58,6 +59,7 @@ class Explorer:
     """
 
     def __init__(self, config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]] = ()) -> None:
+        start_log()
         self.config = config
         self.name = config.explorer.name
         self.version: int | None = None
@@ -92,6 +94,10 @@ class Explorer:
         Raises `TrinityError` where all tasks of a step fail, `HandOverError` where an engine does not hold the
         trainer's weights, `TransientFault` where engines or trainer are lost.
         """
+        with Logged(f"exploring by {self.name}", log):
+            return await self._run()
+
+    async def _run(self) -> dict[str, Any]:
         await self.prepare()
         in_step = self.config.mode == "both" and self.config.synchronizer.sync_style == "fixed"
         loop = loops.explore_in_step if in_step else loops.explore_freely

@@ -11,6 +11,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.config.schema import Config
+from trinity_core.tracking.logs import Logged, start_log
 
 if TYPE_CHECKING:
     from trinity_core.training.loop import Loop
@@ -22,6 +23,7 @@ class TrainerWorker:
     """Rank `rank` of `world_size`; each has a process of its own, and a GPU of its own where there are any."""
 
     def __init__(self, config: Config, rank: int = 0, world_size: int = 1) -> None:
+        start_log()
         self.config = config
         self.rank = rank
         self.world_size = world_size
@@ -46,13 +48,15 @@ class TrainerWorker:
 
         if master_port == 0:
             master_addr, master_port = self.rendezvous()
-        self._loop = make_loop(self.config, self.rank, self.world_size, (master_addr, master_port), self._stopping)
+        with Logged(f"the start of trainer rank {self.rank} of {self.world_size}", log):
+            self._loop = make_loop(self.config, self.rank, self.world_size, (master_addr, master_port), self._stopping)
         return self.progress()
 
     def run(self) -> dict[str, Any]:
         """Train to the end, or until `stop`. The summary: step, total_steps, ended, stopped, checkpoint, metrics."""
         assert self._loop is not None, "start comes before run"
-        return self._loop.run()
+        with Logged(f"training on rank {self.rank}", log):
+            return self._loop.run()
 
     def convert(self, step: int) -> str:
         """The checkpoint of `step` as a Hugging Face folder, made in this process, which has torch loaded already."""

@@ -1,0 +1,76 @@
+"""Where an actor's log goes, from which level on, and what it never holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trinity_core.config import config_from_dict
+from trinity_core.tracking.logs import Logged, log_environment, masked, start_log
+
+
+@pytest.fixture(autouse=True)
+def own_handlers() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("trinity_core")
+    before, level = list(root.handlers), ours.level
+    yield
+    for handler in [each for each in root.handlers if each not in before]:
+        handler.close()
+        root.removeHandler(handler)
+    ours.setLevel(level)
+
+
+def start(folder: Path, monkeypatch: pytest.MonkeyPatch, **log: object) -> Path | None:
+    tasks = {"taskset": {"path": "tasks.jsonl"}}
+    given = {"project": "p", "name": "n", "checkpoint_root_dir": str(folder), "log": log,
+             "model": {"model_path": "m", "max_model_len": 64}, "buffer": {"explorer_input": tasks}}  # fmt: skip
+    config = config_from_dict(given)
+    for name, value in log_environment(config, "n/engine_0").items():
+        monkeypatch.setenv(name, value)
+    return start_log()
+
+
+def test_each_actor_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = start(tmp_path, monkeypatch)
+    assert path == tmp_path / "p/n/log/engine_0.log"
+    assert start_log() == path, "once more changes nothing"
+    log = logging.getLogger("trinity_core.somewhere")
+    log.info("the engine starts")
+    log.debug("too fine")
+    logging.getLogger("library").warning("from elsewhere")
+    lines = path.read_text().splitlines()
+    assert len(lines) == 2 and "INFO" in lines[0] and "the engine starts" in lines[0] and "from elsewhere" in lines[1]
+
+
+def test_level_and_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = start(tmp_path, monkeypatch, level="ERROR", group_by_node=True)
+    assert path is not None and path.parent.parent == tmp_path / "p/n/log" and path.parent.name.count(".") == 3
+    log = logging.getLogger("trinity_core.somewhere")
+    log.warning("not so bad")
+    with pytest.raises(ValueError, match="no rows"), Logged("training", log):
+        raise ValueError("no rows in postgresql://me:hunter2@db/x")
+    text = path.read_text()
+    assert "not so bad" not in text and "training fails" in text and "Traceback" in text and "hunter2" not in text
+
+
+def test_without_an_environment_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(logging.getLogger().handlers)
+    monkeypatch.delenv("TRINITY_LOG_DIR", raising=False)
+    assert start_log() is None and logging.getLogger().handlers == before
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["postgresql://me:hunter2@db/x", "api_key=hunter2", "{'password': 'hunter2'}", "WANDB_API_KEY: hunter2",
+     "Authorization: Bearer hunter2hunter2", 'hf_token="hunter2"'],
+)  # fmt: skip
+def test_secrets_are_masked(secret: str) -> None:
+    assert "hunter2" not in masked(secret) and "***" in masked(secret)
+
+
+def test_plain_text_stays() -> None:
+    text = "step 3: tokens: 12, max_token=16 at http://127.0.0.1:4200/api, end token: 7"
+    assert masked(text) == text

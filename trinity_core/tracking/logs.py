@@ -1,0 +1,100 @@
+"""Log files of a run's actors: `<job_dir>/log/<actor>.log`, or `log/<node ip>/<actor>.log` with `log.group_by_node`.
+
+Whoever starts an actor gives it `log_environment`; the actor calls `start_log` first of all. Without that environment
+(in a test, in a program of one's own) nothing happens. Passwords and keys are masked in all that is written.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+
+from trinity_core.config import Config
+from trinity_core.layout import JobLayout
+
+FOLDER, ACTOR, LEVEL, BY_NODE = "TRINITY_LOG_DIR", "TRINITY_LOG_ACTOR", "TRINITY_LOG_LEVEL", "TRINITY_LOG_BY_NODE"
+OURS = ("trinity_core", "tasks")
+MASK = "***"
+_SECRETS = (
+    re.compile(r"(?<=://)([^/@:\s]*:)[^/@\s]+(?=@)"),
+    re.compile(r"(\b\w*(?:api_?key|passwd|password|secret|token|credentials?)['\"]?\s*[=:]\s*['\"]?)(?!\d+\b)[^\s'\",}]+",
+               re.IGNORECASE),
+    re.compile(r"((?:Bearer|Basic)\s+)[\w.+/=-]{8,}"),
+)  # fmt: skip
+
+
+class Masking(logging.Formatter):
+    """A formatter that leaves out what looks like a password or a key, in messages and tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, masked."""
+        return masked(super().format(record))
+
+
+def masked(text: str) -> str:
+    """`text` with passwords in URLs, and values of what is called a key, token or password, replaced."""
+    for pattern in _SECRETS:
+        text = pattern.sub(rf"\g<1>{MASK}", text)
+    return text
+
+
+def log_environment(config: Config, actor: str) -> dict[str, str]:
+    """The environment variables by which `start_log` knows what to do in the process of `actor`."""
+    return {
+        FOLDER: str(JobLayout(config.job_dir).log),
+        ACTOR: actor.rpartition("/")[2],
+        LEVEL: config.log.level,
+        BY_NODE: str(int(config.log.group_by_node)),
+    }
+
+
+def start_log() -> Path | None:
+    """Begin to write this process's log to its file, and return it; None where the environment names none.
+
+    The run's own messages are written from `log.level` on, those of libraries from WARNING (or that level, if higher).
+    Calling it again changes nothing.
+    """
+    folder, actor = os.environ.get(FOLDER), os.environ.get(ACTOR)
+    if not folder or not actor:
+        return None
+    place = Path(folder) / _node() if os.environ.get(BY_NODE) == "1" else Path(folder)
+    path = place / f"{actor}.log"
+    root, level = logging.getLogger(), os.environ.get(LEVEL, "INFO")
+    if any(isinstance(handler, logging.FileHandler) and handler.baseFilename == str(path) for handler in root.handlers):
+        return path
+    place.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setFormatter(Masking("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.setLevel(level)
+    root.addHandler(handler)
+    for name in OURS:
+        logging.getLogger(name).setLevel(level)
+    return path
+
+
+class Logged:
+    """A context whose failure is written to the log before it goes on its way: `with Logged("train", log): ...`."""
+
+    def __init__(self, doing: str, log: logging.Logger) -> None:
+        self._doing = doing
+        self._log = log
+
+    def __enter__(self) -> None:
+        self._log.info("%s begins", self._doing)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._log.info("%s ends", self._doing)
+        elif isinstance(error, Exception):
+            self._log.error("%s fails", self._doing, exc_info=error)
+
+
+def _node() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"
