@@ -16,14 +16,14 @@ Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.
 @app.command()
 def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
     """Run a configuration here and now, with all its stages; no server needs to be up."""
-    from flows.local import run_here
+    from flows.local import Here
     from tasks.placement import flow_of
     from trinity_core.config import load_config
 
     given = with_plugins(overrides, plugin_dir)
-    with run_here() as flows:
-        name = flow_of(load_config(config, given))
-        summary = flows(name)(config=str(config), overrides=given)
+    with Here() as here:
+        loaded = load_config(config, given)
+        summary = here.flow(flow_of(loaded), loaded)(config=str(config), overrides=given)
     typer.echo(f"\n{summary['project']}/{summary['name']}: step {summary['step']}, scores {summary['scores']}")
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
         typer.echo(f"{title:11}{summary[key]}")
@@ -40,13 +40,13 @@ def evaluate(
     stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
 ) -> None:
     """Score a model or the checkpoints of a run on the configuration's eval sets."""
-    from flows.local import run_here
+    from flows.local import Here
     from trinity_core.config import load_config
 
     given = with_plugins(overrides, plugin_dir)
-    with run_here() as flows:
-        load_config(config, given)
-        summary = flows("evaluate")(config=str(config), overrides=given, stage=stage, which=which)
+    with Here() as here:
+        flow = here.flow("evaluate", load_config(config, given))
+        summary = flow(config=str(config), overrides=given, stage=stage, which=which)
     typer.echo(json.dumps(summary["scores"], indent=2))
 
 

@@ -5,40 +5,51 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from tasks.server import TemporaryServer, Up, environment, is_healthy
+from trinity_core.config import Config
 
-FlowFinder = Callable[[str], Callable[..., Any]]
 
+class Here:
+    """A place to run flows in, as a context.
 
-@contextmanager
-def run_here(root: Path | None = None) -> Iterator[FlowFinder]:
-    """Yields a function that finds a flow by name, once Prefect's API answers.
-
-    The API is, in this order: PREFECT_API_URL, the server of `trinity up`, a temporary server. The temporary server
-    starts in the background: what is done before the first flow is asked for costs no time.
+    Prefect's API is, in this order: PREFECT_API_URL, the server of `trinity up`, a temporary server. The temporary
+    server starts in the background: what is done before the first flow is asked for costs no time.
     """
-    os.environ.update(environment(root))
-    known = _known_server(root)
-    temporary = None if known else TemporaryServer(root)
-    os.environ["PREFECT_API_URL"] = known or temporary.api_url  # type: ignore[union-attr]
 
-    def find(name: str) -> Callable[..., Any]:
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        self._temporary: TemporaryServer | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Here:
+        os.environ.update(environment(self._root))
+        known = _known_server(self._root)
+        if known is None:
+            self._temporary = TemporaryServer(self._root)
+            self._open.callback(self._temporary.stop)
+            known = self._temporary.api_url
+        os.environ["PREFECT_API_URL"] = known
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._open.__exit__(kind, error, trace)
+
+    def flow(self, name: str, config: Config) -> Callable[..., Any]:
+        """The flow of that name, once Prefect's API answers. Ray starts meanwhile, and ends with this context."""
         found: Callable[..., Any] = getattr(importlib.import_module(f"flows.{name}"), name)
         _show_our_log()
-        if temporary:
-            temporary.wait()
+        if self._temporary:
+            self._open.enter_context(importlib.import_module("tasks.stages").early_cluster(config))
+            self._temporary.wait()
         return found
-
-    try:
-        yield find
-    finally:
-        if temporary:
-            temporary.stop()
 
 
 def _known_server(root: Path | None) -> str | None:

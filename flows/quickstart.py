@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows.local import run_here
+from flows.local import Here
 from trinity_core.config import load_config
 from trinity_core.data.tiny import make_tiny
 
@@ -22,11 +22,11 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
         f"model.model_path={out / 'model'}",
     ]
     os.environ["TRINITY_TASKSET_PATH"] = str((out / "data").absolute())
-    with run_here() as flows:
+    with Here() as here:
         make_tiny(out, seed)
         made = time.monotonic()
-        load_config(config, overrides)
-        result = flows("pipeline")(config=str(config), overrides=overrides)
+        pipeline = here.flow("pipeline", load_config(config, overrides))
+        result = pipeline(config=str(config), overrides=overrides)
     summary = summarise(result, {"model and data": made - began, "total": time.monotonic() - began})
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return as_text(summary, out)
@@ -35,9 +35,9 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
 def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
     """The summary's fixed keys, from what the pipeline returns.
 
-    `weights_digest` is the SHA-256 over the final tensors in the order of their names (see `tasks.checkpoints`).
+    `weights_digest` is the SHA-256 over the final tensors in the order of their names (see `tasks.models`).
     """
-    from tasks.checkpoints import weights_digest
+    from tasks.models import weights_digest
 
     scores = result["scores"]
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from pathlib import Path
@@ -35,7 +34,7 @@ def publish(session: Session, training: dict[str, Any]) -> dict[str, Any]:
         "scores": {f"step {each}": value for each, value in scores.items()},
         "score": scores.get(step),
         "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
-        "hf_dir": str(huggingface_folder(config, step)) if step else None,
+        "hf_dir": str(session.huggingface_folder(step)) if step else None,
         "tracking": session.tracking().link,
         "tracking_uri": run_note(config.job_dir).get("uri"),
         "curve": _text(show_curve(config)),
@@ -64,36 +63,6 @@ def job_dir_of(config: str, overrides: list[str]) -> str:
     return str(load_config(config, overrides).job_dir)
 
 
-def huggingface_folder(config: Config, step: int) -> Path:
-    """A checkpoint's model in Hugging Face format, converted where it is not yet."""
-    from trinity_core.checkpoints.convert import convert_all
-
-    checkpoint = config.job_dir / f"global_step_{step}"
-    convert_all(checkpoint, Path(config.model.model_path))
-    return checkpoint / "actor" / "huggingface"
-
-
-def weights_digest(folder: Path) -> str:
-    """SHA-256 over all tensors of a Hugging Face folder, whatever files they are in.
-
-    Tensors are taken in the order of their names; each adds `name`, `dtype` and `shape` as one line of text, then its
-    bytes as stored in safetensors (little-endian, row-major).
-    """
-    from safetensors import safe_open
-
-    tensors: dict[str, Path] = {}
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="numpy") as opened:
-            tensors |= dict.fromkeys(opened.keys(), file)
-    digest = hashlib.sha256()
-    for name, file in sorted(tensors.items()):
-        with safe_open(file, framework="pt") as opened:
-            value = opened.get_tensor(name).contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.view(-1).view(_bytes_type()).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def write_summary(config: Config, summary: dict[str, Any]) -> None:
     """`<job_dir>/summary.json`."""
     path = config.job_dir / SUMMARY
@@ -105,12 +74,6 @@ def read_summary(config: Config) -> dict[str, Any] | None:
     """What a finished run has noted, or None."""
     path = config.job_dir / SUMMARY
     return json.loads(path.read_text()) if path.exists() else None
-
-
-def _bytes_type() -> Any:
-    import torch
-
-    return torch.uint8
 
 
 def _text(path: Path | None) -> str | None:

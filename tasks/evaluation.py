@@ -13,8 +13,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from tasks.checkpoints import huggingface_folder
 from tasks.faults import result_of
+from tasks.models import huggingface_folder
 from tasks.reports import show_curve, show_rollouts, show_summary
 from tasks.session import Session, Stage
 from trinity_core.checkpoints.resume import whole_steps
@@ -70,7 +70,7 @@ def evaluate_result(session: Session) -> dict[str, float]:
         return {}
     if steps[-1] in eval_scores(read_metrics(config.job_dir)):
         return {}
-    folder = str(huggingface_folder(config, steps[-1]))
+    folder = str(session.huggingface_folder(steps[-1]))
     scores = result_of(session.explorer().evaluate.remote(steps[-1], folder), lambda: session.stopping)
     get_run_logger().info("step %s: %s", steps[-1], scores)
     return scores

@@ -10,6 +10,8 @@ from typing import Any
 
 from tasks import actors
 from tasks.cluster import Cluster, close_cluster
+from tasks.faults import result_of
+from tasks.models import huggingface_folder
 from tasks.placement import Placement, parts_of
 from trinity_core.config import Config, public_dict
 from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
@@ -83,6 +85,15 @@ class Session:
             if not self._trainers:
                 self._trainers = actors.start_trainers(self.cluster, self.config, self.placement)
             return self._trainers
+
+    def huggingface_folder(self, step: int) -> Path:
+        """The checkpoint of `step` in Hugging Face format, made by the trainer where there is one.
+
+        The trainer has torch loaded; in this process its import alone takes longer than a small model's conversion.
+        """
+        if self._trainers:
+            return Path(result_of(self._trainers[0].convert.remote(step), lambda: False))
+        return huggingface_folder(self.config, step)
 
     def tracking(self) -> Writer:
         """The tracking system's writer, once it is open; raises why it does not open."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.checkpoints import read_summary, write_summary
-from tasks.cluster import placement_of
+from tasks.cluster import close_cluster, open_cluster, placement_of
 from tasks.labels import label_run
 from tasks.placement import flow_of
 from tasks.reports import show_summary
@@ -53,8 +54,7 @@ def plan_pipeline(config: str, overrides: Sequence[str] = ()) -> Plan:
         for name, part in zip(names, parts, strict=True)
     ]
     with_eval = [each.name for each in planned if each.config.buffer.explorer_input.eval_tasksets]
-    gpus = max(placement_of(part).gpu_per_node for part in parts)
-    return Plan(loaded, planned, with_eval[-1] if with_eval else "", gpus)
+    return Plan(loaded, planned, with_eval[-1] if with_eval else "", gpus_of(parts))
 
 
 @task(name="publish", cache_policy=NO_CACHE, persist_result=False)
@@ -72,6 +72,21 @@ def finish_pipeline(plan: Plan, before: dict[str, Any], summaries: dict[str, dic
     show_summary(plan.config, summary)
     write_summary(plan.config, summary)
     return summary
+
+
+@contextmanager
+def early_cluster(config: Config) -> Iterator[None]:
+    """Ray, before there is a flow that needs it: started while something else is waited for."""
+    opened = open_cluster(config, gpus_of(stages(config)))
+    try:
+        yield
+    finally:
+        close_cluster(opened)
+
+
+def gpus_of(parts: list[Config]) -> int:
+    """GPUs of each node that the most demanding of these runs takes."""
+    return max(placement_of(part).gpu_per_node for part in parts)
 
 
 def scores_by_stage(before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, float | None]:

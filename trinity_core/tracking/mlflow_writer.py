@@ -8,6 +8,7 @@ without a copy of its weights; the best by eval has the alias `champion`.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -191,6 +192,8 @@ def _client(uri: str, args: Any, root: Path) -> MlflowClient:
     for key, variable in (("username", "MLFLOW_TRACKING_USERNAME"), ("password", "MLFLOW_TRACKING_PASSWORD")):
         if args.get(key):
             os.environ[variable] = str(args[key])
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
