@@ -53,12 +53,13 @@ def tiny(
     train: Annotated[int, typer.Option(help="Problems for training.")] = 4000,
     test: Annotated[int, typer.Option(help="Problems for evaluation.")] = 400,
     sft: Annotated[int, typer.Option(help="Worked examples for the warm-up.")] = 2000,
+    dpo: Annotated[int, typer.Option(help="Pairs of a right and a wrong answer.")] = 1000,
 ) -> None:
     """Make a small model and word problems in GSM8K's format, to try everything on a laptop."""
     from trinity_core.data.tiny import TinySize, make_tiny
 
     shape = TinySize(hidden_size=size, intermediate_size=3 * size, layers=layers, heads=heads)
-    made = make_tiny(out, seed, train, test, sft, shape)
+    made = make_tiny(out, seed, train, test, sft, shape, count_dpo=dpo)
     rows = ", ".join(f"{count} {split}" for split, count in made.rows.items())
     typer.echo(f"model  {made.model}  ({made.parameters:,} parameters)\ndata   {made.data}  ({rows} rows)")
 

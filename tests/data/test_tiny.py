@@ -86,3 +86,14 @@ def test_same_seed_same_weights(tmp_path):
         tiny.make_model(tmp_path / name, seed, size)
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
     assert a == b != c
+
+
+def test_a_rejected_answer_takes_a_sum_for_a_difference_or_the_other_way_round():
+    taken = tiny.make_problems(1, 300, 50, 50)
+    rows = tiny.make_pairs(1, 200, taken["train"])
+    assert rows == tiny.make_pairs(1, 200, taken["train"])
+    assert not {row["question"] for row in rows} & {row["question"] for row in taken["train"]}
+    for row in rows:
+        right, wrong = (re.match(r"(\d)([+-])(\d)=<<.*>>(\d+) ", row[key]).groups() for key in ("chosen", "rejected"))
+        assert {right[1], wrong[1]} == {"+", "-"}
+        assert {right[0], right[2]} == {wrong[0], wrong[2]} and right[3] != wrong[3]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ class TinyFolders:
 
     model: Path
     data: Path
-    """Holds train.jsonl, test.jsonl and sft.jsonl."""
+    """Holds train.jsonl, test.jsonl, sft.jsonl and dpo.jsonl."""
     parameters: int
     rows: dict[str, int]
     """Rows by split."""
@@ -85,18 +85,33 @@ def problems(rng: random.Random, largest: int, verbs: dict[str, float]) -> Itera
 
     `verbs` gives the weight of each of `ADDITIONS` and `SUBTRACTIONS`.
     """
+    for pair in pairs(rng, largest, verbs):
+        yield {"question": pair["question"], "answer": pair["chosen"]}
+
+
+def pairs(rng: random.Random, largest: int, verbs: dict[str, float]) -> Iterator[Row]:
+    """The same problems, each with the right answer (`chosen`) and one that takes a sum for a difference, or a
+    difference for a sum (`rejected`)."""
     choices, weights = list(verbs), list(verbs.values())
     while True:
         (verb,) = rng.choices(choices, weights)
         name, thing = rng.choice(NAMES), rng.choice(THINGS)
         a, b = rng.randint(1, largest), rng.randint(1, largest)
-        if verb in ADDITIONS:
-            working, c = f"{a}+{b}", a + b
-        else:
+        adds = verb in ADDITIONS
+        if not adds:
             a, b = max(a, b), min(a, b)
-            working, c = f"{a}-{b}", a - b
         question = QUESTION.format(name=name, verb=verb, thing=thing, a=a, b=b)
-        yield {"question": question, "answer": f"{working}=<<{working}={c}>>{c} {thing}.\n#### {c}"}
+        yield {
+            "question": question,
+            "chosen": _answer(a, b, thing, adds),
+            "rejected": _answer(max(a, b), min(a, b), thing, not adds),
+        }
+
+
+def _answer(a: int, b: int, thing: str, adds: bool) -> str:
+    """Working and result in GSM8K's form."""
+    working, c = (f"{a}+{b}", a + b) if adds else (f"{a}-{b}", a - b)
+    return f"{working}=<<{working}={c}>>{c} {thing}.\n#### {c}"
 
 
 def _verbs(subtractions: float, rare: float | None = None) -> dict[str, float]:
@@ -125,6 +140,13 @@ def make_problems(
     seen: set[str] = set()
     counts = {"test": count_test, "train": count_train, "sft": count_sft}
     return {split: _different(shown if split == "sft" else explored, count, seen) for split, count in counts.items()}
+
+
+def make_pairs(seed: int, count: int, taken: Iterable[Row], difficulty: Difficulty | None = None) -> list[Row]:
+    """Preferences (`question`, `chosen`, `rejected`) on problems as in `train` whose texts are not among `taken`."""
+    given = difficulty or Difficulty()
+    stream = pairs(random.Random(f"pairs {seed}"), given.largest, _verbs(given.subtractions))
+    return _different(stream, count, {row["question"] for row in taken})
 
 
 def _different(stream: Iterator[Row], count: int, seen: set[str]) -> list[Row]:
@@ -223,10 +245,12 @@ def make_tiny(
     count_sft: int = 2000,
     size: TinySize | None = None,
     difficulty: Difficulty | None = None,
+    count_dpo: int = 1000,
 ) -> TinyFolders:
     """Make `folder/model` and `folder/data`; the same arguments always give the same files."""
     data = folder / "data"
     splits = make_problems(seed, count_train, count_test, count_sft, difficulty)
+    splits["dpo"] = make_pairs(seed, count_dpo, [row for rows in splits.values() for row in rows], difficulty)
     for split, rows in splits.items():
         write_jsonl(data / f"{split}.jsonl", rows)
     parameters = make_model(folder / "model", seed, size)
