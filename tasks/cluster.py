@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tasks.placement import Machine, Placement, place
@@ -112,6 +113,13 @@ class Cluster:
             return []
         engines, self._kept = self._kept[1], None
         return engines
+
+    def write_timeline(self, path: Path) -> None:
+        """What each process of the cluster did when, for chrome://tracing."""
+        import ray
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ray.timeline(filename=str(path))
 
     def close(self) -> None:
         """End every actor of ours, and Ray itself where we started it."""

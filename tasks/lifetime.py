@@ -16,6 +16,7 @@ from tasks.cluster import close_cluster, open_cluster
 from tasks.faults import POLL_SECONDS, is_transient
 from tasks.session import Session, Stage
 from tasks.stages import Plan
+from trinity_core.layout import JobLayout
 from trinity_core.tracking.mlflow_writer import close_parent
 
 
@@ -40,7 +41,11 @@ def ending(session: Session) -> Iterator[Session]:
         succeeded = True
     finally:
         session.stop()
-        session.close(succeeded)
+        try:
+            if session.config.monitor.enable_ray_timeline:
+                session.cluster.write_timeline(JobLayout(session.config.job_dir).monitor / "timeline.json")
+        finally:
+            session.close(succeeded)
 
 
 @contextmanager

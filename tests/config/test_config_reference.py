@@ -111,6 +111,8 @@ def test_notices() -> None:
     )
     ignored, batches, budget = notices(loud)
     assert "critic.strategy" in ignored and "1024 experiences" in batches and "2048 tokens" in budget
+    unread = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["service.data_juicer.auto_start=true"])
+    assert notices(unread) == ["Accepted, but without effect here: service.data_juicer."]
     dpo = load_config(RECIPES / "sft/sft.yaml", ["algorithm.algorithm_type=dpo", "algorithm.repeat_times=4"])
     assert notices(dpo) == ["algorithm.repeat_times is 2 for dpo; the 4 given is not used."]
 

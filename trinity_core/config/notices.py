@@ -14,8 +14,17 @@ def notices(config: Config) -> list[str]:
 
 
 def _ignored(config: Config) -> list[str]:
-    keys = verl.ignored(config.given)
+    keys = verl.ignored(config.given) + _unread(config)
     return [f"Accepted, but without effect here: {', '.join(keys)}."] if keys else []
+
+
+def _unread(config: Config) -> list[str]:
+    """Sections that are checked, but that no part of a run reads yet."""
+    given = {
+        "service.data_juicer": config.service.data_juicer is not None,
+        "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
+    }
+    return [key for key, there in given.items() if there]
 
 
 def _repeats(config: Config) -> list[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import random
+import socket
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,12 +23,14 @@ from torch import Tensor
 from trinity_core.errors import DataError
 from trinity_core.files import clear_errors
 from trinity_core.layout import shard_name
-from trinity_core.training.distributed import Ranks
+from trinity_core.training.distributed import Ranks, barrier, sum_over_ranks
 from trinity_core.training.engine import Engine
 from trinity_core.training.learner import Learner
 from trinity_core.training.state import optimizer_state, optimizer_steps, restore, weights
 
 STATE = "trainer_state.json"
+UNRESTRICTED = "unrestricted"
+"""Of `trainer.save_strategy`: all ranks write at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +52,22 @@ def parts(learner: Learner) -> dict[str, Engine]:
     return engines
 
 
-def save(learner: Learner, step: int, folder: Path) -> None:
+def save(learner: Learner, step: int, folder: Path, strategy: str = UNRESTRICTED) -> None:
     """Write the whole state after `step` to `folder`, which exists. Collective.
+
+    `strategy` says which ranks may write at once; see `writing_turns`.
 
     Raises TrinityError where the disk is full or not writable.
     """
     ranks = learner.ranks
+    turns = writing_turns(strategy, ranks)
     for part, engine in parts(learner).items():
         target = folder / part
         with clear_errors("writing", target):
             target.mkdir(exist_ok=True)
-            _save_share(weights(engine), target / shard_name("model", ranks.world_size, ranks.rank), ranks)
-            _save_share(optimizer_state(engine), target / shard_name("optim", ranks.world_size, ranks.rank), ranks)
+            _save_share(weights(engine), target / shard_name("model", ranks.world_size, ranks.rank), ranks, turns)
+            optimizer = target / shard_name("optim", ranks.world_size, ranks.rank)
+            _save_share(optimizer_state(engine), optimizer, ranks, turns)
             torch.save(random_state(ranks), target / shard_name("extra_state", ranks.world_size, ranks.rank))
     if ranks.first:
         counts = {part: optimizer_steps(engine) for part, engine in parts(learner).items()}
@@ -67,10 +75,30 @@ def save(learner: Learner, step: int, folder: Path) -> None:
         (folder / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
 
 
-def _save_share(tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks) -> None:
-    """Every rank's share of what all of them go through."""
+def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
+    """The turn in which each rank writes, by `trainer.save_strategy`. Collective.
+
+    `unrestricted`: all at once; `single_node`: one node after the other; `single_process` and `single_thread`, which
+    are the same where each worker writes with one thread: one rank after the other.
+    """
+    if strategy == UNRESTRICTED or ranks.world_size == 1:
+        return [0] * ranks.world_size
+    if strategy != "single_node":
+        return list(range(ranks.world_size))
+    nodes = torch.zeros(ranks.world_size, dtype=torch.int64)
+    nodes[ranks.rank] = zlib.crc32(socket.gethostname().encode())
+    order = {node: turn for turn, node in enumerate(sorted(set(sum_over_ranks(nodes, ranks).tolist())))}
+    return [order[node] for node in nodes.tolist()]
+
+
+def _save_share(tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks, turns: list[int]) -> None:
+    """Every rank's share of what all of them go through, written when it is the rank's turn."""
     mine = {name: t.detach().cpu() for i, (name, t) in enumerate(tensors) if i % ranks.world_size == ranks.rank}
-    torch.save(mine, path)
+    for turn in range(max(turns) + 1):
+        if turns[ranks.rank] == turn:
+            torch.save(mine, path)
+        if max(turns):
+            barrier(ranks)
 
 
 def load(learner: Learner, folder: Path) -> TrainerState:

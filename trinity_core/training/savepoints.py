@@ -33,7 +33,7 @@ class Savepoints:
         """Write the checkpoint of `step` and make it the latest. Raises TrinityError where the disk is full."""
         folder = str(begin(self.layout, step)) if self.ranks.first else ""
         temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
-        checkpoint.save(learner, step, temporary)
+        checkpoint.save(learner, step, temporary, self.config.trainer.save_strategy)
         if self.ranks.first:
             self._describe(learner, temporary)
         if publisher is not None and self.ranks.first:
