@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from tasks.server import TemporaryServer, Up, environment, is_healthy
+from tasks.signals import ending_on_sigterm
 from trinity_core.config import Config
 
 
@@ -28,6 +29,7 @@ class Here:
         self._open = ExitStack()
 
     def __enter__(self) -> Here:
+        self._open.enter_context(ending_on_sigterm())
         os.environ.update(environment(self._root))
         known = _known_server(self._root)
         if known is None:

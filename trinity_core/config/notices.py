@@ -19,9 +19,10 @@ def _ignored(config: Config) -> list[str]:
 
 
 def _unread(config: Config) -> list[str]:
-    """Sections that are checked, but that no part of a run reads yet."""
+    """What is checked, but has no part in a run yet."""
     given = {
         "service.data_juicer": config.service.data_juicer is not None,
+        "trainer.ulysses_sequence_parallel_size": config.trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
     }
     return [key for key, there in given.items() if there]
