@@ -47,6 +47,7 @@ class Cluster:
                 return
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            os.environ.setdefault("RAY_raylet_start_wait_time_s", str(START_SECONDS))
             with _on_loopback():
                 ray.init(
                     address="local",
