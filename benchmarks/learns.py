@@ -1,0 +1,123 @@
+"""Each of six algorithms learns: its recipe from configs/, cut short, on the small model, through `trinity run`.
+
+`sft` starts from random weights and lowers its loss. The model it leaves is where the others start, in place of each
+recipe's own warm-up stage: `grpo`, `ppo`, `opmd` and `mix` raise the reward of their rollouts, `dpo` lowers its loss.
+Printed is the mean over the first and the last fifth of the steps. The exit code is 1 where one did not improve.
+
+    python benchmarks/learns.py
+    python benchmarks/learns.py --only ppo mix --steps 40
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from measured import BUILD, ROOT, trinity
+
+FOLDER = BUILD / "learns"
+REWARD = "reward/mean"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A configuration and the number that must get better."""
+
+    config: str
+    metric: str
+    steps: int
+    """How many steps it is cut to."""
+
+    @property
+    def rises(self) -> bool:
+        """Whether more is better."""
+        return self.metric == REWARD
+
+
+RECIPES = {
+    "sft": Recipe("configs/sft/sft.yaml", "actor/sft_loss", 150),
+    "dpo": Recipe("configs/dpo/dpo.yaml", "actor/dpo_loss", 25),
+    "grpo": Recipe("configs/quickstart/quickstart.yaml", REWARD, 25),
+    "ppo": Recipe("configs/ppo/ppo.yaml", REWARD, 25),
+    "opmd": Recipe("configs/opmd/opmd.yaml", REWARD, 25),
+    "mix": Recipe("configs/mix/mix.yaml", REWARD, 25),
+}
+
+
+def main() -> None:
+    """Run what is asked for; one line each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument("--steps", type=int, help="Steps of each but sft.")
+    args = parser.parse_args()
+    if not (FOLDER / "data" / "dpo.jsonl").exists():
+        subprocess.run([trinity(), "tiny", "--out", str(FOLDER), "--seed", "1"], check=True, cwd=ROOT)
+    failed = []
+    for name in args.only:
+        steps = args.steps if args.steps and name != "sft" else RECIPES[name].steps
+        model = FOLDER / "model" if name == "sft" else warm_model()
+        if not learns(name, RECIPES[name], steps, model):
+            failed.append(name)
+    sys.exit(f"did not improve: {', '.join(failed)}" if failed else 0)
+
+
+def learns(name: str, recipe: Recipe, steps: int, model: Path) -> bool:
+    """Run a recipe and print how its number went."""
+    began = time.monotonic()
+    job = run(recipe.config, f"name={name}", f"model.model_path={model}", f"buffer.total_steps={steps}", "stages=[]")
+    values = curve(job, recipe.metric)
+    fifth = max(1, len(values) // 5)
+    start, end = statistics.mean(values[:fifth]), statistics.mean(values[-fifth:])
+    better = end > start if recipe.rises else end < start
+    print(
+        f"{name:5} {recipe.metric:15} {start:.4f} -> {end:.4f} in {len(values)} steps, "
+        f"{time.monotonic() - began:.0f} s: {'learns' if better else 'DOES NOT LEARN'}",
+        flush=True,
+    )
+    return better
+
+
+def run(config: str, *overrides: str) -> Path:
+    """Run a configuration anew, without evaluations; the folder of its job."""
+    environment = {
+        **os.environ,
+        "TRINITY_CHECKPOINT_ROOT_DIR": str(FOLDER / "checkpoints"),
+        "TRINITY_TASKSET_PATH": str(FOLDER / "data"),
+    }
+    fixed = ["continue_from_checkpoint=false", "buffer.explorer_input.eval_tasksets=[]", "cluster.gpu_per_node=0"]
+    command = [trinity(), "run", "--config", config, *overrides, *fixed]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+    name = next(item.removeprefix("name=") for item in overrides if item.startswith("name="))
+    return newest(f"checkpoints/*/{name}*/monitor/metrics.jsonl").parent.parent
+
+
+def curve(job: Path, metric: str) -> list[float]:
+    """The metric at each step of the trainer that has it."""
+    lines = map(json.loads, (job / "monitor" / "metrics.jsonl").read_text().splitlines())
+    return [line["metrics"][metric] for line in lines if line["source"] == "trainer" and metric in line["metrics"]]
+
+
+def warm_model() -> Path:
+    """What `sft` left; it is run where that is missing."""
+    pattern = "checkpoints/*/sft*/global_step_*/actor/huggingface/*.safetensors"
+    if not any(FOLDER.glob(pattern)):
+        learns("sft", RECIPES["sft"], RECIPES["sft"].steps, FOLDER / "model")
+    return newest(pattern).parent
+
+
+def newest(pattern: str) -> Path:
+    """The latest file below the benchmark's folder that fits."""
+    return max(FOLDER.glob(pattern), key=lambda path: path.stat().st_mtime)
+
+
+if __name__ == "__main__":
+    main()
