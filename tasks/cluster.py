@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 512 * 2**20
 """Batches and eval results pass through it; weights do not. More would only take shared memory from the hand-over."""
 LOOPBACK = "127.0.0.1"
+START_SECONDS = 180
+"""For Ray to start: on a busy machine its own 30 s are too few."""
 _lock = threading.Lock()
 _current: Cluster | None = None
 
