@@ -84,6 +84,9 @@ class Trainer:
                 save(layout, step)
         return {"step": step}
 
+    def convert(self, step: int) -> str:
+        return str(JobLayout(self.config.job_dir).step(step) / "actor" / "huggingface")
+
     def _break(self, step: int) -> None:
         marker = self.config.job_dir / "broken"
         if step != 3 or marker.exists() or not self.fault:

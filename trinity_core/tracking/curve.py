@@ -6,17 +6,9 @@ from pathlib import Path
 
 from trinity_core.tracking.metrics_file import MetricLine, read_metrics
 
-PREFERRED = (
-    "reward/mean",
-    "rollout/reward/mean",
-    "reward",
-    "rollout/accuracy/mean",
-    "accuracy",
-    "score",
-    "loss",
-    "actor/loss",
-)
-"""The first of these that a source has is drawn for it."""
+REWARDS = ("reward/mean", "accuracy/mean", "reward", "accuracy")
+LOSSES = ("actor/final_loss", "loss")
+"""The first of these that a source has is drawn for it: a loss for the trainer, a reward for others."""
 
 
 def draw_curve(job_dir: Path | str, title: str = "", path: Path | None = None) -> Path | None:
@@ -53,7 +45,8 @@ def choose_curves(lines: list[MetricLine]) -> dict[str, dict[int, float]]:
         own = [line for line in lines if line.source == source]
         names = {name for line in own for name in line.metrics}
         evals = sorted(name for name in names if source.startswith("eval") and _is_score(name))
-        for name in evals or [name for name in PREFERRED if name in names][:1]:
+        first = LOSSES + REWARDS if source == "trainer" else REWARDS + LOSSES
+        for name in evals or [name for name in first if name in names][:1]:
             points = {line.step: line.metrics[name] for line in own if name in line.metrics}
             curves[name if source in name else f"{source}: {name}"] = dict(sorted(points.items()))
     return curves
