@@ -88,6 +88,11 @@ def test_a_damaged_checkpoint_is_skipped(rollouts):
     config = rollouts("damaged")
     _put(config, range(1, 5))
     _run(config)
+    told = {name: json.loads((config.job_dir / f"{name}_meta.json").read_text()) for name in ("trainer", "explorer")}
+    assert told == {
+        "trainer": {"step": 4, "world_size": 1},
+        "explorer": {"checkpoint": 4, "explorer_steps": {"explorer": 4}},
+    }
     (config.job_dir / PART.format("optim")).write_bytes(b"cut short")
     assert TrainerWorker(config).start()["step"] == 2
 

@@ -9,7 +9,7 @@ from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.convert import convert
 from trinity_core.checkpoints.resume import latest_whole, update_meta, whole_steps
 from trinity_core.config.schema import Config
-from trinity_core.files import clear_errors
+from trinity_core.files import clear_errors, write_atomically
 from trinity_core.layout import JobLayout
 from trinity_core.training import checkpoint
 from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
@@ -44,6 +44,8 @@ class Savepoints:
                 convert(temporary)
             commit(self.layout, step, temporary, self.keep)
             update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size)
+            if self.config.synchronizer.sync_method != "checkpoint":  # there each hand-over names its own version
+                write_atomically(self.layout.latest_state_dict, f"{step}\n".encode())
         barrier(self.ranks)
 
     def _describe(self, learner: Learner, folder: Path) -> None:

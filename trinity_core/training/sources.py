@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from trinity_core.checkpoints.resume import update_meta
 from trinity_core.config.paths import store_url
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
@@ -74,6 +75,7 @@ class RolloutSource:
     def __init__(self, config: Config, expert: ExpertData | None) -> None:
         buffer, algorithm = config.buffer.trainer_input.experience_buffer, config.algorithm
         self.store = open_store(config)
+        self.explorer_meta = JobLayout(config.job_dir).explorer_meta
         self.rows = config.buffer.train_batch_size
         self.timeout = buffer.max_read_timeout
         self.expert = expert
@@ -104,8 +106,13 @@ class RolloutSource:
         self.store.flush()
 
     def commit(self, step: int, oldest: int) -> None:
-        """The batches up to `step` are final; long trained rows go, unless they may be used again."""
+        """The batches up to `step` are final; long trained rows go, unless they may be used again.
+
+        Where each explorer stood is written down for people; the store itself is what a resume goes by.
+        """
         self.store.commit(step)
+        explorers = {name: told["step"] for name, told in self.store.stats().explorers.items()}
+        update_meta(self.explorer_meta, checkpoint=step, explorer_steps=explorers)
         if not self.reuses:
             self.store.prune(min(oldest, step - RETENTION))
 
