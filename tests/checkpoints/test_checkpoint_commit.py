@@ -128,7 +128,7 @@ def _save_for_ever(root):
 
 
 def test_killed_at_any_moment(layout):
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")  # a fork would share the locks of torch's threads
     last = 0
     for milliseconds in (120, 170, 230, 310):
         process = context.Process(target=_save_for_ever, args=(layout.root,))
@@ -172,7 +172,7 @@ def _save_under_a_limit(root, queue):
 
 def test_a_file_that_cannot_be_written_is_clear(layout):
     save(layout, 1)
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")  # a fork would share the locks of torch's threads
     queue = context.Queue()
     process = context.Process(target=_save_under_a_limit, args=(layout.root, queue))
     process.start()

@@ -146,7 +146,9 @@ def test_requests_in_flight_go_on_with_the_new_weights(
     publish(folder, 2, other_model)
 
     async def update_meanwhile():
-        running = asyncio.create_task(tiny_engine.generate(requests(4, Sampling(max_tokens=200), name="across")))
+        running = asyncio.create_task(
+            tiny_engine.generate(requests(4, Sampling(max_tokens=200, min_tokens=200), name="across"))
+        )
         await asyncio.sleep(0.15)
         await tiny_engine.load(WeightSource("checkpoint", str(tmp_path)), 2)
         return (await running).unpack()
@@ -163,7 +165,9 @@ def test_requests_in_flight_go_on_with_the_new_weights(
 
 def test_a_request_that_was_given_up_comes_back_empty(tiny_engine):
     async def give_up():
-        running = asyncio.create_task(tiny_engine.generate(requests(2, Sampling(max_tokens=200), name="long")))
+        running = asyncio.create_task(
+            tiny_engine.generate(requests(2, Sampling(max_tokens=200, min_tokens=200), name="long"))
+        )
         await asyncio.sleep(0.05)
         await tiny_engine.abort(["long/1"])
         return (await running).unpack()
