@@ -146,9 +146,7 @@ def test_requests_in_flight_go_on_with_the_new_weights(
     publish(folder, 2, other_model)
 
     async def update_meanwhile():
-        running = asyncio.create_task(
-            tiny_engine.generate(requests(4, Sampling(max_tokens=200, min_tokens=200), name="across"))
-        )
+        running = asyncio.create_task(tiny_engine.generate(requests(4, Sampling(max_tokens=200), name="across")))
         await asyncio.sleep(0.15)
         await tiny_engine.load(WeightSource("checkpoint", str(tmp_path)), 2)
         return (await running).unpack()
