@@ -31,7 +31,7 @@ def _explore(url, name):
 
 def test_killed_explorers_lose_and_repeat_nothing(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db"
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("fork")  # killed within milliseconds, before a new process would have begun
     running = {}
     deadline = time.monotonic() + 60
     batches = []
@@ -84,7 +84,7 @@ def test_postgresql(postgresql_url):
 
 
 def test_postgresql_writers_take_turns(postgresql_url):
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_explore, args=(postgresql_url, name)) for name in ("a", "b", "c")]
     for process in processes:
         process.start()
@@ -160,7 +160,7 @@ def _fill_up(url, queue):
 
 def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db"
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=_fill_up, args=(url, queue))
     process.start()

@@ -240,7 +240,7 @@ def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
 
 
 def _publish_for_ever(root):
-    torch.set_num_threads(1)  # a forked process has no OpenMP threads to wait for
+    torch.set_num_threads(1)
     folder = SlotFolder(root, spill=root.with_name("spill"))
     version = (folder.latest() or 0) + 1
     while True:
@@ -251,13 +251,16 @@ def _publish_for_ever(root):
 def test_no_torn_version_under_kill(tmp_path):
     """A publisher at full speed, killed and started again; a reader at full speed sees only whole versions."""
     root = tmp_path / "shm"
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")  # a fork would share the locks of torch's threads
     folder = SlotFolder(root, spill=tmp_path / "spill")
     seen = set()
     for _ in range(3):
         publisher = context.Process(target=_publish_for_ever, args=(root,))
         publisher.start()
         try:
+            before, patience = folder.latest(), time.monotonic() + 60
+            while folder.latest() == before and time.monotonic() < patience:
+                time.sleep(0.01)
             end = time.monotonic() + 1.5
             while time.monotonic() < end:
                 version = folder.latest()
