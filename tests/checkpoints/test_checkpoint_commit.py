@@ -131,7 +131,7 @@ def test_killed_at_any_moment(layout):
     context = multiprocessing.get_context("spawn")  # a fork would share the locks of torch's threads
     last = 0
     for milliseconds in (120, 170, 230, 310):
-        process = context.Process(target=_save_for_ever, args=(layout.root,))
+        process = context.Process(target=_save_for_ever, args=(layout.root,), daemon=True)
         process.start()
         process.join(milliseconds / 1000)
         os.kill(process.pid, signal.SIGKILL)
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_written_is_clear(layout):
     save(layout, 1)
     context = multiprocessing.get_context("spawn")  # a fork would share the locks of torch's threads
     queue = context.Queue()
-    process = context.Process(target=_save_under_a_limit, args=(layout.root, queue))
+    process = context.Process(target=_save_under_a_limit, args=(layout.root, queue), daemon=True)
     process.start()
     assert "failed" in queue.get(timeout=60)
     process.join()

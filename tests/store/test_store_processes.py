@@ -39,7 +39,7 @@ def test_killed_explorers_lose_and_repeat_nothing(tmp_path):
     while time.monotonic() < deadline:
         for name in ("a", "b"):
             if name not in running or not running[name].is_alive():
-                running[name] = context.Process(target=_explore, args=(url, name))
+                running[name] = context.Process(target=_explore, args=(url, name), daemon=True)
                 running[name].start()
         time.sleep(random.random() * 0.08)
         victim = random.choice(list(running.values()))
@@ -85,7 +85,7 @@ def test_postgresql(postgresql_url):
 
 def test_postgresql_writers_take_turns(postgresql_url):
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_explore, args=(postgresql_url, name)) for name in ("a", "b", "c")]
+    processes = [context.Process(target=_explore, args=(postgresql_url, name), daemon=True) for name in ("a", "b", "c")]
     for process in processes:
         process.start()
     for process in processes:
@@ -162,7 +162,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db"
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    process = context.Process(target=_fill_up, args=(url, queue))
+    process = context.Process(target=_fill_up, args=(url, queue), daemon=True)
     process.start()
     assert "cannot be used" in queue.get(timeout=60)
     process.join()

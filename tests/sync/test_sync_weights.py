@@ -255,7 +255,7 @@ def test_no_torn_version_under_kill(tmp_path):
     folder = SlotFolder(root, spill=tmp_path / "spill")
     seen = set()
     for _ in range(3):
-        publisher = context.Process(target=_publish_for_ever, args=(root,))
+        publisher = context.Process(target=_publish_for_ever, args=(root,), daemon=True)
         publisher.start()
         try:
             before, patience = folder.latest(), time.monotonic() + 60

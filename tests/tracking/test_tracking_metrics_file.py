@@ -20,8 +20,10 @@ def write_many(job_dir: Path, source: str) -> None:
 
 
 def test_lines_of_two_processes_stay_whole(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=write_many, args=(tmp_path, name)) for name in ("trainer", "explorer")]
+    context = multiprocessing.get_context("spawn")
+    writers = [
+        context.Process(target=write_many, args=(tmp_path, name), daemon=True) for name in ("trainer", "explorer")
+    ]
     for writer in writers:
         writer.start()
     for writer in writers:
