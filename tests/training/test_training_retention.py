@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,15 +24,28 @@ class Store:
         self.pruned.append(step)
         return 0
 
+    def stats(self) -> Any:
+        return SimpleNamespace(explorers={"explorer": {"step": 7}})
+
+
+def source_of(tmp_path: Path, reuses: bool) -> Any:
+    return SimpleNamespace(store=Store(), reuses=reuses, explorer_meta=tmp_path / "explorer_meta.json")
+
 
 @pytest.mark.parametrize(("oldest", "expected"), [(10, 10), (RETENTION + 40, 50)])
-def test_rows_go_that_no_checkpoint_needs_and_that_are_old(oldest: int, expected: int) -> None:
-    source: Any = SimpleNamespace(store=Store(), reuses=False)
+def test_rows_go_that_no_checkpoint_needs_and_that_are_old(tmp_path: Path, oldest: int, expected: int) -> None:
+    source = source_of(tmp_path, reuses=False)
     RolloutSource.commit(source, RETENTION + 50, oldest)
     assert source.store.committed == [RETENTION + 50] and source.store.pruned == [expected]
 
 
-def test_rows_that_may_be_used_again_stay() -> None:
-    source: Any = SimpleNamespace(store=Store(), reuses=True)
+def test_rows_that_may_be_used_again_stay(tmp_path: Path) -> None:
+    source = source_of(tmp_path, reuses=True)
     RolloutSource.commit(source, 500, 400)
     assert source.store.committed == [500] and not source.store.pruned
+
+
+def test_where_each_explorer_stood_is_written_down(tmp_path: Path) -> None:
+    source = source_of(tmp_path, reuses=False)
+    RolloutSource.commit(source, 5, 5)
+    assert json.loads(source.explorer_meta.read_text()) == {"checkpoint": 5, "explorer_steps": {"explorer": 7}}
