@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.errors import TrinityError
+from trinity_core.layout import JobLayout
 from trinity_core.tracking.metrics_file import MetricLine, Tail, read_metrics
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
 from trinity_core.tracking.writers import RunInfo, Writer
@@ -124,12 +125,11 @@ class ForwarderThread:
 
 def whole_checkpoints(job_dir: Path) -> dict[int, Path]:
     """step -> folder of each whole checkpoint: `latest_checkpointed_iteration.txt` has reached it."""
-    pointer = job_dir / "latest_checkpointed_iteration.txt"
-    if not pointer.exists():
+    layout = JobLayout(job_dir)
+    if not layout.latest_checkpoint.exists():
         return {}
-    latest = int(pointer.read_text())
-    folders = {int(path.name.removeprefix("global_step_")): path for path in job_dir.glob("global_step_*[0-9]")}
-    return {step: path for step, path in sorted(folders.items()) if step <= latest and (path / "actor").is_dir()}
+    latest = int(layout.latest_checkpoint.read_text())
+    return {step: layout.step(step) for step in layout.steps() if step <= latest and layout.actor(step).is_dir()}
 
 
 def eval_scores(lines: list[MetricLine]) -> dict[int, float]:
