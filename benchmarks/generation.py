@@ -1,7 +1,7 @@
 """Generation in a rollout step against a bare `LLM.generate` of the same vLLM, in turn, on the same prompts.
 
     python benchmarks/generation.py [--model DIR --data FILE] [--tasks 16 --repeats 8 --max-new 40] [--threads 2]
-        [--rounds 10] [--block 128] [--spin 1000] [--no-ray]
+        [--rounds 10] [--block 128] [--spin 60000] [--no-ray]
 
 Prints one JSON line: medians of tokens/s of both, and their ratio (the aim: at least 0.8). Ours is everything between a
 workflow's question and its answer: chat template, tokens, the call to the engine's process, sampling with a seed for
@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from trinity_core.rollout.settings import SPIN_COUNT, EngineSettings
+from trinity_core.rollout.settings import SPIN_COUNT_ALONE, EngineSettings
 
 
 def arguments() -> argparse.Namespace:
@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--block", type=int)
-    parser.add_argument("--spin", type=int, default=SPIN_COUNT, help="turns that idle OpenMP threads spin")
+    parser.add_argument("--spin", type=int, default=SPIN_COUNT_ALONE, help="turns that idle OpenMP threads spin")
     parser.add_argument("--no-ray", action="store_true", help="the engine in this process")
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "benchmarks"
 TINY = BUILD / "tiny"
+BENCHMARK = "benchmarks/rft.yaml"
 WARM_UP_STEPS = 3
 """First steps that are not counted: memory is mapped and caches are filled in them."""
 
@@ -31,7 +32,7 @@ def run_rft(checkpoints: Path, *overrides: str) -> list[dict]:
     """Run benchmarks/rft.yaml and return its metrics lines."""
     make_tiny()
     environment = {**os.environ, "TRINITY_CHECKPOINT_ROOT_DIR": str(checkpoints)}
-    command = [trinity(), "run", "--config", "benchmarks/rft.yaml", *overrides]
+    command = [trinity(), "run", "--config", BENCHMARK, *overrides]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")

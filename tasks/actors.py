@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,10 @@ CALLS_AT_ONCE = 1000
 def start_engines(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
     """The policy's engines. They load in the background; the explorer waits for them.
 
-    A pipeline on the CPU keeps its engines: a stage whose engines differ in nothing but the model's path takes those of
-    the stage before, with other weights. (On GPUs they would hold memory that another stage's trainer needs.)
+    Those that an earlier stage has left, and that differ in nothing but the model's path, are taken with other weights.
     """
-    from trinity_core.rollout.settings import policy_engine
-
-    settings = policy_engine(config, placement.on_gpu, placement.engine_threads)
-    kept = cluster.take_engines(engine_key(settings, placement))
+    settings = engine_settings(config, placement)
+    kept = cluster.take("engines", engine_key(settings, placement))
     if kept:
         load_folder(kept, settings.model_path)
         return kept
@@ -45,20 +42,36 @@ def start_engines(cluster: Cluster, config: Config, placement: Placement) -> lis
     ]
 
 
-def keep_engines(cluster: Cluster, config: Config, placement: Placement, engines: list[Any]) -> bool:
-    """Leave the engines to the next stage, where there may be one; false where they should end."""
+def keep(cluster: Cluster, config: Config, placement: Placement, engines: list[Any], trainers: list[Any]) -> list[Any]:
+    """Leave engines and trainers to a later stage, where there may be one; the actors that are kept.
+
+    Their processes have imported vLLM, torch and DeepSpeed, which takes longer than a small model's whole stage. On
+    GPUs they end: they would hold memory that another stage needs.
+    """
+    if placement.on_gpu or not cluster.shared:
+        return []
+    if engines:
+        cluster.leave("engines", engine_key(engine_settings(config, placement), placement), engines)
+    if trainers:
+        cluster.leave("trainers", trainer_key(placement), trainers)
+    return [*engines, *trainers]
+
+
+def engine_settings(config: Config, placement: Placement) -> EngineSettings:
+    """The settings of the policy's engines."""
     from trinity_core.rollout.settings import policy_engine
 
-    if placement.on_gpu or not cluster.shared:
-        return False
-    settings = policy_engine(config, placement.on_gpu, placement.engine_threads)
-    cluster.leave_engines(engine_key(settings, placement), engines)
-    return True
+    return policy_engine(config, placement.on_gpu, placement.engine_threads, placement.spin_count)
 
 
-def engine_key(settings: EngineSettings, placement: Placement) -> tuple[EngineSettings, int]:
+def engine_key(settings: EngineSettings, placement: Placement) -> Hashable:
     """What two stages' engines have in common if one can use the other's."""
     return replace(settings, model_path=""), placement.engines
+
+
+def trainer_key(placement: Placement) -> Hashable:
+    """What two stages' trainers have in common if one can use the other's processes."""
+    return placement.trainers, tuple(trainer_environment(placement).items())
 
 
 def load_folder(engines: list[Any], model_path: str) -> None:
@@ -94,9 +107,14 @@ def start_explorer(cluster: Cluster, config: Config, engines: list[Any], auxilia
 
 
 def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
-    """The trainer's workers, one a rank."""
+    """The trainer's workers, one a rank: those that an earlier stage has left, where they fit, or new ones."""
     from trinity_core.training.worker import TrainerWorker
 
+    kept = cluster.take("trainers", trainer_key(placement))
+    if kept:
+        for ref in [worker.renew.remote(config) for worker in kept]:
+            result_of(ref, lambda: False)
+        return kept
     return [
         cluster.actor(
             TrainerWorker,
@@ -152,13 +170,10 @@ def run_until_done(
 
 def trainer_environment(placement: Placement) -> dict[str, str]:
     """What DeepSpeed and torch read from their environment."""
-    from trinity_core.rollout.settings import SPIN_COUNT
-
     common = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(placement.trainer_threads)}
     if placement.on_gpu:
         return common
-    patient = {"OMP_WAIT_POLICY": "PASSIVE"} if placement.in_turn else {}
-    return common | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": str(SPIN_COUNT), **patient}
+    return common | {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": str(placement.spin_count)}
 
 
 def _start_engine(cluster: Cluster, config: Config, name: str, settings: EngineSettings, gpus: float) -> Any:

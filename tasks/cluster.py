@@ -37,7 +37,8 @@ class Cluster:
         self.address = config.cluster.ray_address
         self._started: list[Any] = []
         self._users = 0
-        self._kept: tuple[Any, list[Any]] | None = None
+        self._kept: dict[str, tuple[Any, list[Any]]] = {}
+        """What a stage has left for the next: what they do -> (what they fit, actors)."""
 
     def open(self, namespace: str, gpus: int) -> None:
         """Start Ray, or join the cluster at `cluster.ray_address`."""
@@ -104,18 +105,18 @@ class Cluster:
         """Whether something else than the one session uses it: then another stage may follow."""
         return self._users > 1
 
-    def leave_engines(self, key: Any, engines: list[Any]) -> None:
-        """Keep one stage's engines for the next; those kept before end."""
-        if self._kept is not None:
-            self.kill(self._kept[1])
-        self._kept = (key, engines)
+    def leave(self, what: str, key: Any, actors: list[Any]) -> None:
+        """Keep one stage's actors for the next; those kept before of the same kind end."""
+        self.kill(self._kept.pop(what, (None, []))[1])
+        self._kept[what] = (key, actors)
 
-    def take_engines(self, key: Any) -> list[Any]:
-        """The kept engines, where they fit the key; others stay kept."""
-        if self._kept is None or self._kept[0] != key:
-            return []
-        engines, self._kept = self._kept[1], None
-        return engines
+    def take(self, what: str, key: Any) -> list[Any]:
+        """The kept actors of this kind, where they fit the key; others end, for theirs take the place."""
+        fits, actors = self._kept.pop(what, (None, []))
+        if fits == key:
+            return actors
+        self.kill(actors)
+        return []
 
     def write_timeline(self, path: Path) -> None:
         """What each process of the cluster did when, for chrome://tracing."""

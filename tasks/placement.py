@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from trinity_core.config import Config
 from trinity_core.config.rules import SHARED_GPU_MEMORY, shares_a_gpu
 from trinity_core.errors import TrinityError
+from trinity_core.rollout.settings import SPIN_COUNT, SPIN_COUNT_ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,12 @@ class Placement:
     trainer_threads: int
     in_turn: bool
     """Engines and trainer work one after the other, so that each may use every core."""
+
+    @property
+    def spin_count(self) -> int:
+        """Turns that idle OpenMP threads spin: many only where engines and trainer never compute at the same time."""
+        together = bool(self.engines) and bool(self.trainers) and not self.in_turn
+        return SPIN_COUNT if together else SPIN_COUNT_ALONE
 
     @property
     def on_gpu(self) -> bool:

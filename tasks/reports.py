@@ -23,8 +23,11 @@ from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.metrics_file import MetricLine, read_metrics
 from trinity_core.tracking.rollouts import latest_rollouts, rollouts_table
 
-REPORT_SECONDS = 10.0
-"""Between two reports. One costs about 0.1 s of a core: the picture, and three calls of Prefect's API."""
+REPORT_SECONDS, MAX_REPORT_SECONDS = 10.0, 60.0
+"""Between two reports, at least and at most."""
+REPORT_SHARE = 0.01
+"""Of the time that reports may take: the picture and three calls of Prefect's API cost up to a second, on cores that
+engines and trainer want."""
 SHOWN = (
     "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
     "tokens_per_second", "time/step", "timing_s/step",
@@ -33,7 +36,7 @@ SHOWN = (
 
 
 class LiveReport:
-    """Called often within a task; reports every ten seconds, and only what has changed."""
+    """Called often within a task; reports as often as `REPORT_SHARE` allows, and only what has changed."""
 
     def __init__(self, config: Config, source: str, total_steps: int | None) -> None:
         self._config = config
@@ -45,9 +48,10 @@ class LiveReport:
 
     def __call__(self) -> None:
         """Report where it is time to."""
-        if time.monotonic() >= self._due:
+        began = time.monotonic()
+        if began >= self._due:
             self.report()
-            self._due = time.monotonic() + REPORT_SECONDS
+            self._due = time.monotonic() + pause_after(time.monotonic() - began)
 
     def report(self, done: bool = False) -> None:
         """Report now."""
@@ -66,6 +70,11 @@ class LiveReport:
             update_progress_artifact(self._artifact, percent, description=text)
         show_curve(self._config)
         show_rollouts(self._config)
+
+
+def pause_after(cost: float) -> float:
+    """Seconds to the next report, after one that took `cost` seconds."""
+    return min(max(cost / REPORT_SHARE, REPORT_SECONDS), MAX_REPORT_SECONDS)
 
 
 def progress_text(lines: list[MetricLine], total: int | None) -> str:

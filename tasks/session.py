@@ -112,8 +112,11 @@ class Session:
     def _end_actors(self, succeeded: bool) -> None:
         explorer = [] if self._explorer is None else [self._explorer]
         auxiliary = [engine for engines in self._auxiliary for engine in engines]
-        kept = succeeded and actors.keep_engines(self.cluster, self.config, self.placement, self._engines)
-        self.cluster.kill([*explorer, *self._trainers, *auxiliary, *([] if kept else self._engines)])
+        mine = [*self._engines, *self._trainers]
+        kept = (
+            actors.keep(self.cluster, self.config, self.placement, self._engines, self._trainers) if succeeded else []
+        )
+        self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
         remove_shared_weights(self.config)
 
 

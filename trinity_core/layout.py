@@ -1,7 +1,7 @@
 """The names inside `<checkpoint_root_dir>/<project>/<name>/`, the folder of one run.
 
 ```
-buffer/                              the experience store
+buffer/                              the experience store; experience_buffer.jsonl: what was trained on
 log/  monitor/                       logs; metrics, TensorBoard, sampled rollouts
 global_step_58/actor/                model_world_size_4_rank_0.pt, optim_..., extra_state_..., huggingface/
 global_step_58/critic/               the same for a critic
@@ -48,6 +48,11 @@ class JobLayout:
     def buffer(self) -> Path:
         """The experience store's folder."""
         return self.root / "buffer"
+
+    @property
+    def archive(self) -> Path:
+        """What was trained on, as JSON lines."""
+        return self.buffer / "experience_buffer.jsonl"
 
     @property
     def log(self) -> Path:

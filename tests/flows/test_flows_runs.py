@@ -43,7 +43,7 @@ def use_standins(fault: str = "") -> None:
     tasks.actors.start_engines = engines
     tasks.actors.start_explorer = explorer
     tasks.actors.start_trainers = trainers
-    tasks.actors.keep_engines = lambda *_: False
+    tasks.actors.keep = lambda *_: []
     trinity_core.checkpoints.convert.convert_all = standins.convert
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trinity_core.store.archive import Archive
 from trinity_core.training.sources import RETENTION, RolloutSource
 
 
@@ -20,6 +21,9 @@ class Store:
     def commit(self, step: int) -> None:
         self.committed.append(step)
 
+    def batch(self, step: int) -> list[Any]:
+        return []
+
     def prune(self, step: int) -> int:
         self.pruned.append(step)
         return 0
@@ -29,7 +33,8 @@ class Store:
 
 
 def source_of(tmp_path: Path, reuses: bool) -> Any:
-    return SimpleNamespace(store=Store(), reuses=reuses, explorer_meta=tmp_path / "explorer_meta.json")
+    archive = Archive(tmp_path / "experience_buffer.jsonl")
+    return SimpleNamespace(store=Store(), reuses=reuses, explorer_meta=tmp_path / "explorer_meta.json", archive=archive)
 
 
 @pytest.mark.parametrize(("oldest", "expected"), [(10, 10), (RETENTION + 40, 50)])

@@ -84,6 +84,22 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     _assert_same_checkpoints(stopped, whole)
 
 
+def test_a_renewed_worker_trains_as_a_new_one_would(rollouts):
+    """As the next stage of a pipeline does; the process has trained something else before."""
+    before, fresh, renewed = rollouts("before", seed=7), rollouts("fresh"), rollouts("renewed")
+    for config in (before, fresh, renewed):
+        _put(config, range(1, 5))
+    _run(fresh)
+    worker = TrainerWorker(before)
+    worker.start()
+    worker.run()
+    worker.renew(renewed)
+    assert worker.progress()["state"] == "starting" and worker.start()["step"] == 0
+    assert worker.run()["ended"] == "finished"
+    assert _losses(renewed) == _losses(fresh)
+    _assert_same_checkpoints(renewed, fresh)
+
+
 def test_a_damaged_checkpoint_is_skipped(rollouts):
     config = rollouts("damaged")
     _put(config, range(1, 5))

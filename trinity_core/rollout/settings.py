@@ -16,10 +16,13 @@ CPU_BATCH_TOKENS = 16384
 CPU cannot continue a seeded request between chunks."""
 
 SPIN_COUNT = 1000
-"""Turns that an idle OpenMP thread spins before it sleeps, a few microseconds. OpenMP's own choice is milliseconds,
-which is ruinous where anything else wants the core. 128 answers of 40 tokens with 2 threads on 2 cores under loads of 8
-to 17: 11.2 s by default, 2.4 s with 20000 turns, 0.66 s with 1000, 0.92 s with none
-(`benchmarks/generation.py --threads 2 --spin N`)."""
+"""Turns that an idle OpenMP thread spins before it sleeps, a few microseconds, where others want the cores. OpenMP's
+own choice is milliseconds. 128 answers of 40 tokens by 2 threads on 2 cores under loads of 8 to 17: 11.2 s by default,
+2.4 s with 20000 turns, 0.66 s with 1000, 0.92 s with none (`benchmarks/generation.py --threads 2 --spin N`)."""
+
+SPIN_COUNT_ALONE = 60000
+"""The same where nothing else computes meanwhile. On a quiet machine waking a thread costs more than letting it spin:
+0.52 s instead of 1.09 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class EngineSettings:
         }
 
 
-def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSettings:
+def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: int = SPIN_COUNT) -> EngineSettings:
     """The settings of each engine of the policy. `threads` is its share of the cores, where it runs on the CPU."""
     sampled = _samples_at_once(config)
     model = config.explorer.rollout_model
@@ -83,6 +86,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1) -> EngineSetti
         max_num_seqs=min(model.max_num_seqs, sampled) if not on_gpu else model.max_num_seqs,
         on_gpu=on_gpu,
         threads=threads,
+        spin_count=spin_count,
         seed=config.seed if model.seed is None else model.seed,
         trust_remote_code=config.model.trust_remote_code,
         nccl=on_gpu and config.synchronizer.sync_method == "nccl",

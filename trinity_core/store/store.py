@@ -250,6 +250,11 @@ class ExperienceStore:
             )
         return self.lease(step, rows, version, strategy, expert, final=True)
 
+    def batch(self, step: int) -> list[Experience]:
+        """The rollouts that trainer step `step` was given; none where there was no such step, or it was pruned."""
+        with self._database.read() as connection:
+            return leasing.leased_experiences(connection, self._tables, step)
+
     def flush(self) -> None:
         """Return when everything written so far survives a power cut. Call before a checkpoint is given its name."""
         self._database.flush()

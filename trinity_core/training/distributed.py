@@ -53,7 +53,7 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
     """Join the process group: NCCL where a GPU is used, gloo otherwise; each process sees its own GPU as device 0.
 
     Sets the environment that DeepSpeed reads. It has to come before the first import of deepspeed in the process, which
-    stays in its group to its end: a second trainer in the same process (of one worker) finds it there.
+    stays in its group to its end: a second trainer in the same processes finds it there.
     """
     os.environ.update(
         DS_ACCELERATOR="cuda" if use_gpu else "cpu",
@@ -71,7 +71,10 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
     device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
     if use_gpu:
         torch.cuda.set_device(device)
-    if world_size == 1 and torch.distributed.is_initialized():
+    if torch.distributed.is_initialized():
+        met = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if met != (rank, world_size):
+            raise RuntimeError(f"this process is rank {met[0]} of {met[1]} and cannot become {rank} of {world_size}")
         return Ranks(rank, world_size, device)
     torch.distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if use_gpu else "gloo",

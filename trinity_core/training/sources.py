@@ -16,6 +16,7 @@ from trinity_core.data.taskset import Taskset
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
+from trinity_core.store.archive import Archive
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import make_strategy
@@ -76,6 +77,7 @@ class RolloutSource:
         buffer, algorithm = config.buffer.trainer_input.experience_buffer, config.algorithm
         self.store = open_store(config)
         self.explorer_meta = JobLayout(config.job_dir).explorer_meta
+        self.archive = Archive(JobLayout(config.job_dir).archive)
         self.rows = config.buffer.train_batch_size
         self.timeout = buffer.max_read_timeout
         self.expert = expert
@@ -95,6 +97,7 @@ class RolloutSource:
     def rewind(self, step: int) -> dict[str, int]:
         """Return later batches to the queue, drop what newer policies sampled; the step each explorer now stands at."""
         self.store.rewind(step)
+        self.archive.rewind(step)
         return {name: int(told["step"] or 0) for name, told in self.store.stats().explorers.items()}
 
     def awaited(self, version: int) -> bool:
@@ -106,11 +109,12 @@ class RolloutSource:
         self.store.flush()
 
     def commit(self, step: int, oldest: int) -> None:
-        """The batches up to `step` are final; long trained rows go, unless they may be used again.
+        """The batches up to `step` are final and archived; long trained rows go, unless they may be used again.
 
         Where each explorer stood is written down for people; the store itself is what a resume goes by.
         """
         self.store.commit(step)
+        self.archive.extend(step, self.store.batch)
         explorers = {name: told["step"] for name, told in self.store.stats().explorers.items()}
         update_meta(self.explorer_meta, checkpoint=step, explorer_steps=explorers)
         if not self.reuses:

@@ -6,6 +6,7 @@ may be called from another thread at any time.
 
 from __future__ import annotations
 
+import gc
 import logging
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,16 @@ class TrainerWorker:
         self.world_size = world_size
         self._stopping = Event()
         self._loop: Loop | None = None
+
+    def renew(self, config: Config) -> None:
+        """Become the same rank of another trainer, which `start` loads; what this one held is let go.
+
+        The process, what it has imported, and its group of ranks go on.
+        """
+        self.config = config
+        self._stopping = Event()
+        self._loop = None
+        gc.collect()  # DeepSpeed's engines refer to themselves
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and port where the ranks meet; ask rank 0."""

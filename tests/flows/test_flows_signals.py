@@ -1,0 +1,51 @@
+"""`trinity run` on SIGTERM and on Ctrl-C, with light actors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from test_flows_runs import HERE, written
+
+from trinity_core.checkpoints.resume import latest_whole
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_flows_runs
+test_flows_runs.use_standins(fault="slow")
+sys.argv = ["trinity", "run", "--config", sys.argv[2]]
+from flows.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Ctrl-C at a terminal reaches the whole group of processes, SIGTERM the one."""
+    metrics = tmp_path / "tests/run/monitor/metrics.jsonl"
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
+    env.pop("PREFECT_API_URL", None)
+    command = [sys.executable, "-c", PROGRAM, str(HERE), str(written(tmp_path, "run"))]
+    child = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True)
+    deadline = time.monotonic() + 240
+    while not metrics.exists() or "trainer" not in metrics.read_text():
+        assert child.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    family = psutil.Process(child.pid).children(recursive=True)
+    if number == signal.SIGINT:
+        os.killpg(child.pid, number)
+    else:
+        os.kill(child.pid, number)
+    assert child.wait(timeout=60) == code
+    assert latest_whole(tmp_path / "tests/run"), "it saved because it was told to stop"
+    gone, alive = psutil.wait_procs(family, timeout=15)
+    assert gone and not alive

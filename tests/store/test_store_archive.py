@@ -1,0 +1,55 @@
+"""The file of what was trained on follows the checkpoints, forth and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+from trinity_core.store.archive import Archive
+
+
+def batch(step: int) -> list[Experience]:
+    return [
+        Experience(
+            tokens=np.arange(5), prompt_length=2, action_mask=np.ones(3), versions=np.full(3, step - 1),
+            reward=float(run), group=f"{step}/0", run=run, info={"prompt": "1 + 1 = ?", "response": "zwei · 二"},
+        )
+        for run in range(2)
+    ]  # fmt: skip
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_each_final_batch_is_there_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    archive = Archive(path)
+    archive.extend(2, batch)
+    archive.extend(2, batch)
+    Archive(path).extend(3, batch)
+    assert steps(path) == [1, 1, 2, 2, 3, 3]
+    line = json.loads(path.read_text().splitlines()[3])
+    assert (line["reward"], line["policy_version"], line["response_tokens"]) == (1.0, 1, 3)
+    assert line["response"] == "zwei · 二"
+
+
+def test_going_back_forgets_and_mends(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    Archive(path).extend(4, batch)
+    with path.open("a") as file:
+        file.write('{"step": 5, "gro')  # a crash cut it short
+    archive = Archive(path)
+    archive.rewind(4)
+    assert steps(path) == [1, 1, 2, 2, 3, 3, 4, 4]
+    archive.rewind(2)
+    archive.extend(3, batch)
+    assert steps(path) == [1, 1, 2, 2, 3, 3]
+
+
+def test_without_rollouts_there_is_nothing_to_rewind(tmp_path: Path) -> None:
+    Archive(tmp_path / "a.jsonl").rewind(0)
+    assert not list(tmp_path.iterdir())
