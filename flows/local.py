@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +36,7 @@ class Here:
         if known is None:
             self._temporary = TemporaryServer(self._root)
             self._open.callback(self._temporary.stop)
+            self._open.callback(_send_logs)
             known = self._temporary.api_url
         os.environ["PREFECT_API_URL"] = known
         return self
@@ -59,6 +61,12 @@ def _known_server(root: Path | None) -> str | None:
         return os.environ["PREFECT_API_URL"]
     state = Up.load(root)
     return state.api_url if state and is_healthy(state.api_url) else None
+
+
+def _send_logs() -> None:
+    """Prefect sends its log in the background; at exit it would try for a minute to reach a server that has gone."""
+    if "prefect" in sys.modules:
+        importlib.import_module("prefect.logging.handlers").APILogHandler().flush()
 
 
 def _show_our_log() -> None:

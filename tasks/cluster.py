@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tasks.placement import Machine, Placement, place
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
@@ -25,6 +27,8 @@ OBJECT_STORE_BYTES = 512 * 2**20
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 180
 """For Ray to start: on a busy machine its own 30 s are too few."""
+END_SECONDS = 5.0
+"""For Ray's processes to end when Ray does."""
 _lock = threading.Lock()
 _current: Cluster | None = None
 
@@ -131,8 +135,10 @@ class Cluster:
 
         self.kill(self._started)
         if ray.is_initialized():
+            family = [] if self.address else _family()
             with _keeping_sigterm():
                 ray.shutdown()
+            _end(family)
 
     def _check_room(self, gpus: float) -> None:
         """An actor that never fits would wait for ever: say what is free instead."""
@@ -144,6 +150,20 @@ class Cluster:
                 f"An actor needs {gpus:g} GPUs, but the Ray cluster has {total:g} "
                 f"({ray.available_resources().get('GPU', 0):g} free)."
             )
+
+
+def _family() -> list[psutil.Process]:
+    """The processes of a Ray that this process has started."""
+    servers = [child for child in psutil.Process().children() if child.name() in ("raylet", "gcs_server")]
+    return [process for server in servers for process in (server, *server.children(recursive=True))]
+
+
+def _end(family: list[psutil.Process]) -> None:
+    """Ray asks its processes to end and goes: those that have not done so in time are ended."""
+    _, alive = psutil.wait_procs(family, timeout=END_SECONDS)
+    for process in alive:
+        log.warning("process %d (%s) did not end with Ray and is killed", process.pid, process.name())
+        process.kill()
 
 
 def machine() -> Machine:

@@ -37,7 +37,7 @@ def test_worked_examples_seldom_subtract_and_hardly_ever_with_other_verbs():
 
     splits = tiny.make_problems(1, 2000, 100, 2000)
     assert shares(splits["train"]) == pytest.approx((0.6, 0.525), abs=0.04)
-    assert shares(splits["sft"]) == pytest.approx((0.2, 0.015), abs=0.03)
+    assert shares(splits["sft"]) == pytest.approx((0.2, 0.012), abs=0.03)
     digits = re.findall(r"\d", " ".join(row["question"] for row in splits["sft"]))
     assert set(digits) == set("123456")
     with pytest.raises(DataError, match="9 at most, not to 12"):

@@ -18,7 +18,8 @@ from trinity_core.checkpoints.resume import latest_whole
 pytestmark = pytest.mark.slow
 
 PROGRAM = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit it ignored
 sys.path.insert(0, sys.argv[1])
 import test_flows_runs
 test_flows_runs.use_standins(fault="slow")

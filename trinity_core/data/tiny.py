@@ -39,7 +39,7 @@ class Difficulty:
     """Share of differences in `train` and `test`."""
     sft_subtractions: float = 0.2
     """Share of differences among the worked examples."""
-    sft_rare_verbs: float = 0.015
+    sft_rare_verbs: float = 0.012
     """Share of worked examples whose verb is one of the rare ones."""
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ from trinity_core.rollout.parts import Parts, open_parts
 from trinity_core.rollout.runner import Outcome, cause
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.weights import VersionGone, WeightFolder
+from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
@@ -170,7 +171,7 @@ class Explorer:
             if not self.weights.has(version):
                 await asyncio.to_thread(self._open.store.waiting, self.name, version)
             watch = _LineageWatch(self)
-            found = await asyncio.to_thread(watch.wait, version)
+            found = await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), watch.wait, version)
         if watch.changed:
             raise LineageChanged(f"the trainer went back while version {version} was waited for")
         return found

@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,7 @@ from trinity_core.imports import without_sklearn
 from trinity_core.rollout import vllm_types
 from trinity_core.rollout.messages import EngineLost, Request, Sample, WeightSource
 from trinity_core.rollout.settings import EngineSettings
+from trinity_core.threads import DaemonThreads
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -65,9 +66,8 @@ class LocalEngine:
     def start(self) -> Future[None]:
         """Build the engine on its thread; done when it can generate."""
         started: Future[None] = Future()
-        pool = ThreadPoolExecutor(1, thread_name_prefix="vllm")
-        pool.submit(self._run, started).add_done_callback(lambda loop: self._ended(loop, started))
-        pool.shutdown(wait=False)
+        loop = DaemonThreads("vllm").submit(self._run, started)
+        loop.add_done_callback(lambda loop: self._ended(loop, started))
         return started
 
     def generate(self, requests: Sequence[Request]) -> Future[list[Sample]]:

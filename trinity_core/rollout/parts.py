@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +23,7 @@ from trinity_core.rollout.pool import EnginePool
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.weights import WeightFolder, open_weights
+from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.workflows import RewardPool, load_plugins
 
@@ -100,7 +100,7 @@ async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence
         config.explorer.max_retry_times,
         judges,
         config.explorer.rollout_model.enable_history,
-        ThreadPoolExecutor(at_once, thread_name_prefix="workflow"),
+        DaemonThreads("workflow"),
     )
     schedule = TaskSchedule(read.tasksets, config.buffer.batch_size or 1, config.seed, config.explorer.name)
     method = config.synchronizer.sync_method or "memory"
