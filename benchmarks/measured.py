@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "benchmarks"
 TINY = BUILD / "tiny"
 BENCHMARK = "benchmarks/rft.yaml"
-WARM_UP_STEPS = 3
-"""First steps that are not counted: memory is mapped and caches are filled in them."""
+WARM_UP_STEPS = 10
+"""First steps that are not counted: memory is mapped, caches are filled, and the first report imports its libraries."""
 
 
 def make_tiny() -> Path:

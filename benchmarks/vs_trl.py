@@ -59,7 +59,7 @@ def our_step(args: argparse.Namespace) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--max-new-tokens", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
     ratios = []

@@ -55,6 +55,8 @@ class Cluster:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             os.environ.setdefault("RAY_raylet_start_wait_time_s", str(START_SECONDS))
+            # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
+            os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
             with _on_loopback():
                 ray.init(
                     address="local",

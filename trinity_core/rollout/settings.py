@@ -40,7 +40,8 @@ class EngineSettings:
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
     """KV cache on the CPU; None: what `max_num_seqs` full sequences need, at most a quarter of the free memory."""
-    enforce_eager: bool = False
+    enforce_eager: bool | None = None
+    """Whether nothing is compiled; None: compiled on a GPU, not on the CPU."""
     enable_prefix_caching: bool = True
     trust_remote_code: bool = False
     seed: int = 0
@@ -56,6 +57,11 @@ class EngineSettings:
     """Whether hand-overs come over NCCL."""
 
     @property
+    def eager(self) -> bool:
+        """Whether nothing is compiled."""
+        return not self.on_gpu if self.enforce_eager is None else self.enforce_eager
+
+    @property
     def compute_dtype(self) -> str:
         """The number format of weights and activations."""
         return ("bfloat16" if self.on_gpu else "float32") if self.dtype == "auto" else self.dtype
@@ -65,14 +71,18 @@ class EngineSettings:
         quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.on_gpu:
             return quiet
-        return quiet | {
-            "OMP_NUM_THREADS": str(self.threads),
-            "GOMP_SPINCOUNT": str(self.spin_count),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            # Nothing is compiled on the CPU but one counting kernel of the sampler, for 4 s and with a C++ compiler.
-            "TORCHDYNAMO_DISABLE": "1",
-            "VLLM_HOST_IP": "127.0.0.1",
-        }
+        # Else vLLM compiles one counting kernel of the sampler even so, for 4 s and with a C++ compiler.
+        uncompiled = {"TORCHDYNAMO_DISABLE": "1"} if self.eager else {}
+        return (
+            quiet
+            | uncompiled
+            | {
+                "OMP_NUM_THREADS": str(self.threads),
+                "GOMP_SPINCOUNT": str(self.spin_count),
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_HOST_IP": "127.0.0.1",
+            }
+        )
 
 
 def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: int = SPIN_COUNT) -> EngineSettings:

@@ -50,7 +50,7 @@ def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "tensor_parallel_size": settings.tensor_parallel_size,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
-        "enforce_eager": settings.enforce_eager,
+        "enforce_eager": settings.eager,
     }
     if settings.tensor_parallel_size > 1:
         arguments["distributed_executor_backend"] = "mp"
@@ -63,7 +63,7 @@ def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
 
 def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
     return {
-        "enforce_eager": True,
+        "enforce_eager": settings.eager,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(settings.max_model_len, CPU_BATCH_TOKENS),
         "block_size": settings.block_size or CPU_BLOCK_TOKENS,
