@@ -25,8 +25,8 @@ class RolloutModelConfig:
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of the weights; `auto` is bfloat16 on a GPU and float32 on the CPU."""
     enforce_eager: bool | None = None
-    """Run the model as it is, not compiled and without CUDA graphs: starts sooner, generates slower. By default false on
-    a GPU and true on the CPU, where false needs a C++ compiler: a fifth faster, 20 s more at the first start."""
+    """Run the model as it is, not compiled and without CUDA graphs: starts sooner, generates slower. By default false
+    on a GPU and true on the CPU, where false needs a C++ compiler: a fifth faster, 20 s more at the first start."""
     max_num_seqs: Count = 256
     """Sequences an engine works on at once."""
     enable_prefix_caching: bool = True
