@@ -23,6 +23,21 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 
+REPLACED = ("start_engines", "start_explorer", "start_trainers", "keep")
+
+
+@pytest.fixture(autouse=True)
+def real_ones_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `use_standins` replaces is put back after each test."""
+    import tasks.actors
+    import trinity_core.checkpoints.convert
+
+    for name in REPLACED:
+        monkeypatch.setattr(tasks.actors, name, getattr(tasks.actors, name))
+    convert = trinity_core.checkpoints.convert
+    monkeypatch.setattr(convert, "convert_all", convert.convert_all)
+
+
 def use_standins(fault: str = "") -> None:
     """Light actors in place of the real ones, in this process from now on."""
     import tasks.actors

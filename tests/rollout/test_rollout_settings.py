@@ -57,6 +57,17 @@ def test_a_model_that_is_not_there_is_named(tmp_path):
         vllm_types.check_model(str(tmp_path))
 
 
+def test_on_the_cpu_compiling_is_asked_for_and_needs_a_compiler(monkeypatch, tmp_path):
+    usual, compiled = policy_engine(config(), on_gpu=False), policy_engine(config(enforce_eager=False), on_gpu=False)
+    assert usual.eager and not compiled.eager and not policy_engine(config(), on_gpu=True).eager
+    assert "TORCHDYNAMO_DISABLE" in usual.environment() and "TORCHDYNAMO_DISABLE" not in compiled.environment()
+    vllm_types.check_compiler(usual)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(TrinityError, match="enforce_eager"):
+        vllm_types.check_compiler(compiled)
+
+
 def test_a_tied_head_is_loaded_by_name():
     tied = [("model.embed_tokens.weight", "E"), ("model.norm.weight", "N")]
     assert list(with_head(iter(tied)))[-1] == ("lm_head.weight", "E")

@@ -135,6 +135,7 @@ class LocalEngine:
     def _build(self) -> LLMEngine:
         without_sklearn()
         vllm_types.check_model(self.settings.model_path)
+        vllm_types.check_compiler(self.settings)
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 

@@ -6,6 +6,8 @@ Imports vllm inside its functions only, so that the module can be named by proce
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +114,16 @@ def check_model(model_path: str) -> None:
         what = "has no config.json" if path.is_dir() else "does not exist"
         raise TrinityError(
             f"model.model_path: the folder {path} {what}; give a Hugging Face model folder or a hub name"
+        )
+
+
+def check_compiler(settings: EngineSettings) -> None:
+    """Raise `TrinityError` where the model is to be compiled on the CPU and there is nothing to compile it with."""
+    compilers = [os.environ.get("CXX", ""), "g++", "clang++"]
+    if not settings.eager and not settings.on_gpu and not any(name and shutil.which(name) for name in compilers):
+        raise TrinityError(
+            "explorer.rollout_model.enforce_eager is false: on the CPU the model is then compiled, which needs g++ or "
+            "clang++, and there is none; install one, or leave enforce_eager out"
         )
 
 

@@ -1,0 +1,40 @@
+"""Threads that do not hold up the end of their process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from trinity_core.threads import DaemonThreads
+
+WAITS_FOR_EVER = """
+import threading
+from trinity_core.threads import DaemonThreads
+DaemonThreads("waits").submit(threading.Event().wait)
+print("done")
+"""
+
+
+def test_results_and_errors_come_from_the_future() -> None:
+    threads = DaemonThreads("named")
+    assert threads.submit(divmod, 7, 2).result(5) == (3, 1)
+    assert threads.submit(lambda: threading.current_thread().name).result(5) == "named"
+    with pytest.raises(ZeroDivisionError):
+        threads.submit(divmod, 7, 0).result(5)
+
+
+def test_many_run_at_once() -> None:
+    threads, all_there = DaemonThreads("many"), threading.Barrier(20)
+    assert sorted(future.result(10) for future in [threads.submit(all_there.wait) for _ in range(20)]) == list(
+        range(20)
+    )
+
+
+def test_a_process_ends_though_one_of_its_threads_waits() -> None:
+    command = [sys.executable, "-c", WAITS_FOR_EVER]
+    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "done\n")
