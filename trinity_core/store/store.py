@@ -30,8 +30,9 @@ from trinity_core.store.lineage import Rewound
 from trinity_core.store.schema import State, tables
 from trinity_core.store.strategies import Fifo, Strategy, split_rows
 
-QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.003, 400, 0.02
-"""Seconds between looks at the store's clock while a batch is waited for: a look costs 0.1 ms."""
+QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.008, 200, 0.02
+"""Seconds between looks at the store's clock while a batch is waited for: a look costs 0.1 ms of the cores that the
+engines work on."""
 
 
 class LineageChanged(TransientFault):

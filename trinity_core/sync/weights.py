@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 DEFAULT_KEEP = 2
 """Versions that stay loadable: the newest, and the one that an explorer may be about to load."""
 
-QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.001, 2000, 0.02
-"""Seconds between looks for a version: a look costs 2 us, so the first two seconds of a wait may look often."""
+QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
+"""Seconds between looks for a version: often in the first two seconds, though every look takes its thread off the cores
+that the trainer works on."""
 
 
 class VersionGone(TransientFault):
