@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tasks.placement import Machine, Placement, place
+from tasks.processes import end, families
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
 
@@ -137,10 +136,11 @@ class Cluster:
 
         self.kill(self._started)
         if ray.is_initialized():
-            family = [] if self.address else _family()
+            ours = [] if self.address else families(("raylet", "gcs_server"))
             with _keeping_sigterm():
                 ray.shutdown()
-            _end(family)
+            if killed := end(ours, END_SECONDS):
+                log.warning("did not end with Ray and were killed: %s", ", ".join(killed))
 
     def _check_room(self, gpus: float) -> None:
         """An actor that never fits would wait for ever: say what is free instead."""
@@ -152,20 +152,6 @@ class Cluster:
                 f"An actor needs {gpus:g} GPUs, but the Ray cluster has {total:g} "
                 f"({ray.available_resources().get('GPU', 0):g} free)."
             )
-
-
-def _family() -> list[psutil.Process]:
-    """The processes of a Ray that this process has started."""
-    servers = [child for child in psutil.Process().children() if child.name() in ("raylet", "gcs_server")]
-    return [process for server in servers for process in (server, *server.children(recursive=True))]
-
-
-def _end(family: list[psutil.Process]) -> None:
-    """Ray asks its processes to end and goes: those that have not done so in time are ended."""
-    _, alive = psutil.wait_procs(family, timeout=END_SECONDS)
-    for process in alive:
-        log.warning("process %d (%s) did not end with Ray and is killed", process.pid, process.name())
-        process.kill()
 
 
 def machine() -> Machine:

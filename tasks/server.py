@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +25,7 @@ from urllib.request import urlopen
 
 import psutil
 
+from tasks.processes import stop
 from trinity_core.errors import TrinityError
 
 HOST = "127.0.0.1"
@@ -60,15 +62,9 @@ class Process:
 
     def stop(self, grace: float = 30.0) -> None:
         """End it and its children: SIGTERM, and SIGKILL for what is left after `grace` seconds."""
-        if not self.alive():
-            return
-        process = psutil.Process(self.pid)
-        family = [process, *process.children(recursive=True)]
-        process.terminate()
-        psutil.wait_procs(family, timeout=grace)
-        for member in family:
-            if member.is_running():
-                _quietly(member.kill)
+        with suppress(psutil.NoSuchProcess):
+            if self.alive():
+                stop(psutil.Process(self.pid), grace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +200,3 @@ def _die_with_parent() -> None:
     """In a child before it starts: Linux ends it when we are gone, even by SIGKILL."""
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
-
-
-def _quietly(kill: object) -> None:
-    try:
-        kill()  # type: ignore[operator]
-    except psutil.NoSuchProcess:
-        return

@@ -50,6 +50,17 @@ def test_going_back_forgets_and_mends(tmp_path: Path) -> None:
     assert steps(path) == [1, 1, 2, 2, 3, 3]
 
 
+def test_a_crash_amid_a_step_leaves_no_line_out_and_none_twice(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    Archive(path).extend(4, batch)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:7]))  # a whole line of step 4, but one of two; its checkpoint was never named
+    archive = Archive(path)
+    archive.rewind(3)
+    archive.extend(5, batch)
+    assert steps(path) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
 def test_without_rollouts_there_is_nothing_to_rewind(tmp_path: Path) -> None:
     Archive(tmp_path / "a.jsonl").rewind(0)
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from trinity_core.store.archive import Archive
 from trinity_core.training.sources import RETENTION, RolloutSource
 
 
@@ -21,9 +20,6 @@ class Store:
     def commit(self, step: int) -> None:
         self.committed.append(step)
 
-    def batch(self, step: int) -> list[Any]:
-        return []
-
     def prune(self, step: int) -> int:
         self.pruned.append(step)
         return 0
@@ -33,8 +29,7 @@ class Store:
 
 
 def source_of(tmp_path: Path, reuses: bool) -> Any:
-    archive = Archive(tmp_path / "experience_buffer.jsonl")
-    return SimpleNamespace(store=Store(), reuses=reuses, explorer_meta=tmp_path / "explorer_meta.json", archive=archive)
+    return SimpleNamespace(store=Store(), reuses=reuses, explorer_meta=tmp_path / "explorer_meta.json")
 
 
 @pytest.mark.parametrize(("oldest", "expected"), [(10, 10), (RETENTION + 40, 50)])

@@ -1,18 +1,20 @@
 """`buffer/experience_buffer.jsonl`: what was trained on, for people and scripts, after it has left the store.
 
-A line is one experience of a batch that a checkpoint has made final. Lines are appended when a checkpoint is whole and
-dropped again where a run goes back before it, so that the file is always the history of the weights beside it.
+A line is one experience of a batch; lines ascend by trainer step. They are appended before a checkpoint is named, and
+what lies after the checkpoint that a run goes on from is dropped, so that the file is always the history of the weights
+beside it, wherever a crash fell.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trinity_core.data.experience import Experience
-from trinity_core.files import clear_errors, sync_file, write_atomically
+from trinity_core.files import clear_errors, sync_file
 
 
 class Archive:
@@ -20,7 +22,7 @@ class Archive:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._last = max((step for _, step in self._lines()), default=0)
+        self._last = self._kept(None)[0]
 
     def extend(self, upto: int, batch: Callable[[int], Sequence[Experience]]) -> None:
         """Append the batches of the trainer steps that are not in the file yet, up to step `upto`."""
@@ -34,20 +36,24 @@ class Archive:
         self._last = upto
 
     def rewind(self, step: int) -> None:
-        """Drop what lies after trainer step `step`, and a line that a crash cut short."""
-        if not self.path.exists():
-            return
-        kept = b"".join(raw for raw, of in self._lines() if of <= step)
-        if len(kept) != self.path.stat().st_size:
-            write_atomically(self.path, kept)
-        self._last = min(self._last, step)
+        """Cut the file after trainer step `step`: what a trainer does first, whatever happened before."""
+        self._last, size = self._kept(step)
+        if self.path.exists() and size < self.path.stat().st_size:
+            with clear_errors("writing", self.path):
+                os.truncate(self.path, size)
+                sync_file(self.path)
 
-    def _lines(self) -> list[tuple[bytes, int]]:
-        """Whole lines, each with its trainer step."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        return [(raw, int(json.loads(raw)["step"])) for raw in lines if raw.endswith(b"\n")]
+    def _kept(self, upto: int | None) -> tuple[int, int]:
+        """The last step up to `upto` (None: of all) that has whole lines, and the bytes up to their end."""
+        last, size = 0, 0
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                for raw in file:
+                    step = int(json.loads(raw)["step"]) if raw.endswith(b"\n") else None
+                    if step is None or (upto is not None and step > upto):
+                        break
+                    last, size = step, size + len(raw)
+        return last, size
 
 
 def as_line(step: int, experience: Experience) -> dict[str, Any]:

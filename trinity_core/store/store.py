@@ -274,10 +274,6 @@ class ExperienceStore:
         with self._database.write() as connection:
             return lineage.rewind(connection, self._tables, step)
 
-    def release_after(self, step: int) -> Rewound:
-        """The same as `rewind`."""
-        return self.rewind(step)
-
     def prune(self, step: int) -> int:
         """Delete the rows of final batches up to `step` (at most the oldest checkpoint kept); return how many."""
         with self._database.write() as connection:

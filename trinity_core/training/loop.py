@@ -119,7 +119,7 @@ class Loop:
         """A checkpoint of the present step, named only when it and all it builds on are on the disk. Collective."""
         self.progress.state = "saving"
         if self.source is not None:
-            self.source.before_save()
+            self.source.before_save(self.progress.step)
         self.savepoints.save(self.learner, self.progress.step, self.publisher)
         self.progress.saved_step = self.progress.step
         if self.source is not None:

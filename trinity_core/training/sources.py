@@ -37,8 +37,8 @@ class Source(Protocol):
     def awaited(self, version: int) -> bool:
         """Whether all explorers wait for weights of `version`."""
 
-    def before_save(self) -> None:
-        """Make what was drawn durable: a checkpoint that builds on it is about to be named."""
+    def before_save(self, step: int) -> None:
+        """Make what was drawn up to `step` durable: a checkpoint that builds on it is about to be named."""
 
     def commit(self, step: int, oldest: int) -> None:
         """The checkpoint of `step` is whole; `oldest` is the first one that is kept."""
@@ -63,7 +63,7 @@ class SupervisedSource:
         """There are no explorers."""
         return True
 
-    def before_save(self) -> None:
+    def before_save(self, step: int) -> None:
         """Nothing to do."""
 
     def commit(self, step: int, oldest: int) -> None:
@@ -104,17 +104,17 @@ class RolloutSource:
         """As the explorers say in the store."""
         return self.store.awaited(version)
 
-    def before_save(self) -> None:
-        """Flush the store."""
+    def before_save(self, step: int) -> None:
+        """Flush the store, and archive the batches up to `step`."""
         self.store.flush()
+        self.archive.extend(step, self.store.batch)
 
     def commit(self, step: int, oldest: int) -> None:
-        """The batches up to `step` are final and archived; long trained rows go, unless they may be used again.
+        """The batches up to `step` are final; long trained rows go, unless they may be used again.
 
         Where each explorer stood is written down for people; the store itself is what a resume goes by.
         """
         self.store.commit(step)
-        self.archive.extend(step, self.store.batch)
         explorers = {name: told["step"] for name, told in self.store.stats().explorers.items()}
         update_meta(self.explorer_meta, checkpoint=step, explorer_steps=explorers)
         if not self.reuses:

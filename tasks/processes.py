@@ -1,0 +1,42 @@
+"""Ending processes that were started here; that one of them goes by itself meanwhile is no fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import psutil
+
+
+def families(names: Sequence[str]) -> list[psutil.Process]:
+    """Our children with one of these names, each with all its descendants."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() in names:
+                found += family(child)
+    return found
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """A process and all its descendants. Raises psutil.NoSuchProcess where it has ended."""
+    return [process, *process.children(recursive=True)]
+
+
+def stop(process: psutil.Process, grace: float) -> list[str]:
+    """Ask a process to end (SIGTERM); kill what is left of its family after `grace` seconds, and return that."""
+    members = family(process)
+    with suppress(psutil.NoSuchProcess):
+        process.terminate()
+    return end(members, grace)
+
+
+def end(processes: Sequence[psutil.Process], grace: float) -> list[str]:
+    """Wait `grace` seconds for them to go by themselves and kill those that have not; returns what was killed."""
+    killed = []
+    for process in psutil.wait_procs(processes, timeout=grace)[1]:
+        with suppress(psutil.NoSuchProcess):
+            name = f"{process.name()} ({process.pid})"
+            process.kill()
+            killed.append(name)
+    return killed
