@@ -11,8 +11,6 @@ Printed is the mean over the first and the last fifth of the steps. The exit cod
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import subprocess
 import sys
@@ -20,9 +18,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from measured import BUILD, ROOT, trinity
+from measured import BUILD, ROOT, newest, run, trinity
 
 FOLDER = BUILD / "learns"
+ANEW = ["continue_from_checkpoint=false", "buffer.explorer_input.eval_tasksets=[]", "cluster.gpu_per_node=0"]
+"""Each run begins at step 0, makes no evaluations, and compares with others on the CPU."""
 REWARD = "reward/mean"
 
 
@@ -71,8 +71,10 @@ def main() -> None:
 def learns(name: str, recipe: Recipe, steps: int, model: Path) -> bool:
     """Run a recipe and print how its number went."""
     began = time.monotonic()
-    job = run(recipe.config, f"name={name}", f"model.model_path={model}", f"buffer.total_steps={steps}", "stages=[]")
-    values = curve(job, recipe.metric)
+    overrides = [f"name={name}", f"model.model_path={model}", f"buffer.total_steps={steps}", "stages=[]", *ANEW]
+    lines = run(recipe.config, FOLDER / "checkpoints", *overrides, TRINITY_TASKSET_PATH=str(FOLDER / "data"))
+    trained = [line["metrics"] for line in lines if line["source"] == "trainer"]
+    values = [metrics[recipe.metric] for metrics in trained if recipe.metric in metrics]
     fifth = max(1, len(values) // 5)
     start, end = statistics.mean(values[:fifth]), statistics.mean(values[-fifth:])
     better = end > start if recipe.rises else end < start
@@ -84,39 +86,12 @@ def learns(name: str, recipe: Recipe, steps: int, model: Path) -> bool:
     return better
 
 
-def run(config: str, *overrides: str) -> Path:
-    """Run a configuration anew, without evaluations; the folder of its job."""
-    environment = {
-        **os.environ,
-        "TRINITY_CHECKPOINT_ROOT_DIR": str(FOLDER / "checkpoints"),
-        "TRINITY_TASKSET_PATH": str(FOLDER / "data"),
-    }
-    fixed = ["continue_from_checkpoint=false", "buffer.explorer_input.eval_tasksets=[]", "cluster.gpu_per_node=0"]
-    command = [trinity(), "run", "--config", config, *overrides, *fixed]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    name = next(item.removeprefix("name=") for item in overrides if item.startswith("name="))
-    return newest(f"checkpoints/*/{name}*/monitor/metrics.jsonl").parent.parent
-
-
-def curve(job: Path, metric: str) -> list[float]:
-    """The metric at each step of the trainer that has it."""
-    lines = map(json.loads, (job / "monitor" / "metrics.jsonl").read_text().splitlines())
-    return [line["metrics"][metric] for line in lines if line["source"] == "trainer" and metric in line["metrics"]]
-
-
 def warm_model() -> Path:
     """What `sft` left; it is run where that is missing."""
     pattern = "checkpoints/*/sft*/global_step_*/actor/huggingface/*.safetensors"
     if not any(FOLDER.glob(pattern)):
         learns("sft", RECIPES["sft"], RECIPES["sft"].steps, FOLDER / "model")
-    return newest(pattern).parent
-
-
-def newest(pattern: str) -> Path:
-    """The latest file below the benchmark's folder that fits."""
-    return max(FOLDER.glob(pattern), key=lambda path: path.stat().st_mtime)
+    return newest(FOLDER, pattern).parent
 
 
 if __name__ == "__main__":

@@ -31,13 +31,23 @@ def trinity() -> str:
 def run_rft(checkpoints: Path, *overrides: str) -> list[dict]:
     """Run benchmarks/rft.yaml and return its metrics lines."""
     make_tiny()
-    environment = {**os.environ, "TRINITY_CHECKPOINT_ROOT_DIR": str(checkpoints)}
-    command = [trinity(), "run", "--config", BENCHMARK, *overrides]
+    return run(BENCHMARK, checkpoints, *overrides)
+
+
+def run(config: str, checkpoints: Path, *overrides: str, **environment: str) -> list[dict]:
+    """Run a configuration with its jobs below `checkpoints`; the metrics lines of the job."""
+    environment = {**os.environ, **environment, "TRINITY_CHECKPOINT_ROOT_DIR": str(checkpoints)}
+    command = [trinity(), "run", "--config", config, *overrides]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    newest = max(checkpoints.rglob("metrics.jsonl"), key=lambda path: path.stat().st_mtime)
-    return [json.loads(line) for line in newest.read_text().splitlines()]
+    lines = newest(checkpoints, "**/metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def newest(folder: Path, pattern: str) -> Path:
+    """The latest file below `folder` that fits."""
+    return max(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
 
 
 def by_source(lines: list[dict], source: str) -> dict[int, dict]:
