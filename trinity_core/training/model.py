@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, log_softmax
+from torch.nn.functional import linear, log_softmax, nll_loss
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
@@ -103,11 +103,11 @@ def _logprobs(logits: Tensor, targets: Tensor, temperature: float, entropy_gradi
     logits = logits.float()
     if temperature != 1.0:
         logits = logits / temperature
-    logprobs = -cross_entropy(logits, targets, reduction="none")
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        p = log_softmax(logits, -1)
-        entropy = -(p.exp() * p).sum(-1)
-    return logprobs, entropy
+    logprobs = log_softmax(logits, -1)
+    chosen = -nll_loss(logprobs, targets, reduction="none")
+    if not entropy_gradient:
+        logprobs = logprobs.detach()
+    return chosen, -(logprobs.exp() * logprobs).sum(-1)
 
 
 def load_causal_lm(
