@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config
+from trinity_core.errors import TrinityError
 
 
 def huggingface_folder(config: Config, step: int) -> Path:
@@ -21,7 +22,8 @@ def weights_digest(folder: Path) -> str:
     """SHA-256 over all tensors of a Hugging Face folder, whatever files they are in.
 
     Tensors are taken in the order of their names; each adds one line of text, `name dtype shape` as safetensors writes
-    them (`model.norm.weight F32 [128]`), then its bytes as stored (little-endian, row-major).
+    them (`model.norm.weight F32 [128]`), then its bytes as stored (little-endian, row-major). Raises TrinityError where
+    the folder holds no tensor.
     """
     tensors: dict[str, tuple[Path, dict[str, Any], int]] = {}
     for file in folder.glob("*.safetensors"):
@@ -30,6 +32,8 @@ def weights_digest(folder: Path) -> str:
             header = json.loads(opened.read(size))
         header.pop("__metadata__", None)
         tensors |= {name: (file, entry, 8 + size) for name, entry in header.items()}
+    if not tensors:
+        raise TrinityError(f"{folder} holds no weights: there is no tensor in a .safetensors file")
     digest = hashlib.sha256()
     for name, (file, entry, start) in sorted(tensors.items()):
         begin, end = entry["data_offsets"]

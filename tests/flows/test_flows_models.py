@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 from tasks.models import weights_digest
 from tasks.stages import scores_by_stage
+from trinity_core.errors import TrinityError
 
 
 def test_the_digest_does_not_depend_on_files(tmp_path: Path) -> None:
@@ -22,6 +24,12 @@ def test_the_digest_does_not_depend_on_files(tmp_path: Path) -> None:
     assert weights_digest(one) == weights_digest(two)
     save_file({**tensors, "a": np.zeros(4, dtype=np.float16)}, other / "model.safetensors")
     assert weights_digest(other) != weights_digest(one)
+
+
+def test_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(TrinityError, match="no weights"):
+        weights_digest(tmp_path)
 
 
 def test_a_stage_without_a_score_has_the_next_ones_first() -> None:

@@ -1,0 +1,244 @@
+"""The whole system on its real parts, nothing replaced: Prefect with a worker, Ray, vLLM, DeepSpeed, MLflow.
+
+A pipeline runs from the command line. The same runs as a deployment, is killed amid its second stage and retried, and
+ends with the same weights to the bit. Then a sweep scores the checkpoints that have no score.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import psutil
+import pytest
+import yaml
+
+from tasks.models import weights_digest
+from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.data.tiny import TinyFolders
+from trinity_core.tracking import read_metrics
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent.parent
+BIN = Path(sys.executable).parent
+STEPS, SAVE_INTERVAL, KILLED_AT = 12, 2, 5
+
+RAY_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
+"""They try for a minute to tell a Ray that is no more of its end, and then go."""
+
+REWARD = '''
+from trinity_core.workflows import REWARD_FNS
+
+@REWARD_FNS.register("even_letters")
+def even_letters(*, prompt, response, truth, task, **args):
+    """What even an untrained model does more or less of."""
+    return {"even": sum(ord(letter) % 2 == 0 for letter in response) / max(len(response), 1)}
+'''
+
+
+@dataclass(frozen=True)
+class Place:
+    """A user's folder: deployments, a configuration, a plugin; and where the runs go."""
+
+    root: Path
+    environment: dict[str, str]
+
+    @property
+    def config(self) -> Path:
+        return self.root / "whole.yaml"
+
+    @property
+    def job(self) -> Path:
+        return self.root / "checkpoints/tests/whole_rft"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.root / "checkpoints/tests/whole/summary.json").read_text())
+
+    @property
+    def digest(self) -> str:
+        return weights_digest(Path(self.summary["hf_dir"]))
+
+    def call(self, *command: str, timeout: float = 400) -> str:
+        """What a command of the environment prints; it must succeed."""
+        done = subprocess.run(
+            [str(BIN / command[0]), *command[1:]], cwd=self.root, env=self.environment, capture_output=True, text=True,
+            timeout=timeout,
+        )  # fmt: skip
+        end = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{end}"
+        return done.stdout
+
+
+def place(root: Path, tiny: TinyFolders) -> Place:
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    data = {"path": str(tiny.data), "format": columns}
+    config = {
+        "project": "tests",
+        "name": "whole",
+        "checkpoint_root_dir": "checkpoints",
+        "plugin_dir": "plugins",
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-3}},
+        "model": {"model_path": str(tiny.model), "max_prompt_tokens": 88, "max_response_tokens": 12},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {
+            "batch_size": 4,
+            "total_steps": STEPS,
+            "explorer_input": {
+                "taskset": {"name": "train", "split": "train", "default_reward_fn_type": "even_letters", **data},
+                "eval_tasksets": [{"name": "test", "split": "test", **data}],
+            },
+        },
+        "explorer": {"rollout_model": {"enforce_eager": True, "kv_cache_gib": 1}},
+        "synchronizer": {"sync_method": "memory"},
+        "trainer": {"save_interval": SAVE_INTERVAL},
+        "stages": [
+            {
+                "stage_name": "sft",
+                "mode": "train",
+                "algorithm": {"algorithm_type": "sft"},
+                "buffer": {
+                    "train_batch_size": 8,
+                    "total_steps": 4,
+                    "trainer_input": {"experience_buffer": {"name": "worked", "split": "sft", **data}},
+                },
+            },
+            {"stage_name": "rft"},
+        ],
+    }
+    (root / "plugins").mkdir(parents=True)
+    (root / "plugins/even.py").write_text(REWARD)
+    (root / "whole.yaml").write_text(yaml.safe_dump(config))
+    for name in ("flows", "prefect.yaml"):
+        (root / name).symlink_to(ROOT / name)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return Place(root, environment)
+
+
+@pytest.fixture(scope="module")
+def at_once(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders) -> Place:
+    """A pipeline that ran from the command line, from beginning to end."""
+    here = place(tmp_path_factory.mktemp("at_once"), tiny_folders)
+    here.call("trinity", "run", "--config", "whole.yaml")
+    return here
+
+
+def trained_steps(job: Path) -> list[int]:
+    return [line.step for line in read_metrics(job) if line.source == "trainer"]
+
+
+def test_a_pipeline_goes_its_whole_way(at_once: Place) -> None:
+    assert latest_whole(at_once.job) == STEPS
+    assert trained_steps(at_once.job) == list(range(1, STEPS + 1))
+    archived = [json.loads(line)["step"] for line in (at_once.job / "buffer/experience_buffer.jsonl").open()]
+    assert archived == [step for step in range(1, STEPS + 1) for _ in range(16)]
+    rewards = [line.metrics["reward/mean"] for line in read_metrics(at_once.job) if line.source == "trainer"]
+    assert all(0 < reward < 1 for reward in rewards), "the plugin's reward"
+
+
+def test_the_converted_model_is_what_was_trained(at_once: Place, tiny_model: Any) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    trained = AutoModelForCausalLM.from_pretrained(at_once.summary["hf_dir"], dtype=torch.float32)
+    tokens = torch.arange(5, 40)[None]
+    with torch.no_grad():
+        gap = (trained(tokens).logits - tiny_model(tokens).logits).abs().max()
+    assert torch.isfinite(gap) and gap > 1e-3, "both stages changed it"
+
+
+def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(at_once: Place) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{at_once.root / 'checkpoints/mlflow.db'}")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    assert sorted(run.info.run_name for run in runs) == ["whole", "whole_rft", "whole_sft"]
+    (rft,) = [run for run in runs if run.info.run_name == "whole_rft"]
+    assert {run.info.run_id for run in runs} >= {rft.data.tags["mlflow.parentRunId"]}
+    history = client.get_metric_history(rft.info.run_id, "actor/final_loss")
+    assert [point.step for point in history] == list(range(1, STEPS + 1))
+    (model,) = [each for each in client.search_registered_models() if "rft" in each.name]
+    assert client.get_model_version_by_alias(model.name, "champion")
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders) -> Iterator[Place]:
+    """A folder in which `trinity up` has been called. Nothing of it is left afterwards."""
+    from tasks.server import free_port
+
+    here = place(tmp_path_factory.mktemp("deployed"), tiny_folders)
+    here.call("trinity", "up", "--port", str(free_port()))
+    recorded = json.loads((here.root / ".trinity/up.json").read_text())
+    family = [
+        each
+        for process in recorded["processes"]
+        for each in [psutil.Process(process["pid"]), *psutil.Process(process["pid"]).children(recursive=True)]
+    ]
+    yield here
+    here.call("trinity", "down")
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+
+def test_a_killed_flow_is_retried_to_the_same_weights(deployed: Place, at_once: Place) -> None:
+    """SIGKILL of the flow's process amid a stage; then what the UI's button does."""
+    started = deployed.call("prefect", "deployment", "run", "pipeline/gsm8k", "--param", f"config={deployed.config}")
+    run_id = next(line.split(":", 1)[1].strip() for line in started.splitlines() if "UUID" in line)
+    wait_until(lambda: deployed.job.exists() and KILLED_AT in trained_steps(deployed.job))
+    flow, family = flow_process(deployed)
+    flow.kill()
+    left = {each.name() for each in psutil.wait_procs(family, timeout=20)[1]}
+    assert left <= RAY_AGENTS, "engines, trainers and Ray go with the flow"
+    assert 0 < (latest_whole(deployed.job) or 0) < STEPS
+    wait_until(lambda: state(deployed, run_id) == "CRASHED", 60)
+
+    deployed.call("prefect", "flow-run", "retry", run_id)
+    wait_until(lambda: state(deployed, run_id) in ("COMPLETED", "FAILED", "CRASHED"))
+    assert state(deployed, run_id) == "COMPLETED"
+    assert trained_steps(deployed.job) == list(range(1, STEPS + 1))
+    assert deployed.digest == at_once.digest
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{deployed.root / 'checkpoints/mlflow.db'}")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    assert sorted(run.info.run_name for run in runs) == ["whole", "whole_rft", "whole_sft"], "none is made twice"
+
+
+def test_a_sweep_scores_what_has_no_score(deployed: Place) -> None:
+    given = ["--param", f"config={deployed.config}", "--param", "stage=rft"]
+    deployed.call("prefect", "deployment", "run", "evaluate/sweep", *given, "--watch")
+    scored = {line.step for line in read_metrics(deployed.job) if line.source == "eval"}
+    kept = {int(folder.name.removeprefix("global_step_")) for folder in deployed.job.glob("global_step_*")}
+    assert kept and kept <= scored
+
+
+def wait_until(true: Any, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def state(here: Place, flow_run: str) -> str:
+    """The type of a flow run's state, as the UI is told."""
+    api_url = json.loads((here.root / ".trinity/up.json").read_text())["api_url"]
+    with urlopen(f"{api_url}/flow_runs/{flow_run}") as answer:
+        return json.load(answer)["state_type"]
+
+
+def flow_process(here: Place) -> tuple[psutil.Process, list[psutil.Process]]:
+    """The process in which the flow runs, which is the one that has started Ray; and all that it has started."""
+    worker = json.loads((here.root / ".trinity/up.json").read_text())["processes"][-1]["pid"]
+    (raylet,) = [each for each in psutil.Process(worker).children(recursive=True) if each.name() == "raylet"]
+    flow = raylet.parent()
+    assert flow is not None
+    return flow, [flow, *flow.children(recursive=True)]
