@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,6 +22,8 @@ def main() -> None:
     rank, port, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     ranks = join(rank, 2, "127.0.0.1", port, use_gpu=False)
+    ends = [end for end in psutil.Process().net_connections("inet") if end.status == psutil.CONN_LISTEN]
+    assert ends and {end.laddr.ip.removeprefix("::ffff:") for end in ends} == {"127.0.0.1"}, ends
     assert broadcast_bytes(b"from rank 0" if rank == 0 else None, ranks) == b"from rank 0"
     for case in json.loads((folder / "cases.json").read_text()):
         learner = Learner(config_from_dict(case["config"]), 4, ranks)

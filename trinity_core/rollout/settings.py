@@ -81,6 +81,7 @@ class EngineSettings:
                 "GOMP_SPINCOUNT": str(self.spin_count),
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_HOST_IP": "127.0.0.1",
+                "GLOO_SOCKET_IFNAME": "lo",
             }
         )
 

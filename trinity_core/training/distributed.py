@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+LOOPBACK = "127.0.0.1"
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 """Longest wait of one rank for another. Ranks wait here while rank 0 waits for a batch, which may take a while."""
 
@@ -32,10 +33,10 @@ class Ranks:
 
 def rendezvous() -> tuple[str, int]:
     """An address and a free port of this machine where the ranks can meet. Call on rank 0's machine."""
+    address = _own_address()
     with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    return _own_address(), port
+        probe.bind((address, 0))
+        return address, probe.getsockname()[1]
 
 
 def _own_address() -> str:
@@ -46,7 +47,7 @@ def _own_address() -> str:
     try:
         return socket.gethostbyname(socket.gethostname())
     except socket.gaierror:
-        return "127.0.0.1"
+        return LOOPBACK
 
 
 def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu: bool) -> Ranks:
@@ -63,6 +64,8 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
         MASTER_ADDR=master_addr,
         MASTER_PORT=str(master_port),
     )
+    if master_addr == LOOPBACK:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen where the host name leads
     import deepspeed
     import torch
 
@@ -78,12 +81,20 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
         return Ranks(rank, world_size, device)
     torch.distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if use_gpu else "gloo",
-        init_method=f"tcp://{master_addr}:{master_port}",
+        store=_meeting_place(rank, world_size, master_addr, master_port),
         rank=rank,
         world_size=world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
     return Ranks(rank, world_size, device)
+
+
+def _meeting_place(rank: int, world_size: int, address: str, port: int) -> torch.distributed.Store:
+    """Torch's store, which rank 0 serves at `address` alone: left to itself it would listen on every interface."""
+    from torch.distributed import TCPStore
+
+    listener = socket.create_server((address, port)).detach() if rank == 0 else None
+    return TCPStore(address, port, world_size, rank == 0, COLLECTIVE_TIMEOUT, master_listen_fd=listener)
 
 
 def leave() -> None:
