@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.parameters import NO_OVERRIDES, BaseModel, CheckpointDir, ConfigFile, Overrides
+from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, Overrides
 from tasks.checkpoints import convert_folder, job_dir_of
 from tasks.faults import only_transient_faults_are_retried
 
@@ -14,7 +14,7 @@ def convert(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,
     checkpoint_dir: CheckpointDir = "",
-    base_model_dir: BaseModel = "",
+    base_model_dir: BaseModelDir = "",
 ) -> list[str]:
     """Convert every checkpoint of the configuration's run (or below another folder); converted ones are left alone."""
     with only_transient_faults_are_retried():

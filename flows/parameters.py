@@ -25,7 +25,7 @@ ModelPath = Annotated[str, Field(title="Model", description="Model to start from
 CheckpointDir = Annotated[
     str, Field(title="Checkpoints", description="Another run's folder, or one of its global_step_N")
 ]
-BaseModel = Annotated[str, Field(title="Base model", description="For checkpoints that lack their config.json")]
+BaseModelDir = Annotated[str, Field(title="Base model", description="For checkpoints that lack their config.json")]
 Which = Annotated[
     str,
     Field(

@@ -1,7 +1,7 @@
 """The whole system on its real parts, nothing replaced: Prefect with a worker, Ray, vLLM, DeepSpeed, MLflow.
 
 A pipeline runs from the command line. The same runs as a deployment, is killed amid its second stage and retried, and
-ends with the same weights to the bit. Then a sweep scores the checkpoints that have no score.
+ends with the same weights to the bit. Its checkpoints are converted, and a sweep scores those that have no score.
 """
 
 from __future__ import annotations
@@ -211,6 +211,13 @@ def test_a_killed_flow_is_retried_to_the_same_weights(deployed: Place, at_once: 
     client = MlflowClient(f"sqlite:///{deployed.root / 'checkpoints/mlflow.db'}")
     runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
     assert sorted(run.info.run_name for run in runs) == ["whole", "whole_rft", "whole_sft"], "none is made twice"
+
+
+def test_a_flow_converts_all_checkpoints(deployed: Place) -> None:
+    given = ["--param", f"config={deployed.config}", "--param", f"checkpoint_dir={deployed.job}"]
+    deployed.call("prefect", "deployment", "run", "convert/gsm8k", *given, "--watch")
+    folders = [folder / "actor/huggingface" for folder in deployed.job.glob("global_step_*")]
+    assert folders and all(weights_digest(folder) for folder in folders)
 
 
 def test_a_sweep_scores_what_has_no_score(deployed: Place) -> None:

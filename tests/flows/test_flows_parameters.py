@@ -1,0 +1,46 @@
+"""Every deployment of prefect.yaml: its flow is there and takes the parameters that it gives, with all of its own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+
+
+def flow_of(deployment: dict[str, Any]) -> Any:
+    file, name = deployment["entrypoint"].split(":")
+    return getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
+
+
+def test_the_mission_s_deployments_are_there() -> None:
+    names = {f"{flow_of(each).name}/{each['name']}" for each in DEPLOYMENTS}
+    of_gsm8k = {f"{flow}/gsm8k" for flow in ("sft", "rft", "evaluate", "convert", "pipeline")}
+    assert names >= {*of_gsm8k, "evaluate/sweep"}
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"] + "/" + each["name"])
+def test_a_worker_can_give_the_flow_all_its_parameters(deployment: dict[str, Any]) -> None:
+    """As it does: those of the deployment over the flow's defaults, all checked by their types."""
+    flow = flow_of(deployment)
+    parameters = inspect.signature(flow.fn).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+    given = defaults | deployment["parameters"]
+    assert flow.validate_parameters(given) == given
+    assert (ROOT / given["config"]).exists()
+
+
+@pytest.mark.parametrize("wrong", [{"config": "run.txt"}, {"overrides": ["no value"]}, {"which": "newest"}])
+def test_a_wrong_parameter_is_refused(wrong: dict[str, Any]) -> None:
+    from prefect.exceptions import ParameterTypeError
+
+    from flows.evaluate import evaluate
+
+    with pytest.raises(ParameterTypeError, match=next(iter(wrong))):
+        evaluate.validate_parameters({"config": "run.yaml", **wrong})
