@@ -11,7 +11,7 @@ from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict, store_url
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import HandOverError, TransientFault, TrinityError
+from trinity_core.errors import DataError, HandOverError, TransientFault, TrinityError
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.weights import open_weights
@@ -289,6 +289,17 @@ def test_a_checkpoint_is_evaluated_from_its_folder(config, engine, tiny_folder):
     assert 0 <= scores["eval/small/accuracy"] <= 1
     [(source, version)] = engine.loaded
     assert (source.method, source.path, version) == ("folder", str(tiny_folder), 8)
+
+
+def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):
+    """As for a stage that trains on a data set; exploring without one says what is missing."""
+    settings = config(mode="bench")
+    settings.buffer.explorer_input.taskset, settings.buffer.explorer_input.tasksets = None, []
+    explorer = Explorer(settings, [engine])
+    scores = asyncio.run(explorer.evaluate(8, str(tiny_folder)))
+    assert scores["eval/small/tasks"] == 16
+    with pytest.raises(DataError, match=r"buffer\.explorer_input\.taskset"):
+        asyncio.run(Explorer(settings, [engine]).run())
 
 
 def test_operators_change_what_is_stored(config, engine):

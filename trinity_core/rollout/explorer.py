@@ -16,7 +16,8 @@ from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
+from trinity_core.data.schedule import TaskSchedule
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.rollout import loops
 from trinity_core.rollout.messages import WeightSource
 from trinity_core.rollout.numbers import eval_numbers, experiences_of, step_numbers
@@ -216,7 +217,7 @@ class Explorer:
         self._state = f"exploring step {step}"
         parts, began = self._open, time.perf_counter()
         before = (parts.pool.busy.seconds, parts.rewards.busy.seconds, parts.pool.tokens)
-        outcomes = await parts.runner.run(parts.schedule.tasks(step))
+        outcomes = await parts.runner.run(self._schedule.tasks(step))
         _check_failures(step, outcomes)
         experiences = experiences_of(outcomes)
         for operator in parts.operators:
@@ -233,7 +234,7 @@ class Explorer:
     async def keep(self, batch: Batch, waits_for: int | None = None) -> None:
         """Store a step with the position after it, and write its numbers down."""
         store, step = self._open.store, batch.step
-        position = self._open.schedule.position(step) | {"evaluated": self._evaluated}
+        position = self._schedule.position(step) | {"evaluated": self._evaluated}
         last = step == self.total_steps
         with self._spending("store"):
             await asyncio.to_thread(
@@ -255,15 +256,22 @@ class Explorer:
         assert self._parts is not None, "prepare() comes first"
         return self._parts
 
+    @property
+    def _schedule(self) -> TaskSchedule:
+        schedule = self._open.schedule
+        if schedule is None:
+            raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
+        return schedule
+
     def _holds_start(self, version: int) -> bool:
         """Whether the engines have `version` from the start: no trainer need be waited for."""
         return version == 0 and self._untouched and not self.weights.has(0)
 
     def _start_over(self) -> None:
         """Take up the position that the store has; the engines' weights count as unknown after a rewind."""
-        found = self._open.store.position(self.name)
+        schedule, found = self._schedule, self._open.store.position(self.name)
         if found.position is not None:
-            self._open.schedule.check(found.position)
+            schedule.check(found.position)
         if self._lineage is not None and found.lineage != self._lineage:
             self.version = None
         self._lineage, self._step = found.lineage, found.step

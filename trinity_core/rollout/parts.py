@@ -43,7 +43,8 @@ class Parts:
     runner: TaskRunner
     rewards: TimedRewards
     reward_pool: RewardPool
-    schedule: TaskSchedule
+    schedule: TaskSchedule | None
+    """None where there is no task set to explore: then it only evaluates."""
     eval_tasksets: list[Taskset]
     total_steps: int
     store: ExperienceStore
@@ -102,7 +103,8 @@ async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence
         config.explorer.rollout_model.enable_history,
         DaemonThreads("workflow"),
     )
-    schedule = TaskSchedule(read.tasksets, config.buffer.batch_size or 1, config.seed, config.explorer.name)
+    batch_size, name = config.buffer.batch_size or 1, config.explorer.name
+    schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name) if read.tasksets else None
     method = config.synchronizer.sync_method or "memory"
     pipeline = config.data_processor.experience_pipeline
     return Parts(
@@ -114,7 +116,7 @@ async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence
         reward_pool=reward_pool,
         schedule=schedule,
         eval_tasksets=read.eval_tasksets,
-        total_steps=explore_steps(config, schedule),
+        total_steps=explore_steps(config, schedule) if schedule else 0,
         store=_open_store(config),
         weights=open_weights("memory" if method == "nccl" else method, config.job_dir),
         source=WeightSource(method, str(config.job_dir)),
