@@ -19,7 +19,7 @@ FLOWS = {"rft": rft, "sft": sft}
 
 @flow(name="pipeline", persist_result=False)
 def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
-    """Score the model as it is, run the stages in order, publish the last one's model.
+    """Score the model as it is, run the stages in order, score and publish the last one's model.
 
     Stages that an earlier attempt has finished are not run again.
     """
@@ -32,4 +32,8 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[st
             for stage in plan.stages:
                 summaries[stage.name] = stage.done or FLOWS[stage.flow](config, overrides, stage.name, model_path)
                 model_path = summaries[stage.name]["hf_dir"] or model_path
+            last = plan.stages[-1].name
+            if plan.evaluates == last and summaries[last]["score"] is None:
+                scored = evaluate(config, overrides, last, which="latest")
+                summaries[last] |= {"score": scored["score"], "scores": scored["scores"]}
             return finish_pipeline(plan, before, summaries)
