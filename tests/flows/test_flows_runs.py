@@ -126,6 +126,25 @@ def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str) -> None:
     assert ray_is_gone()
 
 
+def test_a_pipeline_scores_what_a_last_stage_without_explorer_made(
+    tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.pipeline import pipeline
+
+    use_standins()
+    monkeypatch.setattr("tasks.evaluation.huggingface_folder", lambda config, step: config.job_dir)
+    path = written(tmp_path, "warm")
+    config = json.loads(path.read_text())
+    answers = {"path": str(tmp_path), "format": {"prompt_key": "question", "response_key": "answer"}}
+    buffer = {"train_batch_size": 2, "trainer_input": {"experience_buffer": answers}}
+    config["stages"] = [
+        {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": buffer}
+    ]
+    path.write_text(json.dumps(config))
+    summary = pipeline(config=str(path))
+    assert summary["scores"] == {"before": 0.5, "sft": 0.56} and summary["step"] == standins.STEPS
+
+
 def test_a_dead_actor_is_retried_from_the_latest_checkpoint(tmp_path: Path, prefect_api: str) -> None:
     use_standins(fault="die")
     state = run_rft(tmp_path, "dies")
