@@ -22,10 +22,13 @@ class Archive:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._last = self._kept(None)[0]
+        self._last: int | None = None
+        """The last step in the file; None: not looked at yet."""
 
     def extend(self, upto: int, batch: Callable[[int], Sequence[Experience]]) -> None:
         """Append the batches of the trainer steps that are not in the file yet, up to step `upto`."""
+        if self._last is None:
+            self._last = self._kept(None)[0]
         if upto <= self._last:
             return
         with clear_errors("writing", self.path):
