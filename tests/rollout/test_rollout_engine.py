@@ -93,6 +93,46 @@ def test_seeds_repeat_a_sample_whatever_else_is_in_the_batch(tiny_engine):
     assert alone.tokens.tolist() != different.tokens.tolist()
 
 
+def test_a_sample_that_is_asked_for_again_from_amid_goes_on_alike(tiny_engine):
+    [whole] = generate(tiny_engine, [Request("whole", PROMPT, SAMPLING, seed=5)])
+    prompt = np.concatenate([PROMPT, whole.tokens[:4]])
+    [rest] = generate(tiny_engine, [Request("rest", prompt, Sampling(max_tokens=8), seed=5)])
+    assert rest.tokens.tolist() == whole.tokens[4:].tolist()
+
+
+def test_without_a_seed_every_sample_is_another(tiny_engine):
+    wanted = [Request(f"unseeded/{i}", PROMPT, SAMPLING) for i in range(4)]
+    seeded = Request("seeded", PROMPT, SAMPLING, seed=5)
+    greedy = Request("greedy", PROMPT, replace(SAMPLING, temperature=0.0), seed=5)
+    samples = [s.tokens.tolist() for s in generate(tiny_engine, [*wanted, seeded, greedy])]
+    assert len({tuple(tokens) for tokens in samples}) == 6
+    assert [s.tokens.tolist() for s in generate(tiny_engine, [seeded, greedy])] == samples[4:]
+
+
+@pytest.mark.parametrize("top_k", [-1, 3])
+def test_tokens_come_as_often_as_the_model_says(tiny_engine, tiny_model, top_k):
+    """Chi-square of first tokens over the likeliest tokens and the rest; its limit is passed once in 100,000 times."""
+    import torch
+
+    count = 4000
+    wanted = Sampling(max_tokens=1, temperature=0.5, top_k=top_k)
+    drawn = [
+        int(s.tokens[0]) for s in generate(tiny_engine, [Request(f"d{i}", PROMPT, wanted, i) for i in range(count)])
+    ]
+    with torch.no_grad():
+        chances = torch.softmax(tiny_model(torch.tensor([PROMPT.tolist()])).logits[0, -1] / 0.5, -1).double()
+    likely = chances.topk(3).indices.tolist()
+    if top_k > 0:
+        assert set(drawn) == set(likely)
+        chances = chances / chances[likely].sum()
+    expected = np.array([*(float(chances[token]) for token in likely), max(1 - float(chances[likely].sum()), 0.0)])
+    seen = np.array([drawn.count(token) for token in likely])
+    seen = np.append(seen, count - seen.sum())
+    cells = expected > 0
+    chi_square = float((((seen - count * expected) ** 2)[cells] / (count * expected)[cells]).sum())
+    assert chi_square < 26.0
+
+
 def test_a_sample_ends_at_a_stop_token_which_it_keeps(tiny_engine):
     first = generate(tiny_engine, requests(1, name="free"))[0]
     stop = int(first.tokens[3])

@@ -142,6 +142,7 @@ class LocalEngine:
         began = time.perf_counter()
         engine = LLMEngine.from_engine_args(EngineArgs(**vllm_types.engine_arguments(self.settings)))
         engine.set_weight_version(str(self.version))
+        engine.collective_rpc("use_seeded_sampler")
         log.info("engine built in %.1f s", time.perf_counter() - began)
         return engine
 

@@ -6,13 +6,12 @@ Imports vllm inside its functions only, so that the module can be named by proce
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trinity_core.compiler import require_compiler
 from trinity_core.errors import TrinityError
 from trinity_core.rollout.messages import STOP_REASONS, Request, Sample
 from trinity_core.rollout.settings import CPU_BATCH_TOKENS, CPU_BLOCK_TOKENS, EngineSettings
@@ -41,7 +40,7 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         # The trainer's log-probs are log_softmax(logits / temperature): so are these.
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
-        "worker_extension_cls": "trinity_core.rollout.receiver.WeightReceiver",
+        "worker_extension_cls": "trinity_core.rollout.worker.WorkerExtension",
     }
     if settings.block_size is not None:
         arguments["block_size"] = settings.block_size
@@ -119,12 +118,8 @@ def check_model(model_path: str) -> None:
 
 def check_compiler(settings: EngineSettings) -> None:
     """Raise `TrinityError` where the model is to be compiled on the CPU and there is nothing to compile it with."""
-    compilers = [os.environ.get("CXX", ""), "g++", "clang++"]
-    if not settings.eager and not settings.on_gpu and not any(name and shutil.which(name) for name in compilers):
-        raise TrinityError(
-            "explorer.rollout_model.enforce_eager is false: on the CPU the model is then compiled, which needs g++ or "
-            "clang++, and there is none; install one, or leave enforce_eager out"
-        )
+    if not settings.eager and not settings.on_gpu:
+        require_compiler("explorer.rollout_model.enforce_eager is false", "leave enforce_eager out")
 
 
 def sampling_params(request: Request) -> SamplingParams:

@@ -1,0 +1,18 @@
+"""Whether torch can compile on the CPU: what engines and trainers ask before they rely on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from trinity_core.errors import TrinityError
+
+
+def require_compiler(setting: str, otherwise: str) -> None:
+    """Raise `TrinityError` where there is no C++ compiler. `setting` is what asked for one."""
+    compilers = [os.environ.get("CXX", ""), "g++", "clang++"]
+    if not any(name and shutil.which(name) for name in compilers):
+        raise TrinityError(
+            f"{setting}: on the CPU the model is then compiled, which needs g++ or clang++, and there is none; install "
+            f"one, or {otherwise}"
+        )
