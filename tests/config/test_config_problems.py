@@ -115,6 +115,12 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "",
     ),
     (
+        ("trainer.torch_compile=true", "trainer.zero_stage=3"),
+        "trainer.torch_compile",
+        "cannot go with trainer.zero_stage 3",
+        "",
+    ),
+    (
         ("trainer.worker_num=1", "trainer.ulysses_sequence_parallel_size=2"),
         "trainer.ulysses_sequence_parallel_size",
         "must divide trainer.worker_num",

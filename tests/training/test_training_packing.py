@@ -7,6 +7,8 @@ from conftest import make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trinity_core.errors import TrinityError
+from trinity_core.training.compiled import compile_layers, decoder_layers, uncompiled
 from trinity_core.training.micro import Padded, build_micro
 from trinity_core.training.model import Policy, ValueModel, Ways, find_ways, load_causal_lm
 from trinity_core.training.packing import Packed, pack
@@ -69,6 +71,49 @@ def test_gradient_checkpointing_changes_nothing(lm):
     assert torch.equal(logprobs, truth)
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient)
+
+
+@pytest.mark.slow
+def test_compiling_changes_nothing(lm):
+    """Batches of two shapes, one after another."""
+    batches = [make_batch(4), make_batch(5)]
+    micros = [build_micro(rows, range(8), max(e.response_length for e in rows)) for rows in batches]
+    truth = [_outcome(lm, Ways(True, True), micro, "trinity_packed") for micro in micros]
+    compiled = load_causal_lm(lm.name_or_path, torch.float64)
+    compile_layers(compiled, torch.device("cpu"))
+    assert [name for name, _ in compiled.named_parameters()] == [name for name, _ in lm.named_parameters()]
+    for micro, (logprobs, gradients) in zip(micros, truth, strict=True):
+        compiled_logprobs, own = _outcome(compiled, Ways(True, True), micro, "trinity_packed")
+        torch.testing.assert_close(compiled_logprobs, logprobs, atol=1e-5, rtol=1e-5)
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_layers_are_compiled_once_for_all_and_not_at_all_where_it_is_said(lm):
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    compiled = load_causal_lm(lm.name_or_path, torch.float64)
+    layers = decoder_layers(compiled)
+    assert len(layers) == compiled.config.num_hidden_layers
+    for layer in layers:
+        layer.compile(dynamic=True, backend=counter)
+    for seed in (6, 7):
+        rows = make_batch(seed)
+        micro = build_micro(rows, range(8), max(e.response_length for e in rows))
+        _outcome(compiled, Ways(True, True), micro, "trinity_packed")
+        assert counter.frame_count == 1
+    alone = build_micro(rows, [0], rows[0].response_length)
+    with uncompiled():
+        _outcome(compiled, Ways(True, True), alone, "trinity_packed")
+    assert counter.frame_count == 1
+
+
+def test_compiling_needs_a_compiler(lm, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(TrinityError, match="torch_compile"):
+        compile_layers(lm, torch.device("cpu"))
 
 
 def test_a_model_is_tried_before_it_is_trusted(tiny_model):

@@ -271,6 +271,9 @@ def _trainer(config: Config) -> Iterator[Finding]:
     if trainer.worker_num is not None and trainer.worker_num % share:
         message = f"must divide trainer.worker_num, which is {trainer.worker_num}; it is {share}."
         yield Finding("trainer.ulysses_sequence_parallel_size", share, message, ("trainer.worker_num",))
+    if trainer.torch_compile and trainer.zero_stage == 3:
+        message = "cannot go with trainer.zero_stage 3, which gathers weights within a layer; choose one of them."
+        yield Finding("trainer.torch_compile", True, message, ("trainer.zero_stage",))
     instead = "use continue_from_checkpoint: true goes on from the run's latest checkpoint, false starts anew."
     if verl.resume_mode != "auto":
         yield Finding(f"{VERL}.trainer.resume_mode", verl.resume_mode, instead)

@@ -27,6 +27,7 @@ class CriticSettings:
     max_tokens: int
     """Tokens of one micro-batch of one worker."""
     gradient_checkpointing: bool
+    torch_compile: bool
     param_offload: bool
     optimizer_offload: bool
     model_overrides: Args
@@ -60,6 +61,8 @@ class TrainSettings:
     worker_num: int | None
     dtype: str | None
     gradient_checkpointing: bool
+    torch_compile: bool
+    """Compile the layers of all models that train or judge."""
     param_offload: bool
     optimizer_offload: bool
     reference_offload: bool
@@ -91,6 +94,7 @@ def train_settings(config: Config) -> TrainSettings:
         worker_num=trainer.worker_num,
         dtype=trainer.dtype,
         gradient_checkpointing=trainer.gradient_checkpointing,
+        torch_compile=trainer.torch_compile,
         param_offload=actor.fsdp_config.param_offload,
         optimizer_offload=actor.fsdp_config.optimizer_offload,
         reference_offload=reference.fsdp_config.param_offload,
@@ -129,6 +133,7 @@ def _critic(config: Config) -> CriticSettings:
         micro_batch_size=critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
         max_tokens=_budget(config, critic.ppo_max_token_len_per_gpu or 2 * config.trainer.max_token_len_per_gpu),
         gradient_checkpointing=critic.model.enable_gradient_checkpointing,
+        torch_compile=config.trainer.torch_compile,
         param_offload=critic.model.fsdp_config.param_offload,
         optimizer_offload=critic.model.fsdp_config.optimizer_offload,
         model_overrides=critic.model.override_config,

@@ -9,6 +9,7 @@ from trinity_core.algorithms import AGGREGATIONS, Tally
 from trinity_core.algorithms.value import value_tokens
 from trinity_core.config.training import CriticSettings
 from trinity_core.training.batch import Batch
+from trinity_core.training.compiled import compile_layers
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import Engine, EngineSettings
 from trinity_core.training.finite import check_finite
@@ -33,6 +34,8 @@ class Critic:
         ways = find_ways(lm)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
+        if settings.torch_compile:
+            compile_layers(lm, ranks.device)
         model = ValueModel(lm, ways, lm.config.get_text_config().hidden_size, dtype)
         head = lm.get_output_embeddings()
         if head.weight is not lm.get_input_embeddings().weight:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from trinity_core.config.schema import Config
 from trinity_core.config.training import TrainSettings, train_settings
 from trinity_core.data.experience import Experience
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
+from trinity_core.training.compiled import compile_layers, uncompiled
 from trinity_core.training.critic import Critic
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import Engine, EngineSettings
@@ -59,6 +62,8 @@ class Learner:
         ways = find_ways(lm)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
+        if settings.torch_compile:
+            compile_layers(lm, ranks.device)
         self.model_config = lm.config
         self.engine = Engine(Policy(lm, ways), _engine_settings(settings, stage, self.dtype), ranks)
         self.reference = self._load_reference(config, ways) if self.objective.needs_reference else None
@@ -79,6 +84,8 @@ class Learner:
             config.model.model_path, self.dtype, config.model.trust_remote_code, self.settings.model_overrides
         )
         lm.set_attn_implementation(self.model_config._attn_implementation)
+        if self.settings.torch_compile:
+            compile_layers(lm, self.ranks.device)
         return Policy(lm.eval().requires_grad_(False).to(self.ranks.device), ways)
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
@@ -113,10 +120,15 @@ class Learner:
         """For each engine, by its folder in a checkpoint, a loss whose gradient is zero."""
         micro = build_micro(sample(self.model_config.get_text_config().vocab_size), [0], SAMPLE_WIDTH, self.cut.packing)
         moved = micro.to(self.ranks.device, self.dtype)
-        primes: dict[str, Callable[[], Tensor]] = {"actor": lambda: self.engine(moved, 1.0, False)[0].sum() * 0.0}
+
+        def prime(engine: Engine, *arguments: Any) -> Tensor:
+            with uncompiled():
+                out = engine(moved, *arguments)
+            return (out[0] if isinstance(out, tuple) else out).sum() * 0.0
+
+        primes: dict[str, Callable[[], Tensor]] = {"actor": partial(prime, self.engine, 1.0, False)}
         if self.critic is not None:
-            critic = self.critic.engine
-            primes["critic"] = lambda: critic(moved).sum() * 0.0
+            primes["critic"] = partial(prime, self.critic.engine)
         return primes
 
     def _old(self, batch: Batch, micros: list[Micro]) -> Tensor | None:

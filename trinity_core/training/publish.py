@@ -11,6 +11,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.files import clear_errors
 from trinity_core.sync.probe import Probe
 from trinity_core.sync.schedule import publishes_after
+from trinity_core.training.compiled import uncompiled
 from trinity_core.training.handover import HandOver
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
@@ -75,7 +76,7 @@ def make_probe(learner: Learner) -> Probe:
     tokens = np.random.default_rng(0).integers(0, vocabulary, PROBE_TOKENS)
     row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(PROBE_TOKENS - 1, dtype=np.bool_))
     micro = build_micro([row], [0], PROBE_TOKENS - 1, learner.cut.packing).to(learner.ranks.device, learner.dtype)
-    with torch.no_grad():
+    with torch.no_grad(), uncompiled():
         logprobs, _ = learner.engine(micro, 1.0, False)
     dtype = str(learner.dtype).removeprefix("torch.")
     return Probe(tuple(tokens.tolist()), tuple(logprobs.tolist()), dtype)
