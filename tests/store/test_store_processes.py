@@ -15,6 +15,7 @@ from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 from store_helpers import ids, make_rows
 
 from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.store import database
 from trinity_core.store.database import in_words, store_url
 from trinity_core.store.store import ExperienceStore
 
@@ -169,6 +170,31 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path):
     with ExperienceStore.open(url) as store:
         assert store.position("e").position == {"o": 1}
         assert store.stats().ready == 8
+
+
+def test_a_flush_that_another_writer_holds_up_is_worth_a_retry(tmp_path, monkeypatch):
+    import sqlite3
+
+    monkeypatch.setattr(database, "BUSY_TIMEOUT", 0.1)
+    with ExperienceStore.open(tmp_path / "s.db") as store:
+        other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TransientFault, match="locked"):
+            store.flush()
+        other.execute("ROLLBACK")
+        store.flush()
+
+
+def test_looking_sees_what_others_change_and_what_they_only_tried(tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    with ExperienceStore.open(url) as mine, ExperienceStore.open(url) as other, mine._database.watching() as look:
+        before = look()
+        assert look() == before
+        other.put("e", 1, {}, make_rows(2), 0)
+        after = look()
+        assert after != before
+        assert other.put("e", 1, {}, make_rows(2), 0) is False
+        assert look() == after
 
 
 @given(st.sampled_from(["database is locked", "connection refused", "server closed the connection unexpectedly"]))

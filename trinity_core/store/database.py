@@ -8,8 +8,9 @@ record of what it was trained on. A crash of a process, however sudden, takes no
 
 from __future__ import annotations
 
+import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -77,11 +78,11 @@ def _engine(url: URL) -> Engine:
     return engine
 
 
-def in_words(error: DatabaseError, url: URL) -> Exception | None:
-    """What a database error means to a user; None where it is a mistake of ours."""
-    text = str(error.orig)
+def in_words(error: DatabaseError | sqlite3.Error, url: URL) -> Exception | None:
+    """What an error of SQLAlchemy or of SQLite itself means to a user; None where it is a mistake of ours."""
+    text = str(error.orig if isinstance(error, DatabaseError) else error)
     where = url.render_as_string(hide_password=True)
-    if isinstance(error, IntegrityError | ProgrammingError):
+    if isinstance(error, IntegrityError | ProgrammingError | sqlite3.IntegrityError | sqlite3.ProgrammingError):
         return None
     if "locked" in text:
         return TransientFault(f"the experience store {where} was locked for {BUSY_TIMEOUT:g} s: {text}")
@@ -90,7 +91,7 @@ def in_words(error: DatabaseError, url: URL) -> Exception | None:
             return TrinityError(f"the experience store {where} cannot be used ({text}): {advice}")
     if "malformed" in text or "not a database" in text:
         return DataError(f"the experience store {where} is damaged ({text}): restore it, or move it away to start over")
-    if isinstance(error, OperationalError):
+    if isinstance(error, OperationalError | sqlite3.OperationalError):
         return TransientFault(f"the experience store {where} does not answer: {text.strip()}")
     return None
 
@@ -140,6 +141,25 @@ class Database:
         with self.read() as connection:
             return int(connection.execute(select(self.tables.meta.c.clock)).scalar_one())
 
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[], int]]:
+        """A look at the store that can be taken often: a number that changes with every change by others.
+
+        SQLite keeps such a number itself, and tells it to a connection within microseconds.
+        """
+        if self.url.get_backend_name() != "sqlite":
+            yield self.clock
+            return
+        with self._translated(), self._engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert driver is not None
+
+            def look() -> int:
+                with self._translated():
+                    return int(driver.execute("PRAGMA data_version").fetchone()[0])
+
+            yield look
+
     def flush(self) -> None:
         """Return when everything written so far survives a power cut."""
         if self.url.get_backend_name() != "sqlite":
@@ -163,7 +183,7 @@ class Database:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except DatabaseError as error:
+        except (DatabaseError, sqlite3.Error) as error:
             translated = in_words(error, self.url)
             if translated is None:
                 raise

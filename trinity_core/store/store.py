@@ -30,9 +30,8 @@ from trinity_core.store.lineage import Rewound
 from trinity_core.store.schema import State, tables
 from trinity_core.store.strategies import Fifo, Strategy, split_rows
 
-QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.008, 200, 0.02
-"""Seconds between looks at the store's clock while a batch is waited for: a look costs 0.1 ms of the cores that the
-engines work on."""
+QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
+"""Seconds between looks at the store while a batch is waited for, on the cores that the engines work on."""
 
 
 class LineageChanged(TransientFault):
@@ -228,18 +227,19 @@ class ExperienceStore:
         """
         deadline = time.monotonic() + timeout
         polls, seen = 0, -1
-        while True:
-            clock = self._database.clock()
-            if clock != seen:
-                seen = clock
-                if (batch := self.lease(step, rows, newest_version, strategy, expert)) is not None:
-                    return batch
-            if stop is not None and stop():
-                return None
-            if time.monotonic() > deadline:
-                return self._lease_at_timeout(step, rows, newest_version, strategy, expert, timeout)
-            time.sleep(QUICK_POLL if polls < QUICK_POLLS else SLOW_POLL)
-            polls += 1
+        with self._database.watching() as look:
+            while True:
+                now = look()
+                if now != seen:
+                    seen = now
+                    if (batch := self.lease(step, rows, newest_version, strategy, expert)) is not None:
+                        return batch
+                if stop is not None and stop():
+                    return None
+                if time.monotonic() > deadline:
+                    return self._lease_at_timeout(step, rows, newest_version, strategy, expert, timeout)
+                time.sleep(QUICK_POLL if polls < QUICK_POLLS else SLOW_POLL)
+                polls += 1
 
     def _lease_at_timeout(
         self, step: int, rows: int, version: int, strategy: Strategy | None, expert: ExpertData | None, timeout: float
