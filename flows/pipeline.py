@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow
+from prefect import Flow, flow
 
 from flows.evaluate import evaluate
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides
@@ -14,7 +14,7 @@ from tasks.faults import only_transient_faults_are_retried
 from tasks.lifetime import ending_pipeline
 from tasks.stages import finish_pipeline, plan_pipeline
 
-FLOWS = {"rft": rft, "sft": sft}
+FLOWS: dict[str, Flow[..., dict[str, Any]]] = {"rft": rft, "sft": sft, "evaluate": evaluate}
 
 
 @flow(name="pipeline", persist_result=False)

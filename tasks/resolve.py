@@ -40,10 +40,10 @@ def resolve(
         found.name, parent_dir = loaded.name, None
     if model_path:
         found.model.model_path = found.model.critic_model_path = model_path
+    if kind != "evaluate" or (parent_dir and model_path):
+        found = in_fresh_folder(found)
     if kind == "evaluate":
         found.mode = "bench"
-    else:
-        found = in_fresh_folder(found)
     placement = placement_of(found)
     found.synchronizer.sync_method, notice = sync_method(found, placement)  # type: ignore[assignment]
     if notice:

@@ -59,11 +59,13 @@ def plan_pipeline(config: str, overrides: Sequence[str] = ()) -> Plan:
 
 @task(name="publish", cache_policy=NO_CACHE, persist_result=False)
 def finish_pipeline(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The pipeline's summary: scores, steps and seconds by stage, and where the last stage's model is."""
+    """The pipeline's summary: scores, steps and seconds by stage, and where the model is that the last trained."""
     last = list(summaries.values())[-1]
+    trained = [each for each in summaries.values() if each["hf_dir"]] or [last]
     summary = {
-        **{name: value for name, value in last.items() if name != "results"},
+        **{name: value for name, value in trained[-1].items() if name != "results"},
         "name": plan.config.name,
+        "score": last["score"],
         "scores": scores_by_stage(before, summaries),
         "steps": {name: each["step"] for name, each in summaries.items()},
         "stage_seconds": {"before": before.get("seconds", 0.0)}

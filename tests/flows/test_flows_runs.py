@@ -145,6 +145,22 @@ def test_a_pipeline_scores_what_a_last_stage_without_explorer_made(
     assert summary["scores"] == {"before": 0.5, "sft": 0.56} and summary["step"] == standins.STEPS
 
 
+def test_a_stage_may_only_evaluate(tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.pipeline import pipeline
+
+    use_standins()
+    monkeypatch.setattr("tasks.evaluation.huggingface_folder", lambda config, step: config.job_dir)
+    path = written(tmp_path, "benched")
+    config = json.loads(path.read_text())
+    config["stages"] = [{"stage_name": "tune", "mode": "both"}, {"stage_name": "bench", "mode": "bench"}]
+    path.write_text(json.dumps(config))
+    summary = pipeline(config=str(path))
+    assert summary["scores"] == {"before": 0.5, "tune": 0.56, "bench": 0.5}, "the stand-in scores by the step alone"
+    assert summary["steps"] == {"tune": standins.STEPS, "bench": 0} and summary["score"] == 0.5
+    assert summary["step"] == standins.STEPS and Path(summary["checkpoint_dir"]).parent.name == "benched_tune"
+    assert summary["hf_dir"], "the model is the one that was trained last"
+
+
 def test_a_dead_actor_is_retried_from_the_latest_checkpoint(tmp_path: Path, prefect_api: str) -> None:
     use_standins(fault="die")
     state = run_rft(tmp_path, "dies")
