@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
@@ -41,8 +40,10 @@ def tiny_engine(tiny_folder):
     from trinity_core.rollout.settings import EngineSettings
 
     settings = EngineSettings(str(tiny_folder), max_model_len=256, max_num_seqs=64)
-    os.environ.update(settings.environment())
     engine = Engine(settings)
-    asyncio.run(engine.start())
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.environment().items():
+            patch.setenv(name, value)
+        asyncio.run(engine.start())
     yield engine
     asyncio.run(engine.stop())

@@ -126,35 +126,30 @@ def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str) -> None:
     assert ray_is_gone()
 
 
-def test_a_pipeline_scores_what_a_last_stage_without_explorer_made(
-    tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The summary of a pipeline of these stages, with light actors."""
     from flows.pipeline import pipeline
 
     use_standins()
     monkeypatch.setattr("tasks.evaluation.huggingface_folder", lambda config, step: config.job_dir)
-    path = written(tmp_path, "warm")
-    config = json.loads(path.read_text())
+    path = written(folder, name)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages}))
+    return pipeline(config=str(path))
+
+
+def test_a_pipeline_scores_what_a_last_stage_without_explorer_made(
+    tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = {"path": str(tmp_path), "format": {"prompt_key": "question", "response_key": "answer"}}
     buffer = {"train_batch_size": 2, "trainer_input": {"experience_buffer": answers}}
-    config["stages"] = [
-        {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": buffer}
-    ]
-    path.write_text(json.dumps(config))
-    summary = pipeline(config=str(path))
+    sft = {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": buffer}
+    summary = run_pipeline(tmp_path, "warm", [sft], monkeypatch)
     assert summary["scores"] == {"before": 0.5, "sft": 0.56} and summary["step"] == standins.STEPS
 
 
 def test_a_stage_may_only_evaluate(tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.pipeline import pipeline
-
-    use_standins()
-    monkeypatch.setattr("tasks.evaluation.huggingface_folder", lambda config, step: config.job_dir)
-    path = written(tmp_path, "benched")
-    config = json.loads(path.read_text())
-    config["stages"] = [{"stage_name": "tune", "mode": "both"}, {"stage_name": "bench", "mode": "bench"}]
-    path.write_text(json.dumps(config))
-    summary = pipeline(config=str(path))
+    stages = [{"stage_name": "tune", "mode": "both"}, {"stage_name": "bench", "mode": "bench"}]
+    summary = run_pipeline(tmp_path, "benched", stages, monkeypatch)
     assert summary["scores"] == {"before": 0.5, "tune": 0.56, "bench": 0.5}, "the stand-in scores by the step alone"
     assert summary["steps"] == {"tune": standins.STEPS, "bench": 0} and summary["score"] == 0.5
     assert summary["step"] == standins.STEPS and Path(summary["checkpoint_dir"]).parent.name == "benched_tune"

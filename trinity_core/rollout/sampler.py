@@ -49,12 +49,9 @@ class SeededChoice(nn.Module):
         """
         logits = apply_top_k_top_p(logits, k, p)
         count = len(logits)
-        if len(generators) == count:
-            seeds = np.fromiter((generators[i].initial_seed() for i in range(count)), np.uint64, count)
-        else:
-            seeds = torch.randint(0, 2**63 - 1, (count,)).numpy().astype(np.uint64)
-            for i, generator in generators.items():
-                seeds[i] = generator.initial_seed()
+        seeds = torch.randint(0, 2**63 - 1, (count,)).numpy().astype(np.uint64)
+        for i, generator in generators.items():
+            seeds[i] = generator.initial_seed()
         places = self._runner.input_batch.num_tokens_no_spec[:count].astype(np.uint64)
         noise = torch.from_numpy(noise_seeds(seeds, places).view(np.int64))
         return torch.ops._C.fused_gumbel_argmax(logits, noise), logits.log_softmax(-1)

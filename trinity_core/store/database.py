@@ -153,12 +153,7 @@ class Database:
         with self._translated(), self._engine.connect() as connection:
             driver = connection.connection.driver_connection
             assert driver is not None
-
-            def look() -> int:
-                with self._translated():
-                    return int(driver.execute("PRAGMA data_version").fetchone()[0])
-
-            yield look
+            yield lambda: int(driver.execute("PRAGMA data_version").fetchone()[0])
 
     def flush(self) -> None:
         """Return when everything written so far survives a power cut."""

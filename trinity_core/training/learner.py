@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +16,7 @@ from trinity_core.config.schema import Config
 from trinity_core.config.training import TrainSettings, train_settings
 from trinity_core.data.experience import Experience
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
-from trinity_core.training.compiled import compile_layers, uncompiled
+from trinity_core.training.compiled import compile_layers
 from trinity_core.training.critic import Critic
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import Engine, EngineSettings
@@ -120,15 +118,10 @@ class Learner:
         """For each engine, by its folder in a checkpoint, a loss whose gradient is zero."""
         micro = build_micro(sample(self.model_config.get_text_config().vocab_size), [0], SAMPLE_WIDTH, self.cut.packing)
         moved = micro.to(self.ranks.device, self.dtype)
-
-        def prime(engine: Engine, *arguments: Any) -> Tensor:
-            with uncompiled():
-                out = engine(moved, *arguments)
-            return (out[0] if isinstance(out, tuple) else out).sum() * 0.0
-
-        primes: dict[str, Callable[[], Tensor]] = {"actor": partial(prime, self.engine, 1.0, False)}
+        primes: dict[str, Callable[[], Tensor]] = {"actor": lambda: self.engine(moved, 1.0, False)[0].sum() * 0.0}
         if self.critic is not None:
-            primes["critic"] = partial(prime, self.critic.engine)
+            critic = self.critic.engine
+            primes["critic"] = lambda: critic(moved).sum() * 0.0
         return primes
 
     def _old(self, batch: Batch, micros: list[Micro]) -> Tensor | None:

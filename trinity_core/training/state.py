@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trinity_core.errors import DataError
+from trinity_core.training.compiled import uncompiled
 from trinity_core.training.engine import Engine
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -93,7 +94,8 @@ def restore(
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
     if not engine.plain:
-        engine.backward(prime(), last=True)
+        with uncompiled():
+            engine.backward(prime(), last=True)
         engine.step(0.0)
     for name, p in parameters(engine).items():
         value = _find(model, name)
