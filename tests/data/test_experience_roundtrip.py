@@ -3,36 +3,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.errors import DataError
 
+OPTIONAL = st.sets(st.sampled_from(["logprobs", "versions", "token_rewards", "teacher_logprobs"]))
+INFO = st.dictionaries(st.text(max_size=3), st.text(max_size=5) | st.integers() | st.none(), max_size=3)
 
-@given(
-    prompt=st.integers(1, 5),
-    response=st.integers(1, 6),
-    seed=st.integers(0, 99),
-    optional=st.sets(st.sampled_from(["logprobs", "versions", "token_rewards", "teacher_logprobs"])),
-    reward=st.none() | st.floats(-5, 5),
-    info=st.dictionaries(st.text(max_size=3), st.text(max_size=5) | st.integers() | st.none(), max_size=3),
-)
-def test_bytes_round_trip(prompt, response, seed, optional, reward, info):
-    random = np.random.default_rng(seed)
-    arrays = {name: random.integers(-9, 9, response) for name in optional}
-    one = Experience(
+
+@st.composite
+def experiences(draw):
+    prompt, response = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    random = np.random.default_rng(draw(st.integers(0, 99)))
+    return Experience(
         random.integers(0, 99, prompt + response),
         prompt,
         random.random(response) < 0.5,
-        reward=reward,
-        info=info,
+        reward=draw(st.none() | st.floats(-5, 5)),
+        info=draw(INFO),
         metrics={"accuracy": 0.5},
         group="a/1/2",
-        run=3,
-        **arrays,
+        run=draw(st.integers(0, 3)),
+        **{name: random.integers(-9, 9, response) for name in draw(OPTIONAL)},
     )
-    other = Experience.from_bytes(one.to_bytes())
-    for name in Experience.__slots__:
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-    assert other.tokens.dtype == np.int32 and other.action_mask.dtype == np.bool_
+
+
+@given(st.lists(experiences(), max_size=4))
+def test_bytes_round_trip(those):
+    """Also of none, and of some that have arrays which others lack."""
+    others = from_bytes(to_bytes(those))
+    for one, other in zip(those, others, strict=True):
+        for name in Experience.__slots__:
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert other.tokens.dtype == np.int32 and other.action_mask.dtype == np.bool_
 
 
 def test_lengths_must_agree():

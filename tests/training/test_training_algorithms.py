@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import make_batch
 
+from trinity_core.data.experience import to_bytes
 from trinity_core.data.tiny import make_problems, write_jsonl
 from trinity_core.training import TrainerWorker
 
@@ -114,7 +115,7 @@ def test_mix_resumes_rollouts_and_expert_rows(make_config, tmp_path):
         assert len(set(experts)) == len(experts) == 4 * STEPS  # none twice within an epoch, none left out by a resume
         assert len({e.group for e in rows if not e.is_expert}) == 4 * STEPS
     for one, other in zip(*batches.values(), strict=True):
-        assert [e.to_bytes() for e in one] == [e.to_bytes() for e in other]
+        assert to_bytes(one) == to_bytes(other)
 
 
 def test_dpo_learns_from_a_data_set_of_pairs(make_config, tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import from_bytes, to_bytes
 from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError
 from trinity_core.workflows import (
@@ -83,7 +83,7 @@ def test_math_workflow_scores_all_repeats_of_one_call():
         first.info["prompt"] == "1+1?" and first.info["response"] == "#### 2" and first.info["truth"].endswith("#### 2")
     )
     assert first.versions.tolist() == [4] * 7 and first.action_mask.all()
-    assert Experience.from_bytes(first.to_bytes()).info == first.info
+    assert from_bytes(to_bytes([first]))[0].info == first.info
 
 
 def test_a_prompt_that_was_cut_carries_no_loss():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,22 +84,42 @@ class Experience:
         """The newest policy version that chose a token of it; -1 where no policy did."""
         return -1 if self.versions is None else int(self.versions.max())
 
-    def to_bytes(self) -> bytes:
-        """Serialise as safetensors, the scalars as JSON in its metadata. No pickle is involved."""
-        arrays = {"tokens": self.tokens, "action_mask": self.action_mask}
-        arrays |= {name: value for name in _ARRAYS if (value := getattr(self, name)) is not None}
-        return save_arrays(arrays, {"experience": json.dumps({name: getattr(self, name) for name in _SCALARS})})
-
-    @classmethod
-    def from_bytes(cls, blob: bytes) -> Experience:
-        """The inverse of `to_bytes`."""
-        header_length = int.from_bytes(blob[:8], "little")
-        scalars = json.loads(json.loads(blob[8 : 8 + header_length])["__metadata__"]["experience"])
-        arrays: dict[str, Json] = load_arrays(blob)
-        return cls(**arrays, **scalars)
-
 
 _ARRAYS = {"logprobs": np.float32, "versions": np.int32, "token_rewards": np.float32, "teacher_logprobs": np.float32}
+_ALWAYS = {"tokens": np.int32, "action_mask": np.bool_}
 _SCALARS = (
     "prompt_length", "reward", "group", "run", "turn", "task_index", "is_expert", "truncated", "metrics", "info",
 )  # fmt: skip
+
+
+def to_bytes(experiences: Sequence[Experience]) -> bytes:
+    """Serialise as one safetensors file: each array of all experiences end to end, the scalars as JSON in its metadata.
+
+    No pickle is involved. Much cheaper than one file an experience.
+    """
+    rows: list[dict[str, Json]] = []
+    parts: dict[str, list[np.ndarray]] = {name: [np.empty(0, dtype)] for name, dtype in _ALWAYS.items()}
+    for e in experiences:
+        given = {name: value for name in (*_ALWAYS, *_ARRAYS) if (value := getattr(e, name)) is not None}
+        for name, value in given.items():
+            parts.setdefault(name, []).append(value)
+        lengths = {name: len(value) for name, value in given.items()}
+        rows.append({name: getattr(e, name) for name in _SCALARS} | {"lengths": lengths})
+    arrays = {name: np.concatenate(values) for name, values in parts.items()}
+    return save_arrays(arrays, {"experiences": json.dumps(rows)})
+
+
+def from_bytes(blob: bytes) -> list[Experience]:
+    """The inverse of `to_bytes`; the arrays are views of common ones."""
+    header_length = int.from_bytes(blob[:8], "little")
+    rows = json.loads(json.loads(blob[8 : 8 + header_length])["__metadata__"]["experiences"])
+    arrays: dict[str, np.ndarray] = load_arrays(blob)
+    ends = dict.fromkeys(arrays, 0)
+    experiences = []
+    for row in rows:
+        own: dict[str, Json] = {}
+        for name, length in row.pop("lengths").items():
+            start, ends[name] = ends[name], ends[name] + length
+            own[name] = arrays[name][start : ends[name]]
+        experiences.append(Experience(**own, **row))
+    return experiences

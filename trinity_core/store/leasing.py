@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
 
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.errors import TrinityError
 from trinity_core.store.expert import START, ExpertData, ExpertPosition
 from trinity_core.store.schema import State, Tables
@@ -32,16 +31,14 @@ def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Exp
         .join(t.groups, t.groups.c.id == t.lease_groups.c.group_id)
         .join(t.experiences, t.experiences.c.group_id == t.lease_groups.c.group_id)
         .where(t.lease_groups.c.step == step)
-        .order_by(t.lease_groups.c.ordinal, t.experiences.c.id)
+        .order_by(t.lease_groups.c.ordinal)
     )
     experiences: list[Experience] = []
     names: set[str] = set()
-    for (group_id, name), rows in groupby(connection.execute(query), key=lambda row: (row.group_id, row.name)):
+    for group_id, name, blob in connection.execute(query):
         unique = name if name and name not in names else f"{name}#{group_id}"
         names.add(unique)
-        for row in rows:
-            experience = Experience.from_bytes(row.blob)
-            experiences.append(experience if unique == name else replace(experience, group=unique))
+        experiences += [e if unique == name else replace(e, group=unique) for e in from_bytes(blob)]
     return experiences
 
 

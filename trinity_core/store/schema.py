@@ -24,7 +24,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Id = BigInteger().with_variant(Integer, "sqlite")
 
 
@@ -50,6 +50,7 @@ class Tables:
     """One row for each explore step that was put: the explorer's position after it."""
     groups: Table
     experiences: Table
+    """The rows of each group, packed; apart from `groups`, so that looking for a batch reads little."""
     leases: Table
     """One row for each trainer step that took a batch, empty batches included."""
     lease_groups: Table
@@ -62,7 +63,7 @@ def tables(namespace: str) -> Tables:
     meta = Table(
         prefix + "meta", m, Column("id", Integer, primary_key=True, autoincrement=False),
         Column("namespace", Text), Column("schema", Integer), Column("clock", Id), Column("lineage", Integer),
-        Column("committed", Integer), Column("next_group", Id), Column("next_row", Id),
+        Column("committed", Integer), Column("next_group", Id),
     )  # fmt: skip
     explorers = Table(
         prefix + "explorers", m, Column("name", String(200), primary_key=True), Column("waiting", Integer),
@@ -83,10 +84,9 @@ def tables(namespace: str) -> Tables:
     Index(prefix + "groups_by_state", groups.c.state, groups.c.id)
     Index(prefix + "groups_by_step", groups.c.explorer, groups.c.step)
     experiences = Table(
-        prefix + "experiences", m, Column("id", Id, primary_key=True, autoincrement=False),
-        Column("group_id", Id, nullable=False), Column("reward", Double), Column("blob", LargeBinary, nullable=False),
+        prefix + "experiences", m, Column("group_id", Id, primary_key=True, autoincrement=False),
+        Column("blob", LargeBinary, nullable=False),
     )  # fmt: skip
-    Index(prefix + "experiences_by_group", experiences.c.group_id)
     leases = Table(
         prefix + "leases", m, Column("step", Integer, primary_key=True, autoincrement=False),
         Column("rows", Integer, nullable=False), Column("at", Double, nullable=False), Column("expert", Text),

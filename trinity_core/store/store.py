@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import func, insert, select, update
 
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, to_bytes
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store import leasing, lineage
 from trinity_core.store.database import Database, Unchanged, store_url
@@ -128,7 +128,7 @@ class ExperienceStore:
         batch = _grouped(experiences)
         t = self._tables
         with self._database.write() as connection:
-            meta = connection.execute(select(t.meta.c.lineage, t.meta.c.next_group, t.meta.c.next_row)).one()
+            meta = connection.execute(select(t.meta.c.lineage, t.meta.c.next_group)).one()
             last = connection.execute(
                 select(func.max(t.steps.c.step), func.max(t.steps.c.version)).where(t.steps.c.explorer == explorer)
             ).one()
@@ -143,13 +143,11 @@ class ExperienceStore:
             version = max(versions_used, newest, *(e.newest_version for e in experiences))
             values = {"version": version, "position": json.dumps(position), "rows": len(experiences)}
             connection.execute(insert(t.steps).values(explorer=explorer, step=step, **values))
-            groups, rows = _rows(batch, explorer, step, meta.next_group, meta.next_row)
-            if groups:
+            if batch:
+                groups, members = _rows(batch, explorer, step, meta.next_group)
                 connection.execute(insert(t.groups), groups)
-                connection.execute(insert(t.experiences), rows)
-                connection.execute(
-                    update(t.meta).values(next_group=meta.next_group + len(groups), next_row=meta.next_row + len(rows))
-                )
+                connection.execute(insert(t.experiences), members)
+                connection.execute(update(t.meta).values(next_group=meta.next_group + len(batch)))
             self._set_explorer(connection, explorer, waiting=waits_for, finished=False)
             return True
         return False
@@ -332,22 +330,17 @@ def _oldest_version(experience: Experience) -> int:
 
 
 def _rows(
-    batch: list[tuple[str, list[Experience]]], explorer: str, step: int, group_id: int, row_id: int
+    batch: list[tuple[str, list[Experience]]], explorer: str, step: int, first_id: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Table rows for `groups` and `experiences`, with ids from `group_id` and `row_id` on."""
+    """Table rows for `groups` and `experiences`, with ids from `first_id` on."""
     groups: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    for name, members in batch:
+    for group_id, (name, members) in enumerate(batch, first_id):
         sampled = [v for v in map(_oldest_version, members) if v >= 0]
         groups.append({
             "id": group_id, "explorer": explorer, "step": step, "name": name, "size": len(members),
             "newest": max(e.newest_version for e in members), "oldest": min(sampled, default=-1),
             "state": int(State.READY), "aside_at": None,
         })  # fmt: skip
-        for experience in members:
-            rows.append(
-                {"id": row_id, "group_id": group_id, "reward": experience.reward, "blob": experience.to_bytes()}
-            )
-            row_id += 1
-        group_id += 1
+        rows.append({"group_id": group_id, "blob": to_bytes(members)})
     return groups, rows

@@ -6,17 +6,15 @@ one message a step.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from threading import Event
 
 import torch
 
 from trinity_core.config.schema import Config
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.layout import JobLayout
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
@@ -112,8 +110,11 @@ class Loop:
         drawn = self.source.draw(step, self.stopping.is_set) if self.source is not None else None
         if self.ranks.world_size == 1:
             return drawn
-        message = broadcast_bytes(_pack(drawn) if self.ranks.first else None, self.ranks)
-        return drawn if self.ranks.first else _unpack(message)
+        if self.ranks.first:
+            broadcast_bytes(b"" if drawn is None else to_bytes(drawn), self.ranks)
+            return drawn
+        message = broadcast_bytes(None, self.ranks)
+        return from_bytes(message) if message else None
 
     def _save(self) -> None:
         """A checkpoint of the present step, named only when it and all it builds on are on the disk. Collective."""
@@ -124,26 +125,6 @@ class Loop:
         self.progress.saved_step = self.progress.step
         if self.source is not None:
             self.source.commit(self.progress.step, self.savepoints.oldest())
-
-
-def _pack(experiences: Sequence[Experience] | None) -> bytes:
-    """Lengths as JSON, then the experiences."""
-    blobs = None if experiences is None else [e.to_bytes() for e in experiences]
-    header = json.dumps(None if blobs is None else [len(blob) for blob in blobs]).encode()
-    return b"".join([len(header).to_bytes(8, "little"), header, *(blobs or [])])
-
-
-def _unpack(message: bytes) -> list[Experience] | None:
-    """The inverse of `_pack`."""
-    start = 8 + int.from_bytes(message[:8], "little")
-    lengths = json.loads(message[8:start])
-    if lengths is None:
-        return None
-    experiences = []
-    for length in lengths:
-        experiences.append(Experience.from_bytes(message[start : start + length]))
-        start += length
-    return experiences
 
 
 def as_json(progress: Progress) -> dict[str, object]:
