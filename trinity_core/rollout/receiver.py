@@ -11,17 +11,33 @@ from trinity_core.errors import DataError
 if TYPE_CHECKING:
     import torch
 
+    from trinity_core.rollout.reload import Reloader
+
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
 
 class WeightReceiver:
     """Added to every worker of an engine (`worker_extension_cls`), and called by `collective_rpc`."""
 
+    _reloader: Reloader | None = None
+
     def receive_weights(self, method: str, path: str, version: int) -> None:
         """Load a published version (`memory`, `checkpoint`) or a Hugging Face folder (`folder`) into the model."""
-        tensors = with_head(_folder_tensors(Path(path)) if method == "folder" else _published(method, path, version))
+        from vllm.platforms import current_platform
+
         worker: Any = self
-        worker.reload_weights(weights_iterator=tensors)
+        if method == "folder":
+            worker.reload_weights(weights_iterator=with_head(_folder_tensors(Path(path))))
+            return
+        tensors = with_head(_published(method, path, version))
+        if not current_platform.is_cpu():
+            worker.reload_weights(weights_iterator=tensors)
+            return
+        if self._reloader is None:
+            from trinity_core.rollout.reload import Reloader
+
+            self._reloader = Reloader(worker.get_model(), lambda those: worker.reload_weights(weights_iterator=those))
+        self._reloader.load(tensors)
 
 
 def _published(method: str, path: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
