@@ -38,6 +38,9 @@ def evaluate(
         str, typer.Option(help="base, latest, missing (those without a score), all, or a step.")
     ] = "latest",
     stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
+    run: Annotated[
+        str, typer.Option(help="Name of the run, where it got a folder of its own (continue_from_checkpoint: false).")
+    ] = "",
 ) -> None:
     """Score a model or the checkpoints of a run on the configuration's eval sets."""
     from flows.local import Here
@@ -46,7 +49,7 @@ def evaluate(
     given = with_plugins(overrides, plugin_dir)
     with Here() as here:
         flow = here.flow("evaluate", load_config(config, given))
-        summary = flow(config=str(config), overrides=given, stage=stage, which=which)
+        summary = flow(config=str(config), overrides=given, stage=stage, which=which, run=run)
     typer.echo(json.dumps(summary["scores"], indent=2))
 
 

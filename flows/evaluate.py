@@ -7,7 +7,17 @@ from typing import Any
 
 from prefect import flow
 
-from flows.parameters import NO_OVERRIDES, RETRIES, RETRY_DELAY, ConfigFile, ModelPath, Overrides, StageName, Which
+from flows.parameters import (
+    NO_OVERRIDES,
+    RETRIES,
+    RETRY_DELAY,
+    ConfigFile,
+    ModelPath,
+    Overrides,
+    RunName,
+    StageName,
+    Which,
+)
 from tasks.evaluation import publish_scores, score, unscored
 from tasks.faults import only_transient_faults_are_retried
 from tasks.lifetime import cluster, ending
@@ -21,10 +31,11 @@ def evaluate(
     stage: StageName = "",
     model_path: ModelPath = "",
     which: Which = "latest",
+    run: RunName = "",
 ) -> dict[str, Any]:
     """Score what has no score yet; engines start only where there is something to score."""
     with only_transient_faults_are_retried():
-        plan = resolve(config, overrides, stage, model_path, "evaluate", which == "base")
+        plan = resolve(config, overrides, stage, model_path, "evaluate", which == "base", run)
         targets = unscored(plan, which)
         if not targets:
             return publish_scores(plan)

@@ -25,6 +25,9 @@ ModelPath = Annotated[str, Field(title="Model", description="Model to start from
 CheckpointDir = Annotated[
     str, Field(title="Checkpoints", description="Another run's folder, or one of its global_step_N")
 ]
+RunName = Annotated[
+    str, Field(title="Run", description="Run whose checkpoints are meant, where it is called otherwise than configured")
+]
 BaseModelDir = Annotated[str, Field(title="Base model", description="For checkpoints that lack their config.json")]
 Which = Annotated[
     str,

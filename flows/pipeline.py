@@ -34,6 +34,6 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[st
                 model_path = summaries[stage.name]["hf_dir"] or model_path
             last = plan.stages[-1].name
             if plan.evaluates == last and summaries[last]["score"] is None:
-                scored = evaluate(config, overrides, last, which="latest")
+                scored = evaluate(config, overrides, last, which="latest", run=summaries[last]["name"])
                 summaries[last] |= {"score": scored["score"], "scores": scored["scores"]}
             return finish_pipeline(plan, before, summaries)

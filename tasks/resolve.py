@@ -28,16 +28,19 @@ def resolve(
     model_path: str = "",
     kind: str = "rft",
     base: bool = False,
+    run: str = "",
 ) -> Stage:
     """Load and check the configuration, pick a stage, share out the machine, find the checkpoint to go on from.
 
     `kind` is the flow's name. `model_path` is the model of the stage before, where there is one. With `base` the model
-    before all stages is meant, whose scores belong to the pipeline. Raises ConfigError or TrinityError.
+    before all stages is meant, whose scores belong to the pipeline. `run` is the run's name where it is not the
+    configuration's: one in a fresh folder. Raises ConfigError or TrinityError.
     """
     loaded = load_config(config, list(overrides))
     found, parent_dir = pick_stage(loaded, stage)
     if base and parent_dir:
         found.name, parent_dir = loaded.name, None
+    found.name = run or found.name
     if model_path:
         found.model.model_path = found.model.critic_model_path = model_path
     if kind != "evaluate" or (parent_dir and model_path):

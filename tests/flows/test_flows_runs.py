@@ -127,13 +127,13 @@ def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str) -> None:
 
 
 def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The summary of a pipeline of these stages, with light actors."""
+    """The summary of a pipeline of these stages, with light actors, that begins anew where their folders are taken."""
     from flows.pipeline import pipeline
 
     use_standins()
     monkeypatch.setattr("tasks.evaluation.huggingface_folder", lambda config, step: config.job_dir)
     path = written(folder, name)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages, "continue_from_checkpoint": False}))
     return pipeline(config=str(path))
 
 
@@ -143,8 +143,12 @@ def test_a_pipeline_scores_what_a_last_stage_without_explorer_made(
     answers = {"path": str(tmp_path), "format": {"prompt_key": "question", "response_key": "answer"}}
     buffer = {"train_batch_size": 2, "trainer_input": {"experience_buffer": answers}}
     sft = {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": buffer}
+    earlier = tmp_path / "tests" / "warm_sft"
+    earlier.mkdir(parents=True)
+    (earlier / "notes.txt").touch()
     summary = run_pipeline(tmp_path, "warm", [sft], monkeypatch)
     assert summary["scores"] == {"before": 0.5, "sft": 0.56} and summary["step"] == standins.STEPS
+    assert [path.name for path in earlier.iterdir()] == ["notes.txt"], "the run has a folder of its own, and was scored"
 
 
 def test_a_stage_may_only_evaluate(tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
