@@ -48,7 +48,7 @@ def questions(path: Path, count: int) -> list[str]:
 
 def prompts(args: argparse.Namespace) -> list[list[int]]:
     from trinity_core.data.chat import ChatEncoder
-    from trinity_core.rollout.model import load_tokenizer
+    from trinity_core.data.tokenizer import load_tokenizer
 
     encoder = ChatEncoder(load_tokenizer(str(args.model), False))
     return [encoder.prompt([{"role": "user", "content": q}]).tokens for q in questions(args.data, args.tasks)]
@@ -100,9 +100,10 @@ class Peer:
 async def ours(args: argparse.Namespace, settings: EngineSettings, other: Peer) -> list[tuple[float, float]]:
     """Pairs of tokens/s: ours, the peer's."""
     from trinity_core.data.chat import ChatEncoder
+    from trinity_core.data.tokenizer import load_tokenizer, stop_tokens
     from trinity_core.rollout.handles import as_handle
     from trinity_core.rollout.messages import Sampling
-    from trinity_core.rollout.model import EngineModel, Limits, load_tokenizer, stop_tokens
+    from trinity_core.rollout.model import EngineModel, Limits
     from trinity_core.rollout.pool import EnginePool
 
     pool = EnginePool([as_handle(_engine(settings, args.no_ray))], str(args.model))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,17 @@ def test_light_modules_import_nothing_heavy(module: str) -> None:
     program = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_benchmarks_import_what_there_is(path: Path) -> None:
+    """Also inside functions: what a benchmark needs moves, and nobody runs it for weeks."""
+    ours = [(line, name.rpartition(".")) for line, name in imports(path) if name.split(".")[0] in TOP_LEVEL]
+    for line, (module, _, name) in ours:
+        if module:
+            home = import_module(module)
+            found = hasattr(home, name) or (hasattr(home, "__path__") and find_spec(f"{module}.{name}"))
+            assert found, f"{path.relative_to(ROOT)}:{line}: {module} has no {name}"
