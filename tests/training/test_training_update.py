@@ -90,11 +90,23 @@ def test_zero_stages_train_alike(learner):
         _assert_same(plain, _train(learner(trainer__zero_stage=stage), batches))
 
 
-def test_the_loss_and_the_norm_are_those_of_a_plain_loop(learner, tiny_model):
-    """GRPO's first step worked out with transformers and autograd alone."""
+def test_a_batch_without_any_token_that_carries_loss_changes_nothing(learner):
+    """All verifiers failed: the run goes on."""
+    batch = make_batch(1)
+    for e in batch:
+        e.action_mask[:] = False
+    (metrics,), _ = _train(learner(), [batch])
+    assert metrics["actor/final_loss"] == 0.0 and metrics["actor/grad_norm"] == 0.0
+
+
+@pytest.mark.parametrize("without_loss", [0, 1])
+def test_the_loss_and_the_norm_are_those_of_a_plain_loop(learner, tiny_model, without_loss):
+    """GRPO's first step worked out with transformers and autograd alone. A row may have no token that carries loss."""
     from transformers import AutoModelForCausalLM
 
     batch = make_batch(1)
+    for e in batch[:without_loss]:
+        e.action_mask[:] = False
     (metrics,), _ = _train(learner(algorithm__kl_loss_fn="none", algorithm__rollout_correction="none"), [batch])
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     total, loss = sum(int(e.action_mask.sum()) for e in batch), torch.zeros(())

@@ -46,12 +46,12 @@ class Batch:
 
 
 def make_batch(experiences: Sequence[Experience], device: torch.device) -> Batch:
-    """Lay out rows in the order given. Raises DataError for an empty batch or a row without an action token."""
+    """Lay out rows in the order given. Raises DataError for an empty batch.
+
+    A row may have no token that carries loss: a verifier gave no verdict, or its prompt was cut.
+    """
     if not experiences:
         raise DataError("a training batch has no rows")
-    for e in experiences:
-        if not e.action_mask.any():
-            raise DataError(f"a row of group '{e.group}' has no token to learn from; its action_mask is all false")
     width = max(e.response_length for e in experiences)
     experts = [e.is_expert for e in experiences]
     return Batch(
