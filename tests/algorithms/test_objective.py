@@ -160,6 +160,21 @@ def test_experts_take_no_part_in_groups():
     assert result.advantages[:2, 0].tolist() == pytest.approx([-0.5 / deviation, 0.5 / deviation], abs=1e-5)
 
 
+@pytest.mark.parametrize("name", sorted(n for n, spec in ALGORITHMS.items() if (spec.advantage_fn or "none") != "none"))
+def test_rows_left_out_might_as_well_not_be_there(name):
+    objective = Objective(spec_of(name))
+    inputs = batch(5, experts=False)
+    rest, ids = ~IS_EXPERT, [0, 0, 0, 0, 1, 1, 1, 1]
+    whole = {k: inputs[k] for k in ("rewards", "values", "teacher_logprobs", "old_logprobs", "ref_logprobs")}
+    whole |= {"group_ids": torch.tensor(ids), "run_ids": torch.arange(8)}
+    with_them = objective.advantages(inputs["mask"], IS_EXPERT, **whole)
+    alone = objective.advantages(inputs["mask"][rest], **{k: v[rest] for k, v in whole.items()})
+    assert torch.equal(with_them.advantages[rest], alone.advantages) and alone.advantages.any()
+    assert not with_them.advantages[IS_EXPERT].any() and with_them.metrics == alone.metrics
+    nobody = objective.advantages(inputs["mask"], torch.ones(8, dtype=torch.bool), **whole)
+    assert not nobody.advantages.any()
+
+
 def test_kl_in_the_reward_by_hand():
     """r_t = score at the last token - coef * k1_t; rewards are their sums, and the coefficient moves on."""
     penalty = {"kl_coef": 0.5, "adaptive": True, "target_kl": 0.1, "horizon": 10.0}

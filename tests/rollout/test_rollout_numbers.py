@@ -22,20 +22,20 @@ def outcome(*experiences, error=None, retries=0) -> Outcome:
 
 def test_rewards_lengths_parts_and_failures():
     numbers = step_numbers([
-        outcome(experience(1.0, 2, accuracy=1.0), experience(0.0, 4, accuracy=0.0, verifier_errors=1.0), retries=1),
-        outcome(experience(1.0, 6), experience(1.0, 8, verifier_errors=1.0)),
+        outcome(experience(1.0, 2, accuracy=1.0), experience(0.0, 4, accuracy=0.0), retries=1),
+        outcome(experience(1.0, 6), experience(None, 8, verifier_errors=1.0)),
         outcome(error=ValueError("no"), retries=2),
     ])  # fmt: skip
     assert (numbers["tasks"], numbers["failed_tasks"]) == (3, 1)
     assert numbers["retries"] == 3
     assert numbers["experiences"] == 4
-    assert numbers["reward/mean"] == pytest.approx(0.75)
+    assert numbers["reward/mean"] == pytest.approx(2 / 3)
     assert (numbers["reward/min"], numbers["reward/max"]) == (0, 1)
     assert numbers["reward/flat_groups"] == pytest.approx(0.5)
     assert numbers["response_length/mean"] == pytest.approx(5.0)
     assert numbers["response_length/max"] == 8
     assert numbers["accuracy/mean"] == pytest.approx(0.5)
-    assert numbers["verifier_errors"] == 2
+    assert numbers["verifier_errors"] == 1
 
 
 def test_a_step_without_any_experience_has_no_rewards():
@@ -48,11 +48,11 @@ def test_accuracy_is_the_rewards_part_and_failed_tasks_count_as_wrong():
     numbers = eval_numbers("easy", [
         outcome(experience(1.1, accuracy=1.0)),
         outcome(experience(0.1, accuracy=0.0)),
-        outcome(experience(0.0, verifier_errors=1.0)),
+        outcome(experience(None, verifier_errors=1.0)),
         outcome(error=ValueError("no")),
     ])  # fmt: skip
     assert numbers["eval/easy/accuracy"] == pytest.approx(1 / 3)
-    assert numbers["eval/easy/reward"] == pytest.approx(0.4)
+    assert numbers["eval/easy/reward"] == pytest.approx(0.6)
     assert numbers["eval/easy/failed_tasks"] == 1
     assert numbers["eval/easy/verifier_errors"] == 1
     assert "eval/easy/best" not in numbers

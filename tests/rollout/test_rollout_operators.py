@@ -47,6 +47,14 @@ def test_rows_of_different_groups_may_be_mixed_and_rows_without_one_stand_alone(
     assert dynamic_sampling([*_group("", 1), *_group("", 0)]) == []
 
 
+def test_answers_without_a_verdict_are_not_compared():
+    """An unscored answer is neither a third reward nor a failure."""
+    unscored = [replace(e, reward=None, action_mask=np.zeros(2, bool)) for e in (*_group("a", 0), *_group("b", 0))]
+    rows = [*_group("a", 1, 1), unscored[0], *_group("b", 1, 0), unscored[1]]
+    assert _names(dynamic_sampling(rows)) == ["b", "b"]
+    assert _names(OPERATORS["flat_group_filter"](rows)) == ["b", "b", "b"]
+
+
 def test_a_missing_reward_is_an_error():
     with pytest.raises(TrinityError, match="without one"):
         dynamic_sampling([*_group("a", 1, 0), replace(_group("b", 1)[0], reward=None)])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_batch
@@ -90,28 +91,28 @@ def test_zero_stages_train_alike(learner):
         _assert_same(plain, _train(learner(trainer__zero_stage=stage), batches))
 
 
-def test_a_batch_without_any_token_that_carries_loss_changes_nothing(learner):
+def _without_verdict(experience):
+    return replace(experience, reward=None, action_mask=np.zeros_like(experience.action_mask))
+
+
+def test_a_batch_of_answers_without_a_verdict_teaches_nothing(learner):
     """All verifiers failed: the run goes on."""
-    batch = make_batch(1)
-    for e in batch:
-        e.action_mask[:] = False
-    (metrics,), _ = _train(learner(), [batch])
+    (metrics,), _ = _train(learner(), [[_without_verdict(e) for e in make_batch(1)]])
     assert metrics["actor/final_loss"] == 0.0 and metrics["actor/grad_norm"] == 0.0
 
 
-@pytest.mark.parametrize("without_loss", [0, 1])
-def test_the_loss_and_the_norm_are_those_of_a_plain_loop(learner, tiny_model, without_loss):
-    """GRPO's first step worked out with transformers and autograd alone. A row may have no token that carries loss."""
+@pytest.mark.parametrize("unscored", [0, 1])
+def test_the_loss_and_the_norm_are_those_of_a_plain_loop(learner, tiny_model, unscored):
+    """GRPO's first step worked out with transformers and autograd alone, over the answers that have a verdict."""
     from transformers import AutoModelForCausalLM
 
-    batch = make_batch(1)
-    for e in batch[:without_loss]:
-        e.action_mask[:] = False
+    scored = make_batch(1)[unscored:]
+    batch = [_without_verdict(e) for e in make_batch(1)[:unscored]] + scored
     (metrics,), _ = _train(learner(algorithm__kl_loss_fn="none", algorithm__rollout_correction="none"), [batch])
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    total, loss = sum(int(e.action_mask.sum()) for e in batch), torch.zeros(())
-    for e in batch:
-        rewards = torch.tensor([other.reward for other in batch if other.group == e.group])
+    total, loss = sum(int(e.action_mask.sum()) for e in scored), torch.zeros(())
+    for e in scored:
+        rewards = torch.tensor([other.reward for other in scored if other.group == e.group])
         advantage = (e.reward - rewards.mean()) / (rewards.std() + 1e-6)
         logprobs = lm(torch.tensor(e.tokens[None]).long()).logits[0].log_softmax(-1)
         response = torch.tensor(e.tokens[e.prompt_length :]).long()
@@ -119,7 +120,7 @@ def test_the_loss_and_the_norm_are_those_of_a_plain_loop(learner, tiny_model, wi
         loss = loss - (advantage * (chosen - chosen.detach()).exp()).sum() / total
     loss.backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in lm.parameters()])
-    assert metrics["actor/pg_loss"] == pytest.approx(float(loss), abs=1e-5)
+    assert metrics["actor/pg_loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert metrics["actor/grad_norm"] == pytest.approx(float(norm), rel=1e-4)
 
 

@@ -102,7 +102,7 @@ def test_an_answer_without_verdict_carries_no_loss_and_is_counted():
             return [Reward(error="too slow") for _ in items]
 
     one = run(task(repeat_times=1), Scripted("#### 2"), Broken())[0]
-    assert one.reward == 0 and not one.action_mask.any()
+    assert one.reward is None and not one.action_mask.any() and one.without_verdict
     assert one.metrics["verifier_errors"] == 1 and "accuracy" not in one.metrics
     assert one.info["verifier_error"] == "too slow"
 

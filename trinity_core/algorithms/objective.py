@@ -74,7 +74,7 @@ class Advantages(NamedTuple):
     """What `Objective.advantages` gives for the whole batch."""
 
     advantages: Tensor
-    """[B, T] float32; 0 in expert rows and at masked tokens."""
+    """[B, T] float32; 0 in rows left out and at masked tokens."""
     metrics: dict[str, float]
     returns: Tensor | None
     """[B, T] the critic's target, where the advantage function has one."""
@@ -141,19 +141,20 @@ class Objective:
                 coefficient.kl_coef = state[name]
 
     @torch.no_grad()
-    def advantages(self, mask: Tensor, is_expert: Tensor | None = None, **inputs: Any) -> Advantages:
+    def advantages(self, mask: Tensor, left_out: Tensor | None = None, **inputs: Any) -> Advantages:
         """Advantages of the whole batch, the same on every rank that is given the same batch.
 
         `inputs`, those the advantage function takes: rewards [B], group_ids [B] (tensor or strings), run_ids [B],
         turns [B], token_rewards, values, teacher_logprobs, old_logprobs, ref_logprobs [B, T]. A KL penalty is taken
-        off the token rewards first (and off `rewards`, their sum), and its adaptive coefficient moves on. Expert rows
-        take no part. Raises InputError for what is missing or not finite.
+        off the token rewards first (and off `rewards`, their sum), and its adaptive coefficient moves on. The rows of
+        `left_out` bool [B] (an expert's, answers without a verdict) take no part. Raises InputError for what is
+        missing or not finite.
         """
         mask = as_mask(mask)
         if self.advantage_name == "none":
             return Advantages(torch.zeros(mask.shape, device=mask.device), {}, None)
-        if is_expert is not None and bool(is_expert.any()):
-            return self._without_experts(mask, ~is_expert.bool(), inputs)
+        if left_out is not None and bool(left_out.any()):
+            return self._of_rows((~left_out.bool()).nonzero()[:, 0], mask, inputs)
         metrics: dict[str, float] = {}
         if self.kl_in_reward:
             inputs, metrics = self._penalised(mask, inputs)
@@ -162,9 +163,8 @@ class Objective:
         returns = result[2] if len(result) > 2 else None
         return Advantages(result[0], metrics | result[1], returns)
 
-    def _without_experts(self, mask: Tensor, sampled_B: Tensor, inputs: dict[str, Any]) -> Advantages:
-        """Advantages of the sampled rows, 0 in the others."""
-        rows = sampled_B.nonzero()[:, 0]
+    def _of_rows(self, rows: Tensor, mask: Tensor, inputs: dict[str, Any]) -> Advantages:
+        """Advantages of some rows as if they were all, 0 in the others."""
         part = {name: _take(value, rows) for name, value in inputs.items()}
         advantages, metrics, returns = self.advantages(mask[rows], None, **part)
         whole = None if returns is None else _scatter(returns, rows, mask)

@@ -35,7 +35,7 @@ class Experience:
     versions: np.ndarray | None = None
     """int32 [R]: the policy version (trainer step) that chose each token; -1 where not an action."""
     reward: float | None = None
-    """The sequence's scalar reward; None for supervised data."""
+    """The sequence's scalar reward; None for supervised data, and where a verifier gave no verdict."""
     token_rewards: np.ndarray | None = None
     """float32 [R]: per-token rewards, where a workflow gives them; they add to `reward`."""
     group: str = ""
@@ -78,6 +78,11 @@ class Experience:
     def response_length(self) -> int:
         """R."""
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def without_verdict(self) -> bool:
+        """Whether it says nothing, good or bad, of the policy: it has no reward, and no token of it carries loss."""
+        return self.reward is None and not self.action_mask.any()
 
     @property
     def newest_version(self) -> int:

@@ -63,11 +63,12 @@ def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     tasks of the best one.
     """
     experiences = experiences_of(outcomes)
+    rewards = [e.reward for e in experiences if e.reward is not None]
     scores = [[_score(e) for e in outcome.experiences if _has_verdict(e)] for outcome in outcomes]
     flat = [score for task in scores for score in task] + [0.0] * sum(outcome.failed for outcome in outcomes)
     numbers = {
         "accuracy": float(np.mean(flat)) if flat else 0.0,
-        "reward": float(np.mean([e.reward or 0.0 for e in experiences])) if experiences else 0.0,
+        "reward": float(np.mean(rewards)) if rewards else 0.0,
         "tasks": float(len(outcomes)),
         "failed_tasks": float(sum(outcome.failed for outcome in outcomes)),
     }
@@ -89,7 +90,7 @@ def combined(experiences: Iterable[Experience]) -> dict[str, float]:
 
 def _flat_groups(outcomes: Sequence[Outcome]) -> float:
     groups = [{e.reward for e in outcome.experiences} for outcome in outcomes if len(outcome.experiences) > 1]
-    return sum(len(rewards) == 1 for rewards in groups) / len(groups) if groups else 0.0
+    return sum(len(rewards - {None}) < 2 for rewards in groups) / len(groups) if groups else 0.0
 
 
 def _has_verdict(experience: Experience) -> bool:

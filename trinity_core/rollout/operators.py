@@ -30,9 +30,10 @@ def reward_filter(
 @OPERATORS.register("flat_group_filter")
 def flat_group_filter(experiences: list[Experience]) -> list[Experience]:
     """Drop groups whose rewards are all equal: relative to each other their answers are neither good nor bad."""
-    rewards: dict[str, set[float | None]] = {}
+    rewards: dict[str, set[float]] = {e.group: set() for e in experiences}
     for e in experiences:
-        rewards.setdefault(e.group, set()).add(e.reward)
+        if e.reward is not None:
+            rewards[e.group].add(e.reward)
     return [e for e in experiences if len(rewards[e.group]) > 1]
 
 
@@ -45,12 +46,13 @@ def dynamic_sampling(
     Where `rows` is given (that of a batch), groups beyond what fills them are dropped too: explore more tasks a step
     than a batch needs and no answer waits, growing old, for a later one. Where too few are left the trainer takes them
     once the explorer waits for its weights, and steps over a batch of none: nobody waits for ever.
-    Raises TrinityError for an experience without a reward.
+    Answers without a verdict are dropped. Raises TrinityError for any other experience without a reward.
     """
     import torch
 
     from trinity_core.algorithms.sampling import fill_batch, informative_groups
 
+    experiences = [e for e in experiences if not e.without_verdict]
     rewards = [e.reward for e in experiences if e.reward is not None]
     if len(rewards) < len(experiences):
         raise TrinityError("dynamic_sampling compares rewards, but the workflow gave an experience without one")

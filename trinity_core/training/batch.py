@@ -40,6 +40,11 @@ class Batch:
         return self.mask.shape[1]
 
     @property
+    def left_out(self) -> Tensor:
+        """bool [B]: rows that rewards are not compared with: an expert's, and answers without a verdict."""
+        return torch.tensor([e.is_expert or e.without_verdict for e in self.experiences], device=self.mask.device)
+
+    @property
     def groups(self) -> list[str]:
         """The group of each row."""
         return [e.group for e in self.experiences]

@@ -117,7 +117,7 @@ def prepare(
         rewards = token_rewards.sum(-1)
     result = objective.advantages(
         batch.mask,
-        batch.is_expert,
+        batch.left_out,
         rewards=rewards,
         group_ids=batch.groups,
         run_ids=[f"{e.group}/{e.run}" for e in rows],

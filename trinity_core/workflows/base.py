@@ -126,7 +126,7 @@ class SimpleWorkflow(Workflow):
         return RewardItem(completion.text, task.truth, self.prompt_text, task.raw, task.reward_fn_args)
 
     def experience(self, completion: Completion, reward: Reward, run: int) -> Experience:
-        """One rollout. Where the verifier gave no verdict, its reward is 0 and none of its tokens carries loss."""
+        """One rollout. Where the verifier gave no verdict, it has no reward and none of its tokens carries loss."""
         experience = completion.experience(
             reward=reward.value,
             group=self.task.group,

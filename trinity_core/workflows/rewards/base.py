@@ -51,9 +51,9 @@ class Reward:
     """Why the verifier gave no verdict: it timed out, died or raised."""
 
     @property
-    def value(self) -> float:
-        """The sum of the parts; 0 where there is no verdict (see `metrics`)."""
-        return float(sum(self.parts.values()))
+    def value(self) -> float | None:
+        """The sum of the parts; None where there is no verdict."""
+        return None if self.error is not None else float(sum(self.parts.values()))
 
     @property
     def metrics(self) -> dict[str, float]:
