@@ -176,8 +176,8 @@ def trainer_environment(placement: Placement) -> dict[str, str]:
     common = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(placement.trainer_threads)}
     if placement.on_gpu:
         return common
-    alone = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": str(placement.spin_count)}
-    return common | alone | KEPT_MEMORY
+    cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": str(placement.spin_count)}
+    return common | cpu | KEPT_MEMORY
 
 
 def _start_engine(cluster: Cluster, config: Config, name: str, settings: EngineSettings, gpus: float) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -41,9 +43,7 @@ def tiny_engine(tiny_folder):
 
     settings = EngineSettings(str(tiny_folder), max_model_len=256, max_num_seqs=64)
     engine = Engine(settings)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in settings.environment().items():
-            patch.setenv(name, value)
+    with mock.patch.dict(os.environ, settings.environment()):
         asyncio.run(engine.start())
     yield engine
     asyncio.run(engine.stop())

@@ -77,6 +77,15 @@ def test_rows_that_cannot_be_used_are_set_aside_with_their_line(tmp_path, encode
         SupervisedSet.open(config(tmp_path, ROWS), encoder, seed=1, max_tokens=4)
 
 
+def test_a_row_whose_answer_leaves_no_token_is_set_aside(tmp_path, encoder):
+    template = "{% for m in messages if m.role == 'user' or m.content != '#### 3' %}{{ m.content }}{% endfor %}"
+    opened = SupervisedSet.open(config(tmp_path, ROWS, chat_template=template), encoder, seed=1)
+    assert [(bad.place.line, bad.reason) for bad in opened.bad] == [
+        (3, "the answer is empty once the chat template has rendered it")
+    ]
+    assert len(opened) == len(ROWS) - 1
+
+
 def test_concatenated_turns_and_a_template_of_its_own(tmp_path, encoder, tokenizer):
     messages = [{"role": role, "content": role[:4]} for role in ("user", "assistant") * 2]
     template = "{% for m in messages %}{{ m.role }}={{ m.content }}{{ eos_token }}{% endfor %}"

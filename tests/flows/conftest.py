@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -15,14 +16,10 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from tasks.server import TemporaryServer, environment
 
     root = tmp_path_factory.mktemp("prefect")
-    before = dict(os.environ)
-    os.environ.update(environment(root))
     server = TemporaryServer(root)
-    os.environ["PREFECT_API_URL"] = server.api_url
-    server.wait()
-    refresh_global_settings_context()  # other tests' modules may have imported Prefect, which then read its settings
-    yield server.api_url
-    server.stop()
-    os.environ.clear()
-    os.environ.update(before)
+    with mock.patch.dict(os.environ, environment(root) | {"PREFECT_API_URL": server.api_url}):
+        server.wait()
+        refresh_global_settings_context()  # other tests' modules may have imported Prefect, which read its settings
+        yield server.api_url
+        server.stop()
     refresh_global_settings_context()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -45,19 +46,21 @@ def publish(folder, version: int, model, wrong_probe: float = 0.0):
     folder.publish(version, model.state_dict().items(), Probe(tokens, tuple(logprobs.tolist())))
 
 
-@pytest.fixture
-def other_model(tiny_model):
+def changed(model, seed: int):
     """The same architecture with other weights."""
-    import copy
-
     import torch
 
-    model = copy.deepcopy(tiny_model)
-    generator = torch.Generator().manual_seed(1)
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
     return model
+
+
+@pytest.fixture
+def other_model(tiny_model):
+    return changed(tiny_model, seed=1)
 
 
 @pytest.fixture
@@ -164,6 +167,30 @@ def test_weights_are_taken_over_and_proven(tiny_engine, tiny_folder, other_model
         np.testing.assert_allclose(sample.logprobs, expected, atol=1e-5)
         assert sample.versions.tolist() == [3] * len(sample.tokens)
     folder.remove()
+
+
+def test_versions_after_the_first_need_none_of_vllms_loaders(tiny_engine, tiny_model, tmp_path, own_weights_after):
+    def without_loaders(worker):
+        worker.reload_weights = None
+
+    def with_loaders(worker):
+        del worker.reload_weights
+
+    folder, rpc = open_weights("memory", tmp_path), tiny_engine._local._vllm.collective_rpc
+    try:
+        for version in (1, 2, 3):
+            model = changed(tiny_model, seed=version)
+            publish(folder, version, model)
+            asyncio.run(tiny_engine.load(WeightSource("memory", str(tmp_path)), version))
+            if version == 1:
+                rpc(without_loaders)
+            wanted = requests(4, name=f"reload-{version}")
+            for request, sample in zip(wanted, generate(tiny_engine, wanted), strict=True):
+                expected = trainer_logprobs(model, request.prompt, sample.tokens)
+                np.testing.assert_allclose(sample.logprobs, expected, atol=1e-5)
+    finally:
+        rpc(with_loaders)
+        folder.remove()
 
 
 def test_weights_that_are_not_the_trainers_are_found_out(tiny_engine, other_model, tmp_path, own_weights_after):

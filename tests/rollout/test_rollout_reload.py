@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 from typing import ClassVar
 
-import numpy as np
-import pytest
 import torch
 from torch import nn
 
-from trinity_core.rollout.messages import Request, Sampling, WeightSource
 from trinity_core.rollout.reload import Reloader
-from trinity_core.sync.weights import open_weights
 
 
 class Model(nn.Module):
@@ -107,39 +102,3 @@ def test_other_names_are_looked_at_anew():
     reloader.load(checkpoint(3).items())
     assert vllm.calls == 3
     assert torch.equal(vllm.model.layer["norm"].weight, checkpoint(3)["layer.norm.weight"])
-
-
-@pytest.mark.slow
-def test_a_running_engine_takes_new_weights_without_vllms_loaders(tiny_engine, tiny_folder, tiny_model, tmp_path):
-    def without_loaders(worker):
-        worker.reload_weights = None
-
-    def with_loaders(worker):
-        del worker.reload_weights
-
-    prompt = np.array([5, 9, 30, 7], dtype=np.int32)
-    model = copy.deepcopy(tiny_model)
-    folder = open_weights("memory", tmp_path)
-    rpc = tiny_engine._local._vllm.collective_rpc
-    try:
-        for version in range(1, 4):
-            with torch.no_grad():
-                for i, parameter in enumerate(model.parameters()):
-                    parameter += 0.02 * torch.randn(
-                        parameter.shape, generator=torch.Generator().manual_seed(100 * version + i)
-                    )
-            folder.publish(version, model.state_dict().items())
-            asyncio.run(tiny_engine.load(WeightSource("memory", str(tmp_path)), version))
-            if version == 1:
-                rpc(without_loaders)
-            request = Request(f"reload/{version}", prompt, Sampling(max_tokens=8), version)
-            [sample] = asyncio.run(tiny_engine.generate([request])).unpack()
-            whole = torch.tensor([[*prompt.tolist(), *sample.tokens.tolist()]])
-            with torch.no_grad():
-                logprobs = torch.log_softmax(model(whole).logits[0, len(prompt) - 1 : -1], -1)
-            expected = logprobs.gather(-1, whole[0, len(prompt) :, None])[:, 0].numpy()
-            np.testing.assert_allclose(sample.logprobs, expected, atol=1e-5)
-    finally:
-        rpc(with_loaders)
-        folder.remove()
-        asyncio.run(tiny_engine.load(WeightSource("folder", str(tiny_folder)), 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +92,7 @@ class Experience:
 
 
 _ARRAYS = {"logprobs": np.float32, "versions": np.int32, "token_rewards": np.float32, "teacher_logprobs": np.float32}
-_ALWAYS = {"tokens": np.int32, "action_mask": np.bool_}
+_ALWAYS = ("tokens", "action_mask")
 _SCALARS = (
     "prompt_length", "reward", "group", "run", "turn", "task_index", "is_expert", "truncated", "metrics", "info",
 )  # fmt: skip
@@ -103,11 +104,11 @@ def to_bytes(experiences: Sequence[Experience]) -> bytes:
     No pickle is involved. Much cheaper than one file an experience.
     """
     rows: list[dict[str, Json]] = []
-    parts: dict[str, list[np.ndarray]] = {name: [np.empty(0, dtype)] for name, dtype in _ALWAYS.items()}
+    parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for e in experiences:
         given = {name: value for name in (*_ALWAYS, *_ARRAYS) if (value := getattr(e, name)) is not None}
         for name, value in given.items():
-            parts.setdefault(name, []).append(value)
+            parts[name].append(value)
         lengths = {name: len(value) for name, value in given.items()}
         rows.append({name: getattr(e, name) for name in _SCALARS} | {"lengths": lengths})
     arrays = {name: np.concatenate(values) for name, values in parts.items()}

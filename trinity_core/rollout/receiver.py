@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +25,24 @@ class WeightReceiver:
         """Load a published version (`memory`, `checkpoint`) or a Hugging Face folder (`folder`) into the model."""
         from vllm.platforms import current_platform
 
-        worker: Any = self
-        if method == "folder":
-            worker.reload_weights(weights_iterator=with_head(_folder_tensors(Path(path))))
-            return
-        tensors = with_head(_published(method, path, version))
-        if not current_platform.is_cpu():
-            worker.reload_weights(weights_iterator=tensors)
-            return
+        from_folder = method == "folder"
+        tensors = with_head(_folder_tensors(Path(path)) if from_folder else _published(method, path, version))
+        if current_platform.is_cpu() and not from_folder:
+            self._reload(tensors)
+        else:
+            self._vllm_reload(tensors)
+
+    def _reload(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self._reloader is None:
             from trinity_core.rollout.reload import Reloader
 
-            self._reloader = Reloader(worker.get_model(), lambda those: worker.reload_weights(weights_iterator=those))
+            worker: Any = self
+            self._reloader = Reloader(worker.get_model(), self._vllm_reload)
         self._reloader.load(tensors)
+
+    def _vllm_reload(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        worker: Any = self
+        worker.reload_weights(weights_iterator=tensors)
 
 
 def _published(method: str, path: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:

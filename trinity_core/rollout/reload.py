@@ -26,9 +26,8 @@ class Filled:
     module: Any
     sources: dict[str, tuple[str, ...]]
     """For each parameter the names of the tensors that it is made of."""
-    shapes: dict[str, torch.Size]
-    dtypes: dict[str, torch.dtype]
-    """As they are before vLLM prepares them for its kernels."""
+    loaded: dict[str, Tensor]
+    """What each parameter is like (on the device `meta`) before vLLM prepares it for its kernels."""
     prepared: bool
     """Whether vLLM prepares this module's weight; it may keep nothing but the result."""
 
@@ -36,8 +35,8 @@ class Filled:
         """Give the module the weights in `tensors`."""
         kept = dict(self.module._parameters)
         for name, sources in self.sources.items():
-            if kept[name].shape != self.shapes[name]:  # given up for what was prepared of it
-                fresh = torch.zeros(self.shapes[name], dtype=self.dtypes[name])
+            if kept[name].shape != self.loaded[name].shape:  # given up for what was prepared of it
+                fresh = torch.zeros_like(self.loaded[name], device="cpu")
                 self.module.register_parameter(name, nn.Parameter(fresh, requires_grad=False))
             whole, start = self.module._parameters[name].data, 0
             for part in (tensors[source] for source in sources):
@@ -108,8 +107,8 @@ def _filled(
         parts = [tensors[source] for source in sources[name] if source in tensors]
         if len(parts) < len(sources[name]) or not _made_of(parameter, parts):
             return None
-    shapes = {name: p.shape for name, p in parameters.items()}
-    return Filled(module, sources, shapes, {name: p.dtype for name, p in parameters.items()}, prepared)
+    loaded = {name: torch.empty_like(p, device="meta") for name, p in parameters.items()}
+    return Filled(module, sources, loaded, prepared)
 
 
 def _made_of(parameter: Tensor, parts: list[Tensor]) -> bool:
