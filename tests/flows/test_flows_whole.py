@@ -36,11 +36,16 @@ RAY_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
 """They try for a minute to tell a Ray that is no more of its end, and then go."""
 
 REWARD = '''
+import time
+from pathlib import Path
+
 from trinity_core.workflows import REWARD_FNS
 
 @REWARD_FNS.register("even_letters")
 def even_letters(*, prompt, response, truth, task, **args):
     """What even an untrained model does more or less of."""
+    if Path(__file__).with_name("slow").exists():
+        time.sleep(0.1)
     return {"even": sum(ord(letter) % 2 == 0 for letter in response) / max(len(response), 1)}
 '''
 
@@ -189,14 +194,17 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
 
 
 def test_a_killed_flow_is_retried_to_the_same_weights(deployed: Place, at_once: Place) -> None:
-    """SIGKILL of the flow's process amid a stage; then what the UI's button does."""
+    """SIGKILL of the flow's process amid a stage, which is slow until then; after that what the UI's button does."""
+    slow = deployed.root / "plugins/slow"
+    slow.touch()
     started = deployed.call("prefect", "deployment", "run", "pipeline/gsm8k", "--param", f"config={deployed.config}")
     run_id = next(line.split(":", 1)[1].strip() for line in started.splitlines() if "UUID" in line)
     wait_until(lambda: deployed.job.exists() and KILLED_AT in trained_steps(deployed.job))
     flow, family = flow_process(deployed)
     flow.kill()
-    left = {each.name() for each in psutil.wait_procs(family, timeout=20)[1]}
-    assert left <= RAY_AGENTS, "engines, trainers and Ray go with the flow"
+    left = psutil.wait_procs([each for each in family if each.name() not in RAY_AGENTS], timeout=20)[1]
+    assert not left, "engines, trainers and Ray go with the flow"
+    slow.unlink()
     assert 0 < (latest_whole(deployed.job) or 0) < STEPS
     wait_until(lambda: state(deployed, run_id) == "CRASHED", 60)
 
