@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from trinity_core.config.training import CriticSettings, TrainSettings
 
 ROOT = Path(__file__).parent.parent
 
@@ -86,6 +89,19 @@ def test_light_modules_import_nothing_heavy(module: str) -> None:
     program = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("settings", [TrainSettings, CriticSettings])
+def test_what_the_trainer_is_told_it_uses(settings: type) -> None:
+    """A setting that nothing reads is one that a user gives in vain."""
+    read = {
+        node.attr
+        for top in ("trinity_core/training", "tasks")
+        for path in (ROOT / top).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    assert {field.name for field in fields(settings)} <= read
 
 
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))

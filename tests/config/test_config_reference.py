@@ -113,6 +113,15 @@ def test_notices() -> None:
     assert "critic.strategy" in ignored and "1024 experiences" in batches and "2048 tokens" in budget
     unread = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["service.data_juicer.auto_start=true"])
     assert notices(unread) == ["Accepted, but without effect here: service.data_juicer."]
+    actor = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
+    offload = [f"{actor}.param_offload=true", f"{actor}.optimizer_offload=true"]
+    for changes, keys in (
+        (["trainer.zero_stage=0"], [f"{actor}.param_offload", f"{actor}.optimizer_offload"]),
+        (["trainer.zero_stage=2"], [f"{actor}.param_offload"]),
+        (["trainer.zero_stage=3"], []),
+    ):
+        said = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [*offload, *changes]))
+        assert said == ([f"Accepted, but without effect here: {', '.join(keys)}."] if keys else [])
     dpo = load_config(RECIPES / "sft/sft.yaml", ["algorithm.algorithm_type=dpo", "algorithm.repeat_times=4"])
     assert notices(dpo) == ["algorithm.repeat_times is 2 for dpo; the 4 given is not used."]
 

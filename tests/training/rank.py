@@ -27,6 +27,9 @@ def main() -> None:
     assert broadcast_bytes(b"from rank 0" if rank == 0 else None, ranks) == b"from rank 0"
     for case in json.loads((folder / "cases.json").read_text()):
         learner = Learner(config_from_dict(case["config"]), 4, ranks)
+        if learner.engine.settings.zero_stage == 3:
+            _assert_halves(learner.engine.module)
+            _assert_halves(learner.reference.module)
         learner.cut = replace(learner.cut, max_tokens=case["max_tokens"])
         metrics = [learner.step(make_batch(step, groups=3), step) for step in (1, 2)]
         checkpoint = folder / case["name"]
@@ -39,6 +42,12 @@ def main() -> None:
             assert torch.equal(before[name], w), name
         if rank == 0:
             torch.save({"metrics": metrics, "weights": before}, folder / f"{case['name']}.pt")
+
+
+def _assert_halves(model: torch.nn.Module) -> None:
+    """Of its tensors, all but the smallest, each of the two ranks holds one half."""
+    large = [p for p in model.parameters() if p.ds_numel >= 1000]
+    assert large and all(2 * p.ds_tensor.numel() == p.ds_numel for p in large)
 
 
 main()

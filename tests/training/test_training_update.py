@@ -76,6 +76,29 @@ def test_one_large_micro_batch_equals_many_small_ones(learner, overrides):
     _assert_same(whole, rows)
 
 
+def test_the_reference_model_goes_by_budgets_of_its_own_and_may_rest_in_host_memory(learner):
+    """Less memory, the same step."""
+    ref, batch = "trainer__trainer_config__actor_rollout_ref__ref__", make_batch(1)
+
+    def counted(**overrides):
+        """What came of the step, and the passes of the reference model that it took."""
+        made, passes = learner(**overrides), []
+        made.reference.module.register_forward_pre_hook(lambda *_: passes.append(1))
+        return _train(made, [batch]), len(passes)
+
+    whole, once = counted()
+    small, several = counted(**{f"{ref}log_prob_max_token_len_per_gpu": 64, f"{ref}fsdp_config__param_offload": True})
+    rows, four = counted(
+        trainer__use_dynamic_bsz="false",
+        trainer__trainer_config__actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=16,
+        **{f"{ref}log_prob_micro_batch_size_per_gpu": 4},
+    )
+    assert once == 1 and several >= sum(e.response_length for e in batch) / 64 and four == 4
+    assert small[0][0]["experience/micro_batches"] == rows[0][0]["experience/micro_batches"] == 1
+    _assert_same(whole, small)
+    _assert_same(whole, rows)
+
+
 def test_rows_that_share_prompts_train_as_padded_ones(learner):
     batches = [make_batch(1), make_batch(2)]
     packed = _train(learner(), batches)

@@ -6,6 +6,7 @@ from trinity_core.config import verl
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.resolve import expert_share
 from trinity_core.config.schema import Config
+from trinity_core.config.verl import ROOT
 
 
 def notices(config: Config) -> list[str]:
@@ -19,12 +20,19 @@ def _ignored(config: Config) -> list[str]:
 
 
 def _unread(config: Config) -> list[str]:
-    """What is checked, but has no part in a run yet."""
+    """What is checked, but has no part in this run."""
+    trainer, verl = config.trainer, config.trainer.trainer_config
+    whole = trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1)
     given = {
         "service.data_juicer": config.service.data_juicer is not None,
-        "trainer.ulysses_sequence_parallel_size": config.trainer.ulysses_sequence_parallel_size > 1,
+        "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
     }
+    reference, actor = verl.actor_rollout_ref.ref.fsdp_config, verl.actor_rollout_ref.actor.fsdp_config
+    given[f"{ROOT}.actor_rollout_ref.ref.fsdp_config.optimizer_offload"] = reference.optimizer_offload
+    for name, fsdp in (("actor_rollout_ref.actor", actor), ("critic.model", verl.critic.model.fsdp_config)):
+        given[f"{ROOT}.{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
+        given[f"{ROOT}.{name}.fsdp_config.optimizer_offload"] = fsdp.optimizer_offload and whole
     return [key for key, there in given.items() if there]
 
 

@@ -20,7 +20,6 @@ class CriticSettings:
     """How far a value may move from the one the advantages were computed with."""
     epochs: int
     """Updates from each batch."""
-    shuffle: bool
     use_dynamic_bsz: bool
     micro_batch_size: int | None
     """Rows of one micro-batch of one worker where `use_dynamic_bsz` is false; None: as many as tokens allow."""
@@ -44,8 +43,6 @@ class TrainSettings:
     """0: no clipping."""
     epochs: int
     """Updates from each batch."""
-    shuffle: bool
-    """New order of the rows in each of these epochs."""
     use_dynamic_bsz: bool
     micro_batch_size: int | None
     """Rows of one micro-batch of one worker where `use_dynamic_bsz` is false; None: as many as tokens allow."""
@@ -54,9 +51,6 @@ class TrainSettings:
     reference_micro_batch_size: int | None
     reference_max_tokens: int
     """The same for a forward pass of the reference model."""
-    balance_batch: bool
-    """Give workers rows of about equal total length."""
-    sequence_parallel_size: int
     zero_stage: int | None
     worker_num: int | None
     dtype: str | None
@@ -64,7 +58,9 @@ class TrainSettings:
     torch_compile: bool
     """Compile the layers of all models that train or judge."""
     param_offload: bool
+    """Weights in host memory between uses; the policy's under ZeRO 3, the reference model's under any."""
     optimizer_offload: bool
+    """The optimiser's state in host memory, under ZeRO 1 to 3."""
     reference_offload: bool
     model_overrides: Args
     """Changes to the model's own configuration."""
@@ -82,14 +78,11 @@ def train_settings(config: Config) -> TrainSettings:
         optimizer=config.algorithm.optimizer,
         grad_clip=trainer.grad_clip,
         epochs=actor.ppo_epochs,
-        shuffle=actor.shuffle,
         use_dynamic_bsz=trainer.use_dynamic_bsz,
         micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
         max_tokens=_budget(config, trainer.max_token_len_per_gpu),
         reference_micro_batch_size=reference.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
         reference_max_tokens=_budget(config, reference.log_prob_max_token_len_per_gpu or trainer.max_token_len_per_gpu),
-        balance_batch=verl.trainer.balance_batch,
-        sequence_parallel_size=trainer.ulysses_sequence_parallel_size,
         zero_stage=trainer.zero_stage,
         worker_num=trainer.worker_num,
         dtype=trainer.dtype,
@@ -128,7 +121,6 @@ def _critic(config: Config) -> CriticSettings:
         grad_clip=critic.grad_clip,
         cliprange_value=critic.cliprange_value,
         epochs=critic.ppo_epochs or actor.ppo_epochs,
-        shuffle=actor.shuffle if critic.shuffle is None else critic.shuffle,
         use_dynamic_bsz=dynamic,
         micro_batch_size=critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
         max_tokens=_budget(config, critic.ppo_max_token_len_per_gpu or 2 * config.trainer.max_token_len_per_gpu),

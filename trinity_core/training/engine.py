@@ -6,6 +6,8 @@ The loss given to `backward` is a share of a sum over the whole batch; gradients
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +44,8 @@ class Engine:
         self.ranks = ranks
         self.settings = settings
         self.device = ranks.device
-        module.to(ranks.device)
+        config = deepspeed_config(settings, ranks.world_size)
+        place(module, settings, config, ranks.device)
         self.optimizer = torch.optim.AdamW(
             [p for p in module.parameters() if p.requires_grad],
             lr=0.0,
@@ -54,7 +57,7 @@ class Engine:
         self.deepspeed, self.wrapped, _, _ = deepspeed.initialize(
             model=module,
             optimizer=self.optimizer,
-            config=deepspeed_config(settings, ranks.world_size),
+            config=config,
             dist_init_required=False,
         )
         self.plain = settings.zero_stage == 0 and settings.dtype == torch.float32
@@ -95,6 +98,42 @@ class Engine:
         """DeepSpeed's own clipping of whole float32 gradients goes tensor by tensor and does not tell the norm."""
         limit = self.settings.grad_clip or float("inf")
         return torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit, foreach=True)
+
+
+class Frozen:
+    """A module that is evaluated and never changed: whole on every rank, or under ZeRO 3 in parts."""
+
+    def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks) -> None:
+        self.module = module.eval().requires_grad_(False)
+        self._device = ranks.device
+        self._rests_on = torch.device("cpu") if settings.param_offload and settings.zero_stage < 3 else ranks.device
+        self._forward: Any = self.module
+        if settings.zero_stage < 3:
+            self.module.to(self._rests_on)
+            return
+        import deepspeed
+
+        config = deepspeed_config(settings, ranks.world_size)
+        place(module, settings, config, ranks.device)
+        self._forward = deepspeed.initialize(model=module, config=config, dist_init_required=False)[0]
+
+    @contextmanager
+    def awake(self) -> Iterator[Callable[..., Any]]:
+        """Its forward, with the weights on the device; with `param_offload` they are in host memory but for now."""
+        self.module.to(self._device)
+        try:
+            yield self._forward
+        finally:
+            self.module.to(self._rests_on)
+
+
+def place(module: nn.Module, settings: EngineSettings, config: dict[str, Any], device: torch.device) -> None:
+    """Move a module to its device; under ZeRO 3 tensor by tensor, so that none ever holds more than its parts."""
+    if settings.zero_stage == 3:
+        import deepspeed
+
+        deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=settings.dtype)
+    module.to(device)
 
 
 def deepspeed_config(settings: EngineSettings, world_size: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.compiled import compile_layers
 from trinity_core.training.critic import Critic
 from trinity_core.training.distributed import Ranks
-from trinity_core.training.engine import Engine, EngineSettings
+from trinity_core.training.engine import Engine, EngineSettings, Frozen
 from trinity_core.training.finite import naming_step
 from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.model import DTYPES, SAMPLE_WIDTH, Policy, Ways, find_ways, load_causal_lm, sample
@@ -63,8 +63,12 @@ class Learner:
         if settings.torch_compile:
             compile_layers(lm, ranks.device)
         self.model_config = lm.config
-        self.engine = Engine(Policy(lm, ways), _engine_settings(settings, stage, self.dtype), ranks)
-        self.reference = self._load_reference(config, ways) if self.objective.needs_reference else None
+        engine_settings = _engine_settings(settings, stage, self.dtype)
+        self.engine = Engine(Policy(lm, ways), engine_settings, ranks)
+        self.reference = None
+        if self.objective.needs_reference:
+            offloaded = replace(engine_settings, param_offload=settings.reference_offload)
+            self.reference = Frozen(self._load_reference(config, ways), offloaded, ranks)
         self.critic = (
             Critic(settings.critic, stage, self.dtype, total_steps, trust, ranks)
             if settings.critic is not None
@@ -73,18 +77,21 @@ class Learner:
         optimizer = settings.optimizer
         warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)
         self.schedule = Schedule(optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio)
-        rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
+        dynamic = settings.use_dynamic_bsz
+        rows = None if dynamic else settings.micro_batch_size
         self.cut = Cut(settings.max_tokens, rows, self.objective.policy_loss.rows_per_unit, ways.packing)
+        rows = None if dynamic else settings.reference_micro_batch_size
+        self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens, rows=rows)
 
     def _load_reference(self, config: Config, ways: Ways) -> Policy:
-        """The policy as it was before the first step, frozen."""
+        """The policy as it was before the first step."""
         lm = load_causal_lm(
             config.model.model_path, self.dtype, config.model.trust_remote_code, self.settings.model_overrides
         )
         lm.set_attn_implementation(self.model_config._attn_implementation)
         if self.settings.torch_compile:
             compile_layers(lm, self.ranks.device)
-        return Policy(lm.eval().requires_grad_(False).to(self.ranks.device), ways)
+        return Policy(lm, ways)
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
         """Train step `step` (from 1) on a batch; returns its metrics."""
@@ -131,10 +138,12 @@ class Learner:
         return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
 
     def _reference(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
-        reference = self.reference
-        if reference is None:
+        if self.reference is None:
             return None
-        return gather(batch, micros, lambda micro: reference(micro, self.temperature, False)[0], self.ranks)
+        if self.reference_cut != self.cut:
+            micros = micro_batches(batch, self.reference_cut, self.ranks, self.dtype)
+        with self.reference.awake() as reference:
+            return gather(batch, micros, lambda micro: reference(micro, self.temperature, False)[0], self.ranks)
 
 
 def _actor(name: str) -> str:

@@ -29,9 +29,9 @@ class VerlFsdp:
     """Where weights and optimizer state live."""
 
     param_offload: bool = False
-    """Keep weights in host memory between uses."""
+    """Keep weights in host memory between uses: a reference model's always, others' under ZeRO 3."""
     optimizer_offload: bool = False
-    """Keep the optimizer's state in host memory."""
+    """Keep the optimizer's state in host memory, under ZeRO 1 to 3."""
     wrap_policy: NoEffect = None
     """FSDP's unit of sharding."""
     fsdp_size: NoEffect = None
@@ -114,8 +114,8 @@ class VerlActor:
     """Workers that share each sequence."""
     ppo_epochs: Count = 1
     """Updates made from each batch."""
-    shuffle: bool = False
-    """Take the rows of a batch in a new order in each of these epochs."""
+    shuffle: NoEffect = None
+    """Each update takes the whole batch, in which the order of rows is of no consequence."""
     checkpoint: VerlCheckpoint = field(default_factory=VerlCheckpoint)
     """Parts of a checkpoint."""
     optim: VerlActorOptim = field(default_factory=VerlActorOptim)
@@ -232,8 +232,8 @@ class VerlCritic:
     """Largest norm of the gradient; 0 switches clipping off."""
     cliprange_value: Positive = 0.5
     """How far a value may move from the one the advantages were computed with."""
-    shuffle: bool | None = None
-    """Take the rows of a batch in a new order in each epoch; by default as for the policy."""
+    shuffle: NoEffect = None
+    """Each update takes the whole batch, in which the order of rows is of no consequence."""
     forward_micro_batch_size_per_gpu: NoEffect = None
     """Values are computed in the micro-batches of the update."""
     forward_max_token_len_per_gpu: NoEffect = None
@@ -256,8 +256,8 @@ class VerlTrainer:
 
     critic_warmup: StepsOrNone = 0
     """Steps in which only the critic is trained."""
-    balance_batch: bool = True
-    """Give workers rows of about equal total length."""
+    balance_batch: NoEffect = None
+    """Workers always get rows of about equal total length."""
     max_actor_ckpt_to_keep: Annotated[Count | None, SameAs("trainer.max_checkpoints_to_keep")] = None
     """Older checkpoints beyond this number are removed."""
     max_critic_ckpt_to_keep: NoEffect = None
