@@ -103,7 +103,18 @@ def test_old_checkpoints_go_but_the_protected_stay(layout):
     for step in range(1, 6):
         save(layout, step, keep=2, protect={2})
     assert layout.steps() == [2, 4, 5]
-    assert remove_old(layout, 0) == [2, 4]
+    assert remove_old(layout, 5, 0) == [2, 4]
+
+
+def test_a_damaged_checkpoint_does_not_push_out_those_the_run_goes_on_with(layout):
+    """Of 40 and 80 the latter is damaged; the run goes on from 40 and saves at 55."""
+    for step in (40, 80):
+        save(layout, step, keep=2)
+    (layout.actor(80) / shard_name("model", 1, 0)).write_text("cut short")
+    save(layout, 55, keep=1)
+    assert layout.steps() == [55, 80] and latest_whole(layout.root) == 55
+    save(layout, 80, keep=2)
+    assert layout.steps() == [55, 80] and latest_whole(layout.root) == 80
 
 
 def test_leftovers_of_a_killed_writer_go(layout):

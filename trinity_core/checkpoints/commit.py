@@ -44,7 +44,7 @@ def commit(
 ) -> Path:
     """Make what lies in `temporary` the checkpoint of `step` and the latest one; return its folder.
 
-    Of the whole checkpoints the newest `keep` (None: all) and those of `protect` stay. Raises `TrinityError` where the
+    Of those up to `step` the newest `keep` (None: all) and those of `protect` stay. Raises `TrinityError` where the
     disk is full or not writable; the checkpoint before then still is the latest.
     """
     target = layout.step(step)
@@ -62,13 +62,16 @@ def commit(
         if old is not None:
             shutil.rmtree(old)
     if keep is not None:
-        remove_old(layout, keep, protect)
+        remove_old(layout, step, keep, protect)
     return target
 
 
-def remove_old(layout: JobLayout, keep: int, protect: Collection[int] = ()) -> list[int]:
-    """Delete finished checkpoints but the newest `keep` (at least one) and those of `protect`; return what went."""
-    finished = [step for step in layout.steps() if (layout.step(step) / MANIFEST).exists()]
+def remove_old(layout: JobLayout, upto: int, keep: int, protect: Collection[int] = ()) -> list[int]:
+    """Delete finished checkpoints but the newest `keep` (at least one) and those of `protect`; return what went.
+
+    Those after step `upto` neither count nor go: the run went on from before them, as they are damaged.
+    """
+    finished = [step for step in layout.steps() if step <= upto and (layout.step(step) / MANIFEST).exists()]
     gone = [step for step in finished[: -max(keep, 1)] if step not in protect]
     for step in gone:
         remove_tree(layout.step(step))

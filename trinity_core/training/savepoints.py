@@ -11,6 +11,8 @@ from trinity_core.checkpoints.resume import latest_whole, update_meta, whole_ste
 from trinity_core.config.schema import Config
 from trinity_core.files import clear_errors, write_atomically
 from trinity_core.layout import JobLayout
+from trinity_core.tracking import read_metrics
+from trinity_core.tracking.forwarder import eval_scores
 from trinity_core.training import checkpoint
 from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
 
@@ -42,7 +44,7 @@ class Savepoints:
         if self.ranks.first:
             if learner.settings.save_huggingface:
                 convert(temporary)
-            commit(self.layout, step, temporary, self.keep)
+            commit(self.layout, step, temporary, self.keep, self._best())
             update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size)
             if self.config.synchronizer.sync_method != "checkpoint":  # there each hand-over names its own version
                 write_atomically(self.layout.latest_state_dict, f"{step}\n".encode())
@@ -64,6 +66,11 @@ class Savepoints:
                     model.model_path, trust_remote_code=model.trust_remote_code
                 )
             self._tokenizer.save_pretrained(target)
+
+    def _best(self) -> list[int]:
+        """The checkpoint with the highest score (of several the first), which is kept however old it is."""
+        scores = eval_scores(read_metrics(self.layout.root)) if self.keep is not None else {}
+        return sorted(scores.keys() & set(self.layout.steps()), key=lambda step: (-scores[step], step))[:1]
 
     def latest(self) -> int:
         """The newest whole checkpoint's step; 0 where there is none. The same on every rank."""

@@ -1,0 +1,25 @@
+"""Which checkpoints stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trinity_core.tracking import MetricsFile
+from trinity_core.training.distributed import join, rendezvous
+from trinity_core.training.learner import Learner
+from trinity_core.training.savepoints import Savepoints
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_best_by_eval_stays_however_old_it_is(make_config: Any) -> None:
+    ranks = join(0, 1, *rendezvous(), use_gpu=False)
+    config = make_config(trainer__max_checkpoints_to_keep=2)
+    learner, savepoints = Learner(config, 4, ranks), Savepoints(config, ranks)
+    scores = MetricsFile(config.job_dir, "eval")
+    for step, accuracy in enumerate((0.1, 0.7, 0.3, 0.7, 0.2), start=1):
+        savepoints.save(learner, step, None)
+        scores.write(step, {"eval/test/accuracy": accuracy})
+    assert savepoints.layout.steps() == [2, 4, 5]
