@@ -150,7 +150,7 @@ def run_until_done(
     """What `runs` (references to what `run` returns) come to; the first that fails ends the wait with its error.
 
     Once `stopping()` is true, `stop` is called, which makes the runs save and return. Raises `Stopped` where they do
-    not return within `grace` seconds.
+    not return within `grace` seconds. Where `while_waiting` raises, they save and return before that is raised on.
     """
     import ray
 
@@ -166,7 +166,12 @@ def run_until_done(
             stop()
         if asked_at is not None and time.monotonic() - asked_at > grace:
             raise Stopped("The run was stopped before its next step boundary.")
-        while_waiting()
+        try:
+            while_waiting()
+        except BaseException:
+            stop()
+            ray.wait(waiting, num_returns=len(waiting), timeout=grace)
+            raise
         time.sleep(POLL_SECONDS)
     return [get(ref) for ref in runs]
 

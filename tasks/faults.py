@@ -10,6 +10,8 @@ from typing import Any
 
 from trinity_core.errors import TransientFault, TrinityError
 
+log = logging.getLogger(__name__)
+
 POLL_SECONDS = 0.2
 """Short, so that a cancellation (an exception in the main thread) is heard at once, and no longer wait is needed."""
 
@@ -66,6 +68,14 @@ def only_transient_faults_are_retried() -> Iterator[None]:
         raise
 
 
+def api_faults() -> tuple[type[Exception], ...]:
+    """What a call of Prefect's API raises where the server is away or refuses."""
+    from httpx import HTTPError
+    from prefect.exceptions import PrefectException
+
+    return HTTPError, PrefectException
+
+
 def _forbid_retries() -> None:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.objects import FlowRunPolicy
@@ -74,8 +84,11 @@ def _forbid_retries() -> None:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow is None or not context.flow.retries:
         return
-    with get_client(sync_client=True) as client:
-        client.update_flow_run(context.flow_run.id, empirical_policy=FlowRunPolicy(retries=0, retry_delay=0))
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(context.flow_run.id, empirical_policy=FlowRunPolicy(retries=0, retry_delay=0))
+    except api_faults() as error:
+        log.warning("Prefect cannot be told that another attempt would be of no use: %s", error)
 
 
 def result_of(ref: Any, stopped: Callable[[], bool], while_waiting: Callable[[], None] | None = None) -> Any:

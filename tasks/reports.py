@@ -17,6 +17,7 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
+from tasks.faults import api_faults
 from tasks.labels import artifact_key
 from trinity_core.config import Config
 from trinity_core.tracking.curve import draw_curve
@@ -45,6 +46,7 @@ class LiveReport:
         self._artifact: UUID | None = None
         self._step = -1
         self._due = 0.0
+        self._warned = False
 
     def __call__(self) -> None:
         """Report where it is time to."""
@@ -54,7 +56,15 @@ class LiveReport:
             self._due = time.monotonic() + pause_after(time.monotonic() - began)
 
     def report(self, done: bool = False) -> None:
-        """Report now."""
+        """Report now. Where that is not possible (no API, no disk for the picture) it is said once; the run goes on."""
+        try:
+            self._report(done)
+        except (*api_faults(), OSError) as error:
+            if not self._warned:
+                get_run_logger().warning("The progress cannot be shown in Prefect, the run goes on: %s", error)
+            self._warned = True
+
+    def _report(self, done: bool) -> None:
         lines = [line for line in read_metrics(self._config.job_dir) if line.source.startswith(self._source)]
         step = lines[-1].step if lines else 0
         if (step == self._step and not done) or not lines:

@@ -1,0 +1,35 @@
+"""What a run shows is never what ends it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from tasks import reports
+from tasks.reports import LiveReport
+from tasks.server import free_port
+from trinity_core.config import Config
+from trinity_core.tracking import MetricsFile
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_run_goes_on_where_prefect_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    monkeypatch.setattr(reports, "get_run_logger", lambda: logging.getLogger("run"))
+    numbers = MetricsFile(config.job_dir, "trainer")
+    report = LiveReport(config, "trainer", 10)
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}), caplog.at_level(logging.INFO):
+        for step in (1, 2):
+            numbers.write(step, {"reward/mean": 0.5})
+            report.report()
+    assert [r.getMessage() for r in caplog.records if r.name == "run" and r.levelno == logging.INFO] == [
+        f"step {step} of 10: reward/mean 0.5" for step in (1, 2)
+    ]
+    (warning,) = [r.getMessage() for r in caplog.records if r.name == "run" and r.levelno == logging.WARNING]
+    assert "the run goes on" in warning
