@@ -8,12 +8,13 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 
 from tasks.cluster import placement_of
 from tasks.labels import label_run
 from tasks.placement import parts_of, sync_method
 from tasks.session import Stage
-from trinity_core.checkpoints.resume import fresh_name, latest_whole
+from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole
 from trinity_core.config import Config, load_config, stages, store_url
 from trinity_core.errors import TrinityError
 from trinity_core.store.store import ExperienceStore
@@ -72,9 +73,14 @@ def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
 
 
 def in_fresh_folder(config: Config) -> Config:
-    """With `continue_from_checkpoint: false` a run whose folder is taken gets a folder of its own, `<name>_<time>`."""
+    """With `continue_from_checkpoint: false` a run whose folder is taken gets a folder of its own, `<name>_<time>`.
+
+    A retry goes on in the folder that its flow run has begun.
+    """
     if not config.continue_from_checkpoint:
-        config.name = fresh_name(config.job_dir.parent, config.name)
+        name, begun_by = config.name, flow_run.root_flow_run_id or ""
+        config.name = fresh_name(config.job_dir.parent, name, begun_by)
+        claim(config.job_dir, name, begun_by)
     return config
 
 

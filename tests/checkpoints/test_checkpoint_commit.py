@@ -12,7 +12,7 @@ import torch
 
 from trinity_core.checkpoints.commit import begin, commit, remove_old
 from trinity_core.checkpoints.manifest import damage
-from trinity_core.checkpoints.resume import fresh_name, latest_whole, read_meta, update_meta, whole_steps
+from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, read_meta, update_meta, whole_steps
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, remove_leftovers
 from trinity_core.layout import JobLayout, shard_name, step_of
@@ -194,13 +194,23 @@ def test_a_file_that_cannot_be_written_is_clear(layout):
 
 def test_fresh_name(tmp_path):
     now = datetime(2026, 1, 2, 3, 4, 5)
-    assert fresh_name(tmp_path, "run", now) == "run"
+    assert fresh_name(tmp_path, "run", now=now) == "run"
     (tmp_path / "run" / "log").mkdir(parents=True)
-    assert fresh_name(tmp_path, "run", now) == "run_20260102030405"
+    assert fresh_name(tmp_path, "run", now=now) == "run_20260102030405"
     (tmp_path / "run_20260102030405").mkdir()
-    assert fresh_name(tmp_path, "run", now) == "run_20260102030405_2"
+    assert fresh_name(tmp_path, "run", now=now) == "run_20260102030405_2"
     (tmp_path / "run_20260102030405_2").mkdir()
-    assert fresh_name(tmp_path, "run", now) == "run_20260102030405_3"
+    assert fresh_name(tmp_path, "run", now=now) == "run_20260102030405_3"
+
+
+def test_a_retry_goes_on_in_the_folder_that_it_has_begun(tmp_path):
+    (tmp_path / "run" / "log").mkdir(parents=True)
+    first = fresh_name(tmp_path, "run", "flow 1")
+    claim(tmp_path / first, "run", "flow 1")
+    claim(tmp_path / "run_rft", "run_rft", "flow 2")
+    assert first != "run" and fresh_name(tmp_path, "run", "flow 1") == first
+    assert fresh_name(tmp_path, "run", "flow 2") not in ("run", first, "run_rft"), "that is another stage's"
+    assert fresh_name(tmp_path, "run") not in ("run", first)
 
 
 def test_meta_files(layout, caplog):

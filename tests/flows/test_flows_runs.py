@@ -87,11 +87,11 @@ def attempts(job_dir: Path) -> list[int]:
     return [json.loads(line)["from"] for line in (job_dir / "attempts.jsonl").read_text().splitlines()]
 
 
-def run_rft(folder: Path, name: str) -> Any:
+def run_rft(folder: Path, name: str, *overrides: str) -> Any:
     """The final state of one flow run."""
     from flows.rft import rft
 
-    return rft(config=str(written(folder, name)), overrides=[], return_state=True)
+    return rft(config=str(written(folder, name)), overrides=list(overrides), return_state=True)
 
 
 def ray_is_gone(seconds: float = 20) -> bool:
@@ -161,10 +161,14 @@ def test_a_stage_may_only_evaluate(tmp_path: Path, prefect_api: str, monkeypatch
 
 
 def test_a_dead_actor_is_retried_from_the_latest_checkpoint(tmp_path: Path, prefect_api: str) -> None:
+    """Also where the run began anew, beside an earlier one of its name."""
+    earlier = tmp_path / "tests/dies"
+    (earlier / "log").mkdir(parents=True)
     use_standins(fault="die")
-    state = run_rft(tmp_path, "dies")
+    state = run_rft(tmp_path, "dies", "continue_from_checkpoint=false")
     assert state.is_completed(), state
-    assert attempts(tmp_path / "tests/dies") == [0, 2]
+    (job_dir,) = set((tmp_path / "tests").glob("dies*")) - {earlier}
+    assert attempts(job_dir) == [0, 2]
 
 
 def test_wrong_data_is_not_retried(tmp_path: Path, prefect_api: str) -> None:

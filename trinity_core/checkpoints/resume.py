@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 from datetime import datetime
@@ -9,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.checkpoints.manifest import damage
-from trinity_core.files import write_json
+from trinity_core.files import write_atomically, write_json
 from trinity_core.layout import JobLayout, as_layout
 
 log = logging.getLogger(__name__)
+
+CLAIM = ".begun_by"
+"""A file of an experiment's folder that names what has begun it."""
 
 
 def latest_whole(job_dir: JobLayout | Path | str) -> int | None:
@@ -42,11 +46,16 @@ def _is_meant_as_checkpoint(layout: JobLayout, step: int) -> bool:
     return any(layout.actor(step).glob("*_world_size_*")) or (layout.step(step) / "manifest.json").exists()
 
 
-def fresh_name(root: Path, name: str, now: datetime | None = None) -> str:
+def fresh_name(root: Path, name: str, attempt_of: str = "", now: datetime | None = None) -> str:
     """The experiment name where `continue_from_checkpoint` is false: `name`, or `<name>_<timestamp>` where it is taken.
 
-    `root` is the folder of the project; a folder in it that holds nothing does not count.
+    `root` is the folder of the project; a folder in it that holds nothing does not count. `attempt_of` names what
+    begins the experiment: asked again for the same (a retry), the folder that it `claim`ed goes on.
     """
+    mine = f"{name} {attempt_of}"
+    for claim in root.glob(f"{glob.escape(name)}*/{CLAIM}") if attempt_of else ():
+        if claim.read_text() == mine:
+            return claim.parent.name
     taken = root / name
     if not taken.is_dir() or not any(taken.iterdir()):
         return name
@@ -56,6 +65,12 @@ def fresh_name(root: Path, name: str, now: datetime | None = None) -> str:
         fresh = f"{fresh.removesuffix(f'_{number - 1}')}_{number}"
         number += 1
     return fresh
+
+
+def claim(folder: Path, name: str, attempt_of: str) -> None:
+    """Note in the experiment's new folder what has begun it, for `fresh_name`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / CLAIM, f"{name} {attempt_of}".encode())
 
 
 def read_meta(path: Path) -> dict[str, Any]:
