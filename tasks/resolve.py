@@ -13,11 +13,13 @@ from prefect.runtime import flow_run
 from tasks.cluster import placement_of
 from tasks.labels import label_run
 from tasks.placement import parts_of, sync_method
-from tasks.session import Stage
+from tasks.session import Stage, holders
 from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole
 from trinity_core.config import Config, load_config, stages, store_url
 from trinity_core.errors import TrinityError
+from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.store.store import ExperienceStore
+from trinity_core.sync.weights import open_weights
 from trinity_core.tracking import rewind
 
 
@@ -84,15 +86,30 @@ def in_fresh_folder(config: Config) -> Config:
     return config
 
 
+def hold_run(config: Config, parts: set[str]) -> None:
+    """Keep others from beginning the same run: they would take back steps that this one has done.
+
+    Waits for a trainer that has outlived its flow. Raises TrinityError where the run is going on.
+    """
+    for name in holders(config, parts):
+        hold(config.job_dir, name)
+    if "train" in parts:
+        hold(config.job_dir, TRAINER, LINGER_SECONDS)
+        release(config.job_dir, TRAINER)
+
+
 def resume_step(config: Config, parts: set[str]) -> int:
     """The step of the latest whole checkpoint, 0 where there is none; what came after it is forgotten.
 
     The trainer does the same for the store when it starts. Done here, before the explorer starts, it saves the explorer
     from beginning with a step that is taken back. Where the explorer runs as a flow of its own, both go on as they are.
     """
+    begun = config.job_dir.exists()
+    hold_run(config, parts)
     step = latest_whole(config.job_dir) or 0
-    if "explore" not in parts or "train" not in parts or not config.job_dir.exists():
+    if "explore" not in parts or "train" not in parts or not begun:
         return step
+    open_weights(config.synchronizer.sync_method or "memory", config.job_dir).rewind(step)
     (config.job_dir / "buffer").mkdir(exist_ok=True)
     with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
         store.rewind(step)

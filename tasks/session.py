@@ -14,6 +14,7 @@ from tasks.faults import result_of
 from tasks.models import huggingface_folder
 from tasks.placement import Placement, parts_of
 from trinity_core.config import Config, public_dict
+from trinity_core.runlock import release
 from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
 from trinity_core.tracking.writers import RunInfo, Writer
 
@@ -30,6 +31,12 @@ class Stage:
     """The pipeline's folder."""
     resumed_step: int = 0
     """The checkpoint that the run goes on from; 0 for a new run."""
+
+
+def holders(config: Config, parts: set[str]) -> list[str]:
+    """Names of the locks that the flow of these parts of a run holds. Explorers of one run have names of their own."""
+    names = {"train": "training", "explore": f"explorer_{config.explorer.name}"}
+    return [names[part] for part in sorted(parts)]
 
 
 class Session:
@@ -108,6 +115,8 @@ class Session:
                 self._end_actors(succeeded)
             finally:
                 close_cluster(self.cluster)
+                for name in holders(self.config, self.parts):
+                    release(self.config.job_dir, name)
 
     def _end_actors(self, succeeded: bool) -> None:
         explorer = [] if self._explorer is None else [self._explorer]
@@ -117,7 +126,8 @@ class Session:
             actors.keep(self.cluster, self.config, self.placement, self._engines, self._trainers) if succeeded else []
         )
         self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
-        remove_shared_weights(self.config)
+        if "train" in self.parts:
+            remove_shared_weights(self.config)
 
 
 class Tracking:
@@ -171,5 +181,4 @@ def remove_shared_weights(config: Config) -> None:
     """Weights that were handed over through shared memory are of no use to anyone after the run."""
     from trinity_core.sync.weights import open_weights
 
-    if config.synchronizer.sync_method == "memory":
-        open_weights("memory", config.job_dir).remove()
+    open_weights(config.synchronizer.sync_method or "memory", config.job_dir).remove()

@@ -153,8 +153,17 @@ def test_open_weights(tmp_path):
     memory = open_weights("memory", tmp_path)
     assert isinstance(memory, SlotFolder)
     assert memory.root == open_weights("memory", tmp_path).root
-    with pytest.raises(TrinityError, match="nccl"):
-        open_weights("nccl", tmp_path)
+    with pytest.raises(TrinityError, match="choose nccl, memory or checkpoint"):
+        open_weights("post", tmp_path)
+
+
+def test_what_was_pushed_into_engines_is_gone_with_them(tmp_path):
+    """A run that goes on from step 5 has new engines, which hold nothing of version 5."""
+    pushed = open_weights("nccl", tmp_path)
+    for version in (0, 5):
+        pushed.publish(version, [])
+    assert pushed.rewind(5) == [0, 5] and not pushed.has(5)
+    pushed.remove()
 
 
 def test_memory_root_without_shared_memory(tmp_path, caplog):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trinity_core.errors import TransientFault
+from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.probe import Probe
 from trinity_core.sync.slots import SlotFolder
 from trinity_core.training import handover
@@ -85,8 +86,23 @@ def test_a_push_waits_until_explorers_wait(folder: SlotFolder) -> None:
         return len(asked) == 3
 
     way, senders = pushing(folder, awaited)
+    way.give(1, PROBE)
+    assert asked == [1, 1, 1] and senders[0].sent == [1]
+    asked.clear()
     way.give(4, PROBE)
-    assert asked == [4, 4, 4] and senders[0].sent == [4]
+    assert asked == [4, 4, 4] and senders[0].sent == [1, 4]
+
+
+def test_a_push_after_a_resume_goes_to_whoever_waits_for_an_older_version(folder: SlotFolder, tmp_path: Path) -> None:
+    """Interval 4, resumed at step 6: the explorer waits for version 4, which new engines can no longer be given."""
+    with ExperienceStore.open(f"sqlite:///{tmp_path}/store.db", "run") as store:
+        store.expect("explorer")
+        way, senders = pushing(folder, store.awaited, timeout=0.2)
+        with pytest.raises(TransientFault, match="version 6"):
+            way.give(6, PROBE)
+        store.waiting("explorer", 4)
+        way.give(6, PROBE)
+    assert senders[0].sent == [6] and folder.wait(4, timeout=0) == 6
 
 
 def test_a_push_is_given_up_when_the_run_stops_and_fails_when_nobody_asks(folder: SlotFolder) -> None:

@@ -143,5 +143,4 @@ def _probe(source: WeightSource, version: int) -> Probe | None:
         return None
     from trinity_core.sync.weights import open_weights
 
-    method = "memory" if source.method == "nccl" else source.method
-    return open_weights(method, Path(source.path)).probe(version)
+    return open_weights(source.method, Path(source.path)).probe(version)

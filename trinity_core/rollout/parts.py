@@ -118,7 +118,7 @@ async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence
         eval_tasksets=read.eval_tasksets,
         total_steps=explore_steps(config, schedule) if schedule else 0,
         store=_open_store(config),
-        weights=open_weights("memory" if method == "nccl" else method, config.job_dir),
+        weights=open_weights(method, config.job_dir),
         source=WeightSource(method, str(config.job_dir)),
         metrics=MetricsFile(config.job_dir, _source(config.explorer.name)),
         operators=operators.pipeline(pipeline.operators if pipeline else []),

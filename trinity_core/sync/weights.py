@@ -1,7 +1,8 @@
 """Folders of published weight versions: what the trainer writes and the engines load.
 
 `open_weights("memory", job_dir)` keeps versions in shared memory (`slots`), `open_weights("checkpoint", job_dir)` in
-the checkpoint folders (`steps`). Both keep these promises:
+the checkpoint folders (`steps`); that of `nccl` says of versions without tensors what the engines hold. All keep these
+promises:
 
 - A version is seen whole or not at all, whoever is killed when.
 - The tensors of a loaded version do not change while any of them is alive, however many versions are published since.
@@ -181,12 +182,14 @@ form has no name for an instant."""
 
 
 def open_weights(method: str, job_dir: Path | str) -> WeightFolder:
-    """The folder of `synchronizer.sync_method` ("memory" or "checkpoint") for the run in `job_dir`."""
-    from trinity_core.sync.slots import SlotFolder, memory_root
+    """The folder of a `synchronizer.sync_method` for the run in `job_dir`."""
+    from trinity_core.sync.slots import PushedVersions, SlotFolder, memory_root
     from trinity_core.sync.steps import StepFolder
 
     if method == "memory":
         return SlotFolder(memory_root(Path(job_dir)))
+    if method == "nccl":
+        return PushedVersions(memory_root(Path(job_dir)))
     if method == "checkpoint":
         return StepFolder(Path(job_dir))
-    raise TrinityError(f"synchronizer.sync_method {method!r} keeps no folder of weights; choose memory or checkpoint")
+    raise TrinityError(f"synchronizer.sync_method {method!r} is unknown; choose nccl, memory or checkpoint")

@@ -96,17 +96,19 @@ class PushHandOver:
             if self._ranks.first:
                 self.folder.publish(version, [], probe)
             return
-        wanted = str(int(self._wait(version))).encode() if self._ranks.first else None
+        # Engines that nothing was pushed to hold version 0: whichever newer one is waited for, they get this one.
+        asked = version if self._sender is not None else 1
+        wanted = str(int(self._wait(version, asked))).encode() if self._ranks.first else None
         if broadcast_bytes(wanted, self._ranks) == b"0":
             return
         if self._sender is None:
             self._sender = self._connect()
         self._sender.send(version, probe)
 
-    def _wait(self, version: int) -> bool:
+    def _wait(self, version: int, asked: int) -> bool:
         """Until no explorer is in the midst of a step; False: the run stops first."""
         deadline = time.monotonic() + self._timeout
-        while not self._awaited(version):
+        while not self._awaited(asked):
             if self._stopping():
                 return False
             if time.monotonic() > deadline:
@@ -127,7 +129,7 @@ def open_hand_over(
     sync = config.synchronizer
     if sync.sync_method != "nccl":
         return FolderHandOver(engine, ranks, open_weights(sync.sync_method, config.job_dir))
-    folder = open_weights("memory", config.job_dir)
+    folder = open_weights("nccl", config.job_dir)
     connect = partial(connect_engines, config, engine, ranks, folder)
     ready = awaited if sync.sync_style == "fixed" else _always
     return PushHandOver(ranks, folder, connect, ready, stopping, sync.sync_timeout)

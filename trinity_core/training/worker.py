@@ -12,6 +12,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.config.schema import Config
+from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.tracking.logs import Logged, start_log
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class TrainerWorker:
 
         The process, what it has imported, and its group of ranks go on.
         """
+        release(self.config.job_dir, TRAINER)
         self.config = config
         self._stopping = Event()
         self._loop = None
@@ -57,6 +59,8 @@ class TrainerWorker:
         without_sklearn()
         from trinity_core.training.start import make_loop
 
+        if self.rank == 0:
+            hold(self.config.job_dir, TRAINER, LINGER_SECONDS)
         if master_port == 0:
             master_addr, master_port = self.rendezvous()
         with Logged(f"the start of trainer rank {self.rank} of {self.world_size}", log):

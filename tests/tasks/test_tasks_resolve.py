@@ -1,0 +1,79 @@
+"""Where a run goes on, and that nobody else begins it meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.resolve import resume_step
+from tasks.session import holders
+from trinity_core.config import Config
+from trinity_core.errors import TrinityError
+from trinity_core.runlock import TRAINER, hold, release
+from trinity_core.sync.weights import open_weights
+
+PARTS = {"explore", "train"}
+HOLDER = (
+    "import sys, pathlib, trinity_core.runlock as r; r.hold(pathlib.Path(sys.argv[1]), sys.argv[2]); print(); input()"
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[Config]:
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    yield config
+    for name in holders(config, PARTS):
+        release(config.job_dir, name)
+
+
+def other_process(config: Config, part: str) -> subprocess.Popen[str]:
+    """A process that holds a part of the run until it is written to or killed."""
+    command = [sys.executable, "-c", HOLDER, str(config.job_dir), part]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "\n"
+    return process
+
+
+@pytest.mark.parametrize("part", ["training", "explorer_explorer"])
+def test_a_run_that_is_going_on_is_not_begun_again(config: Config, part: str) -> None:
+    """Its weights, its numbers and its store stay as they are."""
+    folder = open_weights("memory", config.job_dir)
+    other = other_process(config, part)
+    try:
+        folder.publish(3, [("weight", torch.ones(2))])
+        with pytest.raises(TrinityError, match=f"already going on.*process {other.pid} on .*another name"):
+            resume_step(config, PARTS)
+        assert folder.has(3) and not (config.job_dir / "buffer").exists()
+        other.kill()
+        other.wait()
+        assert resume_step(config, PARTS) == 0
+        assert not folder.versions(), "of a lineage that no checkpoint has"
+    finally:
+        other.kill()
+        folder.remove()
+
+
+def test_a_trainer_that_outlives_its_flow_is_waited_for(config: Config) -> None:
+    other = other_process(config, TRAINER)
+    with pytest.raises(TrinityError, match="trainer: process"):
+        hold(config.job_dir, TRAINER, wait=0.3)
+    assert other.stdin is not None
+    other.stdin.write("\n")
+    other.stdin.close()
+    assert resume_step(config, PARTS) == 0
+    assert other.wait() == 0
+
+
+def test_explorers_of_one_run_and_its_trainer_may_be_flows_of_their_own(config: Config) -> None:
+    other = other_process(config, "training")
+    try:
+        assert resume_step(config, {"explore"}) == 0
+        with pytest.raises(TrinityError, match="already going on"):
+            resume_step(config, {"train"})
+    finally:
+        other.kill()
