@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StrictInt
 
 RETRIES = 2
 """Further attempts after a transient fault, each from the latest checkpoint."""
@@ -14,27 +14,31 @@ RETRY_DELAY = 5
 Override = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.\[\]-]*=", examples=["trainer.total_steps=100"])]
 """One setting, as `dotted.key=value`."""
 
+Name = Annotated[str | StrictInt, AfterValidator(str)]
+"""A name that may consist of digits: Prefect's command line reads `--param run=20240101` as a number."""
+
 ConfigFile = Annotated[
     str, Field(title="Configuration", pattern=r"\.ya?ml$", description="YAML file of the run", min_length=1)
 ]
 Overrides = Annotated[
     list[Override], Field(title="Overrides", description="Settings laid over the file, each as dotted.key=value")
 ]
-StageName = Annotated[str, Field(title="Stage", description="Stage of a configuration that has several")]
+StageName = Annotated[Name, Field(title="Stage", description="Stage of a configuration that has several")]
 ModelPath = Annotated[str, Field(title="Model", description="Model to start from in place of the configuration's")]
 CheckpointDir = Annotated[
     str, Field(title="Checkpoints", description="Another run's folder, or one of its global_step_N")
 ]
 RunName = Annotated[
-    str, Field(title="Run", description="Run whose checkpoints are meant, where it is called otherwise than configured")
+    Name,
+    Field(title="Run", description="Run whose checkpoints are meant, where it is called otherwise than configured"),
 ]
 BaseModelDir = Annotated[str, Field(title="Base model", description="For checkpoints that lack their config.json")]
 Which = Annotated[
-    str,
+    Annotated[str, Field(pattern=r"^(base|latest|missing|all|\d+)$")] | Annotated[StrictInt, Field(ge=0)],
+    AfterValidator(str),
     Field(
         title="Which",
         description="base: the model before training; latest; missing: checkpoints without a score; all; or a step",
-        pattern=r"^(base|latest|missing|all|\d+)$",
     ),
 ]
 

@@ -36,7 +36,9 @@ def test_a_worker_can_give_the_flow_all_its_parameters(deployment: dict[str, Any
     assert (ROOT / given["config"]).exists()
 
 
-@pytest.mark.parametrize("wrong", [{"config": "run.txt"}, {"overrides": ["no value"]}, {"which": "newest"}])
+@pytest.mark.parametrize(
+    "wrong", [{"config": "run.txt"}, {"overrides": ["no value"]}, {"which": "newest"}, {"which": -1}]
+)
 def test_a_wrong_parameter_is_refused(wrong: dict[str, Any]) -> None:
     from prefect.exceptions import ParameterTypeError
 
@@ -44,3 +46,17 @@ def test_a_wrong_parameter_is_refused(wrong: dict[str, Any]) -> None:
 
     with pytest.raises(ParameterTypeError, match=next(iter(wrong))):
         evaluate.validate_parameters({"config": "run.yaml", **wrong})
+
+
+@pytest.mark.parametrize("given", [{"which": 3}, {"stage": 1}, {"run": 20240101}])
+def test_digits_that_prefect_s_command_line_reads_as_a_number_are_taken(given: dict[str, int]) -> None:
+    """By the server, which checks them against the deployment's schema, and by the flow, which wants text."""
+    from prefect.utilities.callables import parameter_schema
+    from prefect.utilities.schema_tools.validation import validate
+
+    from flows.evaluate import evaluate
+
+    parameters = {"config": "run.yaml", **given}
+    validate(parameters, parameter_schema(evaluate).model_dump_for_openapi(), raise_on_error=True)
+    taken = evaluate.validate_parameters(parameters)
+    assert {name: taken[name] for name in given} == {name: str(value) for name, value in given.items()}
