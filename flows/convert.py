@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefect import flow
 
-from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, Overrides
+from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, Overrides, StageName
 from tasks.checkpoints import convert_folder, job_dir_of
 from tasks.faults import only_transient_faults_are_retried
 
@@ -13,9 +13,13 @@ from tasks.faults import only_transient_faults_are_retried
 def convert(
     config: ConfigFile,
     overrides: Overrides = NO_OVERRIDES,
+    stage: StageName = "",
     checkpoint_dir: CheckpointDir = "",
     base_model_dir: BaseModelDir = "",
 ) -> list[str]:
-    """Convert every checkpoint of the configuration's run (or below another folder); converted ones are left alone."""
+    """Convert every checkpoint of the configuration's run (or below another folder); converted ones are left alone.
+
+    Of a configuration with stages the run is that of `stage`, or else of the last one that trains.
+    """
     with only_transient_faults_are_retried():
-        return convert_folder(checkpoint_dir or job_dir_of(config, overrides), base_model_dir or None)
+        return convert_folder(checkpoint_dir or job_dir_of(config, overrides, stage), base_model_dir or None)

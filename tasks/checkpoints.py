@@ -11,8 +11,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from tasks.reports import show_curve, show_rollouts, show_summary, show_tracking
+from tasks.resolve import pick_stage
 from tasks.session import Session
-from trinity_core.config import Config, load_config
+from trinity_core.config import Config, load_config, stages
 from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores, run_note
 
@@ -58,9 +59,14 @@ def convert_folder(checkpoint_dir: str, base_model_dir: str | None = None) -> li
     ]
 
 
-def job_dir_of(config: str, overrides: list[str]) -> str:
-    """The folder of the run that a configuration describes."""
-    return str(load_config(config, overrides).job_dir)
+def job_dir_of(config: str, overrides: list[str], stage: str = "") -> str:
+    """The folder of the run that a configuration describes; of several stages that of `stage`, or the last to train."""
+    loaded = load_config(config, overrides)
+    if stage:
+        return str(pick_stage(loaded, stage)[0].job_dir)
+    parts = stages(loaded)
+    trained = [part for part in parts if part.mode in ("both", "train")]
+    return str((trained or parts)[-1].job_dir)
 
 
 def write_summary(config: Config, summary: dict[str, Any]) -> None:

@@ -1,0 +1,75 @@
+"""The flow `convert` finds the checkpoints of the configuration that it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from flows import convert as module
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.layout import JobLayout, shard_name
+
+TASKS = {"path": "data", "format": {"prompt_key": "question", "response_key": "answer"}}
+SFT = {
+    "stage_name": "sft",
+    "mode": "train",
+    "algorithm": {"algorithm_type": "sft"},
+    "buffer": {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "file", **TASKS}}},
+}
+BENCH = {"stage_name": "scores", "mode": "bench"}
+
+
+def written(folder: Path, *stages: dict[str, Any]) -> str:
+    """A configuration in `folder`, whose runs lie there too."""
+    inputs = {"taskset": TASKS, "eval_tasksets": [{"name": "test", **TASKS}]}
+    tree = {
+        "project": "tests",
+        "name": "whole",
+        "checkpoint_root_dir": str(folder),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "model": {"model_path": "model", "max_model_len": 64, "max_response_tokens": 16},
+        "buffer": {"batch_size": 2, "total_steps": 2, "explorer_input": inputs},
+        "stages": list(stages),
+    }
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return str(path)
+
+
+@pytest.fixture
+def convert(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The flow's and the task's own code, without a Prefect server."""
+    monkeypatch.setattr(module, "convert_folder", module.convert_folder.fn)
+    return module.convert.fn
+
+
+def checkpoint(root: Path, run: str, model: Any) -> Path:
+    """A checkpoint of `run` as the trainer leaves it; the folder that its conversion makes."""
+    actor = JobLayout(root / "tests" / run).actor(2)
+    model.config.save_pretrained(actor / "huggingface")
+    torch.save(dict(model.named_parameters()), actor / shard_name("model", 1, 0))
+    return actor / "huggingface"
+
+
+def test_of_a_pipeline_the_last_stage_that_trains_or_the_one_named(
+    convert: Any, tmp_path: Path, tiny_model: Any
+) -> None:
+    sft, rft = (checkpoint(tmp_path, f"whole_{stage}", tiny_model) for stage in ("sft", "rft"))
+    config = written(tmp_path, SFT, {"stage_name": "rft"}, BENCH)
+    assert convert(config) == [str(rft)] and list(rft.glob("*.safetensors"))
+    assert not list(sft.glob("*.safetensors"))
+    assert convert(config, stage="sft") == [str(sft)] and list(sft.glob("*.safetensors"))
+    with pytest.raises(TrinityError, match="'dpo' is none of them"):
+        convert(config, stage="dpo")
+
+
+def test_of_one_run_its_own(convert: Any, tmp_path: Path, tiny_model: Any) -> None:
+    config = written(tmp_path)
+    with pytest.raises(DataError, match="whole does not exist"):
+        convert(config)
+    folder = checkpoint(tmp_path, "whole", tiny_model)
+    assert convert(config) == [str(folder)]
