@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from flows.local import Here
 from trinity_core.config import load_config
 from trinity_core.data.tiny import make_tiny
+from trinity_core.files import write_json
 
 
 def quickstart(out: Path, seed: int, config: Path) -> str:
@@ -28,7 +28,7 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
         pipeline = here.flow("pipeline", load_config(config, overrides))
         result = pipeline(config=str(config), overrides=overrides)
     summary = summarise(result, {"model and data": made - began, "total": time.monotonic() - began})
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    write_json(out / "summary.json", summary)
     return as_text(summary, out)
 
 

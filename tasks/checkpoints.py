@@ -14,6 +14,7 @@ from tasks.reports import show_curve, show_rollouts, show_summary, show_tracking
 from tasks.resolve import pick_stage
 from tasks.session import Session
 from trinity_core.config import Config, load_config, stages
+from trinity_core.files import read_json, write_atomically
 from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores, run_note
 
@@ -70,16 +71,14 @@ def job_dir_of(config: str, overrides: list[str], stage: str = "") -> str:
 
 
 def write_summary(config: Config, summary: dict[str, Any]) -> None:
-    """`<job_dir>/summary.json`."""
-    path = config.job_dir / SUMMARY
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(summary, indent=2, default=str) + "\n")
+    """`<job_dir>/summary.json`, whole or not at all."""
+    config.job_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(config.job_dir / SUMMARY, json.dumps(summary, indent=2, default=str).encode() + b"\n")
 
 
 def read_summary(config: Config) -> dict[str, Any] | None:
-    """What a finished run has noted, or None."""
-    path = config.job_dir / SUMMARY
-    return json.loads(path.read_text()) if path.exists() else None
+    """What a finished run has noted; None where there is nothing, or nothing readable: then it counts as not done."""
+    return read_json(config.job_dir / SUMMARY)
 
 
 def _text(path: Path | None) -> str | None:

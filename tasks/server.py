@@ -8,7 +8,6 @@ hardly any time.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import socket
@@ -27,6 +26,7 @@ import psutil
 
 from tasks.processes import stop
 from trinity_core.errors import TrinityError
+from trinity_core.files import read_json, write_json
 
 HOST = "127.0.0.1"
 START_SECONDS = 180.0
@@ -78,16 +78,13 @@ class Up:
         """Write the record."""
         path = state_dir(root) / "up.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1))
+        write_json(path, asdict(self))
 
     @classmethod
     def load(cls, root: Path | None = None) -> Up | None:
-        """The record, or None where nothing was started here."""
-        path = state_dir(root) / "up.json"
-        if not path.exists():
-            return None
-        kept = json.loads(path.read_text())
-        return cls(kept["api_url"], [Process(**each) for each in kept["processes"]])
+        """The record, or None where nothing was started here or the record cannot be read, which is warned of."""
+        kept = read_json(state_dir(root) / "up.json")
+        return None if kept is None else cls(kept["api_url"], [Process(**each) for each in kept["processes"]])
 
     @staticmethod
     def forget(root: Path | None = None) -> None:

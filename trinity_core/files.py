@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 from trinity_core.errors import TrinityError
+
+log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
 """In the name of everything half written: `.<name>.tmp-<unique>`; nothing that is read ever has it."""
@@ -79,6 +82,20 @@ def write_atomically(path: Path, data: bytes, durable: bool = True) -> None:
 def write_json(path: Path, value: Any, durable: bool = True) -> None:
     """`write_atomically` for JSON."""
     write_atomically(path, json.dumps(value, indent=1).encode() + b"\n", durable)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is no file, or nothing in it that can be read, which is warned of."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return found
+    log.warning("%s is damaged and is taken as missing; remove it", path)
+    return None
 
 
 def remove_tree(path: Path) -> None:

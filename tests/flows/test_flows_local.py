@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.local import SETTINGS_FILE, down, remove_settings, status, up, write_settings
-from tasks.server import Process, Up, environment, free_port, is_healthy
+from tasks.server import Process, Up, environment, free_port, is_healthy, state_dir
 from trinity_core.errors import TrinityError
 
 
@@ -42,6 +43,30 @@ def test_down_stops_exactly_what_is_recorded(tmp_path: Path) -> None:
     assert not down(tmp_path, said.append)
     other.kill()
     other.wait()
+
+
+@pytest.mark.parametrize("left", ["", '{"api_url": "http:', "null"])
+def test_a_damaged_record_is_warned_of_and_taken_as_missing(
+    left: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state_dir(tmp_path).mkdir()
+    (state_dir(tmp_path) / "up.json").write_text(left)
+    assert "Nothing is up" in status(tmp_path)[0]
+    assert "up.json is damaged" in caplog.text
+    assert not down(tmp_path, print)
+
+
+def test_a_full_disk_leaves_the_record_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Up("http://127.0.0.1:1/api", [])
+    before.save(tmp_path)
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(TrinityError, match="no space left"):
+        Up("http://127.0.0.1:2/api", []).save(tmp_path)
+    assert Up.load(tmp_path) == before
+
+
+def full_disk(handle: int) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_settings_file_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
