@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tasks.placement import Machine, Placement, place
+from tasks.placement import Machine, Placement, place, weakest
 from tasks.processes import end, families
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
@@ -36,7 +36,8 @@ class Cluster:
     """A connection to Ray. `close` ends all that this process has started on it."""
 
     def __init__(self, config: Config, machine: Machine) -> None:
-        self.machine = machine
+        self.nodes = [machine]
+        """What each node has."""
         self.address = config.cluster.ray_address
         self._started: list[Any] = []
         self._users = 0
@@ -50,6 +51,7 @@ class Cluster:
         with _keeping_sigterm():
             if self.address:
                 ray.init(address=self.address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+                self.nodes = [machine_of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
                 return
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -60,7 +62,7 @@ class Cluster:
                 ray.init(
                     address="local",
                     namespace=namespace,
-                    num_cpus=max(self.machine.cpus, 1),
+                    num_cpus=max(self.nodes[0].cpus, 1),
                     num_gpus=gpus,
                     include_dashboard=False,
                     object_store_memory=OBJECT_STORE_BYTES,
@@ -92,10 +94,24 @@ class Cluster:
         }
         if concurrency:
             options["max_concurrency"] = concurrency
-        self._check_room(gpus)
         handle: Any = ray.remote(cls).options(**options).remote(*args, **kwargs)
         self._started.append(handle)
         return handle
+
+    def check_room(self, wanted: float) -> None:
+        """Before actors start that use `wanted` GPUs together: those that never fit would wait for ever."""
+        import ray
+
+        if not wanted:
+            return
+        total, free = (there.get("GPU", 0) for there in (ray.cluster_resources(), ray.available_resources()))
+        if wanted > total:
+            raise TrinityError(
+                f"The run needs {wanted:g} GPUs, but the Ray cluster has {total:g} ({free:g} free). Let it use fewer "
+                f"engines, trainer workers or nodes, or let more nodes join."
+            )
+        if self.address and wanted > free:
+            log.warning("the run needs %g GPUs and waits until they are free: now %g of %g are", wanted, free, total)
 
     def kill(self, handles: Sequence[Any]) -> None:
         """End these actors now."""
@@ -142,17 +158,6 @@ class Cluster:
             if killed := end(ours, END_SECONDS):
                 log.warning("did not end with Ray and were killed: %s", ", ".join(killed))
 
-    def _check_room(self, gpus: float) -> None:
-        """An actor that never fits would wait for ever: say what is free instead."""
-        import ray
-
-        total = ray.cluster_resources().get("GPU", 0)
-        if gpus > total:
-            raise TrinityError(
-                f"An actor needs {gpus:g} GPUs, but the Ray cluster has {total:g} "
-                f"({ray.available_resources().get('GPU', 0):g} free)."
-            )
-
 
 def machine() -> Machine:
     """Cores that this process may use, and GPUs that are there (without a CUDA context, which would take memory)."""
@@ -164,13 +169,47 @@ def machine() -> Machine:
     return Machine(len(os.sched_getaffinity(0)), gpus if visible is None else len(visible))
 
 
+def machine_of(resources: dict[str, float]) -> Machine:
+    """The same of a node of Ray, by the resources that it has there."""
+    return Machine(int(resources.get("CPU", 1)), int(resources.get("GPU", 0)))
+
+
 def placement_of(config: Config) -> Placement:
     """Where the processes of a run go on this machine, or on the Ray cluster that it joins."""
-    return place(config, _current.machine if _current else machine())
+    return place(config, weakest(_nodes(config), config.cluster.node_num))
+
+
+def _nodes(config: Config) -> list[Machine]:
+    """Those of the open cluster, or of the one that the run will have; one to be joined is joined to count them."""
+    if _current:
+        return _current.nodes
+    if not config.cluster.ray_address:
+        return [machine()]
+    joined = _opened(config, 0)
+    try:
+        return joined.nodes
+    finally:
+        close_cluster(joined)
 
 
 def open_cluster(config: Config, gpu_per_node: int) -> Cluster:
-    """The process's cluster; opened where it is not open yet. Each call needs its `close_cluster`."""
+    """The process's cluster; opened where it is not open yet. Each call needs its `close_cluster`.
+
+    Raises TrinityError where one run of this configuration needs more GPUs than there are; a pipeline's stages come
+    here themselves.
+    """
+    opened = _opened(config, gpu_per_node)
+    if config.stages:
+        return opened
+    try:
+        opened.check_room(placement_of(config).gpus)
+    except BaseException:
+        close_cluster(opened)
+        raise
+    return opened
+
+
+def _opened(config: Config, gpu_per_node: int) -> Cluster:
     global _current
     with _lock:
         if _current is None:

@@ -1,8 +1,9 @@
-"""Which process gets which GPUs and how many threads: pure arithmetic, before anything starts."""
+"""Which process gets which GPUs and how many threads: pure arithmetic, before any process of the run starts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from trinity_core.config import Config
 from trinity_core.config.rules import SHARED_GPU_MEMORY, shares_a_gpu
@@ -31,7 +32,7 @@ class Placement:
     engine_gpus: float
     """GPUs of one engine."""
     auxiliary_gpus: tuple[int, ...]
-    """GPUs of each auxiliary engine."""
+    """GPUs of one engine of each auxiliary model."""
     trainers: int
     """Trainer workers; 0 where nothing is trained."""
     trainer_gpus: float
@@ -40,6 +41,8 @@ class Placement:
     trainer_threads: int
     in_turn: bool
     """Engines and trainer work one after the other, so that each may use every core."""
+    gpus: float = 0
+    """GPUs of all processes together."""
 
     @property
     def spin_count(self) -> int:
@@ -62,8 +65,19 @@ def flow_of(config: Config) -> str:
     return "rft" if config.algorithm_type.uses_rollouts else "sft"
 
 
+def weakest(nodes: Sequence[Machine], wanted: int) -> Machine:
+    """What each of the `wanted` nodes with the most GPUs has at least. Raises TrinityError where there are fewer."""
+    if wanted > len(nodes):
+        raise TrinityError(
+            f"cluster.node_num asks for {wanted} nodes, but the Ray cluster has {len(nodes)}. Lower it, or let more "
+            f"nodes join (`ray start --address=…`)."
+        )
+    chosen = sorted(nodes, key=lambda node: node.gpus, reverse=True)[:wanted]
+    return replace(chosen[-1], cpus=min(node.cpus for node in chosen))
+
+
 def place(config: Config, machine: Machine) -> Placement:
-    """Share out the machine.
+    """Share out `cluster.node_num` nodes, each like `machine`.
 
     Raises TrinityError where the configuration asks for more than there is, or leaves the trainer without a GPU.
     """
@@ -74,18 +88,23 @@ def place(config: Config, machine: Machine) -> Placement:
     trains = config.mode in ("both", "train")
     rollout = config.explorer.rollout_model
     engines = rollout.engine_num if explores else 0
-    auxiliary = tuple(each.tensor_parallel_size for each in config.explorer.auxiliary_models) if explores else ()
-    wanted = engines * rollout.tensor_parallel_size + sum(auxiliary)
+    models = config.explorer.auxiliary_models if explores else []
+    auxiliary = tuple(each.tensor_parallel_size for each in models)
+    others = sum(each.engine_num for each in models)
     in_turn = is_in_turn(config) and bool(engines) and trains
     if not total:
         trainers = (config.trainer.worker_num or 1) if trains else 0
-        engine_threads, trainer_threads = threads(machine.cpus, engines + len(auxiliary), trainers, in_turn)
+        engine_threads, trainer_threads = threads(machine.cpus, engines + others, trainers, in_turn)
         return Placement(0, engines, 0, (0,) * len(auxiliary), trainers, 0, engine_threads, trainer_threads, in_turn)
+    others_gpus = sum(each.engine_num * each.tensor_parallel_size for each in models)
+    _check_fit(per_node, max(rollout.tensor_parallel_size if engines else 0, *auxiliary, 0))
+    wanted = engines * rollout.tensor_parallel_size + others_gpus
     trainers, trainer_gpus, engine_gpus = _share_gpus(config, total, wanted, trains)
-    engine_threads, trainer_threads = threads(machine.cpus, engines + len(auxiliary), max(trainers // nodes, 1), False)
+    engine_threads, trainer_threads = threads(machine.cpus, engines + others, max(trainers // nodes, 1), False)
     return Placement(
-        per_node, engines, engine_gpus, auxiliary, trainers, trainer_gpus, engine_threads, trainer_threads, in_turn
-    )
+        per_node, engines, engine_gpus, auxiliary, trainers, trainer_gpus, engine_threads, trainer_threads, in_turn,
+        engines * engine_gpus + others_gpus + trainers * trainer_gpus,
+    )  # fmt: skip
 
 
 def parts_of(config: Config, placement: Placement) -> set[str]:
@@ -138,12 +157,21 @@ def _gpus_per_node(config: Config, machine: Machine) -> int:
         return machine.gpus
     if asked > machine.gpus:
         total = machine.gpus if machine.gpus_total is None else machine.gpus_total
-        there = f"{machine.gpus} of {total} GPUs are free" if total else "this machine has none"
+        there = f"{machine.gpus} of {total} GPUs are free" if total else "there is none"
         raise TrinityError(
             f"cluster.gpu_per_node asks for {asked} GPU{'s' * (asked > 1)}, but {there} ({machine.cpus} CPU cores). "
             f"Lower it (0 runs engines and trainer on the CPU), or leave it out to use what is there."
         )
     return asked
+
+
+def _check_fit(per_node: int, gpus: int) -> None:
+    """An engine is one process, on one node."""
+    if gpus > per_node:
+        raise TrinityError(
+            f"An engine with tensor_parallel_size {gpus} needs that many GPUs of one node, but a node of the run has "
+            f"{per_node}. Lower it, or raise cluster.gpu_per_node."
+        )
 
 
 def _share_gpus(config: Config, total: int, wanted: int, trains: bool) -> tuple[int, float, float]:

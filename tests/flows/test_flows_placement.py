@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.placement import Machine, flow_of, parts_of, place, sync_method, threads
+from tasks.placement import Machine, flow_of, parts_of, place, sync_method, threads, weakest
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
 
@@ -49,8 +49,35 @@ def test_zero_gpus_means_the_cpu_also_where_there_are_some() -> None:
 def test_more_gpus_than_there_are_is_an_error_that_says_what_is_free() -> None:
     with pytest.raises(TrinityError, match=r"asks for 4 GPUs, but 1 of 2 GPUs are free \(8 CPU cores\)"):
         place(configured(cluster={"gpu_per_node": 4}), Machine(cpus=8, gpus=1, gpus_total=2))
-    with pytest.raises(TrinityError, match="asks for 2 GPUs, but this machine has none"):
+    with pytest.raises(TrinityError, match="asks for 2 GPUs, but there is none"):
         place(configured(cluster={"gpu_per_node": 2}), Machine(cpus=8, gpus=0))
+
+
+def test_every_engine_of_an_auxiliary_model_is_counted() -> None:
+    judge = {"name": "judge", "model_path": "judge", "engine_num": 3, "tensor_parallel_size": 2}
+    config = configured(explorer={"auxiliary_models": [judge]})
+    placed = place(config, Machine(cpus=64, gpus=8))
+    assert (placed.auxiliary_gpus, placed.trainers, placed.gpus) == ((2,), 1, 8)
+    with pytest.raises(TrinityError, match=r"the engines take 7 .* but the run has 6"):
+        place(config, Machine(cpus=64, gpus=6))
+    assert place(config, Machine(cpus=10, gpus=0)).engine_threads == 10 // 4
+
+
+def test_of_several_nodes_each_counts_for_what_all_have() -> None:
+    nodes = [Machine(cpus=8, gpus=0), Machine(cpus=64, gpus=8), Machine(cpus=32, gpus=4)]
+    assert weakest(nodes, 1) == Machine(cpus=64, gpus=8)
+    assert weakest(nodes, 2) == Machine(cpus=32, gpus=4)
+    placed = place(configured(cluster={"node_num": 2, "ray_address": "auto"}), weakest(nodes, 2))
+    assert (placed.gpu_per_node, placed.trainers, placed.gpus) == (4, 7, 8)
+    with pytest.raises(TrinityError, match="asks for 4 nodes, but the Ray cluster has 3"):
+        weakest(nodes, 4)
+
+
+def test_an_engine_does_not_span_nodes() -> None:
+    rollout = {"tensor_parallel_size": 4}
+    config = configured(cluster={"node_num": 2, "ray_address": "auto"}, explorer={"rollout_model": rollout})
+    with pytest.raises(TrinityError, match=r"tensor_parallel_size 4 .* a node of the run has 2"):
+        place(config, Machine(cpus=8, gpus=2))
 
 
 def test_a_trainer_without_a_gpu_is_an_error_unless_it_can_share_the_only_one() -> None:

@@ -12,9 +12,10 @@ import psutil
 import pytest
 
 from tasks import actors
-from tasks.cluster import Cluster
+from tasks.cluster import Cluster, close_cluster, open_cluster, placement_of
 from tasks.placement import Machine, place
 from trinity_core.config import Config, config_from_dict
+from trinity_core.errors import TrinityError
 
 
 class Sleeper:
@@ -53,6 +54,71 @@ def test_a_stage_without_engines_leaves_those_of_the_stage_before(monkeypatch: p
     assert actors.keep(cluster, config, placement, ["e"], ["t"]) == [], "no other stage can follow"
 
 
+class JoinedRay:
+    """In place of the cluster that is joined: `gpus` of each of its nodes, of which `used` are taken."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
+        import ray
+
+        self.gpus, self.used, self.joined = list(gpus), 0, 0
+        for name in ("init", "shutdown", "nodes", "cluster_resources", "available_resources", "is_initialized"):
+            monkeypatch.setattr(ray, name, getattr(self, name))
+
+    def init(self, address: str, **_: Any) -> None:
+        assert address == "10.0.0.1:6379"
+        self.joined += 1
+
+    def shutdown(self) -> None:
+        self.joined -= 1
+
+    def is_initialized(self) -> bool:
+        return self.joined > 0
+
+    def nodes(self) -> list[dict[str, Any]]:
+        lost = {"Alive": False, "Resources": {}}
+        return [lost, *({"Alive": True, "Resources": {"CPU": 16.0, "GPU": float(each)}} for each in self.gpus)]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"GPU": float(sum(self.gpus))}
+
+    def available_resources(self) -> dict[str, float]:
+        return {"GPU": float(sum(self.gpus) - self.used)}
+
+
+def test_the_gpus_are_those_of_the_cluster_that_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = JoinedRay(monkeypatch, 8, 4)
+    placed = placement_of(joining(engine_num=8))
+    assert (placed.gpu_per_node, placed.engines, placed.gpus) == (4, 8, 8)
+    assert ray.joined == 0
+    with pytest.raises(TrinityError, match=r"the engines take 9 .* but the run has 8"):
+        placement_of(joining(engine_num=9))
+    ray.gpus.pop()
+    with pytest.raises(TrinityError, match="asks for 2 nodes, but the Ray cluster has 1"):
+        placement_of(joining(engine_num=1))
+    assert ray.joined == 0
+
+
+def test_a_run_that_needs_more_gpus_than_there_are_ends_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = JoinedRay(monkeypatch, 4, 4)
+    ray.used = 3
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"GPU": 8.0}}] * 2)
+    with pytest.raises(TrinityError, match=r"needs 9 GPUs, but the Ray cluster has 8 \(5 free\)"):
+        open_cluster(joining(engine_num=9), 8)
+    assert ray.joined == 0
+
+
+def test_a_run_that_waits_for_gpus_of_others_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ray = JoinedRay(monkeypatch, 4, 4)
+    close_cluster(open_cluster(joining(engine_num=8), 4))
+    assert not caplog.text
+    ray.used = 3
+    close_cluster(open_cluster(joining(engine_num=8), 4))
+    assert "needs 8 GPUs and waits until they are free: now 5 of 8 are" in caplog.text
+    assert ray.joined == 0
+
+
 @pytest.mark.slow
 def test_our_ray_listens_on_the_loopback_interface_only() -> None:
     import ray
@@ -72,8 +138,15 @@ def test_our_ray_listens_on_the_loopback_interface_only() -> None:
     assert places and not {place for place in places if not is_loopback(place[1])}
 
 
-def small_config() -> Config:
-    return config_from_dict({"model": {"model_path": "m", "max_model_len": 8}, "mode": "bench", "buffer": TASKS})
+def small_config(**sections: Any) -> Config:
+    model = {"model_path": "m", "max_model_len": 8}
+    return config_from_dict({"model": model, "mode": "bench", "buffer": TASKS, **sections})
+
+
+def joining(engine_num: int) -> Config:
+    """A run on two nodes of another's Ray."""
+    cluster = {"node_num": 2, "ray_address": "10.0.0.1:6379"}
+    return small_config(cluster=cluster, explorer={"rollout_model": {"engine_num": engine_num}})
 
 
 TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}

@@ -157,8 +157,11 @@ def shares_a_gpu(config: Config, total: int) -> bool:
 
 
 def _cluster(config: Config) -> Iterator[Finding]:
-    """GPUs are counted where their number is given; 0 means the CPU."""
+    """Several nodes are joined, not started. GPUs are counted where their number is given; 0 means the CPU."""
     rollout, per_node = config.explorer.rollout_model, config.cluster.gpu_per_node
+    if config.cluster.node_num > 1 and not config.cluster.ray_address:
+        message = "must be 1 without cluster.ray_address: a Ray that is started for the run has this machine alone."
+        yield Finding("cluster.node_num", config.cluster.node_num, message, ("cluster.ray_address",))
     if per_node is None:
         return
     key, size = "cluster.gpu_per_node", "explorer.rollout_model.tensor_parallel_size"

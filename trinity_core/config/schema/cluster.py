@@ -12,8 +12,8 @@ class ClusterConfig:
     """Nodes and GPUs. Engines take theirs first, what is left is the trainer's."""
 
     node_num: Count = 1
-    """Nodes of the run."""
+    """Nodes of the run; more than one need `ray_address`."""
     gpu_per_node: Natural | None = None
-    """GPUs of each node; null means what the machine has, 0 runs engines and trainer on the CPU."""
+    """GPUs of each node; null means all that a node has, 0 runs engines and trainer on the CPU."""
     ray_address: str | None = None
     """Ray cluster to join; null starts one for the run."""
