@@ -2,6 +2,7 @@
 #   make quickstart   set up and run the main job: SFT warm-up, GRPO, evaluation, conversion
 #   make test         set up and pass lint, types and tests
 SEED ?= 42
+OUT ?= runs/quickstart
 PY := .venv/bin/python
 
 .PHONY: help install dev quickstart test lint clean
@@ -15,7 +16,7 @@ dev:
 	@requirements/install.sh dev
 
 quickstart: install
-	@.venv/bin/trinity quickstart --out runs/quickstart --seed $(SEED)
+	@.venv/bin/trinity quickstart --out $(OUT) --seed $(SEED)
 
 lint: dev
 	.venv/bin/ruff check .

@@ -10,12 +10,17 @@ from typing import Any
 from flows.local import Here
 from trinity_core.config import load_config
 from trinity_core.data.tiny import make_tiny
-from trinity_core.files import write_json
+from trinity_core.errors import TrinityError
+from trinity_core.files import read_json, write_json
 
 
 def quickstart(out: Path, seed: int, config: Path) -> str:
-    """Run everything below `out`; returns the summary's text and writes it to `<out>/summary.json`."""
+    """Run everything below `out`; returns the summary's text and writes it to `<out>/summary.json`.
+
+    Raises TrinityError where `out` holds the quick start of another seed, which would be taken for this one's.
+    """
     began = time.monotonic()
+    claim(out, seed)
     overrides = [
         f"seed={seed}",
         f"checkpoint_root_dir={out / 'checkpoints'}",
@@ -30,6 +35,19 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
     summary = summarise(result, {"model and data": made - began, "total": time.monotonic() - began})
     write_json(out / "summary.json", summary)
     return as_text(summary, out)
+
+
+def claim(out: Path, seed: int) -> None:
+    """Note whose quick start `out` holds. Raises TrinityError where it is another seed's."""
+    note = out / "quickstart.json"
+    known = read_json(note) or {}
+    if known.get("seed", seed) != seed:
+        raise TrinityError(
+            f"{out} holds the quick start of seed {known['seed']}. Give seed {seed} a folder of its own "
+            f"(`make quickstart SEED={seed} OUT={out}_{seed}` or `trinity quickstart --out`), or remove {out}."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(note, {"seed": seed})
 
 
 def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:

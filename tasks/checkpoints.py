@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from prefect.cache_policies import NO_CACHE
 from tasks.reports import show_curve, show_rollouts, show_summary, show_tracking
 from tasks.resolve import pick_stage
 from tasks.session import Session
-from trinity_core.config import Config, load_config, stages
+from trinity_core.config import Config, load_config, stages, to_dict
 from trinity_core.files import read_json, write_atomically
 from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores, run_note
 
 SUMMARY = "summary.json"
+OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
+"""Sections of a configuration that decide what a run makes."""
 
 
 @task(name="publish", cache_policy=NO_CACHE, persist_result=False)
@@ -41,6 +44,7 @@ def publish(session: Session, training: dict[str, Any]) -> dict[str, Any]:
         "tracking_uri": run_note(config.job_dir).get("uri"),
         "curve": _text(show_curve(config)),
         "seconds": round(time.monotonic() - session.began, 2),
+        "made_from": digest_of(config),
         "results": training,
     }
     show_rollouts(config)
@@ -68,6 +72,12 @@ def job_dir_of(config: str, overrides: list[str], stage: str = "") -> str:
     parts = stages(loaded)
     trained = [part for part in parts if part.mode in ("both", "train")]
     return str((trained or parts)[-1].job_dir)
+
+
+def digest_of(config: Config) -> str:
+    """SHA-256 of what decides the outcome of a run: its settings but for those of machines, names and tracking."""
+    sections = {name: value for name, value in to_dict(config).items() if name in OUTCOME}
+    return sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def write_summary(config: Config, summary: dict[str, Any]) -> None:

@@ -107,6 +107,11 @@ def place(config: Config, machine: Machine) -> Placement:
     )  # fmt: skip
 
 
+def start_from(config: Config, model_path: str) -> None:
+    """Let a stage begin with the model of the stage before."""
+    config.model.model_path = config.model.critic_model_path = model_path
+
+
 def parts_of(config: Config, placement: Placement) -> set[str]:
     """Which of `explore` and `train` a run consists of."""
     wanted = {

@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 
 from tasks.cluster import placement_of
 from tasks.labels import label_run
-from tasks.placement import parts_of, sync_method
+from tasks.placement import parts_of, start_from, sync_method
 from tasks.session import Stage, holders
 from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole
 from trinity_core.config import Config, load_config, stages, store_url
@@ -45,7 +45,7 @@ def resolve(
         found.name, parent_dir = loaded.name, None
     found.name = run or found.name
     if model_path:
-        found.model.model_path = found.model.critic_model_path = model_path
+        start_from(found, model_path)
     if kind != "evaluate" or (parent_dir and model_path):
         found = in_fresh_folder(found)
     if kind == "evaluate":

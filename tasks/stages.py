@@ -9,11 +9,12 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.logging import get_run_logger
 
-from tasks.checkpoints import read_summary, write_summary
+from tasks.checkpoints import digest_of, read_summary, write_summary
 from tasks.cluster import close_cluster, open_cluster, placement_of
 from tasks.labels import label_run
-from tasks.placement import flow_of
+from tasks.placement import flow_of, start_from
 from tasks.reports import show_summary
 from trinity_core.config import Config, load_config, stages
 
@@ -49,12 +50,29 @@ def plan_pipeline(config: str, overrides: Sequence[str] = ()) -> Plan:
     label_run(loaded.project, loaded.name, "pipeline")
     names = [each.stage_name for each in loaded.stages] or [""]
     parts = stages(loaded)
-    planned = [
-        PlannedStage(name, flow_of(part), part, read_summary(part) if part.continue_from_checkpoint else None)
-        for name, part in zip(names, parts, strict=True)
-    ]
+    done = finished(parts)
+    planned = [PlannedStage(*each) for each in zip(names, map(flow_of, parts), parts, done, strict=True)]
     with_eval = [each.name for each in planned if each.config.buffer.explorer_input.eval_tasksets]
     return Plan(loaded, planned, with_eval[-1] if with_eval else "", gpus_of(parts))
+
+
+def finished(parts: list[Config]) -> list[dict[str, Any] | None]:
+    """The summary of each stage that is done; from the first one that is not, or was made from other settings, None.
+
+    A stage that is run again goes on from its latest checkpoint.
+    """
+    found: list[dict[str, Any] | None] = []
+    model_path = ""
+    for part in parts:
+        summary = read_summary(part) if part.continue_from_checkpoint and None not in found else None
+        if summary is not None and model_path:
+            start_from(part, model_path)
+        if summary is not None and summary.get("made_from") != digest_of(part):
+            get_run_logger().warning("%s has been run with other settings: it goes on from its checkpoint", part.name)
+            summary = None
+        found.append(summary)
+        model_path = (summary or {}).get("hf_dir") or model_path
+    return found
 
 
 @task(name="publish", cache_policy=NO_CACHE, persist_result=False)

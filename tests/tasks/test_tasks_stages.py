@@ -1,0 +1,60 @@
+"""Which stages of a pipeline are done, and whose quick start a folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from flows.quickstart import claim
+from tasks.checkpoints import digest_of, write_summary
+from tasks.placement import start_from
+from tasks.stages import finished
+from trinity_core.config import Config, load_config, stages
+from trinity_core.errors import TrinityError
+
+QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
+
+
+def loaded(root: Path, *overrides: str) -> list[Config]:
+    return stages(load_config(QUICKSTART, [f"checkpoint_root_dir={root}", "model.model_path=tiny", *overrides]))
+
+
+def run_all(root: Path, *overrides: str) -> list[dict[str, Any]]:
+    """What the stages leave when they have been run."""
+    summaries, model_path = [], ""
+    for part in loaded(root, *overrides):
+        if model_path:
+            start_from(part, model_path)
+        summaries.append({"hf_dir": f"{part.job_dir}/model", "made_from": digest_of(part)})
+        write_summary(part, summaries[-1])
+        model_path = summaries[-1]["hf_dir"]
+    return summaries
+
+
+def test_stages_are_done_whose_settings_are_the_same(tmp_path: Path) -> None:
+    summaries = run_all(tmp_path)
+    assert len(summaries) == 2
+    with disable_run_logger():
+        assert finished(loaded(tmp_path)) == summaries
+        assert finished(loaded(tmp_path, "cluster.gpu_per_node=0", "monitor.monitor_type=tensorboard")) == summaries
+        assert finished(loaded(tmp_path, "continue_from_checkpoint=false")) == [None, None]
+
+
+def test_stages_are_run_again_from_the_first_one_that_has_changed(tmp_path: Path) -> None:
+    first, _ = run_all(tmp_path)
+    with disable_run_logger():
+        assert finished(loaded(tmp_path, "seed=7")) == [None, None]
+        assert finished(loaded(tmp_path, "model.model_path=other")) == [None, None]
+        changed = loaded(tmp_path)
+        changed[1].buffer.total_steps = 500
+        assert finished(changed) == [first, None]
+
+
+def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:
+    claim(tmp_path / "runs", 42)
+    claim(tmp_path / "runs", 42)
+    with pytest.raises(TrinityError, match=r"of seed 42\. Give seed 7 a folder of its own"):
+        claim(tmp_path / "runs", 7)
