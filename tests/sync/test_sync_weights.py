@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.sync import slots
 from trinity_core.sync.probe import Probe
 from trinity_core.sync.records import VersionRecord
 from trinity_core.sync.slots import SlotFolder, memory_root
@@ -210,7 +211,8 @@ def test_full_shared_memory_spills(tmp_path, monkeypatch, caplog):
     assert loaded(folder, 1)["steps"] == 1
 
 
-def test_one_publisher_at_a_time(tmp_path):
+def test_one_publisher_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(slots, "LOCK_SECONDS", 0.1)
     first, second = (SlotFolder(tmp_path / "shm", spill=tmp_path / "spill") for _ in range(2))
     first.publish(0, tensors(0))
     with pytest.raises(TrinityError, match="another process"):
@@ -218,6 +220,82 @@ def test_one_publisher_at_a_time(tmp_path):
     del first
     second.publish(1, tensors(1))
     assert second.versions() == [0, 1]
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """A shared memory and a temporary directory of one's own."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    for name in ("shm", "tmp"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "shm"
+
+
+def test_what_a_killed_run_has_left_goes_with_the_next_runs_first_version(shared, tmp_path):
+    killed = memory_root(tmp_path / "killed", shared)
+    context = multiprocessing.get_context("spawn")
+    publisher = context.Process(target=_publish_for_ever, args=(killed,), daemon=True)
+    publisher.start()
+    patience = time.monotonic() + 60
+    while SlotFolder(killed).latest() is None and time.monotonic() < patience:
+        time.sleep(0.01)
+    spilled = tmp_path / "tmp" / f"{killed.name}-spill"
+    spilled.mkdir()
+    first, second = (SlotFolder(memory_root(tmp_path / name, shared)) for name in ("first", "second"))
+    first.publish(1, tensors(1))
+    assert killed.exists(), "its publisher lives"
+    os.kill(publisher.pid, signal.SIGKILL)
+    publisher.join()
+    second.publish(1, tensors(1))
+    assert sorted(shared.iterdir()) == sorted([first.root, second.root])
+    assert not spilled.exists()
+    first.publish(2, tensors(2))
+    assert loaded(first, 2)["steps"] == 2
+
+
+def test_a_sweep_leaves_what_is_in_use_or_not_ours(shared, tmp_path, monkeypatch):
+    made, elsewhere = memory_root(tmp_path / "made", shared), SlotFolder(tmp_path / "elsewhere")
+    made.mkdir()
+    elsewhere.publish(1, tensors(1))
+    (shared / "trinity-link").symlink_to(elsewhere.root)
+    (shared / "trinity-file").touch()
+    (shared / "other").mkdir()
+    elsewhere._owner = None
+    slots.sweep(shared / "trinity-next")
+    assert {path.name for path in shared.iterdir()} == {made.name, "trinity-link", "trinity-file", "other"}
+    assert elsewhere.versions() == [1]
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    (made / "publisher.lock").touch()
+    slots.sweep(shared / "trinity-next")
+    assert made.exists()
+    monkeypatch.undo()
+    slots.sweep(shared / "trinity-next")
+    assert not made.exists()
+
+
+def test_a_run_that_starts_again_while_its_folder_is_swept(shared, tmp_path):
+    root, done = memory_root(tmp_path / "again", shared), threading.Event()
+
+    def sweep_on():
+        while not done.is_set():
+            slots.sweep(shared / "trinity-other")
+
+    sweepers = [threading.Thread(target=sweep_on) for _ in range(2)]
+    for sweeper in sweepers:
+        sweeper.start()
+    try:
+        for version in range(1, 100):
+            folder = SlotFolder(root)
+            folder.publish(version, tensors(version))
+            assert loaded(folder, version)["steps"] == version
+            assert folder.latest() == version
+            folder._owner = None
+    finally:
+        done.set()
+        for sweeper in sweepers:
+            sweeper.join()
+    slots.sweep(shared / "trinity-other")
+    assert not list(shared.iterdir())
 
 
 def test_a_damaged_file_is_not_loaded(tmp_path):

@@ -4,7 +4,7 @@ A fresh page of shared memory costs three times the copying that goes into it (`
 kept and their mapping too. A slot is written only while no record names it *and* nobody has it mapped: loaders hold a
 shared `flock` on it, the writer an exclusive one. A map keeps its file description, and with it the lock, until its
 last tensor is gone or the process ends, so a killed loader leaves nothing to clean up. A killed writer leaves a slot
-that no record names.
+that no record names. A killed run leaves its folder, whose lock nobody holds: the next run's publisher removes it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import logging
 import mmap
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -35,23 +38,64 @@ if TYPE_CHECKING:
     from trinity_core.sync.probe import Probe
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private sub-folder is made and its owner checked
+PREFIX = "trinity-"
+LOCK = "publisher.lock"
+LOCK_SECONDS = 5.0
+"""For another run to be done with removing what a killed run has left in a folder that is to be used again."""
 log = logging.getLogger(__name__)
 
 
 def memory_root(job_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
     """The folder in shared memory for the run in `job_dir`; under the temporary directory where there is none."""
-    name = f"trinity-{hashlib.sha256(str(Path(job_dir).resolve()).encode()).hexdigest()[:16]}"
+    name = f"{PREFIX}{hashlib.sha256(str(Path(job_dir).resolve()).encode()).hexdigest()[:16]}"
     if shared_memory.is_dir() and os.access(shared_memory, os.W_OK):
         return shared_memory / name
     log.warning("there is no writable %s: weights are handed over through %s", shared_memory, tempfile.gettempdir())
     return Path(tempfile.gettempdir()) / name
 
 
+def sweep(root: Path) -> None:
+    """Remove the folders beside `root` that killed runs of this user have left: those to which nobody publishes."""
+    for folder in root.parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it has no lock yet, or has gone meanwhile
+            if folder != root and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
+                _remove_abandoned(folder)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Under its lock, which goes last: where this is cut short, the next sweep finds the rest."""
+    lock = _hold(folder, "r+b")
+    if lock is None:
+        return
+    with lock:
+        shutil.rmtree(_spill_of(folder), ignore_errors=True)
+        gone = folder.rename(folder.with_name(f"{PREFIX}{uuid4().hex}"))  # its name is free for its run at once
+        for path in gone.iterdir():
+            if path.name != LOCK:
+                path.unlink()
+        shutil.rmtree(gone)
+    log.info("removed %s: a run that was killed had left it", folder)
+
+
+def _hold(folder: Path, mode: str) -> IO[bytes] | None:
+    """The lock of the folder's publisher; None where another process has it, or has replaced the folder meanwhile."""
+    lock: IO[bytes] = (folder / LOCK).open(mode)
+    if _locked(lock, fcntl.LOCK_EX) and os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat()):
+        return lock
+    lock.close()
+    return None
+
+
+def _spill_of(root: Path) -> Path:
+    return Path(tempfile.gettempdir()) / f"{root.name}-spill"
+
+
 def _private(folder: Path) -> Path:
-    with clear_errors("making", folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise TrinityError(f"{folder} belongs to someone else; weights are not put there. Remove it, or move the run")
+    with clear_errors("making", folder), suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise TrinityError(f"{folder} is no folder of yours; weights are not put there. Remove it, or move the run")
     return folder
 
 
@@ -86,7 +130,7 @@ class SlotFolder(WeightFolder):
 
     def __init__(self, root: Path, spill: Path | None = None) -> None:
         super().__init__(root)
-        self._spill = spill or Path(tempfile.gettempdir()) / f"{root.name}-spill"
+        self._spill = spill or _spill_of(root)
         self._slots: dict[Path, _Slot] = {}
         self._owner: IO[bytes] | None = None
 
@@ -141,11 +185,16 @@ class SlotFolder(WeightFolder):
     def _own(self) -> None:
         if self._owner is not None:
             return
-        owner = (_private(self.root) / "publisher.lock").open("wb")
-        if not _locked(owner, fcntl.LOCK_EX):
-            owner.close()
-            raise TrinityError(f"another process publishes weights to {self.root}; is this run already going on?")
-        self._owner = owner
+        sweep(self.root)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            with suppress(FileNotFoundError):  # another run's sweep has just taken what was left here
+                self._owner = _hold(_private(self.root), "wb")
+            if self._owner is not None:
+                return
+            if time.monotonic() > deadline:
+                raise TrinityError(f"another process publishes weights to {self.root}; is this run already going on?")
+            time.sleep(0.02)
 
     def _named_slots(self) -> set[Path]:
         records = (self.record(version) for version in self.versions())
