@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trinity_core.checkpoints.manifest import write_manifest
 from trinity_core.errors import TrinityError
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, eval_scores, open_writer, whole_checkpoints
@@ -45,7 +46,9 @@ class Recorder:
 
 
 def save_checkpoint(job_dir: Path, step: int) -> None:
-    (job_dir / f"global_step_{step}" / "actor").mkdir(parents=True)
+    folder = job_dir / f"global_step_{step}"
+    (folder / "actor").mkdir(parents=True)
+    write_manifest(folder, step)
     (job_dir / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
@@ -105,6 +108,7 @@ def test_whole_checkpoints_only(tmp_path: Path) -> None:
     assert whole_checkpoints(tmp_path) == {}
     for step in (2, 10):
         save_checkpoint(tmp_path, step)
+    (tmp_path / "global_step_6" / "actor" / "huggingface").mkdir(parents=True)  # weights for the explorer alone
     (tmp_path / "global_step_12").mkdir()
     assert list(whole_checkpoints(tmp_path)) == [2, 10]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.errors import TrinityError
-from trinity_core.layout import JobLayout
+from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.tracking.metrics_file import MetricLine, Tail, read_metrics
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
 from trinity_core.tracking.writers import RunInfo, Writer
@@ -124,12 +124,16 @@ class ForwarderThread:
 
 
 def whole_checkpoints(job_dir: Path) -> dict[int, Path]:
-    """step -> folder of each whole checkpoint: `latest_checkpointed_iteration.txt` has reached it."""
+    """step -> folder of each whole checkpoint: with a manifest, and reached by `latest_checkpointed_iteration.txt`.
+
+    A folder without a manifest has weights for the hand-over to the explorer, and goes when newer ones are there.
+    """
     layout = JobLayout(job_dir)
     if not layout.latest_checkpoint.exists():
         return {}
     latest = int(layout.latest_checkpoint.read_text())
-    return {step: layout.step(step) for step in layout.steps() if step <= latest and layout.actor(step).is_dir()}
+    folders = {step: layout.step(step) for step in layout.steps() if step <= latest}
+    return {step: folder for step, folder in folders.items() if (folder / MANIFEST).exists()}
 
 
 def eval_scores(lines: list[MetricLine]) -> dict[int, float]:
