@@ -33,6 +33,8 @@ class Recorder:
         self.calls += [("log", line.source, line.step) for line in lines]
 
     def artifact(self, path: Path, folder: str = "") -> None:
+        if self.broken:
+            raise ConnectionError("the server is away")
         self.calls.append(("artifact", path.name))
 
     def checkpoint(self, step: int, path: Path) -> None:
@@ -95,6 +97,21 @@ def test_what_cannot_be_sent_now_is_sent_later(tmp_path: Path, caplog: pytest.Lo
     thread.close(True)
     assert recorder.calls == [("log", "trainer", 1), ("close", True)]
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_table_that_was_not_taken_is_sent_again(tmp_path: Path, again: bool) -> None:
+    """By the same flow, or by the one that goes on after it; once taken, by none."""
+    recorder = Recorder()
+    recorder.broken = True
+    save_rollouts(tmp_path, "eval", 1, [SampledRollout("p", "r")])
+    forwarder = Forwarder(tmp_path, recorder)
+    with pytest.raises(ConnectionError):
+        forwarder.poll()
+    recorder.broken = False
+    (Forwarder(tmp_path, recorder) if again else forwarder).poll()
+    Forwarder(tmp_path, recorder).poll()
+    assert recorder.calls == [("artifact", "eval_step_1.md")]
 
 
 def test_scores_are_the_mean_over_eval_sets(tmp_path: Path) -> None:

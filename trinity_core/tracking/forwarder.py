@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,7 +81,9 @@ class Forwarder:
             table = path.with_suffix(".md")
             if not table.exists() or table.stat().st_mtime < path.stat().st_mtime:
                 table.write_text(f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n")
+                os.utime(table, (0, 0))  # older than its rollouts until it has been sent
                 self.writer.artifact(table, "rollouts")
+                table.touch()
             self._rollouts_seen.add(path)
 
     def _forward_checkpoints(self) -> None:
