@@ -91,6 +91,17 @@ def _forbid_retries() -> None:
         log.warning("Prefect cannot be told that another attempt would be of no use: %s", error)
 
 
+@contextmanager
+def first_error_stays(succeeded: bool) -> Iterator[None]:
+    """Around what ends a run: where the run has failed already, another error is logged and does not take its place."""
+    try:
+        yield
+    except Exception as error:
+        if succeeded:
+            raise
+        log.warning("ending the failed run failed too: %s", error, exc_info=error)
+
+
 def result_of(ref: Any, stopped: Callable[[], bool], while_waiting: Callable[[], None] | None = None) -> Any:
     """What an actor's method returns, polled for; raises what it raised, as it was, or `Stopped`."""
     import ray

@@ -13,7 +13,7 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.logging import get_run_logger
 
 from tasks.cluster import close_cluster, open_cluster
-from tasks.faults import POLL_SECONDS, is_transient
+from tasks.faults import POLL_SECONDS, first_error_stays, is_transient
 from tasks.session import Session, Stage
 from tasks.stages import Plan
 from trinity_core.layout import JobLayout
@@ -41,11 +41,12 @@ def ending(session: Session) -> Iterator[Session]:
         succeeded = True
     finally:
         session.stop()
-        try:
-            if session.config.monitor.enable_ray_timeline:
-                session.cluster.write_timeline(JobLayout(session.config.job_dir).monitor / "timeline.json")
-        finally:
-            session.close(succeeded)
+        with first_error_stays(succeeded):
+            try:
+                if session.config.monitor.enable_ray_timeline:
+                    session.cluster.write_timeline(JobLayout(session.config.job_dir).monitor / "timeline.json")
+            finally:
+                session.close(succeeded)
 
 
 @contextmanager
@@ -57,8 +58,9 @@ def ending_pipeline(plan: Plan) -> Iterator[None]:
         yield
         succeeded = True
     finally:
-        close_cluster(opened)
-        close_parent(plan.config.job_dir, succeeded)
+        with first_error_stays(succeeded):
+            close_cluster(opened)
+            close_parent(plan.config.job_dir, succeeded)
 
 
 def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+"""A session's tracking: what it says, and when, with a real MLflow store and without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.cluster import Cluster
+from tasks.lifetime import ending
+from tasks.placement import Machine, place
+from tasks.session import Session, Stage
+from trinity_core.config import config_from_dict
+from trinity_core.errors import TransientFault
+from trinity_core.tracking import MetricsFile
+
+
+def begin(root: Path, **monitor: Any) -> Session:
+    config = config_from_dict({
+        "project": "p",
+        "name": "n",
+        "mode": "train",
+        "checkpoint_root_dir": str(root),
+        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
+        "algorithm": {"algorithm_type": "sft"},
+        "buffer": {"trainer_input": {"experience_buffer": {"path": "data.jsonl"}}},
+        "monitor": monitor,
+    })  # fmt: skip
+    cluster = Cluster(config, Machine(1, 0))
+    cluster._users = 1
+    return Session(Stage(config, place(config, Machine(1, 0)), "sft"), cluster)
+
+
+def lose_the_store(session: Session) -> None:
+    """Numbers wait for it, and it is no database any more."""
+    session.tracking()
+    MetricsFile(session.config.job_dir, "trainer").write(1, {"loss": 1.0})
+    (Path(session.config.checkpoint_root_dir) / "mlflow.db").write_bytes(b"no database" * 1000)
+
+
+@pytest.mark.slow
+def test_a_failed_run_keeps_its_own_error_when_tracking_fails_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = begin(tmp_path)
+    with pytest.raises(TransientFault, match="the node died"), ending(session):
+        lose_the_store(session)
+        raise TransientFault("the node died")
+    assert "not a database" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_run_whose_numbers_did_not_arrive_fails(tmp_path: Path) -> None:
+    session = begin(tmp_path)
+    with pytest.raises(Exception, match="not a database"), ending(session):
+        lose_the_store(session)
