@@ -56,7 +56,8 @@ def score(session: Session, targets: list[Target]) -> dict[int, dict[str, float]
     scores = {}
     for target in targets:
         folder = str(target.folder) if target.folder else None
-        scores[target.step] = result_of(explorer.evaluate.remote(target.step, folder), lambda: session.stopping)
+        scoring = explorer.evaluate.remote(target.step, folder)
+        scores[target.step] = result_of(scoring, lambda: session.stopping, session.check)
         get_run_logger().info("step %s: %s", target.step, scores[target.step])
     return scores
 
@@ -71,7 +72,8 @@ def evaluate_result(session: Session) -> dict[str, float]:
     if steps[-1] in eval_scores(read_metrics(config.job_dir)):
         return {}
     folder = str(session.huggingface_folder(steps[-1]))
-    scores = result_of(session.explorer().evaluate.remote(steps[-1], folder), lambda: session.stopping)
+    scoring = session.explorer().evaluate.remote(steps[-1], folder)
+    scores = result_of(scoring, lambda: session.stopping, session.check)
     get_run_logger().info("step %s: %s", steps[-1], scores)
     return scores
 

@@ -67,7 +67,8 @@ def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:
     """Run tasks beside each other, those that the configuration's mode needs: task name -> result.
 
     When one fails, the others are asked to save and end, and the failure is raised: of several the one that will not go
-    away by itself. A cancellation (an exception in this, the main, thread) does the same.
+    away by itself. A cancellation (an exception in this, the main, thread) does the same, and so does tracking that can
+    never take the numbers.
     """
     wanted = [part for part in parts if part.name in session.parts]
     futures = {part.name: cast(PrefectConcurrentFuture[Any], part.submit(session)) for part in wanted}
@@ -75,6 +76,7 @@ def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:
         while not all(future.wrapped_future.done() for future in futures.values()):
             if any(_has_failed(future) for future in futures.values()):
                 break
+            session.check()
             time.sleep(POLL_SECONDS)
     finally:
         if not all(future.wrapped_future.done() for future in futures.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,10 @@ class Session:
         """The tracking system's writer, once it is open; raises why it does not open."""
         return self._tracking.writer()
 
+    def check(self) -> None:
+        """Raise what keeps the numbers from ever being tracked. For those who wait, so that it is said at once."""
+        self._tracking.check()
+
     def close(self, succeeded: bool) -> None:
         """Forward the last numbers, and end every actor. Nothing stays behind, whatever fails on the way."""
         try:
@@ -135,27 +140,28 @@ class Tracking:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._writer: Writer | None = None
+        self._opened: Future[Writer] = Future()
         self._forwarder: ForwarderThread | None = None
-        self._error: BaseException | None = None
-        self._opening = threading.Thread(target=self._open, name="tracking", daemon=True)
-        self._opening.start()
+        threading.Thread(target=self._open, name="tracking", daemon=True).start()
 
     def writer(self) -> Writer:
         """The writer, once it is open; raises why it does not open."""
-        self._opening.join()
-        if self._writer is None:
-            assert self._error is not None
-            raise self._error
-        return self._writer
+        return self._opened.result()
+
+    def check(self) -> None:
+        """Raise why tracking has been given up. A tracking system that does not answer now is no such reason."""
+        if self._opened.done():
+            self._opened.result()
+        if self._forwarder is not None:
+            self._forwarder.check()
 
     def close(self, succeeded: bool) -> None:
         """Forward what is left, and end the run there."""
-        self._opening.join()
+        error = self._opened.exception()
         if self._forwarder is not None:
             self._forwarder.close(succeeded)
-        elif succeeded and self._error is not None:
-            raise self._error
+        elif succeeded and error is not None:
+            raise error
 
     def _open(self) -> None:
         try:
@@ -169,12 +175,12 @@ class Tracking:
                 args=config.monitor.monitor_args,
                 tags={"stage": self._stage.stage, "algorithm": config.algorithm.algorithm_type},
             )
-            self._writer = open_writer(config.monitor.monitor_type, info, Path(config.checkpoint_root_dir))
+            writer = open_writer(config.monitor.monitor_type, info, Path(config.checkpoint_root_dir))
             role = config.mode if config.mode in ("train", "explore") else "both"
-            self._forwarder = ForwarderThread(Forwarder(config.job_dir, self._writer, role))
-        except BaseException as error:
-            self._error = error
-            raise
+            self._forwarder = ForwarderThread(Forwarder(config.job_dir, writer, role))
+            self._opened.set_result(writer)
+        except BaseException as error:  # noqa: BLE001 - for whoever asks
+            self._opened.set_exception(error)
 
 
 def remove_shared_weights(config: Config) -> None:

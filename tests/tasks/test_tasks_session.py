@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tasks.cluster import Cluster
-from tasks.lifetime import ending
+from tasks.lifetime import ending, together
 from tasks.placement import Machine, place
 from tasks.session import Session, Stage
 from trinity_core.config import config_from_dict
-from trinity_core.errors import TransientFault
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.tracking import MetricsFile
 
 
@@ -55,3 +58,40 @@ def test_a_run_whose_numbers_did_not_arrive_fails(tmp_path: Path) -> None:
     session = begin(tmp_path)
     with pytest.raises(Exception, match="not a database"), ending(session):
         lose_the_store(session)
+
+
+class Endless:
+    """A part that works until the session stops."""
+
+    name = "train"
+
+    def submit(self, session: Session) -> SimpleNamespace:
+        future: Future[None] = Future()
+
+        def wait() -> None:
+            assert session.stopping
+            future.set_result(None)
+
+        return SimpleNamespace(wrapped_future=future, wait=wait)
+
+
+@pytest.mark.slow
+def test_a_store_that_cannot_be_opened_ends_the_run_before_it_is_trained(tmp_path: Path) -> None:
+    session = begin(tmp_path, monitor_args={"uri": "nonsense://nowhere"})
+    with pytest.raises(TrinityError, match=r"monitor_args.uri"), ending(session):
+        together(session, Endless())  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_a_while_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session = begin(tmp_path)
+    store = Path(session.config.checkpoint_root_dir) / "mlflow.db"
+    with ending(session):
+        session.tracking()
+        whole = store.read_bytes()
+        lose_the_store(session)
+        while "sent later" not in caplog.text:
+            session.check()
+            time.sleep(0.1)
+        session.check()
+        store.write_bytes(whole)

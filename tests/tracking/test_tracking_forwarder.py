@@ -93,6 +93,7 @@ def test_what_cannot_be_sent_now_is_sent_later(tmp_path: Path, caplog: pytest.Lo
     thread = ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01)
     while not caplog.records:
         time.sleep(0.01)
+    thread.check()
     recorder.broken = False
     thread.close(True)
     assert recorder.calls == [("log", "trainer", 1), ("close", True)]
@@ -162,6 +163,16 @@ def test_wandb_offline_keeps_its_run_and_no_key(tmp_path: Path) -> None:
     assert len(runs) == 2
     files = [path for path in (info.job_dir / "monitor").rglob("*") if path.is_file()]
     assert files and not any(key.encode() in path.read_bytes() for path in files)
+
+
+@pytest.mark.slow
+def test_wandb_without_a_key_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    info = RunInfo("p", "n", tmp_path / "p" / "n", args={"base_url": "http://127.0.0.1:9"})
+    with pytest.raises(TrinityError, match=r"monitor_args.api_key"):
+        open_writer("wandb", info, tmp_path)
 
 
 @pytest.mark.slow

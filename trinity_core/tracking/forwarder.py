@@ -105,8 +105,14 @@ class ForwarderThread:
         self._seconds = seconds
         self._done = threading.Event()
         self._warned = False
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
         self._thread.start()
+
+    def check(self) -> None:
+        """Raise what has ended the polling before its time: nothing that the tracking system gets over."""
+        if self._error is not None:
+            raise self._error
 
     def close(self, succeeded: bool) -> None:
         """Stop polling, forward the rest; raises what the last attempt raises."""
@@ -124,6 +130,9 @@ class ForwarderThread:
                         "the tracking system does not take the metrics now (%s); they are kept and sent later", error
                     )
                 self._warned = True
+            except Exception as error:
+                self._error = error
+                raise
 
 
 def whole_checkpoints(job_dir: Path) -> dict[int, Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from trinity_core.errors import TrinityError
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.params import mask
 from trinity_core.tracking.writers import RunInfo, named
@@ -65,18 +66,22 @@ class WandbWriter:
         folder.mkdir(parents=True, exist_ok=True)
         settings: dict[str, Any] = {"silent": True, "console": "off"}
         settings |= {name: info.args[name] for name in ("base_url", "api_key") if info.args.get(name)}
-        self._run = wandb.init(
-            project=info.project,
-            name=info.name,
-            group=info.parent_dir.name if info.parent_dir else None,
-            id=_run_id(folder / "wandb.json"),
-            resume="allow",
-            dir=str(folder),
-            config=mask(info.config),
-            mode=info.args.get("mode") or os.environ.get("WANDB_MODE"),  # type: ignore[arg-type]
-            tags=sorted(info.tags.values()),
-            settings=wandb.Settings(**settings),
-        )
+        try:
+            self._run = wandb.init(
+                project=info.project,
+                name=info.name,
+                group=info.parent_dir.name if info.parent_dir else None,
+                id=_run_id(folder / "wandb.json"),
+                resume="allow",
+                dir=str(folder),
+                config=mask(info.config),
+                mode=info.args.get("mode") or os.environ.get("WANDB_MODE"),  # type: ignore[arg-type]
+                tags=sorted(info.tags.values()),
+                settings=wandb.Settings(**settings),
+            )
+        except Error as error:
+            advice = "Set monitor.monitor_args.api_key or WANDB_API_KEY, or monitor_args.mode: offline."
+            raise TrinityError(f"W&B does not open: {error} {advice}") from error
         self._run.define_metric("*", step_metric="step")
 
     @property
