@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,8 +41,9 @@ class Recorder:
     def checkpoint(self, step: int, path: Path) -> None:
         self.calls.append(("checkpoint", step))
 
-    def score(self, step: int, value: float) -> None:
+    def score(self, step: int, value: float) -> bool:
         self.calls.append(("score", step, value))
+        return True
 
     def close(self, succeeded: bool) -> None:
         self.calls.append(("close", succeeded))
@@ -52,6 +54,13 @@ def save_checkpoint(job_dir: Path, step: int) -> None:
     (folder / "actor").mkdir(parents=True)
     write_manifest(folder, step)
     (job_dir / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
+def mlflow_client(root: Path) -> Any:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{root}/mlflow.db"
+    return MlflowClient(uri, uri)
 
 
 def evaluate(job_dir: Path, step: int, accuracy: float) -> None:
@@ -176,9 +185,25 @@ def test_wandb_without_a_key_says_what_to_do(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
-    from mlflow import MlflowClient
+def test_two_flows_of_one_job_register_a_checkpoint_once(tmp_path: Path) -> None:
+    """The explorer's flow scores what the trainer's registers, and a later flow finds both."""
+    info = RunInfo("p", "n", tmp_path / "p" / "n")
+    explorer, trainer, later = (
+        Forwarder(info.job_dir, open_writer("mlflow", info, tmp_path), role) for role in ("explore", "train", "both")
+    )
+    evaluate(info.job_dir, 1, 0.5)
+    save_checkpoint(info.job_dir, 1)
+    for forwarder in (explorer, trainer, explorer, later):
+        forwarder.poll()
+    client = mlflow_client(tmp_path)
+    [version] = client.search_model_versions("name = 'p.n'")
+    assert version.tags == {"step": "1", "score": "0.5"}
+    assert client.get_model_version_by_alias("p.n", "champion").version == version.version
+    assert len(client.get_metric_history(version.run_id, "eval/score")) == 1
 
+
+@pytest.mark.slow
+def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     parent = tmp_path / "project" / "name"
     config = {"algorithm": {"lr": 0.1}, "monitor": {"monitor_args": {"api_key": "hidden"}}}
     info = RunInfo(
@@ -202,8 +227,7 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     trainer.write(3, {"actor/loss": 0.3})
     forwarder.close(succeeded=True)
 
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    client = MlflowClient(uri, uri)
+    client = mlflow_client(tmp_path)
     [experiment] = [each for each in client.search_experiments() if each.name == "project"]
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert set(runs) == {"name", "name_rft"}

@@ -42,6 +42,10 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
     raise TrinityError(f"monitor.monitor_type is {monitor_type!r}; it may be one of {', '.join(MONITORS)}.")
 
 
+REGISTERING = ("train", "both")
+"""Of several flows of one job only the one that trains registers checkpoints; each sends scores."""
+
+
 class Forwarder:
     """Hands on what has appeared since the last `poll`. Not for several threads at a time."""
 
@@ -49,6 +53,7 @@ class Forwarder:
         self.job_dir = Path(job_dir)
         self.writer = writer
         self._sources = ROLES[role]
+        self._registers = role in REGISTERING
         self._tail = Tail(self.job_dir, role)
         self._rollouts_seen: set[Path] = set()
         self._checkpoints_seen: set[int] = set()
@@ -87,13 +92,13 @@ class Forwarder:
             self._rollouts_seen.add(path)
 
     def _forward_checkpoints(self) -> None:
-        for step, path in whole_checkpoints(self.job_dir).items():
-            if step not in self._checkpoints_seen:
+        whole = whole_checkpoints(self.job_dir)
+        for step, path in whole.items():
+            if self._registers and step not in self._checkpoints_seen:
                 self.writer.checkpoint(step, path)
                 self._checkpoints_seen.add(step)
         for step, value in eval_scores(read_metrics(self.job_dir)).items():
-            if step in self._checkpoints_seen and self._scores_sent.get(step) != value:
-                self.writer.score(step, value)
+            if step in whole and self._scores_sent.get(step) != value and self.writer.score(step, value):
                 self._scores_sent[step] = value
 
 

@@ -26,6 +26,7 @@ from trinity_core.tracking.writers import RunInfo, named
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion
 
 CHAMPION = "champion"
 BATCH = 1000
@@ -57,7 +58,6 @@ class MlflowWriter:
         self._root = checkpoint_root_dir.absolute()
         self.uri = str(info.args.get("uri") or default_uri(self._root))
         self._name = registered_name(info.project, info.name)
-        self._scores: dict[int, float] = {}
         self._client = _client(self.uri, info.args, self._root)
         self._experiment = self._open_experiment()
         parent = self._parent() if info.parent_dir else None
@@ -89,26 +89,31 @@ class MlflowWriter:
 
     def checkpoint(self, step: int, path: Path) -> None:
         """Register a checkpoint as a model version whose source is the checkpoint's own folder."""
-        if step in self._versions:
+        if step in self._versions():
             return
         tags = {"mlflow.model.isExternal": "true", "step": str(step)}
         model = self._client.create_logged_model(
             self._experiment, f"step_{step}", self.run_id, tags, {"step": str(step), "path": str(path)}, "checkpoint"
         )
         self._client.finalize_logged_model(model.model_id, "READY")
-        version = self._client.create_model_version(
+        self._client.create_model_version(
             self._registered, path.absolute().as_uri(), self.run_id, tags={"step": str(step)}, model_id=model.model_id
         )
-        self._versions[step] = (str(version.version), model.model_id)
 
-    def score(self, step: int, value: float) -> None:
+    def score(self, step: int, value: float) -> bool:
         """Record a checkpoint's score; the highest so far is the champion (the earlier one where two are equal)."""
-        version, model_id = self._versions[step]
-        self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=model_id)
-        self._client.set_model_version_tag(self._registered, version, "score", f"{value:.6g}")
-        self._scores[step] = value
-        best = max(sorted(self._scores), key=lambda candidate: self._scores[candidate])
-        self._client.set_registered_model_alias(self._registered, CHAMPION, self._versions[best][0])
+        versions = self._versions()
+        if step not in versions:
+            return False
+        version, score = versions[step], f"{value:.6g}"
+        if version.tags.get("score") != score:
+            self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=version.model_id)
+            self._client.set_model_version_tag(self._registered, version.version, "score", score)
+        scores = {each: float(found.tags["score"]) for each, found in versions.items() if "score" in found.tags}
+        scores[step] = float(score)
+        best = max(sorted(scores), key=lambda candidate: scores[candidate])
+        self._client.set_registered_model_alias(self._registered, CHAMPION, versions[best].version)
+        return True
 
     def close(self, succeeded: bool) -> None:
         """Mark the run as finished or failed; it can be opened again."""
@@ -125,12 +130,10 @@ class MlflowWriter:
                 raise
         return self._name
 
-    @cached_property
-    def _versions(self) -> dict[int, tuple[str, str]]:
-        """step -> (version, model id) of the checkpoints that this run has registered, also before it was resumed."""
+    def _versions(self) -> dict[int, ModelVersion]:
+        """step -> version of the checkpoints of this run that are registered by now, by whichever flow."""
         found = self._client.search_model_versions(f"run_id = '{self.run_id}'")
-        self._scores = {int(each.tags["step"]): float(each.tags["score"]) for each in found if "score" in each.tags}
-        return {int(each.tags["step"]): (str(each.version), each.model_id or "") for each in found}
+        return {int(each.tags["step"]): each for each in found}
 
     def _open_experiment(self) -> str:
         from mlflow.exceptions import MlflowException

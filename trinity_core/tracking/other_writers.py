@@ -45,9 +45,10 @@ class TensorBoardWriter:
     def checkpoint(self, step: int, path: Path) -> None:
         """TensorBoard knows no models."""
 
-    def score(self, step: int, value: float) -> None:
+    def score(self, step: int, value: float) -> bool:
         """A checkpoint's score as a scalar."""
         self._writer.add_scalar("eval/score", value, step)
+        return True
 
     def close(self, succeeded: bool) -> None:
         """Flush and close."""
@@ -101,9 +102,10 @@ class WandbWriter:
     def checkpoint(self, step: int, path: Path) -> None:
         """Weights stay where they are."""
 
-    def score(self, step: int, value: float) -> None:
+    def score(self, step: int, value: float) -> bool:
         """A checkpoint's score."""
         self._run.log({"step": step, "eval/score": value})
+        return True
 
     def close(self, succeeded: bool) -> None:
         """Finish the run."""

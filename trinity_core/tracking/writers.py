@@ -43,8 +43,9 @@ class Writer(Protocol):
     def checkpoint(self, step: int, path: Path) -> None:
         """A whole checkpoint has appeared."""
 
-    def score(self, step: int, value: float) -> None:
-        """The eval's score of a checkpoint that has been announced."""
+    def score(self, step: int, value: float) -> bool:
+        """The eval's score of a whole checkpoint; False where that is not registered yet."""
+        ...
 
     def close(self, succeeded: bool) -> None:
         """The run has ended (for now)."""
