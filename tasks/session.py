@@ -174,10 +174,10 @@ class Tracking:
                 parent_dir=self._stage.parent_dir,
                 args=config.monitor.monitor_args,
                 tags={"stage": self._stage.stage, "algorithm": config.algorithm.algorithm_type},
+                guest=config.mode == "bench",
             )
             writer = open_writer(config.monitor.monitor_type, info, Path(config.checkpoint_root_dir))
-            role = config.mode if config.mode in ("train", "explore") else "both"
-            self._forwarder = ForwarderThread(Forwarder(config.job_dir, writer, role))
+            self._forwarder = ForwarderThread(Forwarder(config.job_dir, writer, config.mode))
             self._opened.set_result(writer)
         except BaseException as error:  # noqa: BLE001 - for whoever asks
             self._opened.set_exception(error)

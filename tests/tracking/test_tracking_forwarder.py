@@ -95,6 +95,20 @@ def test_two_flows_of_one_job_share_the_work(tmp_path: Path) -> None:
     assert explorer.calls == [("log", "explorer", 1), ("log", "eval", 1)]
 
 
+def test_an_evaluation_beside_a_run_forwards_scores_alone_and_no_line_goes_twice(tmp_path: Path) -> None:
+    recorder = Recorder()
+    training, evaluation = Forwarder(tmp_path, recorder, "both"), Forwarder(tmp_path, recorder, "bench")
+    for source in ("trainer", "my_explorer", "eval"):
+        MetricsFile(tmp_path, source).write(1, {"a": 1})
+    evaluation.poll()
+    assert recorder.calls == [("log", "eval", 1)]
+    training.poll()
+    MetricsFile(tmp_path, "eval").write(2, {"a": 1})
+    training.poll()
+    evaluation.poll()
+    assert recorder.calls[1:] == [("log", "trainer", 1), ("log", "my_explorer", 1), ("log", "eval", 2)]
+
+
 def test_what_cannot_be_sent_now_is_sent_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder()
     recorder.broken = True
@@ -200,6 +214,22 @@ def test_two_flows_of_one_job_register_a_checkpoint_once(tmp_path: Path) -> None
     assert version.tags == {"step": "1", "score": "0.5"}
     assert client.get_model_version_by_alias("p.n", "champion").version == version.version
     assert len(client.get_metric_history(version.run_id, "eval/score")) == 1
+
+
+@pytest.mark.slow
+def test_an_evaluation_ends_no_run_but_its_own(tmp_path: Path) -> None:
+    def status_after(succeeded: bool, name: str, **more: Any) -> str:
+        writer = open_writer("mlflow", RunInfo("p", name, tmp_path / "p" / name, **more), tmp_path)
+        writer.close(succeeded)
+        return client.get_run(writer.run_id).info.status  # type: ignore[attr-defined]
+
+    training = open_writer("mlflow", RunInfo("p", "n", tmp_path / "p" / "n"), tmp_path)
+    client = mlflow_client(tmp_path)
+    assert status_after(True, "n", guest=True) == "RUNNING", "the training goes on"
+    training.close(True)
+    assert status_after(False, "n", guest=True) == "FINISHED", "the training was no failure"
+    assert status_after(False, "base", guest=True) == "FAILED"
+    assert status_after(False, "n") == "FAILED"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trinity_core.tracking.metrics_file import MetricsFile, Tail, metrics_path, read_metrics, rewind, series
+from trinity_core.tracking.metrics_file import STREAMS, MetricsFile, Tail, metrics_path, read_metrics, rewind, series
 
 
 def write_many(job_dir: Path, source: str) -> None:
@@ -46,7 +46,7 @@ def test_a_line_cut_short_by_a_crash_is_left_out_and_the_next_run_goes_on(tmp_pa
     file.write(1, {"a": 1})
     with metrics_path(tmp_path).open("a") as raw:
         raw.write('{"step": 2, "sou')
-    tail = Tail(tmp_path, "both")
+    tail = Tail(tmp_path, "trainer")
     lines, position = tail.read()
     assert [line.step for line in lines] == [1]
     assert position == metrics_path(tmp_path).read_bytes().index(b"\n") + 1
@@ -64,12 +64,12 @@ def test_a_line_after_a_cut_one_is_not_lost(tmp_path: Path) -> None:
 def test_a_tail_goes_on_where_it_was(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path, "trainer")
     file.write(1, {"a": 1})
-    lines, position = Tail(tmp_path, "both").read()
+    lines, position = Tail(tmp_path, "trainer").read()
     assert len(lines) == 1
-    assert Tail(tmp_path, "both").read()[0] == lines, "what was not forwarded comes again"
-    Tail(tmp_path, "both").advance(position)
+    assert Tail(tmp_path, "trainer").read()[0] == lines, "what was not forwarded comes again"
+    Tail(tmp_path, "trainer").advance(position)
     file.write(2, {"a": 2})
-    assert [line.step for line in Tail(tmp_path, "both").read()[0]] == [2]
+    assert [line.step for line in Tail(tmp_path, "trainer").read()[0]] == [2]
 
 
 @given(
@@ -84,8 +84,9 @@ def test_rewinding_forgets_the_future_only(
     job_dir = tmp_path_factory.mktemp("job")
     for source, step in steps[:forwarded]:
         MetricsFile(job_dir, source).write(step, {"a": step})
-    tail = Tail(job_dir, "both")
-    tail.advance(tail.read()[1])
+    for stream in STREAMS:
+        tail = Tail(job_dir, stream)
+        tail.advance(tail.read()[1])
     for source, step in steps[forwarded:]:
         MetricsFile(job_dir, source).write(step, {"a": step})
 
@@ -94,8 +95,9 @@ def test_rewinding_forgets_the_future_only(
     kept = [(source, step) for source, step in steps if step <= checkpoint]
     assert [(line.source, line.step) for line in read_metrics(job_dir)] == kept
     assert dropped == len(steps) - len(kept)
-    news = [(line.source, line.step) for line in Tail(job_dir, "both").read()[0]]
-    assert news == [entry for entry in steps[forwarded:] if entry[1] <= checkpoint]
+    for stream in STREAMS:
+        news = [(line.source, line.step) for line in Tail(job_dir, stream).read()[0]]
+        assert news == [entry for entry in steps[forwarded:] if entry[0] == stream and entry[1] <= checkpoint]
 
 
 def test_the_explorer_may_be_ahead_of_the_trainer(tmp_path: Path) -> None:

@@ -16,15 +16,22 @@ from typing import Any
 
 from trinity_core.errors import TrinityError
 from trinity_core.layout import MANIFEST, JobLayout
-from trinity_core.tracking.metrics_file import MetricLine, Tail, read_metrics
+from trinity_core.tracking.metrics_file import STREAMS, MetricLine, Tail, read_metrics, stream_of
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
 from trinity_core.tracking.writers import RunInfo, Writer
 
 log = logging.getLogger(__name__)
 
 MONITORS = ("mlflow", "tensorboard", "wandb")
-ROLES = {"train": ("trainer",), "explore": ("explorer", "eval"), "both": ("",)}
-"""Which sources a flow forwards: explorer and trainer of one job may run as two flows."""
+ROLES = {
+    "both": STREAMS,
+    "train": ("trainer",),
+    "explore": ("explorer", "eval"),
+    "bench": ("eval",),
+}
+"""`mode` -> what such a flow forwards: explorer and trainer of a job may run as two flows, evaluations beside them."""
+REGISTERING = ("train", "both")
+"""Of several flows of one job only the one that trains registers checkpoints; each sends scores."""
 
 
 def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> Writer:
@@ -42,34 +49,25 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
     raise TrinityError(f"monitor.monitor_type is {monitor_type!r}; it may be one of {', '.join(MONITORS)}.")
 
 
-REGISTERING = ("train", "both")
-"""Of several flows of one job only the one that trains registers checkpoints; each sends scores."""
-
-
 class Forwarder:
     """Hands on what has appeared since the last `poll`. Not for several threads at a time."""
 
     def __init__(self, job_dir: Path, writer: Writer, role: str = "both") -> None:
         self.job_dir = Path(job_dir)
         self.writer = writer
-        self._sources = ROLES[role]
+        self._streams = ROLES[role]
         self._registers = role in REGISTERING
-        self._tail = Tail(self.job_dir, role)
+        self._tails = [Tail(self.job_dir, stream) for stream in self._streams]
         self._rollouts_seen: set[Path] = set()
         self._checkpoints_seen: set[int] = set()
         self._scores_sent: dict[int, float] = {}
 
     def poll(self) -> int:
         """Forward what is new; returns the number of lines."""
-        lines, position = self._tail.read()
-        wanted = [line for line in lines if line.source.startswith(self._sources)]
-        if wanted:
-            self.writer.log(wanted)
-        if lines:
-            self._tail.advance(position)
+        count = sum(self._forward_lines(tail) for tail in self._tails)
         self._forward_rollouts()
         self._forward_checkpoints()
-        return len(wanted)
+        return count
 
     def close(self, succeeded: bool) -> None:
         """Forward the rest and end the run."""
@@ -79,9 +77,17 @@ class Forwarder:
             self.writer.artifact(curve)
         self.writer.close(succeeded)
 
+    def _forward_lines(self, tail: Tail) -> int:
+        with tail.turn():
+            lines, position = tail.read()
+            if lines:
+                self.writer.log(lines)
+            tail.advance(position)
+        return len(lines)
+
     def _forward_rollouts(self) -> None:
         for source, step, path in rollout_files(self.job_dir):
-            if path in self._rollouts_seen or not source.startswith(self._sources):
+            if path in self._rollouts_seen or stream_of(source) not in self._streams:
                 continue
             table = path.with_suffix(".md")
             if not table.exists() or table.stat().st_mtime < path.stat().st_mtime:

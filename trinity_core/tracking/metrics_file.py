@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FORWARDED_PREFIX = "forwarded_"
+STREAMS = ("trainer", "explorer", "eval")
+"""What is forwarded independently of the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +74,33 @@ def series(lines: list[MetricLine], name: str, source: str | None = None) -> dic
     return dict(sorted(found.items()))
 
 
-class Tail:
-    """The reading end: each `read` gives the lines that were appended since the last one.
+def stream_of(source: str) -> str:
+    """Which of `STREAMS` a source belongs to; an explorer may have any name."""
+    return next((stream for stream in STREAMS if source.startswith(stream)), "explorer")
 
-    Its position lies in `monitor/forwarded_<role>.json`, so that a run that goes on forwards nothing twice. The
-    position is kept by `advance`, after the lines have arrived where they were sent.
+
+class Tail:
+    """The reading end of one stream: each `read` gives the lines that were appended since the last one.
+
+    Its position lies in `monitor/forwarded_<stream>.json`, so that no line is forwarded twice: not by a run that goes
+    on, nor by several flows of one job. The position is kept by `advance`, after the lines have arrived where they were
+    sent; `turn` is held meanwhile.
     """
 
-    def __init__(self, job_dir: Path | str, role: str) -> None:
+    def __init__(self, job_dir: Path | str, stream: str) -> None:
         self.path = metrics_path(job_dir)
-        self._state = self.path.with_name(f"{FORWARDED_PREFIX}{role}.json")
+        self._stream = stream
+        self._state = self.path.with_name(f"{FORWARDED_PREFIX}{stream}.json")
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Within it no other flow forwards this stream."""
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self._state):
+            yield
 
     def read(self) -> tuple[list[MetricLine], int]:
-        """The new whole lines and the position after them."""
+        """The stream's new whole lines, and the position after them."""
         start = _position(self._state)
         if not self.path.exists():
             return [], start
@@ -92,12 +108,12 @@ class Tail:
             file.seek(start)
             blob = file.read()
         end = blob.rfind(b"\n") + 1
-        return list(parse(blob[:end])), start + end
+        return [line for line in parse(blob[:end]) if stream_of(line.source) == self._stream], start + end
 
     def advance(self, position: int) -> None:
         """Everything before `position` has been forwarded."""
-        self._state.parent.mkdir(parents=True, exist_ok=True)
-        _replace(self._state, json.dumps({"position": position}).encode())
+        if position != _position(self._state):
+            _replace(self._state, json.dumps({"position": position}).encode())
 
 
 def rewind(job_dir: Path | str, step: int, explorer_step: int | None = None) -> int:

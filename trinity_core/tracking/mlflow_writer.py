@@ -61,7 +61,8 @@ class MlflowWriter:
         self._client = _client(self.uri, info.args, self._root)
         self._experiment = self._open_experiment()
         parent = self._parent() if info.parent_dir else None
-        self.run_id = self._open_run(info.job_dir, info.name, parent)
+        self.run_id, found = self._open_run(info.job_dir, info.name, parent)
+        self._ends_run = not (info.guest and found)
 
     @property
     def link(self) -> str:
@@ -117,7 +118,8 @@ class MlflowWriter:
 
     def close(self, succeeded: bool) -> None:
         """Mark the run as finished or failed; it can be opened again."""
-        self._client.set_terminated(self.run_id, "FINISHED" if succeeded else "FAILED")
+        if self._ends_run:
+            self._client.set_terminated(self.run_id, "FINISHED" if succeeded else "FAILED")
 
     @cached_property
     def _registered(self) -> str:
@@ -153,16 +155,17 @@ class MlflowWriter:
     def _parent(self) -> str:
         """The pipeline's run, of which this one is a stage."""
         assert self._info.parent_dir is not None
-        return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)
+        return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)[0]
 
-    def _open_run(self, job_dir: Path, name: str, parent: str | None) -> str:
-        """The run whose id lies in `job_dir`, or a new one with the parameters."""
+    def _open_run(self, job_dir: Path, name: str, parent: str | None) -> tuple[str, bool]:
+        """The run whose id lies in `job_dir`, or a new one with the parameters; and whether it was there."""
         note = job_dir / "monitor" / "mlflow.json"
         if note.exists():
             kept = json.loads(note.read_text())
             if kept["uri"] == self.uri and self._exists(kept["run_id"]):
-                self._client.update_run(kept["run_id"], status="RUNNING")
-                return kept["run_id"]
+                if not self._info.guest:
+                    self._client.update_run(kept["run_id"], status="RUNNING")
+                return kept["run_id"], True
         tags = {"project": self._info.project, "job_dir": str(job_dir), **self._info.tags}
         if parent:
             tags["mlflow.parentRunId"] = parent
@@ -171,7 +174,7 @@ class MlflowWriter:
             self._client.log_batch(run_id, params=params)
         note.parent.mkdir(parents=True, exist_ok=True)
         note.write_text(json.dumps({"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment}))
-        return run_id
+        return run_id, False
 
     def _exists(self, run_id: str) -> bool:
         from mlflow.exceptions import MlflowException

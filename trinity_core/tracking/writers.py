@@ -26,6 +26,8 @@ class RunInfo:
     args: Mapping[str, Any] = field(default_factory=dict)
     """`monitor.monitor_args`."""
     tags: Mapping[str, str] = field(default_factory=dict)
+    guest: bool = False
+    """An evaluation: a run that it finds stays as it was, for others may be at work in it."""
 
 
 class Writer(Protocol):
