@@ -92,6 +92,7 @@ def test_secrets_are_masked() -> None:
         [
             "monitor.monitor_args={api_key: abc, uri: 'https://me:abc@host'}",
             "explorer.env_vars.JUDGE_API_KEY=abc",
+            "explorer.env_vars.GITHUB_PAT=abc",
             "buffer.trainer_input.experience_buffer.path=postgresql://me:abc@host/db",
         ],
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trinity_core.tracking.params import MASK, flatten, mask
+from trinity_core.config.public import MASK, without_secrets
+from trinity_core.tracking.params import flatten
 
 
 def test_flat_names() -> None:
@@ -12,15 +13,17 @@ def test_flat_names() -> None:
 
 def test_secrets_are_masked_and_limits_of_tokens_are_not() -> None:
     config = {
-        "monitor_args": {"api_key": "k", "password": "p", "username": "u"},
-        "env_vars": {"HF_TOKEN": "t", "OPENAI_API_KEY": "k"},
+        "monitor_args": {"api_key": "k", "password": "p", "username": "u", "credentials": {"id": "i"}},
+        "explorer": {"env_vars": {"PGPASSWORD": "p", "OPENAI_KEY": "k", "GITHUB_PAT": "t", "DB_PWD": "p", "EMPTY": ""}},
         "max_response_tokens": 16,
         "max_token_len_per_gpu": 3,
-        "path": "postgresql://me:hidden@host/db",
+        "path": "postgresql://me:hid/den@host/db",
     }
-    assert mask(config) == {
-        "monitor_args": {"api_key": MASK, "password": MASK, "username": "u"},
-        "env_vars": {"HF_TOKEN": MASK, "OPENAI_API_KEY": MASK},
+    assert without_secrets(config) == {
+        "monitor_args": {"api_key": MASK, "password": MASK, "username": "u", "credentials": MASK},
+        "explorer": {
+            "env_vars": {**dict.fromkeys(["PGPASSWORD", "OPENAI_KEY", "GITHUB_PAT", "DB_PWD"], MASK), "EMPTY": ""}
+        },
         "max_response_tokens": 16,
         "max_token_len_per_gpu": 3,
         "path": f"postgresql://me:{MASK}@host/db",

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.params import mask
 from trinity_core.tracking.writers import RunInfo, named
 
 
@@ -75,7 +75,7 @@ class WandbWriter:
                 id=_run_id(folder / "wandb.json"),
                 resume="allow",
                 dir=str(folder),
-                config=mask(info.config),
+                config=without_secrets(info.config),
                 mode=info.args.get("mode") or os.environ.get("WANDB_MODE"),  # type: ignore[arg-type]
                 tags=sorted(info.tags.values()),
                 settings=wandb.Settings(**settings),
