@@ -117,7 +117,8 @@ def test_notices() -> None:
     actor = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
     offload = [f"{actor}.param_offload=true", f"{actor}.optimizer_offload=true"]
     for changes, keys in (
-        (["trainer.zero_stage=0"], [f"{actor}.param_offload", f"{actor}.optimizer_offload"]),
+        (["trainer.zero_stage=0", "trainer.dtype=float32"], [f"{actor}.param_offload", f"{actor}.optimizer_offload"]),
+        (["trainer.zero_stage=0"], [f"{actor}.param_offload"]),
         (["trainer.zero_stage=2"], [f"{actor}.param_offload"]),
         (["trainer.zero_stage=3"], []),
     ):

@@ -114,6 +114,30 @@ def test_zero_stages_train_alike(learner):
         _assert_same(plain, _train(learner(trainer__zero_stage=stage), batches))
 
 
+@pytest.mark.parametrize("stage", [None, 0, 3])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_narrow_format_goes_on_from_a_checkpoint_bit_for_bit(learner, tmp_path, stage, algorithm):
+    from trinity_core.training.checkpoint import load, save
+    from trinity_core.training.state import optimizer_state, weights
+
+    overrides = {} if stage is None else {"trainer__zero_stage": stage}
+    one = learner(algorithm, trainer__dtype="bfloat16", **overrides)
+    _train(one, [make_batch(1), make_batch(2)])
+    save(one, 2, tmp_path)
+
+    def third():
+        metrics = one.step(make_batch(3), 3)
+        tensors = {name: t.clone() for state in (weights, optimizer_state) for name, t in state(one.engine)}
+        return {name: v for name, v in metrics.items() if not name.startswith("timing_s/")}, tensors
+
+    (metrics, tensors), _ = third(), load(one, tmp_path)
+    again, restored = third()
+    assert again == metrics
+    assert restored.keys() == tensors.keys() and "master.model.norm.weight" in tensors
+    for name, tensor in tensors.items():
+        assert torch.equal(restored[name], tensor), name
+
+
 def _without_verdict(experience):
     return replace(experience, reward=None, action_mask=np.zeros_like(experience.action_mask))
 

@@ -22,7 +22,8 @@ def _ignored(config: Config) -> list[str]:
 def _unread(config: Config) -> list[str]:
     """What is checked, but has no part in this run."""
     trainer, verl = config.trainer, config.trainer.trainer_config
-    whole = trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1)
+    float32 = trainer.dtype == "float32" or (trainer.dtype is None and config.cluster.gpu_per_node == 0)
+    whole = float32 and (trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1))
     given = {
         "service.data_juicer": config.service.data_juicer is not None,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,

@@ -27,6 +27,7 @@ class EngineSettings:
     grad_clip: float
     """Largest norm of the whole gradient; 0 switches clipping off."""
     zero_stage: int
+    """0 goes with float32 alone."""
     dtype: torch.dtype
     param_offload: bool = False
     optimizer_offload: bool = False
@@ -60,7 +61,7 @@ class Engine:
             config=config,
             dist_init_required=False,
         )
-        self.plain = settings.zero_stage == 0 and settings.dtype == torch.float32
+        self.plain = settings.zero_stage == 0
         """Whether the optimiser holds the parameters themselves: no partitions and no second copy."""
 
     @property
@@ -138,7 +139,6 @@ def place(module: nn.Module, settings: EngineSettings, config: dict[str, Any], d
 
 def deepspeed_config(settings: EngineSettings, world_size: int) -> dict[str, Any]:
     """DeepSpeed's configuration. Its batch sizes are formal: micro-batches are ours, and so is their number."""
-    plain = settings.zero_stage == 0 and settings.dtype == torch.float32
     zero: dict[str, Any] = {"stage": settings.zero_stage}
     if settings.optimizer_offload and settings.zero_stage:
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -148,7 +148,7 @@ def deepspeed_config(settings: EngineSettings, world_size: int) -> dict[str, Any
         "train_batch_size": world_size,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": 0.0 if plain else settings.grad_clip,
+        "gradient_clipping": settings.grad_clip if settings.zero_stage else 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

@@ -54,7 +54,7 @@ class Learner:
         self.dtype = training_dtype(settings, ranks)
         self.objective = Objective(config.algorithm)
         self.temperature = sampling_temperature(config)
-        stage = zero_stage(settings, ranks)
+        stage = zero_stage(settings, ranks, self.dtype)
         trust = config.model.trust_remote_code
         lm = load_causal_lm(config.model.model_path, self.dtype, trust, settings.model_overrides)
         ways = find_ways(lm)
@@ -164,11 +164,15 @@ def training_dtype(settings: TrainSettings, ranks: Ranks) -> torch.dtype:
     return DTYPES[settings.dtype or default]
 
 
-def zero_stage(settings: TrainSettings, ranks: Ranks) -> int:
-    """`trainer.zero_stage`; by default 0 for one worker and 2 for several."""
-    if settings.zero_stage is not None:
-        return settings.zero_stage
-    return 0 if ranks.world_size == 1 else 2
+def zero_stage(settings: TrainSettings, ranks: Ranks, dtype: torch.dtype) -> int:
+    """`trainer.zero_stage`; by default 0 for one worker and 2 for several. In a narrow format at least 2.
+
+    Of a narrow model, DeepSpeed's stage 0 does not show its float32 weights to a checkpoint, and stage 1 sums the
+    gradients of micro-batches in the narrow format.
+    """
+    default = 0 if ranks.world_size == 1 else 2
+    stage = default if settings.zero_stage is None else settings.zero_stage
+    return stage if dtype == torch.float32 else max(stage, 2)
 
 
 def sampling_temperature(config: Config) -> float:

@@ -32,7 +32,8 @@ class TrainerConfig:
     ulysses_sequence_parallel_size: Count = 1
     """Workers that share each sequence."""
     zero_stage: Annotated[int, Range(0, 3)] | None = None
-    """ZeRO stage; null means 0 for one worker and 2 for several."""
+    """ZeRO stage; null means 0 for one worker and 2 for several. With a narrow `dtype`, the default on GPUs, 0 and 1
+    mean 2."""
     worker_num: Count | None = None
     """Workers; null means one for each GPU left by the engines, 1 on the CPU."""
     gradient_checkpointing: bool = False
