@@ -138,6 +138,22 @@ def test_a_narrow_format_goes_on_from_a_checkpoint_bit_for_bit(learner, tmp_path
         assert torch.equal(restored[name], tensor), name
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_narrow_format_sums_micro_batches_in_float32(learner, stage):
+    """400 times the same gradient; bfloat16 counts to 256."""
+    from trinity_core.training.update import micro_batches
+
+    engine = (made := learner(trainer__dtype="bfloat16", trainer__zero_stage=stage)).engine
+    (micro,) = micro_batches(lay_out(make_batch(1), torch.device("cpu")), made.cut, made.ranks, made.dtype)
+
+    def norm(times):
+        for i in range(times):
+            engine.backward(engine(micro, 1.0, False)[0].mean(), last=i == times - 1)
+        return engine.step(0.0)
+
+    assert norm(400) == pytest.approx(400 * norm(1), rel=1e-3)
+
+
 def _without_verdict(experience):
     return replace(experience, reward=None, action_mask=np.zeros_like(experience.action_mask))
 

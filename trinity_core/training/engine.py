@@ -154,5 +154,6 @@ def deepspeed_config(settings: EngineSettings, world_size: int) -> dict[str, Any
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": settings.dtype == torch.bfloat16},
         "fp16": {"enabled": settings.dtype == torch.float16},
+        "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 10**9,
     }
