@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from conftest import make_batch
+from conftest import VOCABULARY, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.training.compiled import compile_layers, decoder_layers, uncompiled
 from trinity_core.training.micro import Padded, build_micro
@@ -124,6 +125,34 @@ def test_a_model_is_tried_before_it_is_trusted(tiny_model):
     windowed = load_causal_lm(str(tiny_model), torch.float32, overrides=window)
     assert find_ways(windowed) == Ways(packing=False, own_head=True)
     assert windowed.config._attn_implementation == "sdpa"
+
+
+def test_a_window_that_all_layers_share_is_seen(tmp_path):
+    """Mistral names no kinds of layers. Against its own forward, rows alone and longer than the window."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = MistralConfig(**sizes, num_key_value_heads=1, vocab_size=VOCABULARY, sliding_window=16)
+    torch.manual_seed(0)
+    MistralForCausalLM(config).save_pretrained(tmp_path)
+    ways = find_ways(lm := load_causal_lm(str(tmp_path), torch.float32))
+    assert ways == Ways(packing=False, own_head=True)
+    rng = np.random.default_rng(0)
+    rows = [
+        Experience(tokens=rng.integers(3, VOCABULARY, 10 + n), prompt_length=10, action_mask=np.ones(n, dtype=bool))
+        for n in (30, 17)
+    ]
+    micro = build_micro(rows, range(2), 30, ways.packing).to(torch.device("cpu"), torch.float32)
+    plain = load_causal_lm(str(tmp_path), torch.float32)
+    plain.set_attn_implementation("eager")
+    with torch.no_grad():
+        grid = micro.grid(Policy(lm, ways)(micro, 1.0, False)[0])
+        for row, e in enumerate(rows):
+            tokens = torch.tensor(e.tokens).long()
+            logprobs = plain(tokens[None]).logits[0, 9:-1].log_softmax(-1)
+            expected = logprobs.gather(-1, tokens[10:, None])[:, 0].float()
+            torch.testing.assert_close(grid[row, : len(expected)], expected, atol=1e-5, rtol=0)
+    assert find_ways(load_causal_lm(str(tmp_path), torch.float32, overrides={"sliding_window": None})).packing
 
 
 def test_values_are_those_of_the_state_before_the_token(lm):

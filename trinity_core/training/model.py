@@ -146,7 +146,7 @@ def find_ways(lm: Any) -> Ways:
     with torch.no_grad():
         truth, _ = Policy(lm, Ways(False, False))(plain, 1.0, False)
         own_head = _same(Policy(lm, Ways(False, True))(plain, 1.0, False)[0], truth, dtype)
-        packing = own_head and _windowless(lm.config)
+        packing = own_head and _windowless(lm.config.get_text_config())
         if packing:
             lm.set_attn_implementation(ATTENTION)
             packing = _same(Policy(lm, Ways(True, True))(shared, 1.0, False)[0], truth, dtype)
@@ -161,8 +161,12 @@ def find_ways(lm: Any) -> Ways:
 
 def _windowless(config: Any) -> bool:
     """A window longer than the sample would not show when trying."""
-    kinds = set(config.to_dict().get("layer_types") or ["full_attention"])
-    return kinds == {"full_attention"} and not config.to_dict().get("attention_dropout")
+    told = config.to_dict()
+    if told.get("attention_dropout"):
+        return False
+    if told.get("layer_types"):
+        return set(told["layer_types"]) == {"full_attention"}
+    return not told.get("sliding_window") or told.get("use_sliding_window") is False
 
 
 def _same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
