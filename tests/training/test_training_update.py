@@ -107,6 +107,16 @@ def test_rows_that_share_prompts_train_as_padded_ones(learner):
     _assert_same(packed, _train(padded, batches))
 
 
+def test_log_probs_are_those_of_the_temperature_that_was_sampled_at(learner):
+    """By the task sets, or by the model where the explorer is another run; given answers were not sampled."""
+    model = {"model__temperature": 0.5}
+    tasks = {"buffer__explorer_input__taskset": "{path: x, rollout_args: {temperature: 0.8}}"}
+    file = {"buffer__trainer_input__experience_buffer__path": "data.jsonl"}
+    assert learner(**model).temperature == 0.5
+    assert learner(**model, **tasks).temperature == 0.8
+    assert learner(model__temperature=0).temperature == learner("sft", **model, **file).temperature == 1.0
+
+
 def test_zero_stages_train_alike(learner):
     batches = [make_batch(step) for step in (1, 2, 3)]
     plain = _train(learner(), batches)

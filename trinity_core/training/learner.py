@@ -176,8 +176,11 @@ def zero_stage(settings: TrainSettings, ranks: Ranks, dtype: torch.dtype) -> int
 
 
 def sampling_temperature(config: Config) -> float:
-    """The temperature at which log-probs are taken: that of the rollouts, 1 for given data and greedy rollouts."""
-    tasksets = config.buffer.explorer_input.tasksets
-    if not config.algorithm_type.uses_rollouts or not tasksets:
+    """The temperature at which log-probs are taken: that of the rollouts, 1 for given data and greedy rollouts.
+
+    All training task sets share it; where there are none, another run's explorer samples by the model's.
+    """
+    if not config.algorithm_type.uses_rollouts:
         return 1.0
-    return tasksets[0].rollout_args.temperature or 1.0
+    tasksets = config.buffer.explorer_input.tasksets
+    return (tasksets[0].rollout_args.temperature if tasksets else config.model.temperature) or 1.0

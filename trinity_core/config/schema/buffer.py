@@ -52,7 +52,7 @@ class RolloutArgs:
     """How responses are sampled; what is left out follows the `model` section."""
 
     temperature: Derived[NonNegative] = DERIVED
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature; 0 is greedy. All training task sets share one, at which the trainer takes log-probs."""
     top_p: Derived[Annotated[float, Range(0, 1, exclusive=True)]] = DERIVED
     """Share of the probability mass that is sampled from."""
     top_k: Derived[Annotated[int, Range(-1), Unit("tokens")]] = DERIVED
