@@ -133,6 +133,22 @@ def test_urls_that_cannot_be_stores(url):
         ExperienceStore.open(url)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgres://u:secret@h/db",
+        "mysql://u:secret@h/db",
+        "postgresql+nodriver://u:secret@h/db",
+        "postgresql://u:sec/ret@h:port/db",
+    ],
+)
+def test_a_wrong_url_is_shown_without_its_password(url, tmp_path):
+    for attempt in (lambda: ExperienceStore.open(url), lambda: ExperienceStore.open(store_url(url, tmp_path))):
+        with pytest.raises(TrinityError, match="write postgresql://") as caught:
+            attempt()
+        assert "ret" not in str(caught.value) and url.partition(":")[0] in str(caught.value)
+
+
 def test_a_damaged_file_is_named(tmp_path):
     path = tmp_path / "s.db"
     path.write_bytes(b"this is no database at all" * 100)

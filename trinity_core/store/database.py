@@ -24,6 +24,7 @@ from sqlalchemy.exc import (
     ProgrammingError,
 )
 
+from trinity_core.config.public import without_password
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.files import clear_errors
 from trinity_core.store.schema import SCHEMA_VERSION, Tables
@@ -45,14 +46,24 @@ def store_url(path: str | None, folder: Path) -> str:
         return f"sqlite:///{folder / path}"
     try:
         url = make_url(path)
-    except ArgumentError as error:
-        raise TrinityError(f"experience_buffer.path {path!r} is no database URL: {error}") from error
+    except (ArgumentError, ValueError):
+        raise _unusable(path) from None
     if url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:":
         return url.set(database=str(folder / url.database)).render_as_string(hide_password=False)
     return path
 
 
+def _unusable(url: str) -> TrinityError:
+    """What is said of a URL; without the cause, which may quote the password."""
+    return TrinityError(
+        f"experience_buffer.path {without_password(url)!r} is no database that can be used: write "
+        "postgresql://user:password@host/database, or sqlite:///name.db for a file"
+    )
+
+
 def _engine(url: URL) -> Engine:
+    if url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise _unusable(url.render_as_string(hide_password=True))
     if url.get_backend_name() != "sqlite":
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
@@ -113,8 +124,8 @@ class Database:
         try:
             self.url = make_url(url)
             self._engine = _engine(self.url)
-        except (ArgumentError, NoSuchModuleError) as error:
-            raise TrinityError(f"{url!r} is no database URL that can be used: {error}") from error
+        except (ArgumentError, NoSuchModuleError, ImportError, ValueError):
+            raise _unusable(url) from None
         self.tables = tables
         self._create(namespace)
 
