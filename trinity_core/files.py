@@ -62,12 +62,15 @@ def sync_file(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, data: bytes, durable: bool = True) -> None:
-    """Replace `path` by `data` in one step; `durable` flushes it first, so that a power cut leaves old or new."""
+def write_atomically(path: Path, data: bytes, durable: bool = True, mode: int = 0o666) -> None:
+    """Replace `path` by `data` in one step; `durable` flushes it first, so that a power cut leaves old or new.
+
+    `mode` says who may read and write it, as far as the process's umask lets them.
+    """
     temporary = temporary_sibling(path)
     with clear_errors("writing", path):
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(data)
                 if durable:
                     file.flush()
@@ -79,9 +82,9 @@ def write_atomically(path: Path, data: bytes, durable: bool = True) -> None:
             sync_file(path.parent)
 
 
-def write_json(path: Path, value: Any, durable: bool = True) -> None:
+def write_json(path: Path, value: Any, durable: bool = True, mode: int = 0o666) -> None:
     """`write_atomically` for JSON."""
-    write_atomically(path, json.dumps(value, indent=1).encode() + b"\n", durable)
+    write_atomically(path, json.dumps(value, indent=1).encode() + b"\n", durable, mode)
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

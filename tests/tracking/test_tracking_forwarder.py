@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import pytest
@@ -12,7 +14,14 @@ import pytest
 from trinity_core.checkpoints.manifest import write_manifest
 from trinity_core.errors import TrinityError
 from trinity_core.tracking.curve import draw_curve
-from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, eval_scores, open_writer, whole_checkpoints
+from trinity_core.tracking.forwarder import (
+    Forwarder,
+    ForwarderThread,
+    eval_scores,
+    open_writer,
+    run_note,
+    whole_checkpoints,
+)
 from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.tracking.writers import RunInfo
@@ -230,6 +239,22 @@ def test_an_evaluation_ends_no_run_but_its_own(tmp_path: Path) -> None:
     assert status_after(False, "n", guest=True) == "FINISHED", "the training was no failure"
     assert status_after(False, "base", guest=True) == "FAILED"
     assert status_after(False, "n") == "FAILED"
+
+
+@pytest.mark.slow
+def test_the_password_of_a_store_stays_in_a_file_for_its_user_alone(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/a://me:secret@host/mlflow.db"  # a path that reads like a login
+    (tmp_path / "a:" / "me:secret@host").mkdir(parents=True)
+    info = RunInfo("p", "n", tmp_path / "p" / "n", args={"uri": uri})
+    for _ in range(2):
+        assert "me:***@host/mlflow.db" in open_writer("mlflow", info, tmp_path).link
+    assert run_note(info.job_dir)["uri"] == uri.replace("secret", "***")
+    note = info.job_dir / "monitor" / "mlflow.json"
+    assert json.loads(note.read_text())["uri"] == uri and note.stat().st_mode & 0o777 == 0o600
+    elsewhere = replace(info, args={"uri": "nowhere://me:secret@host"})
+    with pytest.raises(TrinityError, match=r"nowhere://me:\*\*\*@host") as caught:
+        open_writer("mlflow", elsewhere, tmp_path)
+    assert "secret" not in "".join(format_exception(caught.value))
 
 
 @pytest.mark.slow

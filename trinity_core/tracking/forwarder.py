@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.tracking.metrics_file import STREAMS, MetricLine, Tail, read_metrics, stream_of
@@ -176,6 +177,6 @@ def _scores_of(metrics: Mapping[str, float], kind: str) -> list[float]:
 
 
 def run_note(job_dir: Path) -> dict[str, Any]:
-    """What is known of the job's MLflow run (`run_id`, `uri`, `experiment_id`); empty where it has none."""
+    """What may be shown of the job's MLflow run (`run_id`, `uri`, `experiment_id`); empty where it has none."""
     note = Path(job_dir) / "monitor" / "mlflow.json"
-    return json.loads(note.read_text()) if note.exists() else {}
+    return without_secrets(json.loads(note.read_text())) if note.exists() else {}

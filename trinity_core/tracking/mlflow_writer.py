@@ -19,7 +19,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trinity_core.config.public import without_password
 from trinity_core.errors import TrinityError
+from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.params import flatten
 from trinity_core.tracking.writers import RunInfo, named
@@ -66,10 +68,11 @@ class MlflowWriter:
 
     @property
     def link(self) -> str:
-        """The run's page on a server; for a file, the command that serves it."""
-        if self.uri.startswith(("http://", "https://")):
-            return f"{self.uri.rstrip('/')}/#/experiments/{self._experiment}/runs/{self.run_id}"
-        return f"mlflow ui --backend-store-uri {self.uri}"
+        """The run's page on a server; for a file, the command that serves it. A password is masked."""
+        uri = without_password(self.uri)
+        if uri.startswith(("http://", "https://")):
+            return f"{uri.rstrip('/')}/#/experiments/{self._experiment}/runs/{self.run_id}"
+        return f"mlflow ui --backend-store-uri {uri}"
 
     def log(self, lines: Sequence[MetricLine]) -> None:
         """One `log_batch` for each thousand numbers (4,500 numbers a second on SQLite, against 61 one by one)."""
@@ -173,7 +176,8 @@ class MlflowWriter:
         for params in _batches(flatten(self._info.config), PARAMS_BATCH):
             self._client.log_batch(run_id, params=params)
         note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps({"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment}))
+        kept = {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment}
+        write_json(note, kept, mode=0o600)  # the address may have a password
         return run_id, False
 
     def _exists(self, run_id: str) -> bool:
@@ -209,7 +213,8 @@ def _client(uri: str, args: Any, root: Path) -> MlflowClient:
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
     except MlflowException as error:
-        raise TrinityError(f"MLflow does not open at {uri}: {error}. Set monitor.monitor_args.uri.") from error
+        reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
+        raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.") from None
     return client
 
 
