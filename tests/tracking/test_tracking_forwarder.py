@@ -258,6 +258,21 @@ def test_the_password_of_a_store_stays_in_a_file_for_its_user_alone(tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("monitor", "args"), [("mlflow", {}), ("wandb", {"mode": "offline"})])
+@pytest.mark.parametrize("left", ["", '{"run_id": "4', "null"])
+def test_a_note_that_was_cut_short_begins_a_new_run(tmp_path: Path, monitor: str, args: dict, left: str) -> None:
+    info = RunInfo("p", "n", tmp_path / "p" / "n", args=args)
+    note = info.job_dir / "monitor" / f"{monitor}.json"
+    note.parent.mkdir(parents=True)
+    note.write_text(left)
+    open_writer(monitor, info, tmp_path).close(True)
+    begun = json.loads(note.read_text())
+    assert begun
+    open_writer(monitor, info, tmp_path).close(True)
+    assert json.loads(note.read_text()) == begun
+
+
+@pytest.mark.slow
 def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     parent = tmp_path / "project" / "name"
     config = {"algorithm": {"lr": 0.1}, "monitor": {"monitor_args": {"api_key": "hidden"}}}

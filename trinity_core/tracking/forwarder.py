@@ -6,7 +6,6 @@ its position is kept after the numbers have arrived.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -19,7 +18,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.tracking.metrics_file import STREAMS, MetricLine, Tail, read_metrics, stream_of
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
-from trinity_core.tracking.writers import RunInfo, Writer
+from trinity_core.tracking.writers import RunInfo, Writer, read_note
 
 log = logging.getLogger(__name__)
 
@@ -178,5 +177,4 @@ def _scores_of(metrics: Mapping[str, float], kind: str) -> list[float]:
 
 def run_note(job_dir: Path) -> dict[str, Any]:
     """What may be shown of the job's MLflow run (`run_id`, `uri`, `experiment_id`); empty where it has none."""
-    note = Path(job_dir) / "monitor" / "mlflow.json"
-    return without_secrets(json.loads(note.read_text())) if note.exists() else {}
+    return without_secrets(read_note(Path(job_dir) / "monitor" / "mlflow.json"))

@@ -7,7 +7,6 @@ without a copy of its weights; the best by eval has the alias `champion`.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -24,7 +23,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.params import flatten
-from trinity_core.tracking.writers import RunInfo, named
+from trinity_core.tracking.writers import RunInfo, named, read_note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -163,12 +162,11 @@ class MlflowWriter:
     def _open_run(self, job_dir: Path, name: str, parent: str | None) -> tuple[str, bool]:
         """The run whose id lies in `job_dir`, or a new one with the parameters; and whether it was there."""
         note = job_dir / "monitor" / "mlflow.json"
-        if note.exists():
-            kept = json.loads(note.read_text())
-            if kept["uri"] == self.uri and self._exists(kept["run_id"]):
-                if not self._info.guest:
-                    self._client.update_run(kept["run_id"], status="RUNNING")
-                return kept["run_id"], True
+        kept = read_note(note)
+        if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
+            if not self._info.guest:
+                self._client.update_run(kept["run_id"], status="RUNNING")
+            return kept["run_id"], True
         tags = {"project": self._info.project, "job_dir": str(job_dir), **self._info.tags}
         if parent:
             tags["mlflow.parentRunId"] = parent
@@ -191,9 +189,8 @@ class MlflowWriter:
 
 def close_parent(parent_dir: Path, succeeded: bool) -> None:
     """Mark a pipeline's run as ended, where it has one."""
-    note = parent_dir / "monitor" / "mlflow.json"
-    if note.exists():
-        kept = json.loads(note.read_text())
+    kept = read_note(parent_dir / "monitor" / "mlflow.json")
+    if kept:
         _client(kept["uri"], {}, parent_dir).set_terminated(kept["run_id"], "FINISHED" if succeeded else "FAILED")
 
 

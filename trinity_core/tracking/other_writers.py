@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,9 @@ from uuid import uuid4
 
 from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
+from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.writers import RunInfo, named
+from trinity_core.tracking.writers import RunInfo, named, read_note
 
 
 class TensorBoardWriter:
@@ -114,6 +114,6 @@ class WandbWriter:
 
 def _run_id(note: Path) -> str:
     """The id that is kept in the job dir, so that a run that goes on continues the same W&B run."""
-    if not note.exists():
-        note.write_text(json.dumps({"id": uuid4().hex[:12]}))
-    return str(json.loads(note.read_text())["id"])
+    if "id" not in read_note(note):
+        write_json(note, {"id": uuid4().hex[:12]})
+    return str(read_note(note)["id"])

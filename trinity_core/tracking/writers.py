@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from trinity_core.tracking.metrics_file import MetricLine
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,16 @@ class Writer(Protocol):
     @property
     def link(self) -> str:
         """Where a person finds the run: an address, or the command that opens it."""
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """What a writer has noted in the job dir; empty where there is no note, or, with a warning, no whole one."""
+    try:
+        note = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        log.warning("%s cannot be read (%s): tracking begins a new run", path, error)
+        return {}
+    return note if isinstance(note, dict) else {}
 
 
 def named(line: MetricLine) -> dict[str, float]:
