@@ -12,7 +12,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.training.compiled import compile_layers, decoder_layers, uncompiled
 from trinity_core.training.micro import Padded, build_micro
 from trinity_core.training.model import Policy, ValueModel, Ways, find_ways, load_causal_lm
-from trinity_core.training.packing import Packed, pack
+from trinity_core.training.packing import Packed, masked_attention, pack
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,23 @@ def test_log_probs_and_gradients_equal_the_plain_way(lm, packing):
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_keys_copied_to_all_heads_give_the_attention_of_shared_ones():
+    """In the order of heads that softmax(q k) v, written out, has."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(3, 6, 4, 8, generator=generator, dtype=torch.float64)
+    key, value = torch.randn(2, 3, 2, 9, 8, generator=generator, dtype=torch.float64)
+    mask = torch.rand(3, 1, 4, 9, generator=generator) > 0.3
+    outcomes = []
+    for spread in (True, False):
+        inputs = [x.clone().requires_grad_() for x in (query, key, value)]
+        out = masked_attention(*inputs, mask, 0.3, spread)
+        outcomes.append([out.detach(), *torch.autograd.grad(out.square().sum(), inputs)])
+    torch.testing.assert_close(*outcomes)
+    for head in range(6):
+        scores = (query[:, head] @ key[:, head // 3].mT * 0.3).masked_fill(~mask[:, 0], -torch.inf)
+        torch.testing.assert_close(outcomes[0][0][:, head], scores.softmax(-1) @ value[:, head // 3])
 
 
 def test_log_probs_stand_where_the_tokens_do(lm):

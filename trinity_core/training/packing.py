@@ -135,6 +135,19 @@ class _Unpad(torch.autograd.Function):
         return grads[0].index_select(0, packed.slots).index_fill_(0, packed.padding, 0.0), None
 
 
+def masked_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, spread: bool
+) -> Tensor:
+    """Attention under a mask, [b, heads, R, D], with fewer heads of keys and values than of queries.
+
+    `spread` copies them to all heads: with a mask, CUDA's kernels that hold no matrix of scores know no shared heads.
+    """
+    if spread and (shared := query.shape[1] // key.shape[1]) > 1:
+        key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+    grouped = key.shape[1] != query.shape[1]
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+
+
 def attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -165,6 +178,6 @@ def attention(
     out_p = scaled_dot_product_attention(q_p, k_p, v_p, is_causal=True, scale=scaling, enable_gqa=grouped)
     k = torch.cat([k_p.index_select(0, packed.prompt_of), k_r], dim=2)
     v = torch.cat([v_p.index_select(0, packed.prompt_of), v_r], dim=2)
-    out_r = scaled_dot_product_attention(q_r, k, v, attn_mask=packed.mask, scale=scaling, enable_gqa=grouped)
+    out_r = masked_attention(q_r, k, v, packed.mask, scaling, spread=query.is_cuda)
     out = torch.cat([out_p.transpose(1, 2).reshape(-1, heads, D), out_r.transpose(1, 2).reshape(-1, heads, D)])
     return cast("Tensor", _Unpad.apply(out, packed))[None], None
