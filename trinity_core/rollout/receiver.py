@@ -45,6 +45,17 @@ class WeightReceiver:
         worker.reload_weights(weights_iterator=tensors)
 
 
+def check_there(method: str, path: str, version: int) -> None:
+    """Raise what `receive_weights` would: `VersionGone` for weights that are not there, `DataError` for damaged ones.
+
+    Of an error in vLLM's own processes the text alone comes back.
+    """
+    if method == "folder":
+        _files(Path(path))
+    else:
+        _published(method, path, version)
+
+
 def _published(method: str, path: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
     from trinity_core.sync.weights import open_weights
 
@@ -54,13 +65,17 @@ def _published(method: str, path: str, version: int) -> Iterator[tuple[str, torc
 def _folder_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     from safetensors import safe_open
 
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise DataError(f"{folder} holds no safetensors file; convert the checkpoint first")
-    for file in files:
+    for file in _files(folder):
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - safe_open is no mapping
                 yield name, opened.get_tensor(name)
+
+
+def _files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{folder} holds no safetensors file; convert the checkpoint first")
+    return files
 
 
 def with_head(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:

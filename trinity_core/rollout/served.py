@@ -12,6 +12,7 @@ from uuid import uuid4
 from trinity_core.errors import TrinityError
 from trinity_core.rollout import vllm_types
 from trinity_core.rollout.messages import Request, Sample, WeightSource
+from trinity_core.rollout.receiver import check_there
 from trinity_core.rollout.settings import EngineSettings
 from trinity_core.sync.weights import VersionGone
 
@@ -65,12 +66,17 @@ class ServedEngine:
         await self._vllm.abort(list(keys))
 
     async def load(self, source: WeightSource, version: int) -> float:
-        """Load weights while generation is paused; requests in flight go on with them, their KV cache computed anew."""
+        """Load weights while generation is paused; requests in flight go on with them, their KV cache computed anew.
+
+        Weights that are not there change nothing: `VersionGone` or `DataError`. An engine that fails amid loading stays
+        paused, since nobody knows what it holds.
+        """
         began = time.perf_counter()
         async with self._changing:
             if source.method == "nccl":
                 self._check_received(version)
                 return time.perf_counter() - began
+            await asyncio.to_thread(check_there, source.method, source.path, version)
             await self._vllm.pause_generation(mode="keep", clear_cache=False)
             await self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
             await self._put_in_use(version)
