@@ -12,6 +12,7 @@ from typing import Any
 from trinity_core.config import Config, store_url
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
+from trinity_core.data.lengths import explore_steps
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
@@ -123,21 +124,6 @@ async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence
         metrics=MetricsFile(config.job_dir, _source(config.explorer.name)),
         operators=operators.pipeline(pipeline.operators if pipeline else []),
     )
-
-
-def explore_steps(config: Config, schedule: TaskSchedule) -> int:
-    """Explore steps of the run: `total_steps`, else what the epochs give.
-
-    In fixed style each explore step answers one trainer step. Otherwise there are as many as give the rows that the
-    trainer's steps take.
-    """
-    total = config.buffer.total_steps
-    if total is None:
-        return schedule.steps(config.buffer.total_epochs)
-    if config.mode == "both" and config.synchronizer.sync_style == "fixed":
-        return total
-    explored = schedule.batch_size * (config.algorithm.repeat_times or 1)
-    return -(-total * (config.buffer.train_batch_size or explored) // explored)
 
 
 def _read(config: Config) -> _Read:

@@ -10,6 +10,7 @@ from trinity_core.config.paths import store_url
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data.experience import Experience
+from trinity_core.data.lengths import training_steps
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.supervised import Kind, SupervisedSet
 from trinity_core.data.taskset import Taskset
@@ -171,5 +172,4 @@ def total_steps(config: Config, source: Source) -> int:
     if not tasksets:
         raise DataError("the number of training steps is not known: set buffer.total_steps")
     opened = [Taskset.open(taskset, config.seed) for taskset in tasksets]
-    schedule = TaskSchedule(opened, config.buffer.batch_size, config.seed)
-    return schedule.steps(config.buffer.total_epochs)
+    return training_steps(config, TaskSchedule(opened, config.buffer.batch_size, config.seed))

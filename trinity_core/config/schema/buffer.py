@@ -168,7 +168,7 @@ class BufferConfig:
     total_epochs: Annotated[int, Range(1), Unit("epochs")] = 1
     """Passes over the training tasks. Ignored where `total_steps` is given."""
     total_steps: Steps | None = None
-    """Training steps; null means `total_epochs` decide."""
+    """Training steps; null means as many as train what is explored in `total_epochs`."""
     explorer_input: ExplorerInputConfig = field(default_factory=ExplorerInputConfig)
     """Tasks."""
     trainer_input: TrainerInputConfig = field(default_factory=TrainerInputConfig)

@@ -1,0 +1,76 @@
+"""Without `total_steps` a run trains all that its epochs explore, and no longer."""
+
+import pytest
+
+from trinity_core.data.lengths import explore_steps
+from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.taskset import Taskset
+from trinity_core.data.tiny import make_problems, write_jsonl
+from trinity_core.training.sources import open_source, total_steps
+
+TASKS, EPOCHS, REPEATS = 24, 2, 4
+BOTH = {"mode": "both", "synchronizer__sync_method": "checkpoint"}
+DYNAMIC = BOTH | {"synchronizer__sync_style": "dynamic_by_explorer"}
+DATA = "{path: PATH, format: {prompt_key: question, response_key: answer}}"
+FILTER = {"data_processor__experience_pipeline__operators": "[{name: flat_group_filter}]"}
+
+
+@pytest.fixture
+def lengths(make_config, tmp_path):
+    """Explore steps and training steps of two passes over 24 tasks."""
+    path = tmp_path / "tasks.jsonl"
+    write_jsonl(path, make_problems(1, TASKS, 1, 1)["train"])
+
+    def lengths(batch_size, train_batch_size, algorithm="grpo", **overrides):
+        changes = {
+            "buffer__total_steps": "null",
+            "buffer__total_epochs": EPOCHS,
+            "buffer__batch_size": batch_size,
+            "buffer__train_batch_size": train_batch_size,
+            "buffer__explorer_input__taskset": DATA,
+        }
+        changes = {key: str(value).replace("PATH", str(path)) for key, value in (changes | overrides).items()}
+        config = make_config(algorithm, **changes)
+        opened = [Taskset.open(taskset, config.seed) for taskset in config.buffer.explorer_input.tasksets]
+        explored = explore_steps(config, TaskSchedule(opened, config.buffer.batch_size, config.seed))
+        return explored, total_steps(config, open_source(config, "demonstrations"))
+
+    return lengths
+
+
+def _batches(explored, batch_size, rollouts):
+    """Batches of at least `rollouts` rows in whole groups, until nothing is left."""
+    groups, batches = explored * batch_size, 0
+    while groups > 0:
+        rows = 0
+        while rows < rollouts and groups > 0:
+            rows, groups = rows + REPEATS, groups - 1
+        batches += 1
+    return batches
+
+
+@pytest.mark.parametrize("how", [{}, DYNAMIC])
+@pytest.mark.parametrize("train_batch_size", [6, 8, 16, 32, 50, 400])
+def test_all_that_is_explored_is_trained(lengths, how, train_batch_size):
+    explored, trained = lengths(4, train_batch_size, **how)
+    assert explored == EPOCHS * TASKS // 4
+    assert trained == _batches(explored, 4, train_batch_size)
+
+
+def test_an_explore_step_of_a_synchronous_run_gets_its_training_step(lengths):
+    assert lengths(4, 16, **BOTH) == (12, 12)
+    assert lengths(4, 8, **BOTH) == (12, 24)
+    assert lengths(4, 32, **BOTH) == (12, 12)  # of half the size: explore step 2 waits for version 1
+    assert lengths(6, 16, **BOTH, **FILTER) == (8, 8)
+
+
+def test_expert_rows_were_not_explored(lengths):
+    mix = {"algorithm__sample_strategy_args": "{expert_data_ratio: 0.5}"}
+    mix |= {"buffer__trainer_input__auxiliary_buffers": f"{{expert: {DATA}}}", "model__max_model_len": 200}
+    assert lengths(4, 32, "mix", **DYNAMIC, **mix) == (12, 12)
+    assert lengths(4, 16, "mix", **DYNAMIC, **mix) == (12, 24)
+    assert lengths(4, 16, "mix", **DYNAMIC, **mix, buffer__total_steps=10) == (5, 10)
+
+
+def test_task_sets_may_have_groups_of_other_sizes(lengths):
+    assert lengths(4, 16, **DYNAMIC, buffer__explorer_input__taskset__repeat_times=8) == (12, 24)

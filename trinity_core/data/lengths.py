@@ -1,0 +1,47 @@
+"""How long a run is: explore steps and training steps, each worked out from the other's."""
+
+from __future__ import annotations
+
+from trinity_core.config.resolve import expert_share
+from trinity_core.config.schema import Config
+from trinity_core.data.schedule import TaskSchedule
+
+
+def explore_steps(config: Config, schedule: TaskSchedule) -> int:
+    """Explore steps of the run: `total_steps`, else what the epochs give.
+
+    In fixed style each explore step answers one trainer step. Otherwise there are as many as give the rows that the
+    trainer's steps take.
+    """
+    total = config.buffer.total_steps
+    if total is None:
+        return schedule.steps(config.buffer.total_epochs)
+    if _in_step(config):
+        return total
+    return -(-total * _tasks_taken(config, schedule) // schedule.batch_size)
+
+
+def training_steps(config: Config, schedule: TaskSchedule) -> int:
+    """Training steps that take all that the epochs' explore steps give.
+
+    In fixed style at least one an explore step, which waits for its weights; batches are short where it gives less than
+    they take. What experience operators leave is not known beforehand: there it is one an explore step.
+    """
+    explored = schedule.steps(config.buffer.total_epochs)
+    pipeline = config.data_processor.experience_pipeline
+    if pipeline is not None and pipeline.operators:
+        return explored
+    steps = -(-explored * schedule.batch_size // _tasks_taken(config, schedule))
+    return max(steps, explored) if _in_step(config) else steps
+
+
+def _in_step(config: Config) -> bool:
+    return config.mode == "both" and config.synchronizer.sync_style == "fixed"
+
+
+def _tasks_taken(config: Config, schedule: TaskSchedule) -> int:
+    """Tasks whose rollouts a training step takes, in whole groups of the task sets' mean size."""
+    rows = config.buffer.train_batch_size
+    rollouts = max(rows - round(rows * expert_share(config.algorithm)), 1)
+    an_epoch = sum(len(taskset) * (taskset.config.repeat_times or 1) for taskset in schedule.tasksets)
+    return -(-rollouts * schedule.order.epoch_length // an_epoch)
