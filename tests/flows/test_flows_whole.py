@@ -45,7 +45,7 @@ from trinity_core.workflows import REWARD_FNS
 def even_letters(*, prompt, response, truth, task, **args):
     """What even an untrained model does more or less of."""
     if Path(__file__).with_name("slow").exists():
-        time.sleep(0.1)
+        time.sleep(0.05)
     return {"even": sum(ord(letter) % 2 == 0 for letter in response) / max(len(response), 1)}
 '''
 
