@@ -119,7 +119,6 @@ OPMD = replace(
     advantage_fn_args={"opmd_baseline": "mean", "tau": 1.0},
     policy_loss_fn="opmd",
     policy_loss_fn_args={"tau": 1.0},
-    **OFF_POLICY,
 )
 MIX = replace(
     GRPO,
