@@ -14,13 +14,18 @@ from tasks.cluster import placement_of
 from tasks.labels import label_run
 from tasks.placement import parts_of, start_from, sync_method
 from tasks.session import Stage, holders
-from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole
+from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, other_beginning
 from trinity_core.config import Config, load_config, stages, store_url
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.weights import open_weights
 from trinity_core.tracking import rewind
+
+OTHER_MODEL = (
+    "The checkpoints of this run began from the model %s; its weights go on, and those of model.model_path %s are not "
+    "trained. To start from them, give the run another `name` or set `continue_from_checkpoint: false`."
+)
 
 
 @task(name="resolve", cache_policy=NO_CACHE, persist_result=False)
@@ -58,6 +63,8 @@ def resolve(
     step = 0 if kind == "evaluate" else resume_step(found, parts_of(found, placement))
     if step:
         get_run_logger().info("Going on from the checkpoint of step %s in %s", step, found.job_dir)
+        if began := other_beginning(found.job_dir, found.model.model_path):
+            get_run_logger().warning(OTHER_MODEL, began, found.model.model_path)
     return Stage(found, placement, stage or kind, parent_dir, step)
 
 

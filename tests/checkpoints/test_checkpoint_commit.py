@@ -12,7 +12,16 @@ import torch
 
 from trinity_core.checkpoints.commit import begin, commit, remove_old
 from trinity_core.checkpoints.manifest import damage
-from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, read_meta, update_meta, whole_steps
+from trinity_core.checkpoints.resume import (
+    claim,
+    fresh_name,
+    latest_whole,
+    model_name,
+    other_beginning,
+    read_meta,
+    update_meta,
+    whole_steps,
+)
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, remove_leftovers
 from trinity_core.layout import JobLayout, shard_name, step_of
@@ -220,3 +229,14 @@ def test_meta_files(layout, caplog):
     layout.trainer_meta.write_text("{")
     assert read_meta(layout.trainer_meta) == {}
     assert "ignored" in caplog.text
+
+
+def test_a_run_knows_what_model_it_began_from(layout, tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    assert other_beginning(layout, "model") is None, "no checkpoint yet"
+    monkeypatch.chdir(tmp_path)
+    update_meta(layout.trainer_meta, step=2, model=model_name("model"))
+    assert other_beginning(layout, "model") is other_beginning(layout, str(tmp_path / "model")) is None
+    assert other_beginning(layout, "Qwen/Qwen2.5-1.5B") == str(tmp_path / "model")
+    update_meta(layout.trainer_meta, model=model_name("Qwen/Qwen2.5-1.5B"))
+    assert other_beginning(layout, "Qwen/Qwen2.5-1.5B") is None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trinity_core.checkpoints.resume import other_beginning
 from trinity_core.tracking import MetricsFile
 from trinity_core.training.distributed import join, rendezvous
 from trinity_core.training.learner import Learner
@@ -23,3 +24,5 @@ def test_the_best_by_eval_stays_however_old_it_is(make_config: Any) -> None:
         savepoints.save(learner, step, None)
         scores.write(step, {"eval/test/accuracy": accuracy})
     assert savepoints.layout.steps() == [2, 4, 5]
+    assert other_beginning(config.job_dir, config.model.model_path) is None
+    assert other_beginning(config.job_dir, "another") == config.model.model_path

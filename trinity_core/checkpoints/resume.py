@@ -73,6 +73,17 @@ def claim(folder: Path, name: str, attempt_of: str) -> None:
     write_atomically(folder / CLAIM, f"{name} {attempt_of}".encode())
 
 
+def model_name(model_path: str) -> str:
+    """How a run's files name the model that it starts from: a folder by its whole path, a hub model by its name."""
+    return str(Path(model_path).resolve()) if Path(model_path).exists() else model_path
+
+
+def other_beginning(job_dir: JobLayout | Path | str, model_path: str) -> str | None:
+    """The model that the run's checkpoints began from, where that is not `model_path`."""
+    began = read_meta(as_layout(job_dir).trainer_meta).get("model")
+    return began if began not in (None, model_name(model_path)) else None
+
+
 def read_meta(path: Path) -> dict[str, Any]:
     """`explorer_meta.json` or `trainer_meta.json`; empty where it is missing or unreadable (it can be rebuilt)."""
     try:
