@@ -43,12 +43,12 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
         worker = ["worker", "start", "--pool", POOL, "--name", "trinity", "--limit", "2"]
         env_worker = env | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
         started.append(Process.of("worker", spawn("worker", _command(*worker), env_worker, root).pid))
+        state = Up(api_url, started)
+        state.save(root)
     except BaseException:
-        Up(api_url, started).save(root)
-        down(root, say)
+        _stop(started, say)
+        remove_settings(root)
         raise
-    state = Up(api_url, started)
-    state.save(root)
     return state
 
 
@@ -58,9 +58,7 @@ def down(root: Path, say: Callable[[str], None]) -> bool:
     remove_settings(root)
     if state is None:
         return False
-    for process in reversed(state.processes):
-        say(f"Stopping the {process.name} …")
-        process.stop(grace=45 if process.name == "worker" else 15)
+    _stop(state.processes, say)
     Up.forget(root)
     return True
 
@@ -96,6 +94,12 @@ def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], star
     server = spawn("server", command, env, root)
     started.append(Process.of("server", server.pid))
     wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")
+
+
+def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
+    for process in reversed(processes):
+        say(f"Stopping the {process.name} …")
+        process.stop(grace=45 if process.name == "worker" else 15)
 
 
 def _prefect(root: Path, env: dict[str, str], *args: str) -> None:

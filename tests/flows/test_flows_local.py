@@ -65,6 +65,24 @@ def test_a_full_disk_leaves_the_record_as_it_was(tmp_path: Path, monkeypatch: py
     assert Up.load(tmp_path) == before
 
 
+def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prefect.yaml").touch()
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(root: Path, port: int, api_url: str, env: dict[str, str], started: list[Process]) -> None:
+        children.append(sleeper())
+        started.append(Process.of("server", children[0].pid))
+
+    monkeypatch.setattr("tasks.local._start_server", start)
+    monkeypatch.setattr("tasks.local._prefect", lambda *args: None)
+    monkeypatch.setattr("tasks.local.spawn", lambda *args: children.append(sleeper()) or children[1])
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(TrinityError, match="no space left"):
+        up(tmp_path, free_port(), print)
+    assert [child.wait(timeout=10) is not None for child in children] == [True, True]
+    assert not (tmp_path / SETTINGS_FILE).exists() and Up.load(tmp_path) is None
+
+
 def full_disk(handle: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
