@@ -16,6 +16,7 @@ from typing import Any
 
 from tasks.placement import Machine, Placement, place, weakest
 from tasks.processes import end, families
+from trinity_core.addresses import LOOPBACK
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
 
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 512 * 2**20
 """Batches and eval results pass through it; weights do not. More would only take shared memory from the hand-over."""
-LOOPBACK = "127.0.0.1"
 START_SECONDS = 180
 """For Ray to start: on a busy machine its own 30 s are too few."""
 END_SECONDS = 5.0

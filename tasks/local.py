@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.server import HOST, Process, Up, environment, is_healthy, spawn, state_dir, wait_until_healthy
+from tasks.server import Process, Up, environment, is_healthy, spawn, state_dir, wait_until_healthy
+from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 
 POOL = "trinity"
@@ -28,7 +29,7 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
         down(root, say)
     if not (root / "prefect.yaml").exists():
         raise TrinityError(f"There is no prefect.yaml in {root}: run `trinity up` in the folder of the deployments.")
-    api_url = f"http://{HOST}:{port}/api"
+    api_url = f"http://{LOOPBACK}:{port}/api"
     if is_healthy(api_url):
         raise TrinityError(f"Another Prefect server answers at {api_url}. Choose another port with --port.")
     env = environment(root) | {"PREFECT_API_URL": api_url}
@@ -90,7 +91,7 @@ def remove_settings(root: Path) -> None:
 
 
 def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], started: list[Process]) -> None:
-    command = _command("server", "start", "--host", HOST, "--port", str(port))
+    command = _command("server", "start", "--host", LOOPBACK, "--port", str(port))
     server = spawn("server", command, env, root)
     started.append(Process.of("server", server.pid))
     wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,10 +24,10 @@ from urllib.request import urlopen
 import psutil
 
 from tasks.processes import stop
+from trinity_core.addresses import LOOPBACK, free_port
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 
-HOST = "127.0.0.1"
 START_SECONDS = 180.0
 """A new database on a busy machine takes a minute."""
 
@@ -115,13 +114,6 @@ def is_healthy(api_url: str) -> bool:
         return False
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
 def spawn(
     name: str, command: list[str], env: Mapping[str, str], root: Path | None = None, outlive_us: bool = True
 ) -> subprocess.Popen[bytes]:
@@ -148,7 +140,7 @@ class TemporaryServer:
         self._root = root
         self._migrated = state_dir(root) / "prefect" / "migrated"
         self.port = free_port()
-        self.api_url = f"http://{HOST}:{self.port}/api"
+        self.api_url = f"http://{LOOPBACK}:{self.port}/api"
         self._process = spawn("temporary-server", self._command(), self._environment(), root, outlive_us=False)
 
     def wait(self) -> None:
@@ -168,7 +160,7 @@ class TemporaryServer:
 
     def _command(self) -> list[str]:
         app = "prefect.server.api.server:create_app"
-        options = ["--host", HOST, "--port", str(self.port), "--log-level", "error", "--lifespan", "on"]
+        options = ["--host", LOOPBACK, "--port", str(self.port), "--log-level", "error", "--lifespan", "on"]
         return [sys.executable, "-m", "uvicorn", "--factory", app, *options]
 
     def _environment(self) -> dict[str, str]:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tasks.local import SETTINGS_FILE, down, remove_settings, status, up, write_settings
-from tasks.server import Process, Up, environment, free_port, is_healthy, state_dir
+from tasks.server import Process, Up, environment, is_healthy, state_dir
+from trinity_core.addresses import free_port
 from trinity_core.errors import TrinityError
 
 

@@ -178,7 +178,7 @@ def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(at_once: Place) 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders) -> Iterator[Place]:
     """A folder in which `trinity up` has been called. Nothing of it is left afterwards."""
-    from tasks.server import free_port
+    from trinity_core.addresses import free_port
 
     here = place(tmp_path_factory.mktemp("deployed"), tiny_folders)
     here.call("trinity", "up", "--port", str(free_port()))

@@ -10,7 +10,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import reports
 from tasks.reports import LiveReport
-from tasks.server import free_port
+from trinity_core.addresses import free_port
 from trinity_core.config import Config
 from trinity_core.tracking import MetricsFile
 

@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 
 from trinity_core.config import config_from_dict
-from trinity_core.tracking.logs import Logged, log_environment, masked, start_log
+from trinity_core.tracking.logs import OURS, Logged, log_environment, masked, start_log
 
 
 @pytest.fixture(autouse=True)
 def own_handlers() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("trinity_core")
-    before, level = list(root.handlers), ours.level
+    root = logging.getLogger()
+    before, levels = list(root.handlers), {name: logging.getLogger(name).level for name in OURS}
     yield
     for handler in [each for each in root.handlers if each not in before]:
         handler.close()
         root.removeHandler(handler)
-    ours.setLevel(level)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def start(folder: Path, monkeypatch: pytest.MonkeyPatch, **log: object) -> Path | None:

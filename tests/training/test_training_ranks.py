@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import make_batch
 
-from trinity_core.training.distributed import join, rendezvous
+from trinity_core.addresses import rendezvous
+from trinity_core.training.distributed import join
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from trinity_core.addresses import rendezvous
 from trinity_core.checkpoints.resume import other_beginning
 from trinity_core.tracking import MetricsFile
-from trinity_core.training.distributed import join, rendezvous
+from trinity_core.training.distributed import join
 from trinity_core.training.learner import Learner
 from trinity_core.training.savepoints import Savepoints
 

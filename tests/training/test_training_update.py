@@ -7,8 +7,9 @@ import pytest
 import torch
 from conftest import make_batch
 
+from trinity_core.addresses import rendezvous
 from trinity_core.training.batch import make_batch as lay_out
-from trinity_core.training.distributed import join, rendezvous
+from trinity_core.training.distributed import join
 
 pytestmark = pytest.mark.slow
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trinity_core.addresses import LOOPBACK
 from trinity_core.config import AuxiliaryModelConfig, Config, RolloutModelConfig
 
 CPU_BLOCK_TOKENS = 32
@@ -80,7 +81,7 @@ class EngineSettings:
                 "OMP_NUM_THREADS": str(self.threads),
                 "GOMP_SPINCOUNT": str(self.spin_count),
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_HOST_IP": "127.0.0.1",
+                "VLLM_HOST_IP": LOOPBACK,
                 "GLOO_SOCKET_IFNAME": "lo",
             }
         )

@@ -11,12 +11,12 @@ Not covered: engines that come or go during a run (the group is fixed; build a n
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trinity_core.addresses import rendezvous
 from trinity_core.errors import TransientFault
 from trinity_core.sync.tensorfile import TensorSpec
 
@@ -151,15 +151,13 @@ class NcclSender:
     """The trainer's side. Collective: every rank makes one and calls `send`; rank 0 has `engines` and `folder`."""
 
     def __init__(
-        self, rank: int, source: TrainerWeights, engines: EngineGroup | None, folder: WeightFolder | None,
-        address: str | None = None, port: int | None = None,
-    ) -> None:  # fmt: skip
+        self, rank: int, source: TrainerWeights, engines: EngineGroup | None, folder: WeightFolder | None
+    ) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
         self._folder, self._engines = folder, engines
-        found_address, found_port = (address, port) if address and port else _free_endpoint()
         world_size = engines.world_size if engines is not None else 1
-        info = NCCLTrainerInitInfo(found_address, found_port, world_size, rank=rank)
+        info = NCCLTrainerInitInfo(*rendezvous(), world_size, rank=rank)
         # vLLM's types want its own classes; what it uses is the shape alone.
         client: Any = engines
         weights: Any = source
@@ -193,14 +191,3 @@ def find_engines(names: Sequence[str], timeout: float) -> list[RayEngine]:
     except (ValueError, ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
         raise TransientFault(f"the engines that weights go to are not there: {error}") from error
     return [RayEngine(handle, timeout) for handle in handles]
-
-
-def _free_endpoint() -> tuple[str, int]:
-    """This host's address as other nodes see it, and a port that is free now."""
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        port = int(listener.getsockname()[1])
-    try:
-        return socket.gethostbyname(socket.gethostname()), port
-    except OSError:
-        return "127.0.0.1", port

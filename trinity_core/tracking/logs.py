@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from types import TracebackType
 
+from trinity_core.addresses import own_address
 from trinity_core.config import Config
 from trinity_core.layout import JobLayout
 
@@ -60,7 +61,7 @@ def start_log() -> Path | None:
     folder, actor = os.environ.get(FOLDER), os.environ.get(ACTOR)
     if not folder or not actor:
         return None
-    place = Path(folder) / _node() if os.environ.get(BY_NODE) == "1" else Path(folder)
+    place = Path(folder) / own_address() if os.environ.get(BY_NODE) == "1" else Path(folder)
     path = place / f"{actor}.log"
     root, level = logging.getLogger(), os.environ.get(LEVEL, "INFO")
     if any(isinstance(handler, logging.FileHandler) and handler.baseFilename == str(path) for handler in root.handlers):
@@ -92,9 +93,3 @@ class Logged:
             self._log.info("%s ends", self._doing)
         elif isinstance(error, Exception):
             self._log.error("%s fails", self._doing, exc_info=error)
-
-
-def _node() -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address()) if ray.is_initialized() else "127.0.0.1"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from trinity_core.addresses import LOOPBACK
+
 if TYPE_CHECKING:
     import torch
 
-LOOPBACK = "127.0.0.1"
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 """Longest wait of one rank for another. Ranks wait here while rank 0 waits for a batch, which may take a while."""
 
@@ -29,25 +29,6 @@ class Ranks:
     def first(self) -> bool:
         """Whether this is rank 0, which talks to the rest of the run."""
         return self.rank == 0
-
-
-def rendezvous() -> tuple[str, int]:
-    """An address and a free port of this machine where the ranks can meet. Call on rank 0's machine."""
-    address = _own_address()
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return address, probe.getsockname()[1]
-
-
-def _own_address() -> str:
-    """As Ray knows this machine, in an actor; by its host name otherwise."""
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        return str(ray.util.get_node_ip_address())
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except socket.gaierror:
-        return LOOPBACK
 
 
 def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu: bool) -> Ranks:

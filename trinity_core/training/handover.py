@@ -18,7 +18,7 @@ from trinity_core.errors import TransientFault
 from trinity_core.sync.probe import Probe
 from trinity_core.sync.tensorfile import TensorSpec
 from trinity_core.sync.weights import WeightFolder, open_weights
-from trinity_core.training.distributed import Ranks, broadcast_bytes, rendezvous
+from trinity_core.training.distributed import Ranks, broadcast_bytes
 from trinity_core.training.state import shape_of, weights
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def connect_engines(config: Config, engine: Engine, ranks: Ranks, folder: Weight
     rollout = config.explorer.rollout_model
     names = [engine_name(config, index) for index in range(rollout.engine_num)]
     engines = EngineGroup(find_engines(names, config.synchronizer.sync_timeout), rollout.tensor_parallel_size)
-    return NcclSender(ranks.rank, source, engines, folder, *rendezvous())
+    return NcclSender(ranks.rank, source, engines, folder)
 
 
 def trainer_weights(engine: Engine) -> TrainerWeights:

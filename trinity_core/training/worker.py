@@ -11,6 +11,7 @@ import logging
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from trinity_core.addresses import LOOPBACK, rendezvous
 from trinity_core.config.schema import Config
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.tracking.logs import Logged, start_log
@@ -45,11 +46,9 @@ class TrainerWorker:
 
     def rendezvous(self) -> tuple[str, int]:
         """Address and port where the ranks meet; ask rank 0."""
-        from trinity_core.training.distributed import rendezvous
-
         return rendezvous()
 
-    def start(self, master_addr: str = "127.0.0.1", master_port: int = 0) -> dict[str, Any]:
+    def start(self, master_addr: str = LOOPBACK, master_port: int = 0) -> dict[str, Any]:
         """Join the other ranks, load the models, go to the latest checkpoint and publish its weights.
 
         Returns `progress()`. Collective. Raises TrinityError for a model, data set or checkpoint that cannot be used.
