@@ -190,6 +190,7 @@ def test_wandb_offline_keeps_its_run_and_no_key(tmp_path: Path) -> None:
         MetricsFile(info.job_dir, "trainer").write(step, {"loss": 1.0})
         assert forwarder.poll() == 1
         forwarder.close(True)
+        time.sleep(1.0)  # W&B names a session's folder by the second
     run_id = json.loads((info.job_dir / "monitor" / "wandb.json").read_text())["id"]
     runs = list((info.job_dir / "monitor" / "wandb").glob(f"offline-run-*-{run_id}"))
     assert len(runs) == 2
