@@ -37,6 +37,21 @@ def test_each_final_batch_is_there_once(tmp_path: Path) -> None:
     assert line["response"] == "zwei · 二"
 
 
+def test_a_workflow_may_use_the_lines_own_names(tmp_path: Path) -> None:
+    def own(step: int) -> list[Experience]:
+        given = batch(step)
+        for each in given:
+            each.info |= {"step": "look it up", "reward": "none", "tool": "search"}
+        return given
+
+    path = tmp_path / "a.jsonl"
+    Archive(path).extend(3, own)
+    Archive(path).rewind(2)
+    assert steps(path) == [1, 1, 2, 2]
+    line = json.loads(path.read_text().splitlines()[1])
+    assert (line["reward"], line["tool"]) == (1.0, "search")
+
+
 def test_going_back_forgets_and_mends(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     Archive(path).extend(4, batch)

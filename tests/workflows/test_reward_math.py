@@ -80,11 +80,24 @@ def test_only_a_declared_answer_counts(text, answer):
         ("-7", "7", False),
         ("seven", "7", False),
         ("2+5", "7", True),
+        ("7.", "7", True),
+        ("7 dollars", "7", True),
+        ("7 hours.", "7", True),
+        ("$1,000.", "1000", True),
+        ("€7", "7", True),
+        ("**7**", "7", True),
+        ("The answer is 7", "7", True),
+        ("7 (eggs)", "7", True),
+        ("7 or 8", "7", False),
+        ("1 7 8", "7", False),
+        ("-7 dollars.", "7", False),
+        ("17 dollars", "7", False),
     ],
 )
 def test_what_math_verify_decides(answer, truth, right):
     pytest.importorskip("math_verify")
     assert full(f"\\boxed{{{answer}}}", f"#### {truth}") == {"accuracy": float(right)}
+    assert full(f"#### {answer}", f"#### {truth}") == {"accuracy": float(right)}
 
 
 def test_a_bare_reference_is_the_answer():

@@ -82,6 +82,18 @@ def test_every_failure_is_told_apart_from_a_wrong_answer(pool):
     assert pool.started > before
 
 
+def test_a_worker_that_died_while_it_had_nothing_to_do_is_replaced(plugins):
+    pool = RewardPool(workers=1, timeout=3.0, plugin_dir=plugins)
+    assert pool.score_sync("by_order", items("1"))[0].value == 1
+    (idle,) = [pool._idle.get_nowait()]
+    os.kill(idle.process.pid, signal.SIGKILL)
+    idle.process.wait()
+    pool._idle.put(idle)
+    assert [reward.value for reward in pool.score_sync("by_order", items("2", "3"))] == [2, 3]
+    assert pool.started == 2
+    pool.close()
+
+
 def test_the_event_loop_never_waits(pool):
     async def run():
         beats = []

@@ -148,6 +148,32 @@ def test_what_is_no_list_of_experiences_is_refused(monkeypatch):
         run(task("wrong"), Scripted())
 
 
+@pytest.mark.parametrize("reward", [np.float32(0.5), np.float64(0.5), "0.5", 0.5])
+def test_numbers_may_be_of_numpy(monkeypatch, reward):
+    class Measures(Workflow):
+        async def run(self):
+            info = {"parts": {1}, "scores": np.arange(2), "best": np.float32(0.5)}
+            (answer,) = await self.model.chat(self.task.messages)
+            return [answer.experience(reward=reward, metrics={"length": np.float32(2)}, info=info)]
+
+    monkeypatch.setitem(WORKFLOWS, "measures", Measures)
+    (one,) = from_bytes(to_bytes(run(task("measures"), Scripted("a"))))
+    assert (one.reward, one.metrics) == (0.5, {"length": 2.0})
+    assert one.info == {"parts": "{1}", "scores": [0, 1], "best": 0.5}
+
+
+@pytest.mark.parametrize("reward", ["good", [1, 2], float("nan"), np.float32("inf")])
+def test_a_reward_that_is_no_number_is_the_workflows_error(monkeypatch, reward):
+    class Praises(Workflow):
+        async def run(self):
+            (answer,) = await self.model.chat(self.task.messages)
+            return [answer.experience(reward=reward)]
+
+    monkeypatch.setitem(WORKFLOWS, "praises", Praises)
+    with pytest.raises(TrinityError, match="workflow 'praises' gave"):
+        run(task("praises"), Scripted("a"))
+
+
 def test_errors_of_workflows_travel(monkeypatch):
     class Fails(Workflow):
         async def run(self):
@@ -215,6 +241,11 @@ def test_plugins_that_cannot_be_loaded(tmp_path):
     (tmp_path / "broken_plugin.py").write_text("import not_a_module_at_all\n")
     with pytest.raises(TrinityError, match=r"broken_plugin\.py cannot be loaded: ModuleNotFoundError"):
         load_plugins(tmp_path)
+    for failing in ("raise RuntimeError('no licence')", "assert False, 'no licence'", "open('/nowhere')"):
+        (tmp_path / "broken_plugin.py").write_text(failing)
+        for _ in range(2):
+            with pytest.raises(TrinityError, match=r"broken_plugin\.py cannot be loaded: "):
+                load_plugins(tmp_path)
     (tmp_path / "broken_plugin.py").unlink()
     (tmp_path / "json.py").write_text("")
     with pytest.raises(TrinityError, match="has the name of another module"):

@@ -112,7 +112,12 @@ def to_bytes(experiences: Sequence[Experience]) -> bytes:
         lengths = {name: len(value) for name, value in given.items()}
         rows.append({name: getattr(e, name) for name in _SCALARS} | {"lengths": lengths})
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
-    return save_arrays(arrays, {"experiences": json.dumps(rows)})
+    return save_arrays(arrays, {"experiences": json.dumps(rows, default=_as_json)})
+
+
+def _as_json(value: Any) -> Json:
+    """What people read of something in `info` that JSON does not know."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
 def from_bytes(blob: bytes) -> list[Experience]:

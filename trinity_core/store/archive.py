@@ -60,9 +60,14 @@ class Archive:
 
 
 def as_line(step: int, experience: Experience) -> dict[str, Any]:
-    """An experience as JSON: the texts, what they earned, and where they came from. No tokens."""
+    """An experience as JSON: the texts, what they earned, and where they came from. No tokens.
+
+    What a workflow has put into `info` comes in between, but for names that the line has itself: by `step` the file is
+    cut.
+    """
     versions = experience.versions
     return {
+        **experience.info,
         "step": step,
         "group": experience.group,
         "run": experience.run,
@@ -75,5 +80,4 @@ def as_line(step: int, experience: Experience) -> dict[str, Any]:
         "truncated": experience.truncated,
         "is_expert": experience.is_expert,
         "metrics": experience.metrics,
-        **experience.info,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -64,7 +65,8 @@ async def run_workflow(
     """Run the task's workflow and give its experiences their group and task.
 
     A plain `run` is called in `threads` (by default the loop's own). Raises TrinityError where the workflow does not
-    exist or returns something other than experiences; whatever the workflow raises, travels.
+    exist, returns something other than experiences, or rewards that are no finite numbers; whatever the workflow
+    raises, travels.
     """
     workflow = WORKFLOWS.resolve(task.workflow)(task, model, auxiliary, rewards)
     if inspect.iscoroutinefunction(workflow.run):
@@ -75,10 +77,23 @@ async def run_workflow(
         raise TrinityError(f"workflow '{task.workflow}' must return a list of Experience")
     unnumbered = len(experiences) == task.repeat_times and not any(one.run or one.turn for one in experiences)
     for number, one in enumerate(experiences):
+        _plain_numbers(one, task.workflow)
         one.group, one.task_index = task.group, task.index
         if unnumbered:
             one.run = number
     return experiences
+
+
+def _plain_numbers(experience: Experience, workflow: str) -> None:
+    """Make its reward and metrics Python's own floats, as NumPy's are no JSON."""
+    try:
+        experience.metrics = {name: float(value) for name, value in experience.metrics.items()}
+        if experience.reward is not None:
+            experience.reward = float(experience.reward)
+    except (TypeError, ValueError) as error:
+        raise TrinityError(f"workflow '{workflow}' gave a reward or metric that is no number: {error}") from error
+    if experience.reward is not None and not math.isfinite(experience.reward):
+        raise TrinityError(f"workflow '{workflow}' gave the reward {experience.reward}")
 
 
 class SimpleWorkflow(Workflow):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from trinity_core.errors import DataError
@@ -47,18 +48,24 @@ def reference(truth: Any) -> str:
 
 
 def same(answer: str, truth: str) -> bool:
-    """Whether math-verify takes two expressions for the same. Raises ValueError where it cannot read the reference."""
+    """Whether math-verify takes two expressions for the same. Raises ValueError where it cannot read the reference.
+
+    The answer is read as a formula, all of it; where that is not the reference, as a sentence that holds a number
+    ("18 dollars.", "**18**"), the last one. The pool's time-out takes the place of math-verify's own.
+    """
     from math_verify import parse, verify
 
-    gold = _parsed(parse, truth)
+    read = partial(parse, parsing_timeout=None)
+    agree = partial(verify, timeout_seconds=None, raise_on_error=True)
+    gold = read(_boxed(truth), raise_on_error=True)
     if not gold:
         raise ValueError(f"math-verify cannot read the reference answer {truth!r}")
-    return bool(verify(gold, _parsed(parse, answer), timeout_seconds=None, raise_on_error=True))
+    formula = read(_boxed(answer), raise_on_error=True)
+    return bool(agree(gold, formula) or agree(gold, read(answer, raise_on_error=False)))
 
 
-def _parsed(parse: Any, text: str) -> Any:
-    """As LaTeX in a box, so that all of the text is read. The pool's time-out takes the place of math-verify's own."""
-    return parse(f"\\boxed{{{text}}}", parsing_timeout=None, raise_on_error=True)
+def _boxed(formula: str) -> str:
+    return f"{_BOX}{formula}}}"
 
 
 @REWARD_FNS.register("math_reward")

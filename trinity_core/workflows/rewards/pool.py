@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
@@ -59,6 +60,11 @@ class _Worker:
         self.ready: set[str] = set()
         """Reward functions it has imported and warmed up."""
 
+    def send(self, name: str, items: Sequence[RewardItem]) -> None:
+        """Ask for verdicts. That the process has died, the next `receive` says."""
+        with suppress(OSError):
+            self.connection.send((name, items))
+
     def receive(self, timeout: float) -> dict[str, Any] | str:
         """The next reply; or a string that says why there is none."""
         try:
@@ -72,7 +78,7 @@ class _Worker:
         """Import and warm up a reward function. Raises DataError where there is none, TransientFault if it hangs."""
         if name in self.ready:
             return
-        self.connection.send((name, ()))
+        self.send(name, ())
         answer = self.receive(START_SECONDS)
         if isinstance(answer, str):
             raise TransientFault(f"a process for the reward function '{name}' did not start: {answer}")
@@ -159,7 +165,7 @@ class RewardPool:
             intact = False
             try:
                 worker.prepare(name)
-                worker.connection.send((name, items[len(rewards) :]))
+                worker.send(name, items[len(rewards) :])
                 intact = self._collect(worker, rewards, len(items))
             finally:
                 if intact:
@@ -180,12 +186,15 @@ class RewardPool:
         return True
 
     def _take(self) -> _Worker:
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            # The thread that starts a worker lives as long as the pool: the kernel ties the worker's life to it.
-            self.started += 1
-            return _Worker(self.plugin_dir, int(self.memory_gib * 2**30))
+        with suppress(queue.Empty):
+            while True:
+                worker = self._idle.get_nowait()
+                if worker.process.poll() is None:
+                    return worker
+                worker.kill()
+        # The thread that starts a worker lives as long as the pool: the kernel ties the worker's life to it.
+        self.started += 1
+        return _Worker(self.plugin_dir, int(self.memory_gib * 2**30))
 
 
 def _fill(rewards: list[Reward | None], indices: list[int], given: list[Reward]) -> None:
