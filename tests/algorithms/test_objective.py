@@ -201,7 +201,7 @@ def test_kl_in_the_reward_by_hand():
 def test_adaptive_coefficient_of_the_loss_is_kept_and_restored():
     args = {"kl_coef": 0.1, "adaptive": True, "target_kl": 0.1, "horizon": 10.0}
     objective = Objective(spec_of("grpo", kl_loss_fn_args=args))
-    assert objective.after_batch({"kl_loss": 9.0}, 5)["kl_coef"] == 0.1
+    assert objective.after_batch({"kl_loss": 0.01, "kl_mean": 9.0}, 5)["kl_coef"] == 0.1
     assert objective.kl_loss.kl_coef == pytest.approx(0.1 * 1.1)
     resumed = Objective(spec_of("grpo", kl_loss_fn_args=args))
     resumed.load_state(objective.state())
@@ -209,6 +209,32 @@ def test_adaptive_coefficient_of_the_loss_is_kept_and_restored():
     fixed = Objective(ALGORITHMS["grpo"])
     fixed.load_state({"kl_loss_coef": 7.0})
     assert fixed.kl_loss.kl_coef == 0.001
+
+
+def kl_of(objective, is_expert):
+    """The metrics of two rows of three tokens and one, each with log-probs 0.4 and 0.8 away from the reference."""
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    gap = torch.tensor([[0.4, 0.4, 0.4], [0.8, 9.0, 9.0]])
+    tally, logprobs = Tally(), torch.full((2, 3), -1.0)
+    objective.loss(
+        tally, objective.weights(mask, is_expert), logprobs=logprobs, mask=mask, ref_logprobs=logprobs - gap,
+        advantages=torch.zeros(2, 3), is_expert=is_expert,
+    )  # fmt: skip
+    return tally.metrics()
+
+
+def test_the_adaptive_coefficient_goes_by_the_kl_of_a_token_however_the_loss_adds_up():
+    spec = spec_of("grpo", kl_loss_fn="k2", loss_agg_mode="seq-mean-token-sum")
+    metrics = kl_of(Objective(spec), None)
+    assert metrics["kl_loss"] == pytest.approx((3 * 0.08 + 0.32) / 2)
+    assert metrics["kl_mean"] == pytest.approx((3 * 0.08 + 0.32) / 4)
+
+
+def test_a_kl_beside_sft_is_that_of_the_experts_tokens():
+    """In a batch that also has rollouts it is theirs alone."""
+    spec = spec_of("sft", kl_loss_fn="k2", kl_loss_fn_args={"kl_coef": 0.1}, loss_agg_mode="token-mean")
+    assert kl_of(Objective(spec), torch.tensor([True, True]))["kl_loss"] == pytest.approx((3 * 0.08 + 0.32) / 4)
+    assert kl_of(Objective(spec), torch.tensor([True, False]))["kl_loss"] == pytest.approx(0.32)
 
 
 def test_what_a_run_needs():

@@ -16,8 +16,8 @@ def experience(reward, length=2, prompt=3, **metrics) -> Experience:
     return Experience(tokens, prompt, np.ones(length, bool), reward=reward, metrics=metrics)
 
 
-def outcome(*experiences, error=None, retries=0) -> Outcome:
-    return Outcome(Task(0, {}, "set", "w"), list(experiences), retries, error)
+def outcome(*experiences, error=None, retries=0, repeat_times=1) -> Outcome:
+    return Outcome(Task(0, {}, "set", "w", repeat_times), list(experiences), retries, error)
 
 
 def test_rewards_lengths_parts_and_failures():
@@ -56,6 +56,12 @@ def test_accuracy_is_the_rewards_part_and_failed_tasks_count_as_wrong():
     assert numbers["eval/easy/failed_tasks"] == 1
     assert numbers["eval/easy/verifier_errors"] == 1
     assert "eval/easy/best" not in numbers
+
+
+def test_all_answers_of_a_failed_task_are_missing():
+    right = [experience(1.0)] * 4
+    numbers = eval_numbers("set", [outcome(*right), outcome(error=ValueError("no"), repeat_times=4)])
+    assert numbers["eval/set/accuracy"] == numbers["eval/set/best"] == pytest.approx(0.5)
 
 
 def test_the_best_of_several_answers():

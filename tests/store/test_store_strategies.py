@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from store_helpers import ids, make_rows
 
 from trinity_core.data.experience import Experience
+from trinity_core.data.lengths import split_rows
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.store.expert import START, ExpertData
 from trinity_core.store.strategies import (
@@ -16,7 +17,6 @@ from trinity_core.store.strategies import (
     Priority,
     StalenessControl,
     make_strategy,
-    split_rows,
     take_until,
 )
 
@@ -83,6 +83,8 @@ def test_split_rows():
     assert split_rows(10, 0.25) == (8, 2)
     assert split_rows(10, 0.0) == (10, 0)
     assert split_rows(2, 0.99) == (1, 1)
+    assert split_rows(4, 0.1) == (3, 1), "experts that are asked for come"
+    assert split_rows(1, 0.5) == (1, 0)
 
 
 def expert(length=5, seed=None, per_row=1):

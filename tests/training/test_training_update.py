@@ -212,6 +212,12 @@ def test_sft_lowers_the_loss(learner):
     assert losses[-1] < 0.8 * losses[0]
 
 
+def test_mix_takes_a_batch_without_an_expert(learner):
+    mix = learner("mix", buffer__trainer_input__auxiliary_buffers__expert__path="data.jsonl")
+    metrics = mix.step(make_batch(1), 1)
+    assert metrics["actor/grad_norm"] > 0 and "experience/expert_rows" not in metrics
+
+
 def test_dpo_prefers_the_chosen_answers(learner):
     dpo = learner("dpo", buffer__trainer_input__experience_buffer__path="data.jsonl", algorithm__optimizer__lr=0.003)
     steps = [dpo.step(_answers(True), step) for step in range(1, 7)]

@@ -187,6 +187,7 @@ class Objective:
     def weights(self, mask: Tensor, is_expert: Tensor | None = None, step: int = 0) -> Weights:
         """Weights from the mask (and `is_expert` [B]) of the whole batch, all ranks' rows included.
 
+        The KL is that of the tokens that the policy sampled; in a batch of an expert's rows alone (SFT), of theirs.
         `step` is the trainer step, for losses with a schedule.
         """
         mask = as_mask(mask)
@@ -256,20 +257,23 @@ class Objective:
         tokens = self.kl_loss_fn.tokens(logprobs, reference, mask, old, **self.kl_loss_args)
         value = (weights.kl * tokens).sum()
         tally.total("kl_loss", value)
+        tally.mean("kl_mean", tokens, weights.kl != 0)
         return value
 
     def after_batch(self, metrics: dict[str, float], experiences: int) -> dict[str, float]:
-        """The metrics with `kl_coef`, the coefficient that was used; an adaptive one then moves on."""
+        """The metrics with `kl_coef`, the coefficient that was used; an adaptive one then follows the KL per token."""
         if not self.kl_in_loss:
             return metrics
         used = self.kl_loss.kl_coef
-        self.kl_loss.update(metrics["kl_loss"], experiences)
+        self.kl_loss.update(metrics["kl_mean"], experiences)
         return metrics | {"kl_coef": used}
 
 
 def _sampled(mask: Tensor, is_expert: Tensor | None) -> Tensor:
-    """The mask of the tokens that the policy sampled."""
-    return mask if is_expert is None else mask & ~is_expert[:, None].bool()
+    """The mask of the tokens that the policy sampled; all of them where it has sampled no row."""
+    if is_expert is None or bool(is_expert.all()):
+        return mask
+    return mask & ~is_expert[:, None].bool()
 
 
 def _take(values: Any, rows: Tensor) -> Any:

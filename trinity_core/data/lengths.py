@@ -35,6 +35,15 @@ def training_steps(config: Config, schedule: TaskSchedule) -> int:
     return max(steps, explored) if _in_step(config) else steps
 
 
+def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:
+    """Rows of a batch from rollouts and from expert data: `round(rows * expert_ratio)`, but at least one of each.
+
+    Expert rows are left out altogether where the ratio is 0, or where there is only one row.
+    """
+    expert = min(max(round(rows * expert_ratio), expert_ratio > 0), rows - 1)
+    return rows - expert, expert
+
+
 def _in_step(config: Config) -> bool:
     return config.mode == "both" and config.synchronizer.sync_style == "fixed"
 
@@ -42,6 +51,6 @@ def _in_step(config: Config) -> bool:
 def _tasks_taken(config: Config, schedule: TaskSchedule) -> int:
     """Tasks whose rollouts a training step takes, in whole groups of the task sets' mean size."""
     rows = config.buffer.train_batch_size
-    rollouts = max(rows - round(rows * expert_share(config.algorithm)), 1)
+    rollouts, _ = split_rows(rows, expert_share(config.algorithm))
     an_epoch = sum(len(taskset) * (taskset.config.repeat_times or 1) for taskset in schedule.tasksets)
     return -(-rollouts * schedule.order.epoch_length // an_epoch)

@@ -58,14 +58,15 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
 def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The score of one task set, as `eval/<taskset>/<name>`.
 
-    `accuracy` is the reward's part of that name, else the reward, averaged over the answers that have a verdict. A task
-    that failed counts as answered wrongly, and in `failed_tasks`. With several answers a task, `best` is the mean over
-    tasks of the best one.
+    `accuracy` is the reward's part of that name, else the reward, averaged over the answers that have a verdict. All
+    answers of a task that failed count as wrong, and the task in `failed_tasks`. With several answers a task, `best` is
+    the mean over tasks of the best one.
     """
     experiences = experiences_of(outcomes)
     rewards = [e.reward for e in experiences if e.reward is not None]
     scores = [[_score(e) for e in outcome.experiences if _has_verdict(e)] for outcome in outcomes]
-    flat = [score for task in scores for score in task] + [0.0] * sum(outcome.failed for outcome in outcomes)
+    missing = [0.0] * sum(outcome.task.repeat_times for outcome in outcomes if outcome.failed)
+    flat = [score for task in scores for score in task] + missing
     numbers = {
         "accuracy": float(np.mean(flat)) if flat else 0.0,
         "reward": float(np.mean(rewards)) if rewards else 0.0,

@@ -22,13 +22,14 @@ import numpy as np
 from sqlalchemy import func, insert, select, update
 
 from trinity_core.data.experience import Experience, to_bytes
+from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store import leasing, lineage
 from trinity_core.store.database import Database, Unchanged, store_url
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.lineage import Rewound
 from trinity_core.store.schema import State, tables
-from trinity_core.store.strategies import Fifo, Strategy, split_rows
+from trinity_core.store.strategies import Fifo, Strategy
 
 QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
 """Seconds between looks at the store while a batch is waited for, on the cores that the engines work on."""

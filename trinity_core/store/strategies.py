@@ -152,12 +152,6 @@ class Mix:
         return self.inner.choose(candidates, rows, version)
 
 
-def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:
-    """Rows of a batch from rollouts and from expert data: `round(rows * expert_ratio)`, but at least one rollout."""
-    expert = min(round(rows * expert_ratio), rows - 1)
-    return rows - expert, expert
-
-
 _SIMPLE = {"default": Fifo, "fifo": Fifo, "priority": Priority, "staleness_control": StalenessControl}
 STRATEGIES = (*_SIMPLE, "mix")
 

@@ -28,7 +28,7 @@ class Batch:
     """float32 [B, R]; None where no row has any. The sequence's reward is not among them."""
     teacher_logprobs: Tensor | None
     """float32 [B, R]; None where no row has any."""
-    is_expert: Tensor | None
+    is_expert: Tensor
     """bool [B]; None where no row is."""
 
     def __len__(self) -> int:
@@ -58,7 +58,6 @@ def make_batch(experiences: Sequence[Experience], device: torch.device) -> Batch
     if not experiences:
         raise DataError("a training batch has no rows")
     width = max(e.response_length for e in experiences)
-    experts = [e.is_expert for e in experiences]
     return Batch(
         list(experiences),
         _grid([e.action_mask for e in experiences], width, np.bool_).to(device),
@@ -66,7 +65,7 @@ def make_batch(experiences: Sequence[Experience], device: torch.device) -> Batch
         torch.tensor([e.reward or 0.0 for e in experiences], device=device),
         _optional([e.token_rewards for e in experiences], width, device),
         _optional([e.teacher_logprobs for e in experiences], width, device),
-        torch.tensor(experts, device=device) if any(experts) else None,
+        torch.tensor([e.is_expert for e in experiences], device=device),
     )
 
 
@@ -106,6 +105,6 @@ def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
     if versions:
         lag = version - np.array(versions)
         metrics |= {"staleness/mean": float(lag.mean()), "staleness/max": float(lag.max())}
-    if batch.is_expert is not None:
-        metrics["experience/expert_rows"] = float(sum(e.is_expert for e in rows))
+    if experts := sum(e.is_expert for e in rows):
+        metrics["experience/expert_rows"] = float(experts)
     return metrics
