@@ -87,6 +87,34 @@ def test_unreadable_lines_are_set_aside_with_their_place(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        (r'{"a": "so \ud83d #### 3"}', r"the row holds '\ud83d', half of a character, which cannot be encoded as UTF"),
+        (r'{"a": [{"content": "\uDE00"}]}', r"the row holds '\ude00', half of a character"),
+        (r'{"\ud83d": 1}', r"the row holds '\ud83d', half of a character"),
+        ('{"a": ' + "1" * 5000 + "}", "the line holds a number of more than 4300 digits"),
+        ('{"a": ' + "[" * 99999 + "]" * 99999 + "}", "the line is nested more than 64 levels deep"),
+        ('{"a": ' + "[" * 300 + "]" * 300 + "}", "the row is nested more than 64 levels deep"),
+    ],
+    ids=["text", "inner text", "name", "digits", "deep beyond reading", "deep"],
+)
+def test_rows_that_could_not_be_passed_on_are_set_aside(tmp_path, line, reason):
+    path = tmp_path / "train.jsonl"
+    path.write_text(f'{{"a": "ü \\ud83d\\ude00"}}\n{line}\n{{"a": {"[" * 60 + "]" * 60}}}\n')
+    read = read_rows(str(path))
+    assert [place.line for place in read.places] == [1, 3] and read.rows[0] == {"a": "ü 😀"}
+    (bad,) = read.bad
+    assert bad.place.line == 2 and bad.reason.startswith(reason)
+    str(bad).encode()  # the log can say it
+
+
+def test_items_of_a_json_file_are_set_aside_alike(tmp_path):
+    (tmp_path / "train.json").write_text(r'[{"a": "1"}, {"a": "\ud83d"}]')
+    read = read_rows(str(tmp_path))
+    assert read.rows == [{"a": "1"}] and [bad.place.line for bad in read.bad] == [2]
+
+
 def test_csv_lines_of_other_lengths_are_set_aside(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text('question,answer\n"two\nlines",1\nalone\nb,2\n')
@@ -100,6 +128,8 @@ def test_csv_lines_of_other_lengths_are_set_aside(tmp_path):
     [
         ("x.parquet", b"no parquet", "x.parquet is no parquet file that can be read"),
         ("x.json", b"[1, 2", "x.json:1: the file is no JSON"),
+        ("x.json", b"[" * 99999, r"x.json is nested more than 64 levels deep"),
+        ("x.json", b"[" + b"1" * 5000 + b"]", r"x.json holds a number of more than 4300 digits"),
         ("x.json", b"3", "must hold a list of objects"),
         ("x.jsonl", b"\xff\xfe\xff", "x.jsonl cannot be read"),
         ("x.txt", b"", "x.txt is no data file that can be read"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.data.hub import read_hub, read_table
+from trinity_core.data.soundness import unreadable, unusable
 from trinity_core.errors import DataError
 
 Row = dict[str, Any]
@@ -112,27 +113,35 @@ def _split_of(file: Path) -> str | None:
 
 
 def _read_files(files: Iterable[Path]) -> Rows:
-    rows, places, bad = [], [], []
-    for file in files:
-        reader = READERS.get(file.suffix)
-        if reader is None:
-            raise DataError(f"{file} is no data file that can be read; known are {', '.join(sorted(READERS))}")
-        try:
-            for line, row in reader(file):
-                place = Place(str(file), line)
-                if isinstance(row, dict):
-                    rows.append(row)
-                    places.append(place)
-                else:
-                    bad.append(BadRow(place, row if isinstance(row, str) else "the row is no object"))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{file} cannot be read: {error}") from error
-    return Rows(rows, places, bad)
+    return _sorted((Place(str(file), line), row) for file in files for line, row in _lines(file))
+
+
+def _lines(file: Path) -> Iterator[tuple[int, Row | str]]:
+    reader = READERS.get(file.suffix)
+    if reader is None:
+        raise DataError(f"{file} is no data file that can be read; known are {', '.join(sorted(READERS))}")
+    try:
+        yield from reader(file)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
 
 
 def _numbered(source: str, rows: Iterable[Row]) -> Rows:
-    kept = list(rows)
-    return Rows(kept, [Place(source, number) for number in range(1, len(kept) + 1)], [])
+    return _sorted((Place(source, number), row) for number, row in enumerate(rows, 1))
+
+
+def _sorted(read: Iterable[tuple[Place, Row | str]]) -> Rows:
+    """Rows that can be passed on, and those that cannot, which may be just the reason why."""
+    rows, places, bad = [], [], []
+    for place, row in read:
+        if isinstance(row, str):
+            bad.append(BadRow(place, row))
+        elif reason := unusable(row):
+            bad.append(BadRow(place, f"the row {reason}"))
+        else:
+            rows.append(row)
+            places.append(place)
+    return Rows(rows, places, bad)
 
 
 # A reader yields (line, row), or (line, what is wrong with the line) where a line cannot be read on its own.
@@ -146,8 +155,8 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                yield number, f"the line is no JSON: {error.msg} at column {error.colno}"
+            except (ValueError, RecursionError) as error:
+                yield number, f"the line {unreadable(error)}"
                 continue
             yield number, row if isinstance(row, dict) else "the line is no JSON object"
 
@@ -161,6 +170,8 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
             yield from _jsonl(file)
             return
         raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} {unreadable(error)}") from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         value = value["data"]
     if isinstance(value, dict):
