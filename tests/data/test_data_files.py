@@ -123,6 +123,26 @@ def test_csv_lines_of_other_lengths_are_set_aside(tmp_path):
     assert [(bad.place.line, bad.reason) for bad in read.bad] == [(4, "the line does not have the header's 2 columns")]
 
 
+def test_a_csv_field_may_be_long(tmp_path):
+    (tmp_path / "train.csv").write_text(f"question,answer\na,{'1' * 200_000}\n")
+    assert [len(row["answer"]) for row in read_rows(str(tmp_path)).rows] == [200_000]
+
+
+@pytest.mark.parametrize(
+    "broken, kept, place, reason",
+    [
+        ('b,"2\nc,3\nd,4\n', ["a"], 5, "the row that begins in line 3 is no CSV: unexpected end of data"),
+        ('b,"2\nc,"3\nd,4\n', ["a", "d"], 4, "the row that begins in line 3 is no CSV: ',' expected after '\"'"),
+    ],
+    ids=["never closed", "closed in the next row"],
+)
+def test_a_csv_quote_takes_no_lines_in_silence(tmp_path, broken, kept, place, reason):
+    (tmp_path / "train.csv").write_text(f"question,answer\na,1\n{broken}")
+    read = read_rows(str(tmp_path))
+    assert [row["question"] for row in read.rows] == kept
+    assert [(bad.place.line, bad.reason) for bad in read.bad] == [(place, reason)]
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [

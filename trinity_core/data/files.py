@@ -17,6 +17,8 @@ from trinity_core.data.soundness import unreadable, unusable
 from trinity_core.errors import DataError
 
 Row = dict[str, Any]
+LONGEST_FIELD = 2**31 - 1
+"""Characters of a CSV field."""
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
@@ -183,13 +185,23 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 def _csv(file: Path) -> Iterator[tuple[int, Row | str]]:
+    csv.field_size_limit(LONGEST_FIELD)
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines)
-        for row in reader:
-            if None in row or None in row.values():
-                yield reader.line_num, f"the line does not have the header's {len(reader.fieldnames or ())} columns"
-            else:
-                yield reader.line_num, dict(row)
+        reader = csv.reader(lines, strict=True)  # else a quote that is never closed takes all lines after it in silence
+        header = next(reader, [])
+        while True:
+            first = reader.line_num + 1
+            try:
+                fields = next(reader, None)
+            except csv.Error as error:
+                yield reader.line_num, f"the row that begins in line {first} is no CSV: {error}"
+                continue
+            if fields is None:
+                return
+            if fields and len(fields) != len(header):
+                yield reader.line_num, f"the line does not have the header's {len(header)} columns"
+            elif fields:
+                yield reader.line_num, dict(zip(header, fields, strict=True))
 
 
 def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:
