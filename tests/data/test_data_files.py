@@ -64,6 +64,37 @@ def test_folders_by_split(tmp_path, files):
     assert [row["file"] for row in read_rows(str(tmp_path), "test", "main").rows] == [f for f in files if "test" in f]
 
 
+@pytest.mark.parametrize(
+    "files, split, taken",
+    [
+        (["train_gen.jsonl", "train_sft.jsonl"], "train_sft", ["train_sft.jsonl"]),
+        (["train_gen.jsonl", "train_sft.jsonl"], "train", ["train_gen.jsonl", "train_sft.jsonl"]),
+        (["train.jsonl", "train_old.jsonl", "train-0.jsonl", "train/0.jsonl"], "train", ["train.jsonl"]),
+        (
+            ["train_sft-00000-of-00001-a1b2.jsonl", "train_sft_old.jsonl"],
+            "train_sft",
+            ["train_sft-00000-of-00001-a1b2.jsonl"],
+        ),
+        (["train_00.jsonl", "train_01.jsonl", "train_old.jsonl"], "train", ["train_00.jsonl", "train_01.jsonl"]),
+        (["train_old.jsonl", "train/0.jsonl"], "train", ["train/0.jsonl"]),
+        (["train_old.jsonl", "data/train.jsonl"], "train", ["data/train.jsonl"]),
+        (["train_sft.jsonl", "train_sft_old.jsonl"], "train_sft", ["train_sft.jsonl"]),
+    ],
+)
+def test_the_better_name_of_a_split_wins(tmp_path, files, split, taken):
+    for file in files:
+        jsonl(tmp_path / file, [{"file": file}])
+    assert [row["file"] for row in read_rows(str(tmp_path), split).rows] == taken
+
+
+@pytest.mark.parametrize("names", [["train.json", "train.jsonl"], ["train-0.csv", "train-0.jsonl", "train-1.jsonl"]])
+def test_a_split_in_several_formats_is_not_read_twice(tmp_path, names):
+    for name in names:
+        jsonl(tmp_path / name, ROWS)
+    with pytest.raises(DataError, match=f"holds split 'train' in several formats: {', '.join(names)}; leave one"):
+        read_rows(str(tmp_path))
+
+
 def test_subset_that_is_no_folder_is_left_alone(tmp_path):
     jsonl(tmp_path / "train.jsonl", ROWS)
     assert read_rows(str(tmp_path), "train", "main").rows == ROWS

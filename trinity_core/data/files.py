@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,15 +85,17 @@ def looks_local(path: str) -> bool:
 
 
 def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path]:
-    """The files of a split, in name order. Raises DataError listing what is there instead."""
+    """The files of a split, in name order: those named best by `_NAMINGS`, in the folder or its `data`.
+
+    Raises DataError listing what is there instead, or what holds the split twice.
+    """
     base = folder / subset if subset and (folder / subset).is_dir() else folder
-    everything: list[Path] = []
-    for root in (base, base / "data"):
-        files = _data_files(root)
-        everything += files
-        named = [file for file in files if _split_of(file) == split]
-        if named or (named := _data_files(root / split)):
-            return named
+    roots = (base, base / "data")
+    for naming in _NAMINGS:
+        for root in roots:
+            if named := naming(root, split):
+                return _once(folder, split, named)
+    everything = [file for root in roots for file in _data_files(root)]
     if len(everything) == 1 and _split_of(everything[0]) is None and split == "train":
         return everything
     found = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
@@ -100,6 +103,40 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
         f"{folder} has no split '{split}': it holds {found}; name files by split ({split}.jsonl, {split}-….parquet) or "
         f"give one file as the path. Known: {', '.join(sorted(READERS))}"
     )
+
+
+def _whole(root: Path, split: str) -> list[Path]:
+    """`train.jsonl`."""
+    return [file for file in _data_files(root) if file.stem == split]
+
+
+def _shards(root: Path, split: str) -> list[Path]:
+    """`train-00000-of-00002.parquet`, `train_0.jsonl`."""
+    numbered = re.compile(re.escape(split) + r"[-_.]\d+([-_.].*)?")
+    return [file for file in _data_files(root) if numbered.fullmatch(file.stem)]
+
+
+def _in_folder(root: Path, split: str) -> list[Path]:
+    """`train/0.jsonl`."""
+    return _data_files(root / split)
+
+
+def _alike(root: Path, split: str) -> list[Path]:
+    """`train_easy.jsonl`, `train_hard.jsonl`."""
+    return [file for file in _data_files(root) if _split_of(file) == split]
+
+
+_NAMINGS = (_whole, _shards, _in_folder, _alike)
+
+
+def _once(folder: Path, split: str, files: list[Path]) -> list[Path]:
+    """The files, of which no two are one in several formats."""
+    if len({file.stem for file in files}) < len(files):
+        found = ", ".join(str(file.relative_to(folder)) for file in files)
+        raise DataError(
+            f"{folder} holds split '{split}' in several formats: {found}; leave one, or give one file as the path"
+        )
+    return files
 
 
 def _data_files(folder: Path) -> list[Path]:
