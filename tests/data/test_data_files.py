@@ -64,6 +64,37 @@ def test_folders_by_split(tmp_path, files):
     assert [row["file"] for row in read_rows(str(tmp_path), "test", "main").rows] == [f for f in files if "test" in f]
 
 
+@pytest.mark.parametrize(
+    "files, split, taken",
+    [
+        (["train_gen.jsonl", "train_sft.jsonl"], "train_sft", ["train_sft.jsonl"]),
+        (["train_gen.jsonl", "train_sft.jsonl"], "train", ["train_gen.jsonl", "train_sft.jsonl"]),
+        (["train.jsonl", "train_old.jsonl", "train-0.jsonl", "train/0.jsonl"], "train", ["train.jsonl"]),
+        (
+            ["train_sft-00000-of-00001-a1b2.jsonl", "train_sft_old.jsonl"],
+            "train_sft",
+            ["train_sft-00000-of-00001-a1b2.jsonl"],
+        ),
+        (["train_00.jsonl", "train_01.jsonl", "train_old.jsonl"], "train", ["train_00.jsonl", "train_01.jsonl"]),
+        (["train_old.jsonl", "train/0.jsonl"], "train", ["train/0.jsonl"]),
+        (["train_old.jsonl", "data/train.jsonl"], "train", ["data/train.jsonl"]),
+        (["train_sft.jsonl", "train_sft_old.jsonl"], "train_sft", ["train_sft.jsonl"]),
+    ],
+)
+def test_the_better_name_of_a_split_wins(tmp_path, files, split, taken):
+    for file in files:
+        jsonl(tmp_path / file, [{"file": file}])
+    assert [row["file"] for row in read_rows(str(tmp_path), split).rows] == taken
+
+
+@pytest.mark.parametrize("names", [["train.json", "train.jsonl"], ["train-0.csv", "train-0.jsonl", "train-1.jsonl"]])
+def test_a_split_in_several_formats_is_not_read_twice(tmp_path, names):
+    for name in names:
+        jsonl(tmp_path / name, ROWS)
+    with pytest.raises(DataError, match=f"holds split 'train' in several formats: {', '.join(names)}; leave one"):
+        read_rows(str(tmp_path))
+
+
 def test_subset_that_is_no_folder_is_left_alone(tmp_path):
     jsonl(tmp_path / "train.jsonl", ROWS)
     assert read_rows(str(tmp_path), "train", "main").rows == ROWS
@@ -87,6 +118,34 @@ def test_unreadable_lines_are_set_aside_with_their_place(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        (r'{"a": "so \ud83d #### 3"}', r"the row holds '\ud83d', half of a character, which cannot be encoded as UTF"),
+        (r'{"a": [{"content": "\uDE00"}]}', r"the row holds '\ude00', half of a character"),
+        (r'{"\ud83d": 1}', r"the row holds '\ud83d', half of a character"),
+        ('{"a": ' + "1" * 5000 + "}", "the line holds a number of more than 4300 digits"),
+        ('{"a": ' + "[" * 99999 + "]" * 99999 + "}", "the line is nested more than 64 levels deep"),
+        ('{"a": ' + "[" * 300 + "]" * 300 + "}", "the row is nested more than 64 levels deep"),
+    ],
+    ids=["text", "inner text", "name", "digits", "deep beyond reading", "deep"],
+)
+def test_rows_that_could_not_be_passed_on_are_set_aside(tmp_path, line, reason):
+    path = tmp_path / "train.jsonl"
+    path.write_text(f'{{"a": "ü \\ud83d\\ude00"}}\n{line}\n{{"a": {"[" * 60 + "]" * 60}}}\n')
+    read = read_rows(str(path))
+    assert [place.line for place in read.places] == [1, 3] and read.rows[0] == {"a": "ü 😀"}
+    (bad,) = read.bad
+    assert bad.place.line == 2 and bad.reason.startswith(reason)
+    str(bad).encode()  # the log can say it
+
+
+def test_items_of_a_json_file_are_set_aside_alike(tmp_path):
+    (tmp_path / "train.json").write_text(r'[{"a": "1"}, {"a": "\ud83d"}]')
+    read = read_rows(str(tmp_path))
+    assert read.rows == [{"a": "1"}] and [bad.place.line for bad in read.bad] == [2]
+
+
 def test_csv_lines_of_other_lengths_are_set_aside(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text('question,answer\n"two\nlines",1\nalone\nb,2\n')
@@ -95,11 +154,33 @@ def test_csv_lines_of_other_lengths_are_set_aside(tmp_path):
     assert [(bad.place.line, bad.reason) for bad in read.bad] == [(4, "the line does not have the header's 2 columns")]
 
 
+def test_a_csv_field_may_be_long(tmp_path):
+    (tmp_path / "train.csv").write_text(f"question,answer\na,{'1' * 200_000}\n")
+    assert [len(row["answer"]) for row in read_rows(str(tmp_path)).rows] == [200_000]
+
+
+@pytest.mark.parametrize(
+    "broken, kept, place, reason",
+    [
+        ('b,"2\nc,3\nd,4\n', ["a"], 5, "the row that begins in line 3 is no CSV: unexpected end of data"),
+        ('b,"2\nc,"3\nd,4\n', ["a", "d"], 4, "the row that begins in line 3 is no CSV: ',' expected after '\"'"),
+    ],
+    ids=["never closed", "closed in the next row"],
+)
+def test_a_csv_quote_takes_no_lines_in_silence(tmp_path, broken, kept, place, reason):
+    (tmp_path / "train.csv").write_text(f"question,answer\na,1\n{broken}")
+    read = read_rows(str(tmp_path))
+    assert [row["question"] for row in read.rows] == kept
+    assert [(bad.place.line, bad.reason) for bad in read.bad] == [(place, reason)]
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [
         ("x.parquet", b"no parquet", "x.parquet is no parquet file that can be read"),
         ("x.json", b"[1, 2", "x.json:1: the file is no JSON"),
+        ("x.json", b"[" * 99999, r"x.json is nested more than 64 levels deep"),
+        ("x.json", b"[" + b"1" * 5000 + b"]", r"x.json holds a number of more than 4300 digits"),
         ("x.json", b"3", "must hold a list of objects"),
         ("x.jsonl", b"\xff\xfe\xff", "x.jsonl cannot be read"),
         ("x.txt", b"", "x.txt is no data file that can be read"),

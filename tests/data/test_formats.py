@@ -79,6 +79,8 @@ def test_preferences_in_plaintext():
         ({"prompt": 3}, {}, "must hold text, not 3"),
         ({"messages": "hello"}, {"prompt_type": "messages"}, "must hold a list of messages, not 'hello'"),
         ({"messages": "[{"}, {"prompt_type": "messages"}, "looks like JSON but cannot be read"),
+        ({"messages": "[" * 99999}, {"prompt_type": "messages"}, "cannot be read: it is nested more than 64 levels"),
+        ({"messages": r'[{"role": "user", "content": "\ud83d"}]'}, {"prompt_type": "messages"}, "half of a character"),
         ({"messages": [{"content": "x"}]}, {"prompt_type": "messages"}, "a role and content"),
         ({"messages": [{"role": "user"}]}, {"prompt_type": "messages"}, "a message without content"),
         ({"messages": [ANSWER]}, {"prompt_type": "messages"}, "has no message to answer"),

@@ -52,6 +52,17 @@ def test_steps(opened):
     assert opened.steps(epochs=2, size=4) == 4 and opened.steps(epochs=1, size=100) == 1
 
 
+def test_the_fingerprint_is_that_of_the_usable_rows(tmp_path, encoder):
+    def fingerprint(folder, rows, **settings):
+        (tmp_path / folder).mkdir()
+        return SupervisedSet.open(config(tmp_path / folder, rows), encoder, **({"seed": 1} | settings)).fingerprint
+
+    first = fingerprint("a", ROWS)
+    assert first == fingerprint("moved", ROWS) == fingerprint("with a bad row", [*ROWS, {"question": "x"}], seed=2)
+    others = [ROWS[::-1], ROWS[1:], [*ROWS[:-1], {"question": "8+1?", "answer": "#### 10"}]]
+    assert len({first, *(fingerprint(str(number), rows) for number, rows in enumerate(others))}) == 4
+
+
 def test_preferences_are_pairs(tmp_path, encoder, tokenizer):
     rows = [{"question": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(4)]
     pairs = SupervisedSet.open(config(tmp_path, rows), encoder, seed=1, kind="preferences")

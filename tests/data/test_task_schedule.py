@@ -1,4 +1,5 @@
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -102,6 +103,33 @@ def test_a_position_of_other_data_is_refused():
         schedule([6], "shuffle", 3, 0).check(position)
     with pytest.raises(DataError, match="batch_size was 3, is 4"):
         schedule([5], "shuffle", 4, 0).check(position)
+
+
+@pytest.mark.parametrize(
+    "sets, message",
+    [
+        ([taskset(5, "sequential")], "task_selector.selector_type was {'t': 'shuffle'}, is {'t': 'sequential'}"),
+        ([taskset(5, seed=2)], "task_selector.seed was {'t': 1}, is {'t': 2}"),
+        ([taskset(5, seed=1)], None),
+        ([taskset(5)], "task_selector.seed was {'t': 1}, is {'t': 0}"),
+    ],
+)
+def test_a_position_of_another_selector_is_refused(sets, message):
+    position = json.loads(json.dumps(TaskSchedule([taskset(5, seed=1)], 3, 0).position(2) | {"evaluated": 4}))
+    changed = TaskSchedule(sets, 3, 0)
+    if message is None:
+        changed.check(position)
+        return
+    with pytest.raises(DataError, match=re.escape(message)):
+        changed.check(position)
+    del position["task_selector.selector_type"], position["task_selector.seed"]  # as an older run has recorded it
+    changed.check(position)
+
+
+def test_tasksets_that_have_changed_places_are_refused():
+    first, second = taskset(5, name="a"), taskset(5, name="b")
+    with pytest.raises(DataError, match=r"tasksets was \{'a': 5, 'b': 5\}, is \{'b': 5, 'a': 5\}"):
+        TaskSchedule([second, first], 3, 0).check(TaskSchedule([first, second], 3, 0).position(2))
 
 
 def test_nothing_to_schedule():

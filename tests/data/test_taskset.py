@@ -40,14 +40,35 @@ def test_bad_rows_are_set_aside_and_listed(tmp_path, caplog):
         "{",
         {"question": ""},
         {"question": "b", "answer": None},
-        {"question": "c"},
+        {"question": "c", "answer": 0},
+        {"question": "d"},
+        {"question": "e", "answer": " \n"},
     ]
     with caplog.at_level(logging.WARNING):
         taskset = Taskset.open(written(tmp_path, rows), seed=0)
     assert [task.raw["question"] for task in taskset.tasks()] == ["a", "c"]
-    assert sorted(bad.place.line for bad in taskset.bad) == [2, 3, 4]
-    assert "'gsm8k': 3 of 5 rows set aside" in caplog.text
+    assert sorted(bad.place.line for bad in taskset.bad) == [2, 3, 4, 6, 7]
+    assert "'gsm8k': 5 of 7 rows set aside" in caplog.text
     assert f"{tmp_path}/train.jsonl:3: column 'question' must hold text, not ''" in caplog.text
+    assert [bad.reason for bad in taskset.bad[2:]] == [
+        "column 'answer' (format.response_key) is empty",
+        "column 'answer' (format.response_key) is missing here, while other rows have it",
+        "column 'answer' (format.response_key) is empty",
+    ]
+
+
+def test_a_set_without_reference_answers_is_whole(tmp_path):
+    taskset = Taskset.open(written(tmp_path, [{"question": "a"}, {"question": "b", "other": ""}]), seed=0)
+    assert [task.truth for task in taskset.tasks()] == [None, None] and not taskset.bad
+
+
+def test_an_answer_that_ends_the_conversation_is_a_reference_too(tmp_path):
+    asked, answered = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    rows = [{"messages": [asked], "answer": "1"}, {"messages": [asked, answered]}, {"messages": [asked]}]
+    config = written(tmp_path, rows)
+    config.format = FormatConfig(prompt_type="messages", response_key="answer")
+    taskset = Taskset.open(config, seed=0)
+    assert [task.truth for task in taskset.tasks()] == ["1", "a"] and [bad.place.line for bad in taskset.bad] == [3]
 
 
 def test_no_usable_row_is_an_error_that_names_the_columns(tmp_path):

@@ -52,6 +52,15 @@ def test_a_workflow_may_use_the_lines_own_names(tmp_path: Path) -> None:
     assert (line["reward"], line["tool"]) == (1.0, "search")
 
 
+def test_text_that_is_not_unicode_is_no_obstacle(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    (experience, _) = batch(1)
+    experience.info = {"response": "cut \ud83d 😀", "inner": ["\udc00"]}
+    Archive(path).extend(1, lambda step: [experience])
+    line = json.loads(path.read_text(encoding="utf-8"))
+    assert (line["response"], line["inner"]) == ("cut ? 😀", ["?"])
+
+
 def test_going_back_forgets_and_mends(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     Archive(path).extend(4, batch)

@@ -27,6 +27,13 @@ def test_rollouts_come_back_as_they_were(tmp_path: Path) -> None:
     assert latest_rollouts(tmp_path) == ("explorer", 12, rows)
 
 
+def test_texts_may_hold_anything(tmp_path: Path) -> None:
+    path = save_rollouts(tmp_path, "eval", 4, [SampledRollout("a\u2028b\x85c", "cut \ud83d", truth="😀")])
+    (read,) = read_rollouts(path)
+    assert (read.prompt, read.response, read.truth) == ("a\u2028b\x85c", "cut ?", "😀")
+    rollouts_table([read]).encode()
+
+
 def test_of_an_experience() -> None:
     experience = Experience(
         tokens=np.arange(5), prompt_length=2, action_mask=np.ones(3), reward=0.5, task_index=9, run=1,

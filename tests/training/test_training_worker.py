@@ -10,6 +10,7 @@ import torch
 from conftest import make_batch
 
 from trinity_core.data.tiny import make_problems, write_jsonl
+from trinity_core.errors import DataError
 from trinity_core.training import TrainerWorker
 
 pytestmark = pytest.mark.slow
@@ -171,9 +172,9 @@ def test_sft_from_a_file_goes_on_where_it_stopped(make_config, tmp_path):
     rows = make_problems(1, 40, 1, 1)["train"]
     write_jsonl(tmp_path / "sft.jsonl", rows)
 
-    def config(name, steps):
+    def config(name, steps, rows=16):
         return make_config(
-            "sft", name, buffer__total_steps=steps, buffer__train_batch_size=16, trainer__save_interval=2,
+            "sft", name, buffer__total_steps=steps, buffer__train_batch_size=rows, trainer__save_interval=2,
             algorithm__optimizer__lr=0.01, buffer__trainer_input__experience_buffer__path=tmp_path / "sft.jsonl",
             buffer__trainer_input__experience_buffer__format="{prompt_key: question, response_key: answer}",
             model__max_model_len=200,
@@ -181,6 +182,8 @@ def test_sft_from_a_file_goes_on_where_it_stopped(make_config, tmp_path):
 
     summary = _run(config("whole", 4))
     _run(config("halves", 2))
+    with pytest.raises(DataError, match="train_batch_size was 16, is 8"):
+        _run(config("halves", 4, rows=8))
     _run(config("halves", 4))
     whole, halves = config("whole", 4), config("halves", 4)
     assert _losses(halves) == _losses(whole)

@@ -27,9 +27,13 @@ class Range:
         return self.high is None or value <= self.high
 
     def __str__(self) -> str:
-        lower = "" if self.low is None else f"{'more than' if self.exclusive else 'at least'} {self.low:g}"
-        upper = "" if self.high is None else f"at most {self.high:g}"
+        lower = "" if self.low is None else f"{'more than' if self.exclusive else 'at least'} {_written(self.low)}"
+        upper = "" if self.high is None else f"at most {_written(self.high)}"
         return " and ".join(part for part in (lower, upper) if part)
+
+
+def _written(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 @dataclass(frozen=True)
@@ -78,4 +82,6 @@ Tokens = Annotated[int, Range(1), Unit("tokens")]
 Steps = Annotated[int, Range(1), Unit("steps")]
 StepsOrNone = Annotated[int, Range(0), Unit("steps")]
 Seconds = Annotated[float, Range(0, exclusive=True), Unit("seconds")]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+"""What every random generator takes: numpy's, torch's, vLLM's."""
 Args = dict[str, Any]

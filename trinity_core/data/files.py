@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trinity_core.data.hub import read_hub, read_table
+from trinity_core.data.soundness import unreadable, unusable
 from trinity_core.errors import DataError
 
 Row = dict[str, Any]
+LONGEST_FIELD = 2**31 - 1
+"""Characters of a CSV field."""
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
@@ -81,15 +85,17 @@ def looks_local(path: str) -> bool:
 
 
 def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path]:
-    """The files of a split, in name order. Raises DataError listing what is there instead."""
+    """The files of a split, in name order: those named best by `_NAMINGS`, in the folder or its `data`.
+
+    Raises DataError listing what is there instead, or what holds the split twice.
+    """
     base = folder / subset if subset and (folder / subset).is_dir() else folder
-    everything: list[Path] = []
-    for root in (base, base / "data"):
-        files = _data_files(root)
-        everything += files
-        named = [file for file in files if _split_of(file) == split]
-        if named or (named := _data_files(root / split)):
-            return named
+    roots = (base, base / "data")
+    for naming in _NAMINGS:
+        for root in roots:
+            if named := naming(root, split):
+                return _once(folder, split, named)
+    everything = [file for root in roots for file in _data_files(root)]
     if len(everything) == 1 and _split_of(everything[0]) is None and split == "train":
         return everything
     found = ", ".join(str(file.relative_to(folder)) for file in everything) or "no data files"
@@ -97,6 +103,40 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
         f"{folder} has no split '{split}': it holds {found}; name files by split ({split}.jsonl, {split}-….parquet) or "
         f"give one file as the path. Known: {', '.join(sorted(READERS))}"
     )
+
+
+def _whole(root: Path, split: str) -> list[Path]:
+    """`train.jsonl`."""
+    return [file for file in _data_files(root) if file.stem == split]
+
+
+def _shards(root: Path, split: str) -> list[Path]:
+    """`train-00000-of-00002.parquet`, `train_0.jsonl`."""
+    numbered = re.compile(re.escape(split) + r"[-_.]\d+([-_.].*)?")
+    return [file for file in _data_files(root) if numbered.fullmatch(file.stem)]
+
+
+def _in_folder(root: Path, split: str) -> list[Path]:
+    """`train/0.jsonl`."""
+    return _data_files(root / split)
+
+
+def _alike(root: Path, split: str) -> list[Path]:
+    """`train_easy.jsonl`, `train_hard.jsonl`."""
+    return [file for file in _data_files(root) if _split_of(file) == split]
+
+
+_NAMINGS = (_whole, _shards, _in_folder, _alike)
+
+
+def _once(folder: Path, split: str, files: list[Path]) -> list[Path]:
+    """The files, of which no two are one in several formats."""
+    if len({file.stem for file in files}) < len(files):
+        found = ", ".join(str(file.relative_to(folder)) for file in files)
+        raise DataError(
+            f"{folder} holds split '{split}' in several formats: {found}; leave one, or give one file as the path"
+        )
+    return files
 
 
 def _data_files(folder: Path) -> list[Path]:
@@ -112,27 +152,35 @@ def _split_of(file: Path) -> str | None:
 
 
 def _read_files(files: Iterable[Path]) -> Rows:
-    rows, places, bad = [], [], []
-    for file in files:
-        reader = READERS.get(file.suffix)
-        if reader is None:
-            raise DataError(f"{file} is no data file that can be read; known are {', '.join(sorted(READERS))}")
-        try:
-            for line, row in reader(file):
-                place = Place(str(file), line)
-                if isinstance(row, dict):
-                    rows.append(row)
-                    places.append(place)
-                else:
-                    bad.append(BadRow(place, row if isinstance(row, str) else "the row is no object"))
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise DataError(f"{file} cannot be read: {error}") from error
-    return Rows(rows, places, bad)
+    return _sorted((Place(str(file), line), row) for file in files for line, row in _lines(file))
+
+
+def _lines(file: Path) -> Iterator[tuple[int, Row | str]]:
+    reader = READERS.get(file.suffix)
+    if reader is None:
+        raise DataError(f"{file} is no data file that can be read; known are {', '.join(sorted(READERS))}")
+    try:
+        yield from reader(file)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
 
 
 def _numbered(source: str, rows: Iterable[Row]) -> Rows:
-    kept = list(rows)
-    return Rows(kept, [Place(source, number) for number in range(1, len(kept) + 1)], [])
+    return _sorted((Place(source, number), row) for number, row in enumerate(rows, 1))
+
+
+def _sorted(read: Iterable[tuple[Place, Row | str]]) -> Rows:
+    """Rows that can be passed on, and those that cannot, which may be just the reason why."""
+    rows, places, bad = [], [], []
+    for place, row in read:
+        if isinstance(row, str):
+            bad.append(BadRow(place, row))
+        elif reason := unusable(row):
+            bad.append(BadRow(place, f"the row {reason}"))
+        else:
+            rows.append(row)
+            places.append(place)
+    return Rows(rows, places, bad)
 
 
 # A reader yields (line, row), or (line, what is wrong with the line) where a line cannot be read on its own.
@@ -146,8 +194,8 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
                 continue
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                yield number, f"the line is no JSON: {error.msg} at column {error.colno}"
+            except (ValueError, RecursionError) as error:
+                yield number, f"the line {unreadable(error)}"
                 continue
             yield number, row if isinstance(row, dict) else "the line is no JSON object"
 
@@ -161,6 +209,8 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
             yield from _jsonl(file)
             return
         raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file} {unreadable(error)}") from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         value = value["data"]
     if isinstance(value, dict):
@@ -172,13 +222,23 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 def _csv(file: Path) -> Iterator[tuple[int, Row | str]]:
+    csv.field_size_limit(LONGEST_FIELD)
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.DictReader(lines)
-        for row in reader:
-            if None in row or None in row.values():
-                yield reader.line_num, f"the line does not have the header's {len(reader.fieldnames or ())} columns"
-            else:
-                yield reader.line_num, dict(row)
+        reader = csv.reader(lines, strict=True)  # else a quote that is never closed takes all lines after it in silence
+        header = next(reader, [])
+        while True:
+            first = reader.line_num + 1
+            try:
+                fields = next(reader, None)
+            except csv.Error as error:
+                yield reader.line_num, f"the row that begins in line {first} is no CSV: {error}"
+                continue
+            if fields is None:
+                return
+            if fields and len(fields) != len(header):
+                yield reader.line_num, f"the line does not have the header's {len(header)} columns"
+            elif fields:
+                yield reader.line_num, dict(zip(header, fields, strict=True))
 
 
 def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:

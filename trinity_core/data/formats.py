@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.config.schema.buffer import FormatConfig
+from trinity_core.data.soundness import unreadable, unusable
 from trinity_core.errors import DataError
 
 Row = Mapping[str, Any]
@@ -147,9 +148,12 @@ def _parsed(value: Any, key: str | None) -> Any:
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise DataError(f"column '{key}' looks like JSON but cannot be read: {error}") from error
+        parsed = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"column '{key}' looks like JSON but cannot be read: it {unreadable(error)}") from error
+    if reason := unusable(parsed):
+        raise DataError(f"column '{key}' {reason}")
+    return parsed
 
 
 def _short(value: Any, limit: int = 60) -> str:

@@ -5,6 +5,7 @@ There is no iterator to save: a run that resumes at step e asks for step e and g
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -127,22 +128,34 @@ class TaskSchedule:
 
     def position(self, step: int) -> dict[str, Any]:
         """Where the schedule stands after `step` steps, as JSON, with what it depends on."""
-        taken = step * self.batch_size
-        return {
-            "step": step,
-            "epoch": taken // self.order.epoch_length,
-            "offset": taken % self.order.epoch_length,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "tasksets": {taskset.name: len(taskset) for taskset in self.tasksets},
-        }
+        epoch, offset = divmod(step * self.batch_size, self.order.epoch_length)
+        return {"step": step, "epoch": epoch, "offset": offset, **self._decisive()}
 
     def check(self, position: dict[str, Any]) -> None:
-        """Raise DataError where a recorded position belongs to other data, another seed or another batch size."""
-        now = self.position(position["step"])
-        changed = [f"{key} was {position.get(key)}, is {now[key]}" for key in now if position.get(key) != now[key]]
-        if changed:
-            raise DataError(
-                f"the run cannot go on where it stopped, its tasks would come in another order: {'; '.join(changed)}. "
-                "Restore the setting or the data set, or start a run of another name"
-            )
+        """Raise DataError where a recorded position belongs to another order of tasks: see `check_order`."""
+        check_order(position, self._decisive())
+
+    def _decisive(self) -> dict[str, Any]:
+        """What decides which tasks come when."""
+        names = [taskset.name for taskset in self.tasksets]
+        return {
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "tasksets": dict(zip(names, self.order.sizes, strict=True)),
+            "task_selector.selector_type": dict(zip(names, self.order.selectors, strict=True)),
+            "task_selector.seed": dict(zip(names, self.order.seeds, strict=True)),
+        }
+
+
+def check_order(was: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise DataError where what decides the order of rows is not what was recorded; what was not is not compared."""
+    changed = [
+        f"{key} was {was[key]}, is {value}"
+        for key, value in now.items()
+        if key in was and json.dumps(was[key]) != json.dumps(value)  # as text: the order of task sets counts
+    ]
+    if changed:
+        raise DataError(
+            f"the run cannot go on where it stopped, its rows would come in another order: {'; '.join(changed)}. Set "
+            "it back, or start anew: with another name, or with continue_from_checkpoint: false"
+        )

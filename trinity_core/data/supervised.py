@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,6 +36,8 @@ class SupervisedSet:
     bad: list[BadRow]
     """Rows set aside, and why."""
     order: RowOrder = field(repr=False)
+    fingerprint: str
+    """Of the usable rows as they were read, in order; wherever they lie, the same rows have the same."""
 
     @classmethod
     def open(
@@ -55,20 +59,22 @@ class SupervisedSet:
         kept: list[list[EncodedConversation]] = []
         places: list[Place] = []
         bad = list(read.bad)
+        mark = hashlib.blake2b(digest_size=6)
         for start in range(0, len(read.rows), CHUNK):
             stretch = slice(start, start + CHUNK)
             encoded = encode_rows(read.rows[stretch], config.format, encoder, kind, max_tokens)
-            for row, place in zip(encoded, read.places[stretch], strict=True):
+            for given, row, place in zip(read.rows[stretch], encoded, read.places[stretch], strict=True):
                 if isinstance(row, DataError):
                     bad.append(BadRow(place, str(row)))
                 else:
                     kept.append(row)
                     places.append(place)
+                    mark.update(json.dumps(given, default=lambda value: type(value).__name__).encode())
         if not kept:
             raise DataError(f"data set '{config.name}' has no usable row: {listing(bad) or 'it is empty'}")
         warn_of(bad, len(kept), config.name)
         order = RowOrder((len(kept),), (selector,), (seed,))
-        return cls(config.name or "dataset", kind, kept, places, bad, order)
+        return cls(config.name or "dataset", kind, kept, places, bad, order, mark.hexdigest())
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trinity_core.config.schema.buffer import TasksetConfig
+from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import BadRow, Place, Row, Rows, read_rows
@@ -36,7 +36,8 @@ class Taskset:
     def open(cls, config: TasksetConfig, seed: int, is_eval: bool = False) -> Taskset:
         """Read and check the rows. Raises DataError where none can be used."""
         read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name)
-        checked = set_aside(read, lambda row: _check_task(row, config), config.name)
+        answered = any(config.format.response_key in row for row in read.rows)
+        checked = set_aside(read, lambda row: _check_task(row, config.format, answered), config.name)
         return cls(config, checked.rows, checked.places, checked.bad, is_eval, seed)
 
     @property
@@ -120,9 +121,11 @@ def listing(bad: list[BadRow]) -> str:
     return "; ".join(map(str, bad[:LISTED])) + more
 
 
-def _check_task(row: Row, config: TasksetConfig) -> None:
-    formats.prompt_messages(row, config.format)
-    formats.tools(row, config.format)
-    answer = formats.truth(row, config.format)
-    if answer is None and config.format.response_key in row:
-        raise DataError(f"column '{config.format.response_key}' (format.response_key) is empty")
+def _check_task(row: Row, form: FormatConfig, answered: bool) -> None:
+    """`answered`: the set has a column of reference answers, so that each row must have one."""
+    formats.prompt_messages(row, form)
+    formats.tools(row, form)
+    answer = formats.truth(row, form)
+    if answered and (answer is None or (isinstance(answer, str) and not answer.strip())):
+        wrong = "is empty" if form.response_key in row else "is missing here, while other rows have it"
+        raise DataError(f"column '{form.response_key}' (format.response_key) {wrong}")

@@ -2,7 +2,8 @@
 
 A line is one experience of a batch; lines ascend by trainer step. They are appended before a checkpoint is named, and
 what lies after the checkpoint that a run goes on from is dropped, so that the file is always the history of the weights
-beside it, wherever a crash fell.
+beside it, wherever a crash fell. The file is UTF-8: what a text holds that is not Unicode (half of a surrogate pair) is
+written as `?`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Archive:
         if upto <= self._last:
             return
         with clear_errors("writing", self.path):
-            with self.path.open("a", encoding="utf-8") as file:
+            with self.path.open("a", encoding="utf-8", errors="replace") as file:
                 for step in range(self._last + 1, upto + 1):
                     file.writelines(json.dumps(as_line(step, each), ensure_ascii=False) + "\n" for each in batch(step))
             sync_file(self.path)

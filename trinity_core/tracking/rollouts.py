@@ -50,11 +50,12 @@ def rollouts_dir(job_dir: Path | str) -> Path:
 
 
 def save_rollouts(job_dir: Path | str, source: str, step: int, rollouts: Iterable[SampledRollout]) -> Path:
-    """Write one file for one step, at once; the same step again replaces it."""
+    """Write one file for one step, at once; the same step again replaces it. What is not Unicode becomes `?`."""
     path = rollouts_dir(job_dir) / f"{source.replace('/', '-')}_step_{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".tmp{os.getpid()}")
-    temporary.write_text("".join(json.dumps(asdict(rollout), ensure_ascii=False) + "\n" for rollout in rollouts))
+    text = "".join(json.dumps(asdict(rollout), ensure_ascii=False) + "\n" for rollout in rollouts)
+    temporary.write_text(text, encoding="utf-8", errors="replace")
     temporary.replace(path)
     return path
 
@@ -62,7 +63,8 @@ def save_rollouts(job_dir: Path | str, source: str, step: int, rollouts: Iterabl
 def read_rollouts(path: Path) -> list[SampledRollout]:
     """The rollouts of one file. Fields that it lacks keep their defaults."""
     known = set(SampledRollout.__dataclass_fields__)
-    rows: list[Mapping[str, object]] = [json.loads(line) for line in path.read_text().splitlines() if line]
+    lines = path.read_text(encoding="utf-8").split("\n")  # not `splitlines`: U+2028 and U+0085 may stand within a line
+    rows: list[Mapping[str, object]] = [json.loads(line) for line in lines if line]
     return [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
 
 

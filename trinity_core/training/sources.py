@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from trinity_core.checkpoints.resume import update_meta
+from trinity_core.checkpoints.resume import read_meta, update_meta
 from trinity_core.config.paths import store_url
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import training_steps
-from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.schedule import TaskSchedule, check_order
 from trinity_core.data.supervised import Kind, SupervisedSet
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.tokenizer import policy_encoder
@@ -46,18 +46,26 @@ class Source(Protocol):
 
 
 class SupervisedSource:
-    """A data set of given answers or of pairs; its order is a pure function of seed and step."""
+    """A data set of given answers or of pairs; its order is a pure function of `order` and step."""
 
-    def __init__(self, data: SupervisedSet, rows: int) -> None:
+    def __init__(self, config: Config, data: SupervisedSet) -> None:
         self.data = data
-        self.rows = rows
+        self.rows = config.buffer.train_batch_size
+        self.meta = JobLayout(config.job_dir).trainer_meta
+        self.order = {
+            "buffer.train_batch_size": self.rows,
+            "seed": config.seed,
+            "buffer.trainer_input.experience_buffer": f"{len(data)} usable rows (fingerprint {data.fingerprint})",
+        }
 
     def draw(self, step: int, stop: Callable[[], bool]) -> list[Experience] | None:
         """The `rows` experiences of `step`."""
         return None if stop() else self.data.batch(step, self.rows)
 
     def rewind(self, step: int) -> dict[str, int]:
-        """Nothing to do."""
+        """Raises DataError where the rows after `step` would not be those that follow the ones before it."""
+        if step:
+            check_order(read_meta(self.meta).get("order", {}), self.order)
         return {}
 
     def awaited(self, version: int) -> bool:
@@ -65,7 +73,8 @@ class SupervisedSource:
         return True
 
     def before_save(self, step: int) -> None:
-        """Nothing to do."""
+        """Write down what the order depends on: all checkpoints of a run share it."""
+        update_meta(self.meta, order=self.order)
 
     def commit(self, step: int, oldest: int) -> None:
         """Nothing to do."""
@@ -143,7 +152,7 @@ def open_source(config: Config, kind: Kind) -> Source:
     inputs = config.buffer.trainer_input
     if is_supervised(config):
         data = open_supervised(config, inputs.experience_buffer, kind)
-        return SupervisedSource(data, config.buffer.train_batch_size)
+        return SupervisedSource(config, data)
     return RolloutSource(config, _expert(config))
 
 

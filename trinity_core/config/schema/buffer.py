@@ -13,6 +13,7 @@ from trinity_core.config.types import (
     NonNegative,
     Range,
     Seconds,
+    Seed,
     Steps,
     Tokens,
     Unit,
@@ -67,7 +68,7 @@ class TaskSelectorConfig:
 
     selector_type: Literal["sequential", "shuffle", "random"] = "sequential"
     """`sequential`: as stored; `shuffle`: a new permutation each epoch; `random`: drawn with replacement."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the order; by default the run's `seed`."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from trinity_core.config.types import DERIVED, Count, Derived, Natural, Range, Seconds, StepsOrNone, Tokens, Unit
+from trinity_core.config.types import DERIVED, Count, Derived, Natural, Range, Seconds, Seed, StepsOrNone, Tokens, Unit
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class RolloutModelConfig:
     """Keep the KV cache of prompts that requests share."""
     enable_history: bool = False
     """Record every model call as an experience, to be taken by the workflow."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of the engine; by default the run's `seed`."""
 
 

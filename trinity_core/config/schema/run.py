@@ -16,7 +16,7 @@ from trinity_core.config.schema.monitor import DataProcessorConfig, LogConfig, M
 from trinity_core.config.schema.stage import StageConfig
 from trinity_core.config.schema.synchronizer import SynchronizerConfig
 from trinity_core.config.schema.trainer import TrainerConfig
-from trinity_core.config.types import DERIVED, IS_HIDDEN, Derived
+from trinity_core.config.types import DERIVED, IS_HIDDEN, Derived, Seed
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Config:
     """Go on from the run's latest checkpoint; false starts anew as `<name>_<timestamp>` where the name is taken."""
     ray_namespace: Derived[str] = DERIVED
     """Ray namespace of the run's actors; by default `<project>/<name>`."""
-    seed: int = 42
+    seed: Seed = 42
     """Seed from which all random streams derive."""
     plugin_dir: str | None = None
     """Folder of Python files with the user's own workflows, rewards and algorithms."""

@@ -1,0 +1,65 @@
+"""Given data goes on in the order in which it began, or not at all."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from trinity_core.data.tiny import make_problems, make_tokenizer, write_jsonl
+from trinity_core.errors import DataError
+from trinity_core.layout import JobLayout
+from trinity_core.training.sources import SupervisedSource, open_source
+
+ROWS = make_problems(1, 20, 1, 1)["train"]
+DATA = "buffer.trainer_input.experience_buffer"
+
+
+@pytest.fixture
+def opened(make_config: Any, tmp_path: Any) -> Any:
+    """A source of one run; keyword arguments change its configuration."""
+    make_tokenizer().save_pretrained(tmp_path / "model")
+
+    def opened(rows: list[dict[str, str]] = ROWS, file: str = "sft.jsonl", **overrides: Any) -> SupervisedSource:
+        write_jsonl(tmp_path / file, rows)
+        settings = {
+            "buffer__train_batch_size": 8,
+            "model__model_path": tmp_path / "model",
+            "model__max_model_len": 200,
+            "buffer__trainer_input__experience_buffer__path": tmp_path / file,
+            "buffer__trainer_input__experience_buffer__format": "{prompt_key: question, response_key: answer}",
+        }
+        config = make_config("sft", **(settings | overrides))
+        JobLayout(config.job_dir).create()
+        source = open_source(config, "demonstrations")
+        assert isinstance(source, SupervisedSource)
+        return source
+
+    return opened
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"buffer__train_batch_size": 4}, "buffer.train_batch_size was 8, is 4. Set it back, or start anew"),
+        ({"seed": 7}, "seed was 42, is 7. "),
+        ({"rows": ROWS[1:]}, f"{DATA} was 20 usable rows (fingerprint "),
+        ({"rows": ROWS[::-1]}, f"{DATA} was 20 usable rows (fingerprint "),
+    ],
+)
+def test_rows_that_would_be_repeated_or_left_out_are_refused(opened: Any, changed: Any, message: str) -> None:
+    opened().before_save(2)
+    opened(**changed).rewind(0)  # of a run without a checkpoint nothing has been taken
+    with pytest.raises(DataError, match=re.escape(message)):
+        opened(**changed).rewind(2)
+    opened().rewind(2)
+
+
+def test_a_run_may_become_longer_and_its_data_may_move(opened: Any) -> None:
+    opened().before_save(2)
+    opened(file="moved.jsonl", buffer__total_steps=9, buffer__total_epochs=5).rewind(2)
+
+
+def test_a_run_that_has_not_recorded_its_order_goes_on(opened: Any) -> None:
+    opened().rewind(2)
