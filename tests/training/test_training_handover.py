@@ -12,6 +12,7 @@ import torch
 from trinity_core.errors import TransientFault
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.probe import Probe
+from trinity_core.sync.schedule import required_version
 from trinity_core.sync.slots import SlotFolder
 from trinity_core.training import handover
 from trinity_core.training.distributed import Ranks
@@ -163,3 +164,44 @@ def test_between_two_hand_overs_a_push_resumes_with_the_checkpoints_own_version(
     assert not (tmp_path / KEPT).exists(), "there are no tensors to keep"
     publisher.resume(3, tmp_path)
     assert senders[0].sent == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("step", "new_interval", "resumed", "told"),
+    [
+        (5, 2, 4, "the older one"),
+        (7, 4, 6, "a newer one than was due"),
+        (6, 4, 6, "there is none older"),
+        (5, 3, 4, "it is newer than version 3"),
+        (7, 7, 7, "version 6 is too old"),
+    ],
+)
+def test_a_resume_finds_weights_whatever_the_interval_was(
+    make_config: Any, tmp_path: Path, monkeypatch: Any, step: int, new_interval: int, resumed: int, told: str
+) -> None:
+    """A run hands over every second step and saves at `step`; another one, with no version in memory, goes on."""
+    monkeypatch.setattr("trinity_core.training.publish.make_probe", lambda learner: PROBE)
+    engine: Any = Engine()
+    weight = engine.module["lm"].norm.weight
+
+    def publisher(name: str, interval: int) -> Publisher:
+        way = FolderHandOver(engine, ALONE, SlotFolder(tmp_path / name, spill=tmp_path / "spill"))
+        return Publisher(make_config(synchronizer__sync_interval=interval), SimpleNamespace(ranks=ALONE), way)  # type: ignore[arg-type]
+
+    def train(step: int) -> None:
+        with torch.no_grad():
+            weight.fill_(step)
+
+    before, after = publisher("before", 2), publisher("after", new_interval)
+    for number in range(1, step + 1):
+        train(number)
+        if before.due(number):
+            before.publish(number)
+    before.keep_for_resume(step, tmp_path)
+    before.folder.remove()
+    after.resume(step, tmp_path)
+    assert after.folder.versions() == [resumed], told
+    assert after.folder.probe(resumed) == PROBE
+    assert dict(after.folder.load(resumed))["norm.weight"].tolist() == [resumed] * 3
+    assert after.folder.wait(required_version(step + 1, new_interval), timeout=0) == resumed
+    after.folder.remove()
