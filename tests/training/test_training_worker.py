@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_skipped(rollouts):
     _run(config)
     told = {name: json.loads((config.job_dir / f"{name}_meta.json").read_text()) for name in ("trainer", "explorer")}
     assert told == {
-        "trainer": {"step": 4, "world_size": 1},
+        "trainer": {"step": 4, "world_size": 1, "model": config.model.model_path},
         "explorer": {"checkpoint": 4, "explorer_steps": {"explorer": 4}},
     }
     (config.job_dir / PART.format("optim")).write_bytes(b"cut short")
