@@ -14,6 +14,7 @@ from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.probe import Probe
 from trinity_core.sync.schedule import required_version
 from trinity_core.sync.slots import SlotFolder
+from trinity_core.sync.tensorfile import spec_of
 from trinity_core.training import handover
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.handover import FolderHandOver, PushHandOver, open_hand_over, specs_of, trainer_weights
@@ -24,13 +25,15 @@ PROBE = Probe((1, 2), (-1.0,))
 
 
 class Engine:
-    """A model of two tied tensors and one of its own, as the trainer's engine shows it."""
+    """A model of two tied tensors, one of its own and two buffers, as the trainer's engine shows it."""
 
     def __init__(self) -> None:
         self.module = torch.nn.ModuleDict({"lm": torch.nn.Module()})
         lm: Any = self.module["lm"]
         lm.embeddings, lm.head, lm.norm = torch.nn.Embedding(4, 3), torch.nn.Linear(3, 4, False), torch.nn.LayerNorm(3)
         lm.head.weight = lm.embeddings.weight
+        lm.norm.register_buffer("bias_of_router", torch.ones(2, dtype=torch.float64))
+        lm.norm.register_buffer("worked_out", torch.ones(2), persistent=False)
         self.settings = SimpleNamespace(zero_stage=0, dtype=torch.float32)
 
 
@@ -128,13 +131,15 @@ def test_explorers_are_waited_for_in_fixed_style_alone(
     assert (folder.latest() == 3) is not waits
 
 
-def test_specs_and_tensors_agree_tied_ones_twice() -> None:
+def test_specs_and_tensors_agree_tied_ones_twice_and_buffers_too() -> None:
     engine: Any = Engine()
     specs = specs_of(engine)
-    assert {spec.name for spec in specs} == {"embeddings.weight", "head.weight", "norm.weight", "norm.bias"}
+    assert {spec.name for spec in specs} == {
+        "embeddings.weight", "head.weight", "norm.weight", "norm.bias", "norm.bias_of_router",
+    }  # fmt: skip
     for _ in range(2):
         tensors = list(trainer_weights(engine))
-        assert [(spec.name, spec.shape) for spec in specs] == [(name, tuple(t.shape)) for name, t in tensors]
+        assert specs == [spec_of(name, tensor) for name, tensor in tensors]
 
 
 def test_gathered_tensors_outlive_their_turn(monkeypatch: Any) -> None:
