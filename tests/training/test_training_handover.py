@@ -161,6 +161,7 @@ def test_between_two_hand_overs_a_push_resumes_with_the_checkpoints_own_version(
 ) -> None:
     monkeypatch.setattr("trinity_core.training.publish.make_probe", lambda learner: PROBE)
     config = make_config(synchronizer__sync_interval=2)
+    config.job_dir.mkdir(parents=True)
     way, senders = pushing(folder)
     publisher = Publisher(config, SimpleNamespace(ranks=ALONE), way)  # type: ignore[arg-type]
     assert publisher.due(2) and not publisher.due(3)
@@ -191,7 +192,9 @@ def test_a_resume_finds_weights_whatever_the_interval_was(
 
     def publisher(name: str, interval: int) -> Publisher:
         way = FolderHandOver(engine, ALONE, SlotFolder(tmp_path / name, spill=tmp_path / "spill"))
-        return Publisher(make_config(synchronizer__sync_interval=interval), SimpleNamespace(ranks=ALONE), way)  # type: ignore[arg-type]
+        config = make_config(synchronizer__sync_interval=interval)
+        config.job_dir.mkdir(parents=True, exist_ok=True)
+        return Publisher(config, SimpleNamespace(ranks=ALONE), way)  # type: ignore[arg-type]
 
     def train(step: int) -> None:
         with torch.no_grad():
@@ -204,7 +207,9 @@ def test_a_resume_finds_weights_whatever_the_interval_was(
             before.publish(number)
     before.keep_for_resume(step, tmp_path)
     before.folder.remove()
+    assert int(before.told.read_text()) == step - step % 2
     after.resume(step, tmp_path)
+    assert int(after.told.read_text()) == resumed
     assert after.folder.versions() == [resumed], told
     assert after.folder.probe(resumed) == PROBE
     assert dict(after.folder.load(resumed))["norm.weight"].tolist() == [resumed] * 3

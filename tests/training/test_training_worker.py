@@ -185,4 +185,5 @@ def test_sft_from_a_file_goes_on_where_it_stopped(make_config, tmp_path):
     whole, halves = config("whole", 4), config("halves", 4)
     assert _losses(halves) == _losses(whole)
     _assert_same_checkpoints(halves, whole)
+    assert not (whole.job_dir / "latest_state_dict_iteration.txt").exists(), "no weights were handed over"
     assert summary["step"] == 4 and _losses(whole)[-1][1] < _losses(whole)[0][1]

@@ -10,7 +10,8 @@ import numpy as np
 
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
-from trinity_core.files import clear_errors
+from trinity_core.files import clear_errors, write_atomically
+from trinity_core.layout import JobLayout
 from trinity_core.sync.probe import Probe
 from trinity_core.sync.schedule import publishes_after
 from trinity_core.training.compiled import uncompiled
@@ -36,6 +37,8 @@ class Publisher:
         self.interval = config.synchronizer.sync_interval
         self.hand_over = hand_over
         self.folder = hand_over.folder
+        self.told = JobLayout(config.job_dir).latest_state_dict
+        """Where the run's folder names the newest version, for people and other tools."""
 
     def due(self, step: int) -> bool:
         """Whether the weights after `step` go to the engines."""
@@ -44,6 +47,13 @@ class Publisher:
     def publish(self, version: int) -> None:
         """Give the present weights to the engines as `version`."""
         self.hand_over.give(version, make_probe(self.learner))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Write down the newest version, unless the folder of weights is the run's own, which names it itself."""
+        newest = self.folder.latest() if self.learner.ranks.first and self.folder.root != self.told.parent else None
+        if newest is not None:
+            write_atomically(self.told, f"{newest}\n".encode(), durable=False)
 
     def rewind(self, step: int) -> None:
         """Forget versions newer than the checkpoint that the run goes on from."""
@@ -58,7 +68,9 @@ class Publisher:
         """
         due = step - step % self.interval
         found = self.learner.ranks.first and due != step and self._bring_back(due, checkpoint)
-        if not any_rank(found, self.learner.ranks):
+        if any_rank(found, self.learner.ranks):
+            self._tell()
+        else:
             self.publish(step)
 
     def _bring_back(self, due: int, checkpoint: Path) -> bool:

@@ -9,7 +9,6 @@ from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.convert import convert
 from trinity_core.checkpoints.resume import latest_whole, model_name, update_meta, whole_steps
 from trinity_core.config.schema import Config
-from trinity_core.files import write_atomically
 from trinity_core.layout import JobLayout
 from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores
@@ -48,8 +47,6 @@ class Savepoints:
             commit(self.layout, step, temporary, self.keep, self._best())
             model = model_name(self.config.model.model_path)
             update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=model)
-            if self.config.synchronizer.sync_method != "checkpoint":  # there each hand-over names its own version
-                write_atomically(self.layout.latest_state_dict, f"{step}\n".encode())
         barrier(self.ranks)
 
     def _best(self) -> list[int]:
