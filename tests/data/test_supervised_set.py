@@ -1,5 +1,6 @@
 import json
 import time
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -48,8 +49,17 @@ def test_groups_of_a_batch_are_unique_over_steps(opened):
     assert len(set(groups)) == len(groups)
 
 
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 100])
+def test_epochs_train_every_row_in_the_fewest_steps(opened, epochs, size):
+    steps = opened.steps(epochs, size)
+    taken = Counter(one.task_index for step in range(1, steps + 1) for one in opened.batch(step, size))
+    assert len(taken) == len(opened) and min(taken.values()) >= epochs
+    assert (steps - 1) * size < epochs * len(opened)
+
+
 def test_steps(opened):
-    assert opened.steps(epochs=2, size=4) == 4 and opened.steps(epochs=1, size=100) == 1
+    assert opened.steps(epochs=2, size=4) == 5 and opened.steps(epochs=1, size=100) == 1
 
 
 def test_the_fingerprint_is_that_of_the_usable_rows(tmp_path, encoder):

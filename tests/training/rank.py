@@ -35,6 +35,7 @@ def main() -> None:
         checkpoint = folder / case["name"]
         checkpoint.mkdir(exist_ok=True)
         save(learner, 2, checkpoint)
+        _assert_files_hold_their_tensors(checkpoint, rank)
         before = {name: w.clone() for name, w in weights(learner.engine)}
         learner.step(make_batch(3), 3)
         load(learner, checkpoint)
@@ -42,6 +43,13 @@ def main() -> None:
             assert torch.equal(before[name], w), name
         if rank == 0:
             torch.save({"metrics": metrics, "weights": before}, folder / f"{case['name']}.pt")
+
+
+def _assert_files_hold_their_tensors(checkpoint: Path, rank: int) -> None:
+    """And not the whole buffers that the tensors are parts of."""
+    for file in (checkpoint / "actor").glob(f"[mo]*_rank_{rank}.pt"):
+        held = sum(t.nbytes for t in torch.load(file, weights_only=True).values())
+        assert held <= file.stat().st_size < 1.2 * held + 20_000, (file, held, file.stat().st_size)
 
 
 def _assert_halves(model: torch.nn.Module) -> None:

@@ -1,50 +1,72 @@
 """Micro-batches: nothing lost, nothing parted, nothing over the budget, ranks in step."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity_core.training.batching import Unit, pairs_of, plan, units_of
+from trinity_core.data.experience import Experience
+from trinity_core.training import micro as micro_module
+from trinity_core.training.batching import Unit, mask_elements, pairs_of, plan, units_of
+from trinity_core.training.micro import build_micro
 
 lengths = st.integers(1, 60)
+masks = st.sampled_from([0, 3000, None])
+"""All padded, only the larger micro-batches, none."""
 rows = st.lists(st.tuples(st.integers(0, 5), lengths), min_size=1, max_size=60)
 
 
-def _units(rows, budget):
+def _units(rows, budget, largest_mask=None):
     prompts = [7 + group for group, _ in rows]
-    return units_of([str(group) for group, _ in rows], prompts, [r for _, r in rows], budget)
+    return units_of([str(group) for group, _ in rows], prompts, [r for _, r in rows], budget, largest_mask)
 
 
-@given(rows, st.integers(20, 300), st.integers(1, 4), st.booleans())
+@given(rows, st.integers(20, 300), st.integers(1, 4), masks)
 @settings(max_examples=200, deadline=None)
-def test_every_row_is_in_exactly_one_micro_batch(rows, budget, ranks, padded):
-    shares = plan(_units(rows, budget), budget, ranks, padded)
+def test_every_row_is_in_exactly_one_micro_batch(rows, budget, ranks, largest_mask):
+    shares = plan(_units(rows, budget, largest_mask), budget, ranks, largest_mask)
     assert len(shares) == ranks
     assert sorted(row for share in shares for micro in share for row in micro) == list(range(len(rows)))
 
 
-@given(rows, st.integers(20, 300), st.integers(1, 4), st.booleans())
+@given(rows, st.integers(20, 300), st.integers(1, 4), masks)
 @settings(max_examples=200, deadline=None)
-def test_ranks_have_the_same_number_of_micro_batches_and_no_needless_round(rows, budget, ranks, padded):
-    shares = plan(_units(rows, budget), budget, ranks, padded)
+def test_ranks_have_the_same_number_of_micro_batches_and_no_needless_round(rows, budget, ranks, largest_mask):
+    shares = plan(_units(rows, budget, largest_mask), budget, ranks, largest_mask)
     counts = {len(share) for share in shares}
     assert len(counts) == 1
     empty = sum(not micro for share in shares for micro in share)
     assert empty < ranks or len(rows) < ranks * counts.pop()
 
 
-@given(rows, st.integers(20, 300), st.integers(1, 4), st.booleans())
+@given(rows, st.integers(20, 300), st.integers(1, 4), masks)
 @settings(max_examples=200, deadline=None)
-def test_no_micro_batch_of_several_units_exceeds_the_budget(rows, budget, ranks, padded):
-    units = _units(rows, budget)
-    unit_of = {row: unit for unit in units for row in unit.rows}
-    for share in plan(units, budget, ranks, padded):
-        for micro in share:
-            members = {unit_of[row].rows: unit_of[row] for row in micro}
-            cost = sum(unit.tokens for unit in members.values())
-            if padded:
-                cost = len(micro) * max((unit.longest for unit in members.values()), default=0)
-            assert cost <= budget or len(members) == 1
+def test_no_micro_batch_of_several_rows_exceeds_the_budget(rows, budget, ranks, largest_mask):
+    """As it is laid out: each prompt once, or where that takes too large a mask, every row as long as the longest."""
+    for share in plan(_units(rows, budget, largest_mask), budget, ranks, largest_mask):
+        for micro in filter(None, share):
+            members = [rows[row] for row in micro]
+            prompts, responses = [7 + group for group, _ in members], [response for _, response in members]
+            cost = sum(7 + group for group in {group for group, _ in members}) + sum(responses)
+            mask = mask_elements(len(micro), max(prompts), max(responses))
+            if largest_mask is not None and mask > largest_mask:
+                cost = len(micro) * max(map(sum, zip(prompts, responses, strict=True)))
+            assert cost <= budget or len(micro) == 1
+
+
+@pytest.mark.parametrize("repeats", [1, 16])
+def test_long_prompts_keep_to_the_budget(monkeypatch, repeats):
+    """The mask of 16 rollouts that share a prompt would be too large; padded, each would repeat the prompt."""
+    monkeypatch.setattr(micro_module, "LARGEST_MASK", 65_000)
+    rows = [
+        Experience(tokens=np.zeros(280, np.int32) + group, prompt_length=250, action_mask=np.ones(30))
+        for group in range(16 // repeats)
+        for _ in range(repeats)
+    ]
+    units = units_of([e.tokens[0] for e in rows], [250] * 16, [30] * 16, 768, 65_000)
+    built = [build_micro(rows, micro, 30).inputs.tokens for micro in plan(units, 768, 1, 65_000)[0]]
+    assert max(tokens.numel() for tokens in built) <= 768
+    assert len(built) == (3 if repeats == 16 else 8)
 
 
 @given(rows, st.integers(20, 300), st.integers(1, 4))
@@ -58,7 +80,10 @@ def test_units_stay_whole_and_in_order(rows, budget, ranks):
 
 
 def test_a_groups_prompt_counts_once_and_a_large_group_is_cut():
-    assert units_of(["a", "a", "b"], [10, 10, 4], [3, 5, 2], 100) == [Unit((0, 1), 18, 15), Unit((2,), 6, 6)]
+    assert units_of(["a", "a", "b"], [10, 10, 4], [3, 5, 2], 100) == [
+        Unit((0, 1), 18, 15, 10, 5),
+        Unit((2,), 6, 6, 4, 2),
+    ]
     assert [unit.rows for unit in units_of(["a"] * 4, [10] * 4, [5] * 4, 20)] == [(0, 1), (2, 3)]
     assert [unit.tokens for unit in units_of(["a"] * 4, [10] * 4, [5] * 4, 20)] == [20, 20]
     assert [unit.rows for unit in units_of(["a"] * 2, [10] * 2, [50] * 2, 20)] == [(0,), (1,)]

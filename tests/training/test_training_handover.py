@@ -12,7 +12,9 @@ import torch
 from trinity_core.errors import TransientFault
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.probe import Probe
+from trinity_core.sync.schedule import required_version
 from trinity_core.sync.slots import SlotFolder
+from trinity_core.sync.tensorfile import spec_of
 from trinity_core.training import handover
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.handover import FolderHandOver, PushHandOver, open_hand_over, specs_of, trainer_weights
@@ -23,13 +25,15 @@ PROBE = Probe((1, 2), (-1.0,))
 
 
 class Engine:
-    """A model of two tied tensors and one of its own, as the trainer's engine shows it."""
+    """A model of two tied tensors, one of its own and two buffers, as the trainer's engine shows it."""
 
     def __init__(self) -> None:
         self.module = torch.nn.ModuleDict({"lm": torch.nn.Module()})
         lm: Any = self.module["lm"]
         lm.embeddings, lm.head, lm.norm = torch.nn.Embedding(4, 3), torch.nn.Linear(3, 4, False), torch.nn.LayerNorm(3)
         lm.head.weight = lm.embeddings.weight
+        lm.norm.register_buffer("bias_of_router", torch.ones(2, dtype=torch.float64))
+        lm.norm.register_buffer("worked_out", torch.ones(2), persistent=False)
         self.settings = SimpleNamespace(zero_stage=0, dtype=torch.float32)
 
 
@@ -127,13 +131,15 @@ def test_explorers_are_waited_for_in_fixed_style_alone(
     assert (folder.latest() == 3) is not waits
 
 
-def test_specs_and_tensors_agree_tied_ones_twice() -> None:
+def test_specs_and_tensors_agree_tied_ones_twice_and_buffers_too() -> None:
     engine: Any = Engine()
     specs = specs_of(engine)
-    assert {spec.name for spec in specs} == {"embeddings.weight", "head.weight", "norm.weight", "norm.bias"}
+    assert {spec.name for spec in specs} == {
+        "embeddings.weight", "head.weight", "norm.weight", "norm.bias", "norm.bias_of_router",
+    }  # fmt: skip
     for _ in range(2):
         tensors = list(trainer_weights(engine))
-        assert [(spec.name, spec.shape) for spec in specs] == [(name, tuple(t.shape)) for name, t in tensors]
+        assert specs == [spec_of(name, tensor) for name, tensor in tensors]
 
 
 def test_gathered_tensors_outlive_their_turn(monkeypatch: Any) -> None:
@@ -155,6 +161,7 @@ def test_between_two_hand_overs_a_push_resumes_with_the_checkpoints_own_version(
 ) -> None:
     monkeypatch.setattr("trinity_core.training.publish.make_probe", lambda learner: PROBE)
     config = make_config(synchronizer__sync_interval=2)
+    config.job_dir.mkdir(parents=True)
     way, senders = pushing(folder)
     publisher = Publisher(config, SimpleNamespace(ranks=ALONE), way)  # type: ignore[arg-type]
     assert publisher.due(2) and not publisher.due(3)
@@ -163,3 +170,48 @@ def test_between_two_hand_overs_a_push_resumes_with_the_checkpoints_own_version(
     assert not (tmp_path / KEPT).exists(), "there are no tensors to keep"
     publisher.resume(3, tmp_path)
     assert senders[0].sent == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("step", "new_interval", "resumed", "told"),
+    [
+        (5, 2, 4, "the older one"),
+        (7, 4, 6, "a newer one than was due"),
+        (6, 4, 6, "there is none older"),
+        (5, 3, 4, "it is newer than version 3"),
+        (7, 7, 7, "version 6 is too old"),
+    ],
+)
+def test_a_resume_finds_weights_whatever_the_interval_was(
+    make_config: Any, tmp_path: Path, monkeypatch: Any, step: int, new_interval: int, resumed: int, told: str
+) -> None:
+    """A run hands over every second step and saves at `step`; another one, with no version in memory, goes on."""
+    monkeypatch.setattr("trinity_core.training.publish.make_probe", lambda learner: PROBE)
+    engine: Any = Engine()
+    weight = engine.module["lm"].norm.weight
+
+    def publisher(name: str, interval: int) -> Publisher:
+        way = FolderHandOver(engine, ALONE, SlotFolder(tmp_path / name, spill=tmp_path / "spill"))
+        config = make_config(synchronizer__sync_interval=interval)
+        config.job_dir.mkdir(parents=True, exist_ok=True)
+        return Publisher(config, SimpleNamespace(ranks=ALONE), way)  # type: ignore[arg-type]
+
+    def train(step: int) -> None:
+        with torch.no_grad():
+            weight.fill_(step)
+
+    before, after = publisher("before", 2), publisher("after", new_interval)
+    for number in range(1, step + 1):
+        train(number)
+        if before.due(number):
+            before.publish(number)
+    before.keep_for_resume(step, tmp_path)
+    before.folder.remove()
+    assert int(before.told.read_text()) == step - step % 2
+    after.resume(step, tmp_path)
+    assert int(after.told.read_text()) == resumed
+    assert after.folder.versions() == [resumed], told
+    assert after.folder.probe(resumed) == PROBE
+    assert dict(after.folder.load(resumed))["norm.weight"].tolist() == [resumed] * 3
+    assert after.folder.wait(required_version(step + 1, new_interval), timeout=0) == resumed
+    after.folder.remove()

@@ -172,6 +172,37 @@ def test_a_window_that_all_layers_share_is_seen(tmp_path):
     assert find_ways(load_causal_lm(str(tmp_path), torch.float32, overrides={"sliding_window": None})).packing
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "qwen2"])
+def test_nothing_is_dropped_in_training(kind, tmp_path):
+    """Probabilities in modules (GPT-2), in attributes of layers (OPT), or handed to attention (Qwen2)."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {
+        "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "attn_pdrop": 0.5},
+        "opt": {
+            "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "layerdrop": 0.5,
+            "word_embed_proj_dim": 32, "dropout": 0.5, "attention_dropout": 0.5,
+        },
+        "qwen2": {
+            "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 1, "attention_dropout": 0.5,
+        },
+    }[kind]  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=VOCABULARY, **sizes)).save_pretrained(
+        tmp_path
+    )
+    lm = load_causal_lm(str(tmp_path), torch.float32)
+    ways = find_ways(lm)
+    assert ways == Ways(packing=True, own_head=True) and lm.training
+    rows = make_batch(2)
+    micro = build_micro(rows, range(4), max(e.response_length for e in rows)).to(torch.device("cpu"), torch.float32)
+    with torch.no_grad():
+        training = Policy(lm, ways)(micro, 1.0, False)[0]
+        evaluating = Policy(lm.eval(), ways)(micro, 1.0, False)[0]
+    assert torch.equal(training, evaluating)
+
+
 def test_values_are_those_of_the_state_before_the_token(lm):
     rows = make_batch(4)[:1]
     model = ValueModel(lm, Ways(True, True), 64, torch.float64)

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 def test_the_best_by_eval_stays_however_old_it_is(make_config: Any) -> None:
     ranks = join(0, 1, *rendezvous(), use_gpu=False)
     config = make_config(trainer__max_checkpoints_to_keep=2)
-    learner, savepoints = Learner(config, 4, ranks), Savepoints(config, ranks)
+    learner = Learner(config, 4, ranks)
+    savepoints = Savepoints(config, ranks, learner.engine.module.lm)
     scores = MetricsFile(config.job_dir, "eval")
     for step, accuracy in enumerate((0.1, 0.7, 0.3, 0.7, 0.2), start=1):
         savepoints.save(learner, step, None)

@@ -1,5 +1,6 @@
 """Updates with the real engine, one worker: how the batch is cut never matters, and every kind of loss learns."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -147,6 +148,48 @@ def test_a_narrow_format_goes_on_from_a_checkpoint_bit_for_bit(learner, tmp_path
     assert restored.keys() == tensors.keys() and "master.model.norm.weight" in tensors
     for name, tensor in tensors.items():
         assert torch.equal(restored[name], tensor), name
+
+
+def test_weights_that_are_not_trained_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
+    """A router's bias is a buffer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM
+
+    from trinity_core.checkpoints.convert import convert
+    from trinity_core.errors import DataError
+    from trinity_core.training.checkpoint import load, save
+    from trinity_core.training.state import buffers, weights
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    config = Glm4MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, n_routed_experts=4, num_experts_per_tok=2,
+        first_k_dense_replace=1, max_position_embeddings=128,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    glm = Glm4MoeForCausalLM(config)
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    values = glm.get_buffer(bias).normal_().clone()
+    glm.save_pretrained(tmp_path / "glm")
+    tokenizer.save_pretrained(tmp_path / "glm")
+
+    one = learner(model__model_path=tmp_path / "glm", algorithm__kl_loss_fn="none", trainer__zero_stage=3)
+    assert list(buffers(one.engine)) == [bias]
+    step = tmp_path / "global_step_1"
+    step.mkdir()
+    save(one, 1, step)
+    buffers(one.engine)[bias].zero_()
+    load(one, step)
+    assert torch.equal(dict(weights(one.engine))[bias], values)
+    shutil.copytree(tmp_path / "glm", step / "actor" / "huggingface", ignore=shutil.ignore_patterns("*.safetensors"))
+    converted = convert(step)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(converted).get_buffer(bias), values)
+
+    (shard,) = (step / "actor").glob("model_*.pt")
+    tensors = torch.load(shard, weights_only=True)
+    torch.save({name: t for name, t in tensors.items() if name != bias}, shard)
+    shutil.rmtree(converted)
+    with pytest.raises(DataError, match=f"{bias} is missing"):
+        convert(step, tmp_path / "glm")
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -107,7 +107,7 @@ def test_a_damaged_checkpoint_is_skipped(rollouts):
     _run(config)
     told = {name: json.loads((config.job_dir / f"{name}_meta.json").read_text()) for name in ("trainer", "explorer")}
     assert told == {
-        "trainer": {"step": 4, "world_size": 1},
+        "trainer": {"step": 4, "world_size": 1, "model": config.model.model_path},
         "explorer": {"checkpoint": 4, "explorer_steps": {"explorer": 4}},
     }
     (config.job_dir / PART.format("optim")).write_bytes(b"cut short")
@@ -188,4 +188,5 @@ def test_sft_from_a_file_goes_on_where_it_stopped(make_config, tmp_path):
     whole, halves = config("whole", 4), config("halves", 4)
     assert _losses(halves) == _losses(whole)
     _assert_same_checkpoints(halves, whole)
+    assert not (whole.job_dir / "latest_state_dict_iteration.txt").exists(), "no weights were handed over"
     assert summary["step"] == 4 and _losses(whole)[-1][1] < _losses(whole)[0][1]

@@ -153,7 +153,9 @@ def check_names(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor:
     except (ValueError, KeyError) as error:
         log.warning("the names of the tensors in %s are not checked: %s", actor, error)
         return
+    stored = model.state_dict()  # with tied weights under both names, which need be there under one
     expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    expected |= {name: tuple(b.shape) for name, b in model.named_buffers() if name in stored}
     missing = sorted(set(expected) - set(tensors))
     wrong = sorted(name for name in set(expected) & set(tensors) if tuple(tensors[name].shape) != expected[name])
     if missing or wrong:

@@ -115,8 +115,8 @@ class SupervisedSet:
         ]
 
     def steps(self, epochs: int, size: int) -> int:
-        """Whole batches of `size` experiences in a number of epochs, at least one."""
-        return max(1, epochs * len(self) * self.experiences_per_row // size)
+        """Batches of `size` experiences that take each row at least `epochs` times; the last goes on into another."""
+        return -(-epochs * len(self) * self.experiences_per_row // size)
 
 
 def encode_rows(

@@ -3,6 +3,10 @@
 A *unit* is a set of rows that belong in one micro-batch: the rollouts of a group, because they share a prompt, or the
 two rows of a DPO pair, because the loss is of the pair. The loss never depends on the cut (see `update.py`), so a cut
 is only a matter of memory and time.
+
+Rows of a micro-batch share their prompts as long as the attention mask that this takes stays below a limit, and are
+padded otherwise (see `micro.py`). What they cost follows from that: `largest_mask` is the limit, None for none; at 0
+all rows are padded.
 """
 
 from __future__ import annotations
@@ -20,30 +24,53 @@ class Unit:
     """What they cost in one micro-batch without padding."""
     longest: int
     """Their longest sequence, in tokens: similar lengths are put together."""
+    prompt: int = 0
+    """Their longest prompt."""
+    response: int = 0
+    """Their longest response."""
+
+    def with_(self, other: Unit, shared: int = 0) -> Unit:
+        """Both together, when `shared` tokens of the other are here already."""
+        return Unit(
+            self.rows + other.rows, self.tokens + other.tokens - shared, max(self.longest, other.longest),
+            max(self.prompt, other.prompt), max(self.response, other.response),
+        )  # fmt: skip
+
+    def cost(self, largest_mask: int | None) -> int:
+        """Tokens that the model sees of it as a micro-batch, padding included where there is any."""
+        shares = largest_mask is None or mask_elements(len(self.rows), self.prompt, self.response) <= largest_mask
+        return self.tokens if shares else len(self.rows) * self.longest
 
 
 Plan = list[list[tuple[int, ...]]]
 """[rank][micro-batch] -> rows. An empty micro-batch keeps the ranks in step and carries no loss."""
 
 
-def units_of(groups: Sequence[Hashable], prompts: Sequence[int], responses: Sequence[int], budget: int) -> list[Unit]:
+def mask_elements(rows: int, prompt: int, response: int) -> int:
+    """Elements of the attention mask of rows that share prompts, by their longest prompt and response."""
+    return rows * response * (prompt + response)
+
+
+def units_of(
+    groups: Sequence[Hashable], prompts: Sequence[int], responses: Sequence[int], budget: int,
+    largest_mask: int | None = None,
+) -> list[Unit]:  # fmt: skip
     """One unit for each group of rows that share a prompt; a group beyond the budget is cut into several.
 
     `prompts` and `responses` are lengths in tokens. A group's prompt counts once. Rows need not be adjacent.
     """
-    members: dict[Hashable, list[int]] = {}
-    for row, group in enumerate(groups):
-        members.setdefault(group, []).append(row)
-    units = []
-    for rows in members.values():
-        start = 0
-        size = prompts[rows[0]]
-        for i, row in enumerate(rows):
-            if i > start and size + responses[row] > budget:
-                units.append(_unit(rows[start:i], size, prompts, responses))
-                start, size = i, prompts[row]
-            size += responses[row]
-        units.append(_unit(rows[start:], size, prompts, responses))
+    members: dict[Hashable, list[Unit]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group, []).append(_unit(i, prompts, responses))
+    units: list[Unit] = []
+    for first, *others in members.values():
+        units.append(first)
+        for row in others:
+            together = units[-1].with_(row, shared=row.prompt)
+            if together.cost(largest_mask) <= budget:
+                units[-1] = together
+            else:
+                units.append(row)
     return units
 
 
@@ -51,36 +78,36 @@ def pairs_of(prompts: Sequence[int], responses: Sequence[int]) -> list[Unit]:
     """One unit for each two adjacent rows (DPO: chosen, rejected). Raises ValueError for an odd number of rows."""
     if len(prompts) % 2:
         raise ValueError(f"pairs need an even number of rows, got {len(prompts)}")
+    rows = [_unit(row, prompts, responses) for row in range(len(prompts))]
     return [
-        _unit([i, i + 1], prompts[i] + responses[i] + responses[i + 1], prompts, responses)
-        for i in range(0, len(prompts), 2)
-    ]
+        chosen.with_(rejected, shared=rejected.prompt)
+        for chosen, rejected in zip(rows[::2], rows[1::2], strict=True)
+    ]  # fmt: skip
 
 
-def _unit(rows: Sequence[int], tokens: int, prompts: Sequence[int], responses: Sequence[int]) -> Unit:
-    return Unit(tuple(rows), tokens, max(prompts[row] + responses[row] for row in rows))
+def _unit(row: int, prompts: Sequence[int], responses: Sequence[int]) -> Unit:
+    whole = prompts[row] + responses[row]
+    return Unit((row,), whole, whole, prompts[row], responses[row])
 
 
-def plan(units: Sequence[Unit], budget: int, ranks: int, padded: bool = False) -> Plan:
+def plan(units: Sequence[Unit], budget: int, ranks: int, largest_mask: int | None = None) -> Plan:
     """Put every unit into one micro-batch of at most `budget` tokens, the same number of micro-batches on each rank.
 
     As few rounds as the budget allows, and within them the largest micro-batch as small as it can be, so that ranks
-    wait little for each other. A unit beyond the budget gets a micro-batch of its own. With `padded`, a micro-batch
-    costs its rows times its longest sequence; otherwise the sum of its units' tokens.
+    wait little for each other. A unit beyond the budget gets a micro-batch of its own.
     """
     order = sorted(units, key=lambda unit: (-unit.longest, unit.rows))
-    wanted = max(1, -(-len(_cut(order, budget, padded)) // ranks)) * ranks
+    wanted = max(1, -(-len(_cut(order, budget, largest_mask)) // ranks)) * ranks
     low, high = 1, budget
     while low < high:
         middle = (low + high) // 2
-        if len(_cut(order, middle, padded)) <= wanted:
+        if len(_cut(order, middle, largest_mask)) <= wanted:
             high = middle
         else:
             low = middle + 1
-    bins = _cut(order, high, padded)
-    bins.sort(key=lambda units: -_cost(units, padded))
-    bins += [[] for _ in range(wanted - len(bins))]
-    rows = [tuple(row for unit in units for row in unit.rows) for units in bins]
+    bins = sorted(_cut(order, high, largest_mask), key=lambda unit: -unit.cost(largest_mask))
+    rows: list[tuple[int, ...]] = [unit.rows for unit in bins]
+    rows += [()] * (wanted - len(bins))
     return [_share(rows, rank, ranks) for rank in range(ranks)]
 
 
@@ -91,23 +118,12 @@ def _share(bins: list[tuple[int, ...]], rank: int, ranks: int) -> list[tuple[int
     ]
 
 
-def _cost(units: Sequence[Unit], padded: bool) -> int:
-    if padded:
-        return sum(len(unit.rows) for unit in units) * max(unit.longest for unit in units)
-    return sum(unit.tokens for unit in units)
-
-
-def _cut(order: Sequence[Unit], capacity: int, padded: bool) -> list[list[Unit]]:
-    """Fill bins in order up to `capacity`."""
-    bins: list[list[Unit]] = []
-    used = rows = longest = 0
+def _cut(order: Sequence[Unit], capacity: int, largest_mask: int | None) -> list[Unit]:
+    """Put units together in order, up to `capacity`."""
+    bins: list[Unit] = []
     for unit in order:
-        used += unit.tokens
-        rows += len(unit.rows)
-        longest = max(longest, unit.longest)
-        if bins and (rows * longest if padded else used) <= capacity:
-            bins[-1].append(unit)
+        if bins and (together := bins[-1].with_(unit)).cost(largest_mask) <= capacity:
+            bins[-1] = together
         else:
-            bins.append([unit])
-            used, rows, longest = unit.tokens, len(unit.rows), unit.longest
+            bins.append(unit)
     return bins

@@ -93,12 +93,18 @@ def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
 
 def _save_share(tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks, turns: list[int]) -> None:
     """Every rank's share of what all of them go through, written when it is the rank's turn."""
-    mine = {name: t.detach().cpu() for i, (name, t) in enumerate(tensors) if i % ranks.world_size == ranks.rank}
+    mine = {name: _alone(t) for i, (name, t) in enumerate(tensors) if i % ranks.world_size == ranks.rank}
     for turn in range(max(turns) + 1):
         if turns[ranks.rank] == turn:
             torch.save(mine, path)
         if max(turns):
             barrier(ranks)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """On the CPU, and no part of a larger buffer, which would be written whole."""
+    tensor = tensor.detach().cpu()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def load(learner: Learner, folder: Path) -> TrainerState:

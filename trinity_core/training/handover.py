@@ -16,10 +16,10 @@ from trinity_core.config.paths import engine_name
 from trinity_core.config.schema import Config
 from trinity_core.errors import TransientFault
 from trinity_core.sync.probe import Probe
-from trinity_core.sync.tensorfile import TensorSpec
+from trinity_core.sync.tensorfile import TensorSpec, spec_of
 from trinity_core.sync.weights import WeightFolder, open_weights
 from trinity_core.training.distributed import Ranks, broadcast_bytes
-from trinity_core.training.state import shape_of, weights
+from trinity_core.training.state import buffers, shape_of, weights
 
 if TYPE_CHECKING:
     from trinity_core.sync.nccl import NcclSender, TrainerWeights
@@ -158,10 +158,11 @@ def trainer_weights(engine: Engine) -> TrainerWeights:
 def specs_of(engine: Engine) -> list[TensorSpec]:
     """Name, dtype and whole shape of what `weights(engine, tied=True)` goes through, without gathering anything."""
     dtype = str(engine.settings.dtype).removeprefix("torch.")
-    return [
+    trained = [
         TensorSpec(name.removeprefix("lm."), dtype, shape_of(p, engine))
         for name, p in engine.module.named_parameters(remove_duplicate=False)
     ]
+    return trained + [spec_of(name, buffer) for name, buffer in buffers(engine).items()]
 
 
 def _lasting(engine: Engine) -> Iterator[tuple[str, Tensor]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trinity_core.data.experience import Experience
+from trinity_core.training.batching import mask_elements
 from trinity_core.training.packing import Packed, pack
 
 LARGEST_MASK = 1 << 26
@@ -79,7 +80,7 @@ def build_micro(experiences: Sequence[Experience], rows: Sequence[int], width: i
     responses = [e.tokens[e.prompt_length :] for e in chosen]
     longest_prompt, longest_response = max(map(len, prompts)), max(map(len, responses))
     inputs: Packed | Padded
-    if packing and len(rows) * longest_response * (longest_prompt + longest_response) <= LARGEST_MASK:
+    if packing and mask_elements(len(rows), longest_prompt, longest_response) <= LARGEST_MASK:
         inputs, last, first = pack(prompts, responses)
     else:
         inputs, last, first = _pad(chosen)

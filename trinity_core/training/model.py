@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ def load_causal_lm(
 ) -> Any:
     """A Hugging Face causal LM from a folder or the hub, in training mode; `overrides` change its configuration.
 
-    Raises TrinityError where `path` holds no model.
+    It has no dropout: see `without_dropout`. Raises TrinityError where `path` holds no model.
     """
     from transformers import AttentionInterface, AutoModelForCausalLM
 
@@ -128,7 +128,31 @@ def load_causal_lm(
         )
     except OSError as error:
         raise TrinityError(f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}") from error
-    return lm.train()
+    return without_dropout(lm).train()
+
+
+def without_dropout(lm: Any) -> Any:
+    """`lm`, with every probability of dropping something set to 0, in its configuration and its modules.
+
+    Log-probs are compared with those of engines, references and earlier passes, which must not differ by chance.
+    """
+    for part in (*_configs(lm.config), *lm.modules()):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and "drop" in name:
+                setattr(part, name, 0.0)
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+    return lm
+
+
+def _configs(config: Any) -> Iterator[Any]:
+    """A model's configuration and those inside it."""
+    from transformers import PreTrainedConfig
+
+    yield config
+    for value in vars(config).values():
+        if isinstance(value, PreTrainedConfig):
+            yield from _configs(value)
 
 
 def find_ways(lm: Any) -> Ways:
@@ -162,8 +186,6 @@ def find_ways(lm: Any) -> Ways:
 def _windowless(config: Any) -> bool:
     """A window longer than the sample would not show when trying."""
     told = config.to_dict()
-    if told.get("attention_dropout"):
-        return False
     if told.get("layer_types"):
         return set(told["layer_types"]) == {"full_attention"}
     return not told.get("sliding_window") or told.get("use_sliding_window") is False

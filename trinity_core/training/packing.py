@@ -5,7 +5,8 @@ norms work on these N tokens. Attention alone needs rectangles: it copies querie
 lets each prompt attend to itself, and each response to its prompt and itself, and copies the result back. That is the
 same function as a padded batch in which each row repeats its prompt (equal up to the order of floating-point sums).
 
-Not covered: sliding windows, attention sinks, soft caps and dropout. `find_ways` in `model.py` finds out by trying.
+Not covered: sliding windows, attention sinks and soft caps, which `find_ways` in `model.py` finds out by trying; and
+dropout, which `load_causal_lm` leaves none of.
 """
 
 from __future__ import annotations

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
-from trinity_core.files import clear_errors
+from trinity_core.files import clear_errors, write_atomically
+from trinity_core.layout import JobLayout
 from trinity_core.sync.probe import Probe
 from trinity_core.sync.schedule import publishes_after
 from trinity_core.training.compiled import uncompiled
+from trinity_core.training.distributed import any_rank
 from trinity_core.training.handover import HandOver
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 KEPT = "rollout_weights.safetensors"
-"""In a checkpoint between two hand-overs: the weights that the engines sampled with."""
+"""In a checkpoint between two hand-overs: the weights that the engines sampled with, their version and proof."""
 PROBE_TOKENS = 48
 """Enough that a wrong tensor cannot pass by luck, few enough to cost a millisecond."""
 
@@ -30,6 +37,8 @@ class Publisher:
         self.interval = config.synchronizer.sync_interval
         self.hand_over = hand_over
         self.folder = hand_over.folder
+        self.told = JobLayout(config.job_dir).latest_state_dict
+        """Where the run's folder names the newest version, for people and other tools."""
 
     def due(self, step: int) -> bool:
         """Whether the weights after `step` go to the engines."""
@@ -38,6 +47,13 @@ class Publisher:
     def publish(self, version: int) -> None:
         """Give the present weights to the engines as `version`."""
         self.hand_over.give(version, make_probe(self.learner))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Write down the newest version, unless the folder of weights is the run's own, which names it itself."""
+        newest = self.folder.latest() if self.learner.ranks.first and self.folder.root != self.told.parent else None
+        if newest is not None:
+            write_atomically(self.told, f"{newest}\n".encode(), durable=False)
 
     def rewind(self, step: int) -> None:
         """Forget versions newer than the checkpoint that the run goes on from."""
@@ -45,27 +61,55 @@ class Publisher:
             self.folder.rewind(step)
 
     def resume(self, step: int, checkpoint: Path) -> None:
-        """Make sure that the version in use after `step` can be loaded: an older one where `step` is no hand-over.
+        """Make sure that explorers find weights after `step`: those they had, where these are still to be had.
 
-        A way that keeps no tensors cannot bring an older one back; engines that wait for it take that of `step`.
+        Between two hand-overs that is an older version, from the folder or the checkpoint. Where neither has one that
+        is new enough for `sync_interval`, which may have been another, the present weights are given as version `step`.
         """
-        version = step - step % self.interval if self.hand_over.keeps_tensors else step
-        first = self.learner.ranks.first
-        if version == step:
-            self.publish(version)
-        elif first and not self.folder.has(version) and (kept := checkpoint / KEPT).exists():
-            from safetensors.torch import load_file
+        due = step - step % self.interval
+        found = self.learner.ranks.first and due != step and self._bring_back(due, checkpoint)
+        if any_rank(found, self.learner.ranks):
+            self._tell()
+        else:
+            self.publish(step)
 
-            self.folder.publish(version, load_file(kept).items())
+    def _bring_back(self, due: int, checkpoint: Path) -> bool:
+        """Whether the folder has version `due` or a newer one, if need be that of the checkpoint."""
+        if not self.hand_over.keeps_tensors:
+            return False
+        if any(version >= due for version in self.folder.versions()):
+            return True
+        kept = _read_kept(checkpoint / KEPT)
+        if kept is None or kept[0] < due:
+            return False
+        version, probe, tensors = kept
+        self.folder.publish(version, tensors.items(), probe)
+        return True
 
     def keep_for_resume(self, step: int, checkpoint: Path) -> None:
         """Where `step` is no hand-over, put the weights that the engines hold now into its checkpoint (rank 0)."""
-        version = step - step % self.interval
-        if version != step and self.hand_over.keeps_tensors and self.folder.has(version):
+        version = self.folder.latest() if self.hand_over.keeps_tensors else None
+        if version is not None and version != step:
             from safetensors.torch import save_file
 
+            probe = self.folder.probe(version)
+            told = {"version": str(version), "probe": json.dumps(None if probe is None else probe.to_json())}
+            tensors = {name: t.clone() for name, t in self.folder.load(version)}
             with clear_errors("writing", checkpoint / KEPT):
-                save_file({name: t.clone() for name, t in self.folder.load(version)}, checkpoint / KEPT)
+                save_file(tensors, checkpoint / KEPT, told)
+
+
+def _read_kept(path: Path) -> tuple[int, Probe | None, dict[str, Tensor]] | None:
+    """Version, proof and tensors of the weights that a checkpoint holds for the engines, if it holds any."""
+    if not path.exists():
+        return None
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        told = file.metadata()
+        probe = json.loads(told["probe"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+    return int(told["version"]), None if probe is None else Probe.from_json(probe), tensors
 
 
 def make_probe(learner: Learner) -> Probe:

@@ -9,11 +9,11 @@ from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.convert import convert
 from trinity_core.checkpoints.resume import latest_whole, model_name, update_meta, whole_steps
 from trinity_core.config.schema import Config
-from trinity_core.files import clear_errors, write_atomically
 from trinity_core.layout import JobLayout
 from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores
 from trinity_core.training import checkpoint
+from trinity_core.training.description import describe, write_description
 from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Savepoints:
-    """The checkpoints of one run. Collective; rank 0 makes and names the folder."""
+    """The checkpoints of one run, of the policy `lm`. Collective; rank 0 makes and names the folder."""
 
-    def __init__(self, config: Config, ranks: Ranks) -> None:
+    def __init__(self, config: Config, ranks: Ranks, lm: Any) -> None:
         self.layout = JobLayout(config.job_dir)
         self.config = config
-        self._tokenizer: Any = None
+        self._description = describe(lm, config.model) if ranks.first else {}
         self.keep = config.trainer.max_checkpoints_to_keep
         self.ranks = ranks
 
@@ -37,7 +37,7 @@ class Savepoints:
         temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
         checkpoint.save(learner, step, temporary, self.config.trainer.save_strategy)
         if self.ranks.first:
-            self._describe(learner, temporary)
+            write_description(self._description, temporary / "actor" / "huggingface")
         if publisher is not None and self.ranks.first:
             publisher.keep_for_resume(step, temporary)
         barrier(self.ranks)
@@ -47,26 +47,7 @@ class Savepoints:
             commit(self.layout, step, temporary, self.keep, self._best())
             model = model_name(self.config.model.model_path)
             update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=model)
-            if self.config.synchronizer.sync_method != "checkpoint":  # there each hand-over names its own version
-                write_atomically(self.layout.latest_state_dict, f"{step}\n".encode())
         barrier(self.ranks)
-
-    def _describe(self, learner: Learner, folder: Path) -> None:
-        """What `actor/huggingface` needs beside the weights, which conversion adds."""
-        target = folder / "actor" / "huggingface"
-        with clear_errors("writing", target):
-            lm = learner.engine.module.lm
-            lm.config.save_pretrained(target)
-            if lm.generation_config is not None:
-                lm.generation_config.save_pretrained(target)
-            if self._tokenizer is None:
-                from transformers import AutoTokenizer
-
-                model = self.config.model
-                self._tokenizer = AutoTokenizer.from_pretrained(
-                    model.model_path, trust_remote_code=model.trust_remote_code
-                )
-            self._tokenizer.save_pretrained(target)
 
     def _best(self) -> list[int]:
         """The checkpoint with the highest score (of several the first), which is kept however old it is."""

@@ -30,7 +30,7 @@ def make_loop(config: Config, rank: int, world_size: int, master: tuple[str, int
     source = open_first(config, ranks)
     total = int(broadcast_bytes(str(total_steps(config, source)).encode() if source else None, ranks))
     learner = Learner(config, total, ranks)
-    savepoints = Savepoints(config, ranks)
+    savepoints = Savepoints(config, ranks, learner.engine.module.lm)
     publisher = None if is_supervised(config) else _open_publisher(config, learner, source, stopping)
     step = savepoints.latest()
     if step:

@@ -28,7 +28,7 @@ def parameters(engine: Engine) -> dict[str, torch.nn.Parameter]:
 
 
 def weights(engine: Engine, tied: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole tensor of each weight. With `tied`, also under the names of tied ones (`lm_head.weight`).
+    """Name and whole tensor of each weight, buffers included. With `tied`, also by tied names (`lm_head.weight`).
 
     A tensor is valid until the next one is asked for. Under ZeRO 3 it is gathered for that time.
     """
@@ -36,6 +36,13 @@ def weights(engine: Engine, tied: bool = False) -> Iterator[tuple[str, Tensor]]:
     for name, p in named:
         with whole([p], engine):
             yield name.removeprefix("lm."), p.detach()
+    yield from buffers(engine).items()
+
+
+def buffers(engine: Engine) -> dict[str, Tensor]:
+    """What belongs to the model's weights and is not trained (a router's bias, say); whole under every ZeRO stage."""
+    stored = engine.module.state_dict()
+    return {name.removeprefix("lm."): b for name, b in engine.module.named_buffers() if name in stored}
 
 
 def whole(params: list[torch.nn.Parameter], engine: Engine, modifier_rank: int | None = None) -> Any:
@@ -114,6 +121,8 @@ def restore(
                 safe_set_full_optimizer_state(p, saved, moment)
         if engine.plain and steps:
             engine.optimizer.state[p]["step"] = torch.tensor(float(steps), device=engine.device)
+    for name, buffer in buffers(engine).items():
+        buffer.copy_(_find(model, name))
     if not engine.plain:
         for state in engine.optimizer.state.values():
             state["step"].fill_(steps)

@@ -21,7 +21,7 @@ from trinity_core.training.batching import pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks
 from trinity_core.training.engine import Engine
 from trinity_core.training.finite import check_finite
-from trinity_core.training.micro import Micro, build_micro
+from trinity_core.training.micro import LARGEST_MASK, Micro, build_micro
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,17 @@ def micro_batches(batch: Batch, cut: Cut, ranks: Ranks, dtype: torch.dtype) -> l
     """This rank's micro-batches, on its device. All ranks have the same number, some of which may be empty."""
     rows = batch.experiences
     prompts, responses = [e.prompt_length for e in rows], [e.response_length for e in rows]
+    budget, largest_mask = (
+        (cut.max_tokens, LARGEST_MASK if cut.packing else 0) if cut.rows is None else (cut.rows, None)
+    )
     if cut.rows is not None:
         prompts, responses = [0] * len(rows), [1] * len(rows)
-    budget = cut.max_tokens if cut.rows is None else cut.rows
     if cut.rows_per_unit == 2:
         units = pairs_of(prompts, responses)
     else:
         keys = [e.tokens[: e.prompt_length].tobytes() for e in rows]
-        units = units_of(keys if cut.packing else range(len(rows)), prompts, responses, budget)
-    shares = plan(units, budget, ranks.world_size, padded=not cut.packing and cut.rows is None)[ranks.rank]
+        units = units_of(keys if cut.packing else range(len(rows)), prompts, responses, budget, largest_mask)
+    shares = plan(units, budget, ranks.world_size, largest_mask)[ranks.rank]
     return [
         (build_micro(rows, share, batch.width, cut.packing) if share else empty_micro(batch, cut)).to(
             ranks.device, dtype
