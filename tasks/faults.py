@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,6 +39,11 @@ def is_transient(error: BaseException) -> bool:
         return False
     lost = (GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError, RayChannelError, RaySystemError)
     return isinstance(error, (TransientFault, WorkerCrashedError, *lost))
+
+
+def most_telling(failures: Sequence[BaseException]) -> BaseException:
+    """Of several failures the one that will not go away by itself; `Stopped`, which follows another, comes last."""
+    return min(failures, key=lambda failure: (is_transient(failure), isinstance(failure, Stopped)))
 
 
 class OneLine(logging.Filter):

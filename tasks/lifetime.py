@@ -13,7 +13,7 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.logging import get_run_logger
 
 from tasks.cluster import close_cluster, open_cluster
-from tasks.faults import POLL_SECONDS, first_error_stays, is_transient
+from tasks.faults import POLL_SECONDS, first_error_stays, most_telling
 from tasks.session import Session, Stage
 from tasks.stages import Plan
 from trinity_core.layout import JobLayout
@@ -66,9 +66,9 @@ def ending_pipeline(plan: Plan) -> Iterator[None]:
 def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:
     """Run tasks beside each other, those that the configuration's mode needs: task name -> result.
 
-    When one fails, the others are asked to save and end, and the failure is raised: of several the one that will not go
-    away by itself. A cancellation (an exception in this, the main, thread) does the same, and so does tracking that can
-    never take the numbers.
+    When one fails, the others are asked to save and end, and the failure is raised: of several the most telling one. A
+    cancellation (an exception in this, the main, thread) does the same, and so does tracking that can never take the
+    numbers.
     """
     wanted = [part for part in parts if part.name in session.parts]
     futures = {part.name: cast(PrefectConcurrentFuture[Any], part.submit(session)) for part in wanted}
@@ -85,8 +85,8 @@ def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:
                 future.wait()
     results = {name: future.result(raise_on_failure=False) for name, future in futures.items()}
     failures = [result for result in results.values() if isinstance(result, BaseException)]
-    for failure in sorted(failures, key=is_transient):
-        raise failure
+    if failures:
+        raise most_telling(failures)
     return results
 
 

@@ -16,7 +16,7 @@ import pytest
 import standins
 
 from trinity_core.checkpoints.resume import latest_whole
-from trinity_core.errors import DataError, TransientFault
+from trinity_core.errors import DataError
 
 pytestmark = pytest.mark.slow
 
@@ -215,10 +215,3 @@ def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_
     assert latest_whole(job_dir), "it saved because it was told to stop"
     gone, alive = psutil.wait_procs(family, timeout=15)
     assert gone and not alive
-
-
-def test_the_more_definite_error_is_reported() -> None:
-    from tasks.faults import is_transient
-
-    errors = [TransientFault("the trainer is gone"), DataError("a bad row")]
-    assert sorted(errors, key=is_transient)[0] is errors[1]
