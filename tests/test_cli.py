@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 from flows.cli import app
 from trinity_core import __version__
 from trinity_core.cli import run_app
+from trinity_core.errors import TrinityError
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,6 +58,26 @@ def test_run_fails_on_a_wrong_configuration_before_a_server_is_waited_for(tmp_pa
     bad.write_text("nmae: x\n")
     done = trinity("run", "--config", str(bad))
     assert done.returncode == 1 and "nmae" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--which", "best"], r"--which 'best' is none of the choices: base .*, or a step"),
+        (["--which", "-1"], r"--which '-1' is none of the choices"),
+        (["--stage", "nope"], r"stages sft, rft; 'nope' is none of them"),
+        ([], r"stages sft, rft; name one"),
+    ],
+)
+def test_what_evaluate_cannot_mean_is_said_before_ray_starts(
+    given: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = mock.MagicMock()
+    monkeypatch.setattr("flows.local.Here", here)
+    result = CliRunner().invoke(app, ["evaluate", "--config", str(ROOT / "configs/quickstart/quickstart.yaml"), *given])
+    assert isinstance(result.exception, TrinityError)
+    assert re.search(said, str(result.exception))
+    here().__enter__().flow.assert_not_called()
 
 
 def test_a_missing_file_is_named() -> None:
