@@ -135,9 +135,12 @@ class MlflowWriter:
         return self._name
 
     def _versions(self) -> dict[int, ModelVersion]:
-        """step -> version of the checkpoints of this run that are registered by now, by whichever flow."""
+        """step -> version of the checkpoints of this run that are registered by now, by whichever flow.
+
+        A user may have registered other versions from the run.
+        """
         found = self._client.search_model_versions(f"run_id = '{self.run_id}'")
-        return {int(each.tags["step"]): each for each in found}
+        return {int(each.tags["step"]): each for each in found if each.name == self._name and "step" in each.tags}
 
     def _open_experiment(self) -> str:
         from mlflow.exceptions import MlflowException
