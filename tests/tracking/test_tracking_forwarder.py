@@ -99,7 +99,7 @@ def test_forwards_each_thing_once(tmp_path: Path) -> None:
     save_rollouts(tmp_path, "eval", 1, [SampledRollout("p", "r")])
     forwarder.poll()
     save_checkpoint(tmp_path, 1)
-    (tmp_path / "global_step_2" / "actor").mkdir(parents=True)  # not yet named by the pointer
+    (tmp_path / "global_step_2" / "actor").mkdir(parents=True)  # not whole
     forwarder.poll()
     forwarder.poll()
     assert recorder.calls == [
@@ -175,6 +175,16 @@ def test_whole_checkpoints_only(tmp_path: Path) -> None:
         save_checkpoint(tmp_path, step)
     (tmp_path / "global_step_6" / "actor" / "huggingface").mkdir(parents=True)  # weights for the explorer alone
     (tmp_path / "global_step_12").mkdir()
+    assert list(whole_checkpoints(tmp_path)) == [2, 10]
+
+
+@pytest.mark.parametrize("left", ["", "7,", "2", None])
+def test_the_file_that_names_the_latest_checkpoint_is_for_people(tmp_path: Path, left: str | None) -> None:
+    """A wrong one, or none, hides no checkpoint."""
+    for step in (2, 10):
+        save_checkpoint(tmp_path, step)
+    latest = tmp_path / "latest_checkpointed_iteration.txt"
+    latest.unlink() if left is None else latest.write_text(left)
     assert list(whole_checkpoints(tmp_path)) == [2, 10]
 
 
