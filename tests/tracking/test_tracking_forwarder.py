@@ -23,9 +23,9 @@ from trinity_core.tracking.forwarder import (
     run_note,
     whole_checkpoints,
 )
-from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind
+from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
-from trinity_core.tracking.writers import RunInfo
+from trinity_core.tracking.writers import RunInfo, named
 
 
 class Recorder:
@@ -191,6 +191,16 @@ def test_the_file_that_names_the_latest_checkpoint_is_for_people(tmp_path: Path,
 def test_an_unknown_monitor_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrinityError, match="mlflow, tensorboard, wandb"):
         open_writer("mlfow", RunInfo("p", "n", tmp_path), tmp_path)
+
+
+def test_no_two_sources_share_a_name() -> None:
+    """Explorers and trainer count steps of their own, and measure rewards, lengths and seconds alike."""
+    numbers = {"reward/mean": 0.5, "timing_s/step": 1.0, "version": 3.0}
+    sources = ("trainer", "explorer", "explorer_new", "explorer_mine")
+    names = [name for source in sources for name in named(MetricLine(1, source, 0.0, numbers))]
+    assert len(set(names)) == len(names) == len(sources) * len(numbers)
+    assert {"reward/mean", "explorer/reward/mean", "explorer_new/reward/mean", "trainer/version"} < set(names)
+    assert named(MetricLine(1, "eval", 0.0, {"eval/gsm8k/accuracy": 0.5})) == {"eval/gsm8k/accuracy": 0.5}
 
 
 def test_tensorboard_files(tmp_path: Path) -> None:
