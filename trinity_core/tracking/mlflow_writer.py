@@ -11,6 +11,8 @@ import logging
 import math
 import os
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -39,6 +41,11 @@ VALUE_LENGTH = 5000
 def default_uri(checkpoint_root_dir: Path | str) -> str:
     """The store beside the checkpoints."""
     return f"sqlite:///{Path(checkpoint_root_dir).absolute()}/mlflow.db"
+
+
+def ui_command(uri: str, python: str = sys.executable) -> str:
+    """What serves a store's page on this machine: pasted into a shell in which no environment is active."""
+    return shlex.join([python, "-m", "mlflow", "ui", "--backend-store-uri", uri])
 
 
 def registered_name(project: str, name: str) -> str:
@@ -71,7 +78,7 @@ class MlflowWriter:
         uri = without_password(self.uri)
         if uri.startswith(("http://", "https://")):
             return f"{uri.rstrip('/')}/#/experiments/{self._experiment}/runs/{self.run_id}"
-        return f"mlflow ui --backend-store-uri {uri}"
+        return ui_command(uri)
 
     def log(self, lines: Sequence[MetricLine]) -> None:
         """One `log_batch` for each thousand numbers (4,500 numbers a second on SQLite, against 61 one by one)."""
