@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from unittest import mock
 
 import pytest
@@ -13,15 +16,16 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from trinity_core import __version__
+from trinity_core.addresses import free_port
 from trinity_core.cli import run_app
 from trinity_core.errors import TrinityError
 
 ROOT = Path(__file__).parent.parent
 
 
-def trinity(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows.cli", *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+def trinity(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command, env = [sys.executable, "-m", "flows.cli", *args], os.environ | variables
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=120)
 
 
 def test_help_names_every_command() -> None:
@@ -83,6 +87,29 @@ def test_what_evaluate_cannot_mean_is_said_before_ray_starts(
 def test_a_missing_file_is_named() -> None:
     done = trinity("run", "--config", "nowhere.yaml")
     assert done.returncode == 1 and "nowhere.yaml" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("url", [f"http://127.0.0.1:{free_port()}/api", "localhost:4200", "4200"])
+def test_a_prefect_server_that_does_not_answer_is_named(url: str) -> None:
+    done = trinity("run", "--config", "configs/gsm8k/gsm8k.yaml", PREFECT_API_URL=url)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"error: No Prefect server answers at PREFECT_API_URL={url} (")
+
+
+def test_a_prefect_server_that_wants_a_key_is_left_to_prefect() -> None:
+    """Its client knows the key."""
+    from flows.local import Here
+
+    class Closed(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(401)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Closed) as server, mock.patch.dict(os.environ):
+        Thread(target=server.serve_forever, daemon=True).start()
+        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{server.server_port}/api"
+        with Here():
+            pass
+        server.shutdown()
 
 
 def test_validate_shows_the_stages() -> None:
