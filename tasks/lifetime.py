@@ -17,7 +17,7 @@ from tasks.faults import POLL_SECONDS, first_error_stays, most_telling
 from tasks.session import Session, Stage
 from tasks.stages import Plan
 from trinity_core.layout import JobLayout
-from trinity_core.tracking.mlflow_writer import close_parent
+from trinity_core.tracking.mlflow_writer import close_parent, hold_parent
 
 
 @task(name="cluster", cache_policy=NO_CACHE, persist_result=False)
@@ -53,14 +53,17 @@ def ending(session: Session) -> Iterator[Session]:
 def ending_pipeline(plan: Plan) -> Iterator[None]:
     """Ray stays up between the stages of a pipeline; with the block it ends, and so does the parent run in MLflow."""
     opened = open_cluster(plan.config, plan.gpu_per_node)
+    hold_parent(plan.config.job_dir)
     succeeded = False
     try:
         yield
         succeeded = True
     finally:
         with first_error_stays(succeeded):
-            close_cluster(opened)
-            close_parent(plan.config.job_dir, succeeded)
+            try:
+                close_cluster(opened)
+            finally:
+                close_parent(plan.config.job_dir, succeeded)
 
 
 def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:

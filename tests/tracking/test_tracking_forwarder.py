@@ -24,6 +24,7 @@ from trinity_core.tracking.forwarder import (
     whole_checkpoints,
 )
 from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
+from trinity_core.tracking.mlflow_writer import close_parent, hold_parent
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.tracking.writers import RunInfo, named
 
@@ -295,6 +296,30 @@ def test_an_evaluation_ends_no_run_but_its_own(root: Path) -> None:
     assert status_after(False, "n", guest=True) == "FINISHED", "the training was no failure"
     assert status_after(False, "base", guest=True) == "FAILED"
     assert status_after(False, "n") == "FAILED"
+
+
+@pytest.mark.slow
+def test_a_stage_by_itself_ends_the_pipelines_run_and_one_of_several_leaves_it(root: Path) -> None:
+    def status_after(stage: str, succeeded: bool) -> str:
+        writer = open_writer("mlflow", RunInfo("p", stage, root / "p" / stage, parent_dir=whole), root)
+        assert client.get_run(parent()).info.status == "RUNNING"
+        writer.close(succeeded)
+        return client.get_run(parent()).info.status
+
+    def parent() -> str:
+        return json.loads((whole / "monitor" / "mlflow.json").read_text())["run_id"]
+
+    whole, client = root / "p" / "n", mlflow_client(root)
+    assert status_after("n_sft", True) == "FINISHED"
+    assert status_after("n_rft", False) == "FAILED"
+    hold_parent(whole)
+    assert status_after("n_rft", True) == "RUNNING", "another stage follows"
+    scoring = open_writer("mlflow", RunInfo("p", "n", whole, guest=True), root)
+    scoring.close(True)
+    assert client.get_run(parent()).info.status == "RUNNING", "the model before training was scored"
+    close_parent(whole, True)
+    assert client.get_run(parent()).info.status == "FINISHED"
+    assert status_after("n_rft", False) == "FAILED", "by itself again"
 
 
 @pytest.mark.slow
