@@ -12,6 +12,7 @@ from threading import Thread
 from unittest import mock
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -125,8 +126,6 @@ def test_overrides_reach_the_configuration(tmp_path: Path) -> None:
 
 
 def test_errors_for_users_end_the_process_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    import typer
-
     from trinity_core.errors import DataError
 
     failing = typer.Typer()
@@ -140,3 +139,23 @@ def test_errors_for_users_end_the_process_with_one_line(capsys: pytest.CaptureFi
         run_app(failing)
     assert ended.value.code == 1
     assert capsys.readouterr().err.strip() == "error: row 7 of x.jsonl has no answer"
+
+
+@pytest.mark.parametrize(
+    ("given", "raised", "code"),
+    [([], None, 0), ([], TrinityError("x"), 1), (["--nope"], None, 2), ([], KeyboardInterrupt(), 130)],
+)
+def test_exit_codes_tell_what_ended_a_command(
+    given: list[str], raised: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = typer.Typer()
+
+    @failing.command()
+    def fail() -> None:
+        if raised:
+            raise raised
+
+    monkeypatch.setattr(sys, "argv", ["trinity", *given])
+    with pytest.raises(SystemExit) as ended:
+        run_app(failing)
+    assert ended.value.code == code
