@@ -38,6 +38,19 @@ def test_a_worker_can_give_the_flow_all_its_parameters(deployment: dict[str, Any
     assert (ROOT / given["config"]).exists()
 
 
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"] + "/" + each["name"])
+def test_the_form_names_and_explains_every_parameter(deployment: dict[str, Any]) -> None:
+    """In the schema that `prefect deploy` sends."""
+    from prefect.utilities.callables import parameter_schema
+
+    shown = parameter_schema(flow_of(deployment)).model_dump_for_openapi()["properties"]
+    assert shown["config"]["title"] == "Configuration"
+    for name, each in shown.items():
+        assert each["title"] != name and each["title"][0].isupper(), name
+        assert len(each["description"]) > 10, name
+    assert [each["position"] for each in shown.values()] == list(range(len(shown)))
+
+
 @pytest.mark.parametrize("wrong", [{"config": ""}, {"overrides": ["no value"]}, {"which": "newest"}, {"which": -1}])
 def test_a_wrong_parameter_is_refused(wrong: dict[str, Any]) -> None:
     from prefect.exceptions import ParameterTypeError
