@@ -3,6 +3,7 @@
 #   make test         set up and pass lint, types and tests
 SEED ?= 42
 OUT ?= runs/quickstart
+export SEED OUT
 PY := .venv/bin/python
 
 .PHONY: help install dev quickstart test lint clean
@@ -16,7 +17,7 @@ dev:
 	@requirements/install.sh dev
 
 quickstart: install
-	@.venv/bin/trinity quickstart --out $(OUT) --seed $(SEED)
+	@.venv/bin/trinity quickstart --out "$$OUT" --seed "$$SEED"
 
 lint: dev
 	.venv/bin/ruff check .

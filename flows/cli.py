@@ -44,11 +44,17 @@ def evaluate(
 ) -> None:
     """Score a model or the checkpoints of a run on the configuration's eval sets."""
     from flows.local import Here
+    from flows.parameters import check_which
     from trinity_core.config import load_config
 
+    check_which(which)
     given = with_plugins(overrides, plugin_dir)
     with Here() as here:
-        flow = here.flow("evaluate", load_config(config, given))
+        loaded = load_config(config, given)
+        from tasks.resolve import pick_stage  # it imports Prefect, beside the server's start
+
+        pick_stage(loaded, stage)
+        flow = here.flow("evaluate", loaded)
         summary = flow(config=str(config), overrides=given, stage=stage, which=which, run=run)
     typer.echo(json.dumps(summary["scores"], indent=2))
 

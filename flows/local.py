@@ -8,13 +8,22 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from http.client import HTTPException
 from pathlib import Path
+from ssl import SSLError
 from types import TracebackType
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
 from tasks.server import TemporaryServer, Up, environment, is_healthy
 from tasks.signals import ending_on_sigterm
 from trinity_core.config import Config
+from trinity_core.config.public import without_password
+from trinity_core.errors import TrinityError
+
+ANSWER_SECONDS = 10.0
+"""For the server that PREFECT_API_URL names, which may be far away."""
 
 
 class Here:
@@ -57,10 +66,28 @@ class Here:
 
 
 def _known_server(root: Path | None) -> str | None:
-    if os.environ.get("PREFECT_API_URL"):
-        return os.environ["PREFECT_API_URL"]
+    if given := os.environ.get("PREFECT_API_URL"):
+        if reason := _silence(given):
+            raise TrinityError(
+                f"No Prefect server answers at PREFECT_API_URL={without_password(given)} ({reason}). Start it, or "
+                "correct the variable, or unset it: then the server of `trinity up`, or a temporary one, is taken."
+            )
+        return given
     state = Up.load(root)
     return state.api_url if state and is_healthy(state.api_url) else None
+
+
+def _silence(api_url: str) -> str:
+    """Why nobody answers there; empty where somebody does. Whether with the right key is for Prefect to say."""
+    try:
+        urlopen(f"{api_url}/health", timeout=ANSWER_SECONDS).close()  # noqa: S310 (the user's own address)
+    except HTTPError:
+        return ""
+    except URLError as error:
+        return "" if isinstance(error.reason, SSLError) else str(error.reason)
+    except (OSError, ValueError, HTTPException) as error:
+        return str(error)
+    return ""
 
 
 def _send_logs() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import sys
 import time
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from flows.local import Here
@@ -12,6 +16,10 @@ from trinity_core.config import load_config
 from trinity_core.data.tiny import make_tiny
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
+from trinity_core.tracking.mlflow_writer import ui_command
+
+VIEWERS = ("xdg-open", "open")
+"""What opens a picture, where there is a desktop."""
 
 
 def quickstart(out: Path, seed: int, config: Path) -> str:
@@ -42,9 +50,10 @@ def claim(out: Path, seed: int) -> None:
     note = out / "quickstart.json"
     known = read_json(note) or {}
     if known.get("seed", seed) != seed:
+        another = shlex.quote(f"OUT={out}_{seed}")
         raise TrinityError(
             f"{out} holds the quick start of seed {known['seed']}. Give seed {seed} a folder of its own "
-            f"(`make quickstart SEED={seed} OUT={out}_{seed}` or `trinity quickstart --out`), or remove {out}."
+            f"(`make quickstart SEED={seed} {another}` or `trinity quickstart --out`), or remove {out}."
         )
     out.mkdir(parents=True, exist_ok=True)
     write_json(note, {"seed": seed})
@@ -73,22 +82,30 @@ def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, An
 
 
 def as_text(summary: dict[str, Any], out: Path) -> str:
-    """The summary on one screen, with the command that opens each thing."""
+    """The summary on one screen, with the command that opens each thing: to be pasted here, as nothing is activated."""
     accuracy = "  ".join(
         f"{title} {summary[key]:.3f}"
         for title, key in (("base", "accuracy_base"), ("SFT", "accuracy_sft"), ("RFT", "accuracy_rft"))
     )
     seconds = "  ".join(f"{name} {value:.0f} s" for name, value in summary["stage_seconds"].items())
     steps = "  ".join(f"{name} {value}" for name, value in summary["steps"].items())
-    load = f"transformers.AutoModelForCausalLM.from_pretrained({summary['hf_dir']!r})"
+    python = shown(sys.executable)
+    model = f"transformers.AutoModelForCausalLM.from_pretrained({json.dumps(shown(summary['hf_dir']))})"
+    store, curve = summary["mlflow_uri"], summary["curve"]
+    viewer = next(filter(which, VIEWERS), None)
     rows = {
-        "accuracy": accuracy,
-        "steps": steps,
-        "time": seconds,
-        "checkpoint": f"{summary['checkpoint_dir']}\n            ls -R {summary['checkpoint_dir']}",
-        "model": f'{summary["hf_dir"]}\n            python -c "import transformers; {load}"',
-        "MLflow": f"{summary['mlflow_uri']}\n            mlflow ui --backend-store-uri {summary['mlflow_uri']}",
-        "curve": f"{summary['curve']}\n            xdg-open {summary['curve']}",
-        "summary": str(out / "summary.json"),
+        "accuracy": [accuracy],
+        "steps": [steps],
+        "time": [seconds],
+        "checkpoint": [summary["checkpoint_dir"], shlex.join(["ls", "-R", shown(summary["checkpoint_dir"])])],
+        "model": [summary["hf_dir"], shlex.join([python, "-c", f"import transformers; print({model})"])],
+        "MLflow": [store, ui_command(store, python)] if store else ["not used (monitor.monitor_type)"],
+        "curve": [curve, shlex.join([viewer, shown(curve)])] if curve and viewer else [str(curve)],
+        "summary": [str(out / "summary.json")],
     }
-    return "\n" + "\n".join(f"{name:11} {value}" for name, value in rows.items())
+    return "\n" + "\n".join(f"{name:11} " + "\n            ".join(lines) for name, lines in rows.items())
+
+
+def shown(path: str) -> str:
+    """A path as it is from the current folder, where that is shorter."""
+    return min(os.path.relpath(path), path, key=len)

@@ -24,7 +24,8 @@ stamp=".venv/.installed-${1:-run}"
 digest=$(cat "${files[@]}" pyproject.toml requirements/install.sh | sha256sum | cut -d' ' -f1)
 [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$digest" ] && exit 0
 
-[ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
+# An environment without pip is one that was cut short, or whose Python has gone.
+.venv/bin/python -m pip --version >/dev/null 2>&1 || "$(find_python)" -m venv --clear .venv
 .venv/bin/python -m pip install -q --disable-pip-version-check "$(grep '^uv==' requirements/cpu.txt)"
 
 # PyTorch's builds without CUDA are not on the main index. A folder of wheels that pip is configured with is asked

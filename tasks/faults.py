@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,20 +26,31 @@ def is_transient(error: BaseException) -> bool:
 
     Dead actors, lost nodes and time-outs are. A wrong configuration, wrong data, a full disk or a defect is not.
     """
+    return isinstance(error, (TransientFault, *_losses())) and not isinstance(error, TrinityError)
+
+
+def _losses() -> tuple[type[Exception], ...]:
+    """What Ray raises where a process, a node or an object of the run has gone."""
     from ray.exceptions import (
         GetTimeoutError,
         NodeDiedError,
         ObjectLostError,
+        OutOfMemoryError,
         RayActorError,
         RayChannelError,
         RaySystemError,
         WorkerCrashedError,
     )
 
-    if isinstance(error, TrinityError):
-        return False
-    lost = (GetTimeoutError, NodeDiedError, ObjectLostError, RayActorError, RayChannelError, RaySystemError)
-    return isinstance(error, (TransientFault, WorkerCrashedError, *lost))
+    return (
+        GetTimeoutError, NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayChannelError,
+        RaySystemError, WorkerCrashedError,
+    )  # fmt: skip
+
+
+def most_telling(failures: Sequence[BaseException]) -> BaseException:
+    """Of several failures the one that will not go away by itself; `Stopped`, which follows another, comes last."""
+    return min(failures, key=lambda failure: (is_transient(failure), isinstance(failure, Stopped)))
 
 
 class OneLine(logging.Filter):
@@ -118,14 +130,34 @@ def result_of(ref: Any, stopped: Callable[[], bool], while_waiting: Callable[[],
 
 
 def get(ref: Any, timeout: float | None = None) -> Any:
-    """`ray.get` that raises the actor's own error, where that is one of those a user reads."""
+    """`ray.get` that raises what a user reads: the actor's own error of that kind, or which actor died."""
     import ray
-    from ray.exceptions import RayTaskError
+    from ray.exceptions import ActorDiedError, RayError, RayTaskError
 
     try:
         return ray.get(ref, timeout=timeout)
-    except RayTaskError as error:
-        cause = error.cause
+    except RayError as error:
+        failed = error.args[0] if isinstance(error, ActorDiedError) and error.actor_init_failed else error
+        cause = failed.cause if isinstance(failed, RayTaskError) else failed
         if isinstance(cause, TrinityError | TransientFault):
             raise cause from None
-        raise
+        if isinstance(cause, _losses()):
+            raise TransientFault(loss_of(cause)) from error
+        raise failed from None
+
+
+def loss_of(error: Exception) -> str:
+    """Which part of the run Ray has lost, by what Ray says of it, and what to do. Ray's guesses at the cause go."""
+    known = dict(re.findall(r"^\t(\w+): (.+)$", str(error), re.MULTILINE))
+    said = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
+    reason = " ".join(said[1:] if known else said).partition(" Some common causes")[0]
+    again = "Start the same run again: it goes on from its latest whole checkpoint."
+    if "name" not in known:
+        return f"Ray has lost a part of the run ({type(error).__name__}): {reason} {again}"
+    actor = known["name"].rpartition("/")[2]
+    process = f", process {known['pid']}" if "pid" in known else ""
+    return (
+        f"{actor} ({known.get('class_name', 'actor')}{process}) died: {reason} Its log is {actor}.log below `log` in "
+        "the run's folder; where that ends without an error, the system may have ended it for lack of memory (`dmesg` "
+        f"says so). {again}"
+    )

@@ -13,11 +13,11 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.logging import get_run_logger
 
 from tasks.cluster import close_cluster, open_cluster
-from tasks.faults import POLL_SECONDS, first_error_stays, is_transient
+from tasks.faults import POLL_SECONDS, first_error_stays, most_telling
 from tasks.session import Session, Stage
 from tasks.stages import Plan
 from trinity_core.layout import JobLayout
-from trinity_core.tracking.mlflow_writer import close_parent
+from trinity_core.tracking.mlflow_writer import close_parent, hold_parent
 
 
 @task(name="cluster", cache_policy=NO_CACHE, persist_result=False)
@@ -53,22 +53,25 @@ def ending(session: Session) -> Iterator[Session]:
 def ending_pipeline(plan: Plan) -> Iterator[None]:
     """Ray stays up between the stages of a pipeline; with the block it ends, and so does the parent run in MLflow."""
     opened = open_cluster(plan.config, plan.gpu_per_node)
+    hold_parent(plan.config.job_dir)
     succeeded = False
     try:
         yield
         succeeded = True
     finally:
         with first_error_stays(succeeded):
-            close_cluster(opened)
-            close_parent(plan.config.job_dir, succeeded)
+            try:
+                close_cluster(opened)
+            finally:
+                close_parent(plan.config.job_dir, succeeded)
 
 
 def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:
     """Run tasks beside each other, those that the configuration's mode needs: task name -> result.
 
-    When one fails, the others are asked to save and end, and the failure is raised: of several the one that will not go
-    away by itself. A cancellation (an exception in this, the main, thread) does the same, and so does tracking that can
-    never take the numbers.
+    When one fails, the others are asked to save and end, and the failure is raised: of several the most telling one. A
+    cancellation (an exception in this, the main, thread) does the same, and so does tracking that can never take the
+    numbers.
     """
     wanted = [part for part in parts if part.name in session.parts]
     futures = {part.name: cast(PrefectConcurrentFuture[Any], part.submit(session)) for part in wanted}
@@ -85,8 +88,8 @@ def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:
                 future.wait()
     results = {name: future.result(raise_on_failure=False) for name, future in futures.items()}
     failures = [result for result in results.values() if isinstance(result, BaseException)]
-    for failure in sorted(failures, key=is_transient):
-        raise failure
+    if failures:
+        raise most_telling(failures)
     return results
 
 

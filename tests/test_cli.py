@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from unittest import mock
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from flows.cli import app
 from trinity_core import __version__
+from trinity_core.addresses import free_port
 from trinity_core.cli import run_app
+from trinity_core.errors import TrinityError
 
 ROOT = Path(__file__).parent.parent
 
 
-def trinity(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows.cli", *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+def trinity(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command, env = [sys.executable, "-m", "flows.cli", *args], os.environ | variables
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env, timeout=120)
 
 
 def test_help_names_every_command() -> None:
@@ -57,9 +65,52 @@ def test_run_fails_on_a_wrong_configuration_before_a_server_is_waited_for(tmp_pa
     assert done.returncode == 1 and "nmae" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--which", "best"], r"--which 'best' is none of the choices: base .*, or a step"),
+        (["--which", "-1"], r"--which '-1' is none of the choices"),
+        (["--stage", "nope"], r"stages sft, rft; 'nope' is none of them"),
+        ([], r"stages sft, rft; name one"),
+    ],
+)
+def test_what_evaluate_cannot_mean_is_said_before_ray_starts(
+    given: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = mock.MagicMock()
+    monkeypatch.setattr("flows.local.Here", here)
+    result = CliRunner().invoke(app, ["evaluate", "--config", str(ROOT / "configs/quickstart/quickstart.yaml"), *given])
+    assert isinstance(result.exception, TrinityError)
+    assert re.search(said, str(result.exception))
+    here().__enter__().flow.assert_not_called()
+
+
 def test_a_missing_file_is_named() -> None:
     done = trinity("run", "--config", "nowhere.yaml")
     assert done.returncode == 1 and "nowhere.yaml" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("url", [f"http://127.0.0.1:{free_port()}/api", "localhost:4200", "4200"])
+def test_a_prefect_server_that_does_not_answer_is_named(url: str) -> None:
+    done = trinity("run", "--config", "configs/gsm8k/gsm8k.yaml", PREFECT_API_URL=url)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"error: No Prefect server answers at PREFECT_API_URL={url} (")
+
+
+def test_a_prefect_server_that_wants_a_key_is_left_to_prefect() -> None:
+    """Its client knows the key."""
+    from flows.local import Here
+
+    class Closed(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(401)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Closed) as server, mock.patch.dict(os.environ):
+        Thread(target=server.serve_forever, daemon=True).start()
+        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{server.server_port}/api"
+        with Here():
+            pass
+        server.shutdown()
 
 
 def test_validate_shows_the_stages() -> None:
@@ -75,8 +126,6 @@ def test_overrides_reach_the_configuration(tmp_path: Path) -> None:
 
 
 def test_errors_for_users_end_the_process_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    import typer
-
     from trinity_core.errors import DataError
 
     failing = typer.Typer()
@@ -90,3 +139,23 @@ def test_errors_for_users_end_the_process_with_one_line(capsys: pytest.CaptureFi
         run_app(failing)
     assert ended.value.code == 1
     assert capsys.readouterr().err.strip() == "error: row 7 of x.jsonl has no answer"
+
+
+@pytest.mark.parametrize(
+    ("given", "raised", "code"),
+    [([], None, 0), ([], TrinityError("x"), 1), (["--nope"], None, 2), ([], KeyboardInterrupt(), 130)],
+)
+def test_exit_codes_tell_what_ended_a_command(
+    given: list[str], raised: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = typer.Typer()
+
+    @failing.command()
+    def fail() -> None:
+        if raised:
+            raise raised
+
+    monkeypatch.setattr(sys, "argv", ["trinity", *given])
+    with pytest.raises(SystemExit) as ended:
+        run_app(failing)
+    assert ended.value.code == code

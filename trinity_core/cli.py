@@ -92,7 +92,7 @@ def convert(
 
 
 def run_app(application: typer.Typer) -> None:
-    """Run the command line; the process ends with 0, or 1 after one clear message."""
+    """Run the command line; the process ends with 0, 1 after one clear message, or 2 after wrong usage."""
     try:
         application()
     except (TrinityError, TransientFault) as error:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from trinity_core.config import ConfigError, source
+
 ROOT = Path(__file__).parent.parent.parent
 DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
@@ -36,9 +38,20 @@ def test_a_worker_can_give_the_flow_all_its_parameters(deployment: dict[str, Any
     assert (ROOT / given["config"]).exists()
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"config": "run.txt"}, {"overrides": ["no value"]}, {"which": "newest"}, {"which": -1}]
-)
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"] + "/" + each["name"])
+def test_the_form_names_and_explains_every_parameter(deployment: dict[str, Any]) -> None:
+    """In the schema that `prefect deploy` sends."""
+    from prefect.utilities.callables import parameter_schema
+
+    shown = parameter_schema(flow_of(deployment)).model_dump_for_openapi()["properties"]
+    assert shown["config"]["title"] == "Configuration"
+    for name, each in shown.items():
+        assert each["title"] != name and each["title"][0].isupper(), name
+        assert len(each["description"]) > 10, name
+    assert [each["position"] for each in shown.values()] == list(range(len(shown)))
+
+
+@pytest.mark.parametrize("wrong", [{"config": ""}, {"overrides": ["no value"]}, {"which": "newest"}, {"which": -1}])
 def test_a_wrong_parameter_is_refused(wrong: dict[str, Any]) -> None:
     from prefect.exceptions import ParameterTypeError
 
@@ -46,6 +59,27 @@ def test_a_wrong_parameter_is_refused(wrong: dict[str, Any]) -> None:
 
     with pytest.raises(ParameterTypeError, match=next(iter(wrong))):
         evaluate.validate_parameters({"config": "run.yaml", **wrong})
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "a=1", "a.b=1", " a.b = 1", "trainer.total_steps = 3", "stages[0].name=x", "stages.rft.name=",
+        "explorer.env_vars.MY-X=1", "a=b=c", "", "a", "=1", " =1", ".=1", "[]=1",
+    ],
+)  # fmt: skip
+def test_flows_take_for_an_override_what_the_loader_takes_for_one(override: str) -> None:
+    from prefect.exceptions import ParameterTypeError
+
+    from flows.rft import rft
+
+    try:
+        source.override(source.parse("stages: [{stage_name: rft}]"), [override])
+    except ConfigError:
+        with pytest.raises(ParameterTypeError):
+            rft.validate_parameters({"config": "run.conf", "overrides": [override]})
+    else:
+        rft.validate_parameters({"config": "run.conf", "overrides": [override]})
 
 
 @pytest.mark.parametrize("given", [{"which": 3}, {"stage": 1}, {"run": 20240101}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import standins
 
 from trinity_core.checkpoints.resume import latest_whole
-from trinity_core.errors import DataError, TransientFault
+from trinity_core.errors import DataError
 
 pytestmark = pytest.mark.slow
 
@@ -160,7 +161,9 @@ def test_a_stage_may_only_evaluate(tmp_path: Path, prefect_api: str, monkeypatch
     assert summary["hf_dir"], "the model is the one that was trained last"
 
 
-def test_a_dead_actor_is_retried_from_the_latest_checkpoint(tmp_path: Path, prefect_api: str) -> None:
+def test_a_dead_actor_is_named_and_retried_from_the_latest_checkpoint(
+    tmp_path: Path, prefect_api: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Also where the run began anew, beside an earlier one of its name."""
     earlier = tmp_path / "tests/dies"
     (earlier / "log").mkdir(parents=True)
@@ -169,6 +172,9 @@ def test_a_dead_actor_is_retried_from_the_latest_checkpoint(tmp_path: Path, pref
     assert state.is_completed(), state
     (job_dir,) = set((tmp_path / "tests").glob("dies*")) - {earlier}
     assert attempts(job_dir) == [0, 2]
+    said = capfd.readouterr().err
+    assert re.search(r"trainer \(Trainer, process \d+\) died: The actor is dead", said), said
+    assert "Its log is trainer.log" in said and "Traceback" not in said
 
 
 def test_wrong_data_is_not_retried(tmp_path: Path, prefect_api: str) -> None:
@@ -215,10 +221,3 @@ def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_
     assert latest_whole(job_dir), "it saved because it was told to stop"
     gone, alive = psutil.wait_procs(family, timeout=15)
     assert gone and not alive
-
-
-def test_the_more_definite_error_is_reported() -> None:
-    from tasks.faults import is_transient
-
-    errors = [TransientFault("the trainer is gone"), DataError("a bad row")]
-    assert sorted(errors, key=is_transient)[0] is errors[1]

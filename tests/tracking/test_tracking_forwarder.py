@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,10 @@ from trinity_core.tracking.forwarder import (
     run_note,
     whole_checkpoints,
 )
-from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind
+from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
+from trinity_core.tracking.mlflow_writer import close_parent, hold_parent
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
-from trinity_core.tracking.writers import RunInfo
+from trinity_core.tracking.writers import RunInfo, named
 
 
 class Recorder:
@@ -72,6 +74,20 @@ def mlflow_client(root: Path) -> Any:
     return MlflowClient(uri, uri)
 
 
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("mlflow")
+    mlflow_client(root).search_experiments()
+    return root / "mlflow.db"
+
+
+@pytest.fixture
+def root(tmp_path: Path, empty_store: Path) -> Path:
+    """A checkpoint root where MLflow's store is there: making one takes seconds."""
+    shutil.copy(empty_store, tmp_path)
+    return tmp_path
+
+
 def evaluate(job_dir: Path, step: int, accuracy: float) -> None:
     MetricsFile(job_dir, "eval").write(step, {"eval/gsm8k/accuracy/mean": accuracy, "eval/gsm8k/reward/mean": 9})
 
@@ -84,7 +100,7 @@ def test_forwards_each_thing_once(tmp_path: Path) -> None:
     save_rollouts(tmp_path, "eval", 1, [SampledRollout("p", "r")])
     forwarder.poll()
     save_checkpoint(tmp_path, 1)
-    (tmp_path / "global_step_2" / "actor").mkdir(parents=True)  # not yet named by the pointer
+    (tmp_path / "global_step_2" / "actor").mkdir(parents=True)  # not whole
     forwarder.poll()
     forwarder.poll()
     assert recorder.calls == [
@@ -163,9 +179,29 @@ def test_whole_checkpoints_only(tmp_path: Path) -> None:
     assert list(whole_checkpoints(tmp_path)) == [2, 10]
 
 
+@pytest.mark.parametrize("left", ["", "7,", "2", None])
+def test_the_file_that_names_the_latest_checkpoint_is_for_people(tmp_path: Path, left: str | None) -> None:
+    """A wrong one, or none, hides no checkpoint."""
+    for step in (2, 10):
+        save_checkpoint(tmp_path, step)
+    latest = tmp_path / "latest_checkpointed_iteration.txt"
+    latest.unlink() if left is None else latest.write_text(left)
+    assert list(whole_checkpoints(tmp_path)) == [2, 10]
+
+
 def test_an_unknown_monitor_is_named(tmp_path: Path) -> None:
     with pytest.raises(TrinityError, match="mlflow, tensorboard, wandb"):
         open_writer("mlfow", RunInfo("p", "n", tmp_path), tmp_path)
+
+
+def test_no_two_sources_share_a_name() -> None:
+    """Explorers and trainer count steps of their own, and measure rewards, lengths and seconds alike."""
+    numbers = {"reward/mean": 0.5, "timing_s/step": 1.0, "version": 3.0}
+    sources = ("trainer", "explorer", "explorer_new", "explorer_mine")
+    names = [name for source in sources for name in named(MetricLine(1, source, 0.0, numbers))]
+    assert len(set(names)) == len(names) == len(sources) * len(numbers)
+    assert {"reward/mean", "explorer/reward/mean", "explorer_new/reward/mean", "trainer/version"} < set(names)
+    assert named(MetricLine(1, "eval", 0.0, {"eval/gsm8k/accuracy": 0.5})) == {"eval/gsm8k/accuracy": 0.5}
 
 
 def test_tensorboard_files(tmp_path: Path) -> None:
@@ -209,17 +245,17 @@ def test_wandb_without_a_key_says_what_to_do(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_two_flows_of_one_job_register_a_checkpoint_once(tmp_path: Path) -> None:
+def test_two_flows_of_one_job_register_a_checkpoint_once(root: Path) -> None:
     """The explorer's flow scores what the trainer's registers, and a later flow finds both."""
-    info = RunInfo("p", "n", tmp_path / "p" / "n")
+    info = RunInfo("p", "n", root / "p" / "n")
     explorer, trainer, later = (
-        Forwarder(info.job_dir, open_writer("mlflow", info, tmp_path), role) for role in ("explore", "train", "both")
+        Forwarder(info.job_dir, open_writer("mlflow", info, root), role) for role in ("explore", "train", "both")
     )
     evaluate(info.job_dir, 1, 0.5)
     save_checkpoint(info.job_dir, 1)
     for forwarder in (explorer, trainer, explorer, later):
         forwarder.poll()
-    client = mlflow_client(tmp_path)
+    client = mlflow_client(root)
     [version] = client.search_model_versions("name = 'p.n'")
     assert version.tags == {"step": "1", "score": "0.5"}
     assert client.get_model_version_by_alias("p.n", "champion").version == version.version
@@ -227,19 +263,63 @@ def test_two_flows_of_one_job_register_a_checkpoint_once(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_evaluation_ends_no_run_but_its_own(tmp_path: Path) -> None:
+def test_versions_that_a_user_registers_from_the_run_are_left_alone(root: Path) -> None:
+    """Under a name of their own, or beside those of the checkpoints."""
+    info = RunInfo("p", "n", root / "p" / "n")
+    writer = open_writer("mlflow", info, root)
+    save_checkpoint(info.job_dir, 1)
+    Forwarder(info.job_dir, writer).poll()
+    client, run_id = mlflow_client(root), writer.run_id  # type: ignore[attr-defined]
+    client.create_registered_model("mine")
+    for name, tags in (("mine", {}), ("mine", {"step": "2"}), ("p.n", {})):
+        client.create_model_version(name, info.job_dir.as_uri(), run_id, tags=tags)
+    evaluate(info.job_dir, 1, 0.5)
+    evaluate(info.job_dir, 2, 0.7)
+    save_checkpoint(info.job_dir, 2)
+    Forwarder(info.job_dir, writer).poll()
+    versions = {str(each.version): each.tags for each in client.search_model_versions("name = 'p.n'")}
+    assert versions == {"1": {"step": "1", "score": "0.5"}, "2": {}, "3": {"step": "2", "score": "0.7"}}
+    assert str(client.get_model_version_by_alias("p.n", "champion").version) == "3"
+
+
+@pytest.mark.slow
+def test_an_evaluation_ends_no_run_but_its_own(root: Path) -> None:
     def status_after(succeeded: bool, name: str, **more: Any) -> str:
-        writer = open_writer("mlflow", RunInfo("p", name, tmp_path / "p" / name, **more), tmp_path)
+        writer = open_writer("mlflow", RunInfo("p", name, root / "p" / name, **more), root)
         writer.close(succeeded)
         return client.get_run(writer.run_id).info.status  # type: ignore[attr-defined]
 
-    training = open_writer("mlflow", RunInfo("p", "n", tmp_path / "p" / "n"), tmp_path)
-    client = mlflow_client(tmp_path)
+    training = open_writer("mlflow", RunInfo("p", "n", root / "p" / "n"), root)
+    client = mlflow_client(root)
     assert status_after(True, "n", guest=True) == "RUNNING", "the training goes on"
     training.close(True)
     assert status_after(False, "n", guest=True) == "FINISHED", "the training was no failure"
     assert status_after(False, "base", guest=True) == "FAILED"
     assert status_after(False, "n") == "FAILED"
+
+
+@pytest.mark.slow
+def test_a_stage_by_itself_ends_the_pipelines_run_and_one_of_several_leaves_it(root: Path) -> None:
+    def status_after(stage: str, succeeded: bool) -> str:
+        writer = open_writer("mlflow", RunInfo("p", stage, root / "p" / stage, parent_dir=whole), root)
+        assert client.get_run(parent()).info.status == "RUNNING"
+        writer.close(succeeded)
+        return client.get_run(parent()).info.status
+
+    def parent() -> str:
+        return json.loads((whole / "monitor" / "mlflow.json").read_text())["run_id"]
+
+    whole, client = root / "p" / "n", mlflow_client(root)
+    assert status_after("n_sft", True) == "FINISHED"
+    assert status_after("n_rft", False) == "FAILED"
+    hold_parent(whole)
+    assert status_after("n_rft", True) == "RUNNING", "another stage follows"
+    scoring = open_writer("mlflow", RunInfo("p", "n", whole, guest=True), root)
+    scoring.close(True)
+    assert client.get_run(parent()).info.status == "RUNNING", "the model before training was scored"
+    close_parent(whole, True)
+    assert client.get_run(parent()).info.status == "FINISHED"
+    assert status_after("n_rft", False) == "FAILED", "by itself again"
 
 
 @pytest.mark.slow
@@ -261,15 +341,15 @@ def test_the_password_of_a_store_stays_in_a_file_for_its_user_alone(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize(("monitor", "args"), [("mlflow", {}), ("wandb", {"mode": "offline"})])
 @pytest.mark.parametrize("left", ["", '{"run_id": "4', "null"])
-def test_a_note_that_was_cut_short_begins_a_new_run(tmp_path: Path, monitor: str, args: dict, left: str) -> None:
-    info = RunInfo("p", "n", tmp_path / "p" / "n", args=args)
+def test_a_note_that_was_cut_short_begins_a_new_run(root: Path, monitor: str, args: dict, left: str) -> None:
+    info = RunInfo("p", "n", root / "p" / "n", args=args)
     note = info.job_dir / "monitor" / f"{monitor}.json"
     note.parent.mkdir(parents=True)
     note.write_text(left)
-    open_writer(monitor, info, tmp_path).close(True)
+    open_writer(monitor, info, root).close(True)
     begun = json.loads(note.read_text())
     assert begun
-    open_writer(monitor, info, tmp_path).close(True)
+    open_writer(monitor, info, root).close(True)
     assert json.loads(note.read_text()) == begun
 
 

@@ -147,16 +147,12 @@ class ForwarderThread:
 
 
 def whole_checkpoints(job_dir: Path) -> dict[int, Path]:
-    """step -> folder of each whole checkpoint: with a manifest, and reached by `latest_checkpointed_iteration.txt`.
+    """step -> folder of each whole checkpoint: those with a manifest.
 
-    A folder without a manifest has weights for the hand-over to the explorer, and goes when newer ones are there.
+    A folder without one has weights for the hand-over to the explorer, and goes when newer ones are there.
     """
     layout = JobLayout(job_dir)
-    if not layout.latest_checkpoint.exists():
-        return {}
-    latest = int(layout.latest_checkpoint.read_text())
-    folders = {step: layout.step(step) for step in layout.steps() if step <= latest}
-    return {step: folder for step, folder in folders.items() if (folder / MANIFEST).exists()}
+    return {step: layout.step(step) for step in layout.steps() if (layout.step(step) / MANIFEST).exists()}
 
 
 def eval_scores(lines: list[MetricLine]) -> dict[int, float]:

@@ -11,6 +11,8 @@ import logging
 import math
 import os
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -34,11 +36,18 @@ BATCH = 1000
 """MLflow's limit of metrics in one `log_batch`."""
 PARAMS_BATCH = 100
 VALUE_LENGTH = 5000
+_held: set[Path] = set()
+"""Folders of the pipelines that run in this process."""
 
 
 def default_uri(checkpoint_root_dir: Path | str) -> str:
     """The store beside the checkpoints."""
     return f"sqlite:///{Path(checkpoint_root_dir).absolute()}/mlflow.db"
+
+
+def ui_command(uri: str, python: str = sys.executable) -> str:
+    """What serves a store's page on this machine: pasted into a shell in which no environment is active."""
+    return shlex.join([python, "-m", "mlflow", "ui", "--backend-store-uri", uri])
 
 
 def registered_name(project: str, name: str) -> str:
@@ -61,9 +70,10 @@ class MlflowWriter:
         self._name = registered_name(info.project, info.name)
         self._client = _client(self.uri, info.args, self._root)
         self._experiment = self._open_experiment()
+        self._begun: dict[Path, str] = {}
+        """Folders of the runs that were made or begun again here -> their runs."""
         parent = self._parent() if info.parent_dir else None
-        self.run_id, found = self._open_run(info.job_dir, info.name, parent)
-        self._ends_run = not (info.guest and found)
+        self.run_id = self._open_run(info.job_dir, info.name, parent)
 
     @property
     def link(self) -> str:
@@ -71,7 +81,7 @@ class MlflowWriter:
         uri = without_password(self.uri)
         if uri.startswith(("http://", "https://")):
             return f"{uri.rstrip('/')}/#/experiments/{self._experiment}/runs/{self.run_id}"
-        return f"mlflow ui --backend-store-uri {uri}"
+        return ui_command(uri)
 
     def log(self, lines: Sequence[MetricLine]) -> None:
         """One `log_batch` for each thousand numbers (4,500 numbers a second on SQLite, against 61 one by one)."""
@@ -119,9 +129,13 @@ class MlflowWriter:
         return True
 
     def close(self, succeeded: bool) -> None:
-        """Mark the run as finished or failed; it can be opened again."""
-        if self._ends_run:
-            self._client.set_terminated(self.run_id, "FINISHED" if succeeded else "FAILED")
+        """Mark what was begun as finished or failed; it can be opened again.
+
+        A stage by itself ends the pipeline's run with its own; within a pipeline that is left to `close_parent`.
+        """
+        for job_dir, run_id in self._begun.items():
+            if job_dir not in _held:
+                self._client.set_terminated(run_id, _status(succeeded))
 
     @cached_property
     def _registered(self) -> str:
@@ -135,9 +149,12 @@ class MlflowWriter:
         return self._name
 
     def _versions(self) -> dict[int, ModelVersion]:
-        """step -> version of the checkpoints of this run that are registered by now, by whichever flow."""
+        """step -> version of the checkpoints of this run that are registered by now, by whichever flow.
+
+        A user may have registered other versions from the run.
+        """
         found = self._client.search_model_versions(f"run_id = '{self.run_id}'")
-        return {int(each.tags["step"]): each for each in found}
+        return {int(each.tags["step"]): each for each in found if each.name == self._name and "step" in each.tags}
 
     def _open_experiment(self) -> str:
         from mlflow.exceptions import MlflowException
@@ -157,16 +174,17 @@ class MlflowWriter:
     def _parent(self) -> str:
         """The pipeline's run, of which this one is a stage."""
         assert self._info.parent_dir is not None
-        return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)[0]
+        return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)
 
-    def _open_run(self, job_dir: Path, name: str, parent: str | None) -> tuple[str, bool]:
-        """The run whose id lies in `job_dir`, or a new one with the parameters; and whether it was there."""
+    def _open_run(self, job_dir: Path, name: str, parent: str | None) -> str:
+        """The run whose id lies in `job_dir`, begun again (but by a guest), or a new one with the parameters."""
         note = job_dir / "monitor" / "mlflow.json"
         kept = read_note(note)
         if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
             if not self._info.guest:
                 self._client.update_run(kept["run_id"], status="RUNNING")
-            return kept["run_id"], True
+                self._begun[job_dir] = kept["run_id"]
+            return kept["run_id"]
         tags = {"project": self._info.project, "job_dir": str(job_dir), **self._info.tags}
         if parent:
             tags["mlflow.parentRunId"] = parent
@@ -176,7 +194,8 @@ class MlflowWriter:
         note.parent.mkdir(parents=True, exist_ok=True)
         kept = {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment}
         write_json(note, kept, mode=0o600)  # the address may have a password
-        return run_id, False
+        self._begun[job_dir] = run_id
+        return run_id
 
     def _exists(self, run_id: str) -> bool:
         from mlflow.exceptions import MlflowException
@@ -187,11 +206,21 @@ class MlflowWriter:
             return False
 
 
-def close_parent(parent_dir: Path, succeeded: bool) -> None:
+def hold_parent(job_dir: Path) -> None:
+    """From now on the run of the pipeline in `job_dir` ends by `close_parent`, and not with one of the stages."""
+    _held.add(job_dir)
+
+
+def close_parent(job_dir: Path, succeeded: bool) -> None:
     """Mark a pipeline's run as ended, where it has one."""
-    kept = read_note(parent_dir / "monitor" / "mlflow.json")
+    _held.discard(job_dir)
+    kept = read_note(job_dir / "monitor" / "mlflow.json")
     if kept:
-        _client(kept["uri"], {}, parent_dir).set_terminated(kept["run_id"], "FINISHED" if succeeded else "FAILED")
+        _client(kept["uri"], {}, job_dir).set_terminated(kept["run_id"], _status(succeeded))
+
+
+def _status(succeeded: bool) -> str:
+    return "FINISHED" if succeeded else "FAILED"
 
 
 def _client(uri: str, args: Any, root: Path) -> MlflowClient:

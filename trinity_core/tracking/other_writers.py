@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ class TensorBoardWriter:
     @property
     def link(self) -> str:
         """The command that shows the curves."""
-        return f"tensorboard --logdir {self._folder}"
+        return shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", str(self._folder)])
 
     def log(self, lines: Sequence[MetricLine]) -> None:
         """Forward these numbers and flush."""
@@ -88,7 +90,8 @@ class WandbWriter:
     @property
     def link(self) -> str:
         """The run's page, or the command that sends an offline run."""
-        return self._run.url or f"wandb sync {Path(self._run.dir).parent}"
+        sync = [sys.executable, "-m", "wandb", "sync", str(Path(self._run.dir).parent)]
+        return self._run.url or shlex.join(sync)
 
     def log(self, lines: Sequence[MetricLine]) -> None:
         """Each line carries its own step: sources may be at different steps."""

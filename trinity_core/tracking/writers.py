@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trinity_core.tracking.metrics_file import MetricLine
+from trinity_core.tracking.metrics_file import MetricLine, stream_of
 
 log = logging.getLogger(__name__)
 
@@ -72,5 +72,11 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 def named(line: MetricLine) -> dict[str, float]:
-    """The line's metrics by their full names: a bare name is put below its source."""
-    return {name if "/" in name else f"{line.source}/{name}": value for name, value in line.metrics.items()}
+    """The line's metrics by their full names, such that no two sources share one.
+
+    Trainer and evals keep their own names (`response_length/mean`, `eval/…`); an explorer's, many of which the trainer
+    has too, and names without a group are put below their source.
+    """
+    below = stream_of(line.source) == "explorer"
+    own = {name: f"{line.source}/{name}" if below or "/" not in name else name for name in line.metrics}
+    return {own[name]: value for name, value in line.metrics.items()}

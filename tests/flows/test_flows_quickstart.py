@@ -1,0 +1,88 @@
+"""The quick start's summary: its commands work when pasted, on a machine where no environment is active."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.quickstart import as_text, claim
+from trinity_core.errors import TrinityError
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose name needs quotes, below the current one."""
+    monkeypatch.chdir(tmp_path)
+    Path("my runs/it's/model").mkdir(parents=True)
+    return Path("my runs/it's")
+
+
+def summary(out: Path, **others: Any) -> dict[str, Any]:
+    root = out.absolute()
+    found = {
+        "accuracy_base": 0.0, "accuracy_sft": 0.5, "accuracy_rft": 1.0,
+        "steps": {"sft": 1}, "stage_seconds": {"sft": 2.0},
+        "checkpoint_dir": str(root), "hf_dir": str(root / "model"),
+        "mlflow_uri": f"sqlite:///{root}/mlflow.db", "curve": str(root / "curve.png"),
+    }  # fmt: skip
+    return found | others
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Name -> what it is and, where there is one, the command that opens it."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.strip().splitlines():
+        name = line[:11].strip() or name
+        found.setdefault(name, []).append(line[12:])
+    return found
+
+
+def test_commands_can_be_pasted(out: Path) -> None:
+    found = rows(as_text(summary(out), out))
+    assert found["checkpoint"][1] == """ls -R 'my runs/it'"'"'s'"""
+    assert "model" in subprocess.check_output(found["checkpoint"][1], shell=True, text=True)
+    python, option, program = shlex.split(found["model"][1])
+    assert Path(python).samefile(sys.executable) and option == "-c"
+    compile(program, "pasted", "exec")
+    assert """from_pretrained("my runs/it's/model")""" in program
+    python, *serve = shlex.split(found["MLflow"][1])
+    assert Path(python).samefile(sys.executable)
+    assert serve == ["-m", "mlflow", "ui", "--backend-store-uri", summary(out)["mlflow_uri"]]
+
+
+@pytest.mark.parametrize("viewer", ["xdg-open", "open", None])
+def test_the_curve_is_opened_with_what_there_is(viewer: str | None, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.quickstart.which", lambda name: name if name == viewer else None)
+    path, *command = rows(as_text(summary(out), out))["curve"]
+    assert path == summary(out)["curve"]
+    assert [shlex.split(each) for each in command] == ([[viewer, "my runs/it's/curve.png"]] if viewer else [])
+
+
+def test_a_pipeline_of_ones_own_may_track_elsewhere(out: Path) -> None:
+    found = rows(as_text(summary(out, mlflow_uri=None, curve=None), out))
+    assert len(found["MLflow"]) == len(found["curve"]) == 1
+
+
+def test_another_seed_gets_a_folder_that_can_be_pasted(out: Path) -> None:
+    claim(out, 1)
+    with pytest.raises(TrinityError, match="make quickstart SEED=2 'OUT=my runs/it"):
+        claim(out, 2)
+
+
+def test_make_takes_a_folder_with_any_name(tmp_path: Path) -> None:
+    """`trinity` gets it as it was given."""
+    root = Path(__file__).parent.parent.parent
+    for name in ("Makefile", "requirements/install.sh", ".venv/bin/trinity"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('#!/bin/sh\n[ $# -eq 0 ] || printf "%s\\n" "$@"\n')
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "Makefile").write_text((root / "Makefile").read_text())
+    given = "my runs/it's $HOME"
+    said = subprocess.check_output(["make", "quickstart", f"OUT={given.replace('$', '$$')}"], cwd=tmp_path, text=True)
+    assert said.splitlines()[-4:] == ["--out", given, "--seed", "42"]
