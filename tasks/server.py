@@ -59,6 +59,13 @@ class Process:
         except psutil.NoSuchProcess:
             return False
 
+    def terminate_children(self) -> None:
+        """Ask what it has started itself to end: SIGTERM."""
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children() if self.alive() else []:
+                with suppress(psutil.NoSuchProcess):
+                    child.terminate()
+
     def stop(self, grace: float = 30.0) -> None:
         """End it and its children: SIGTERM, and SIGKILL for what is left after `grace` seconds."""
         with suppress(psutil.NoSuchProcess):

@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tasks.local import SETTINGS_FILE, down, remove_settings, status, up, write_settings
+from tasks.runs import cancel
 from tasks.server import Process, Up, environment, is_healthy, state_dir
 from trinity_core.addresses import free_port
 from trinity_core.errors import TrinityError
@@ -46,6 +49,53 @@ def test_down_stops_exactly_what_is_recorded(tmp_path: Path) -> None:
     other.wait()
 
 
+def test_down_lets_a_run_save_also_where_no_server_answers(tmp_path: Path) -> None:
+    """A worker waits for its run, to which nobody but `down` says that it is to end."""
+    run = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path(sys.argv[1]).touch(), sys.exit()))\n"
+        "print(flush=True); time.sleep(60)"
+    )
+    worker = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
+    )
+    command = [sys.executable, "-c", worker, run, str(tmp_path / "saved")]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None and child.stdout.readline()
+    Up(f"http://127.0.0.1:{free_port()}/api", [Process.of("worker", child.pid)]).save(tmp_path)
+    assert down(tmp_path, print)
+    assert (tmp_path / "saved").exists() and child.wait(timeout=5) == 0
+
+
+def test_down_leaves_the_runs_of_a_server_alone_that_has_taken_the_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of the machine the record is of processes that are no more."""
+    gone = sleeper()
+    known = [Process.of(name, gone.pid) for name in ("server", "worker")]
+    known[0].stop()
+    Up("http://127.0.0.1:1/api", known).save(tmp_path)
+    monkeypatch.setattr("tasks.local.is_healthy", lambda api_url: True)
+    monkeypatch.setattr("tasks.local.prefect_api", lambda api_url: pytest.fail("it is another's"))
+    said: list[str] = []
+    assert down(tmp_path, said.append)
+    assert not said
+
+
+def test_a_run_that_does_not_end_is_waited_for_so_long_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SimpleNamespace(id=1, name="stuck")
+    asked: list[int] = []
+    client: Any = SimpleNamespace(
+        read_flow_runs=lambda **_: [run], set_flow_run_state=lambda flow_run, state: asked.append(flow_run)
+    )
+    monkeypatch.setattr("tasks.runs.END_SECONDS", 0.3)
+    monkeypatch.setattr("tasks.runs.POLL_SECONDS", 0.1)
+    cancel(client, "trinity", print)
+    assert asked == [1]
+
+
 @pytest.mark.parametrize("left", ["", '{"api_url": "http:', "null"])
 def test_a_damaged_record_is_warned_of_and_taken_as_missing(
     left: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -76,6 +126,7 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
 
     monkeypatch.setattr("tasks.local._start_server", start)
     monkeypatch.setattr("tasks.local._prefect", lambda *args: None)
+    monkeypatch.setattr("tasks.local._mark_left_runs", lambda *args: None)
     monkeypatch.setattr("tasks.local.spawn", lambda *args: children.append(sleeper()) or children[1])
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(TrinityError, match="no space left"):
