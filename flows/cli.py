@@ -69,8 +69,10 @@ def quickstart(
 def up(port: Port = 4200) -> None:
     """Start Prefect here: server on SQLite, work pool, one worker, all deployments of prefect.yaml. Loopback only."""
     from tasks.local import up as start
+    from tasks.signals import ending_on_sigterm
 
-    state = start(Path.cwd(), port, typer.echo)
+    with ending_on_sigterm():
+        state = start(Path.cwd(), port, typer.echo)
     typer.echo(
         f"\nPrefect UI  {state.api_url.removesuffix('/api')}\nTry         prefect deployment run rft/gsm8k --watch"
     )

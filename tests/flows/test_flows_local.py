@@ -135,6 +135,40 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
     assert not (tmp_path / SETTINGS_FILE).exists() and Up.load(tmp_path) is None
 
 
+TERMINATED_UP = """
+import subprocess, sys, time
+import tasks.local
+from tasks.server import Process
+
+def start(root, port, api_url, env, started):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    started.append(Process.of("server", child.pid))
+    print(child.pid, flush=True)
+    time.sleep(60)
+
+tasks.local._start_server = start
+sys.argv = ["trinity", "up", "--port", sys.argv[1]]
+from flows.cli import main
+main()
+"""
+
+
+def test_up_leaves_nothing_where_it_is_terminated(tmp_path: Path) -> None:
+    (tmp_path / "prefect.yaml").touch()
+    command = [sys.executable, "-c", TERMINATED_UP, str(free_port())]
+    child = subprocess.Popen(command, cwd=tmp_path, env=with_our_path(), stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline().startswith("Starting")
+    server = Process.of("server", int(child.stdout.readline()))
+    child.terminate()
+    assert child.wait(timeout=20) == 143
+    assert not server.alive()
+
+
+def with_our_path() -> dict[str, str]:
+    """For a child that works in another folder."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+
+
 def full_disk(handle: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
