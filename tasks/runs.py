@@ -18,11 +18,12 @@ POLL_SECONDS = 0.5
 
 @contextmanager
 def prefect_api(api_url: str) -> Iterator[SyncPrefectClient]:
-    """A client of the server there, whatever server the environment names."""
+    """A client of the server there, on this machine, whatever server or proxy the environment names."""
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: api_url}), get_client(sync_client=True) as client:
+    here = temporary_settings({PREFECT_API_URL: api_url})
+    with here, get_client(httpx_settings={"trust_env": False}, sync_client=True) as client:
         yield client
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 import psutil
 
@@ -30,6 +30,8 @@ from trinity_core.files import read_json, write_json
 
 START_SECONDS = 180.0
 """A new database on a busy machine takes a minute."""
+_HERE = build_opener(ProxyHandler({}))
+"""No proxy knows this machine's loopback interface."""
 
 
 def state_dir(root: Path | None = None) -> Path:
@@ -99,7 +101,10 @@ class Up:
 
 
 def environment(root: Path | None = None) -> dict[str, str]:
-    """Prefect's settings for every process of this machine that we start; what the user has set stays."""
+    """What every process of this machine that we start is told; what the user has set stays.
+
+    Prefect's settings, and that its server is asked without a proxy.
+    """
     ours = {
         "PREFECT_HOME": str(state_dir(root) / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -109,13 +114,24 @@ def environment(root: Path | None = None) -> dict[str, str]:
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    return {name: os.environ.get(name, value) for name, value in ours.items()}
+    return {name: os.environ.get(name, value) for name, value in ours.items()} | _without_proxy()
+
+
+def _without_proxy() -> dict[str, str]:
+    """NO_PROXY in both spellings, of which programs prefer one or the other, with this machine added."""
+    lower, upper = (os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
+    return {"no_proxy": _and_here(lower or upper), "NO_PROXY": _and_here(upper or lower)}
+
+
+def _and_here(hosts: str) -> str:
+    names = [name.strip() for name in hosts.split(",") if name.strip()]
+    return hosts if "*" in names else ",".join(dict.fromkeys([*names, LOOPBACK, "localhost"]))
 
 
 def is_healthy(api_url: str) -> bool:
     """Whether a server answers there."""
     try:
-        with urlopen(f"{api_url}/health", timeout=2) as answer:  # noqa: S310 (the address is ours)
+        with _HERE.open(f"{api_url}/health", timeout=2) as answer:
             return answer.status == 200
     except (URLError, OSError):
         return False

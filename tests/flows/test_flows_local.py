@@ -6,7 +6,9 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +191,44 @@ def test_up_wants_a_prefect_yaml(tmp_path: Path) -> None:
 
 def test_nobody_answers_at_a_free_port() -> None:
     assert not is_healthy(f"http://127.0.0.1:{free_port()}/api")
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy for everything, and nobody there."""
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_a_proxy_is_not_asked_for_this_machine(proxy: None) -> None:
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert is_healthy(f"http://127.0.0.1:{server.server_port}/api")
+
+
+@pytest.mark.parametrize(
+    ("given", "lower", "upper"),
+    [
+        ({}, "127.0.0.1,localhost", "127.0.0.1,localhost"),
+        ({"NO_PROXY": "hub, localhost"}, "hub,localhost,127.0.0.1", "hub,localhost,127.0.0.1"),
+        ({"NO_PROXY": "hub", "no_proxy": "here"}, "here,127.0.0.1,localhost", "hub,127.0.0.1,localhost"),
+        ({"no_proxy": "*"}, "*", "*"),
+    ],
+)
+def test_what_we_start_asks_no_proxy_for_this_machine(
+    given: dict[str, str], lower: str, upper: str, proxy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = environment()
+    assert (found["no_proxy"], found["NO_PROXY"]) == (lower, upper)
 
 
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,13 @@ def work():
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a flow that saves when it is told to end. Nothing runs there afterwards."""
+    """A folder with a flow that saves when it is told to end. Nothing runs there afterwards.
+
+    The machine is behind a proxy, which does not answer.
+    """
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "prefect.yaml").touch()
     (tmp_path / "work.py").write_text(FLOW)
     monkeypatch.setattr("tasks.local._prefect", lambda *args: None)  # pool and deployment: made here, in less time
