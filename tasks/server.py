@@ -161,7 +161,7 @@ class TemporaryServer:
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
-        self._migrated = state_dir(root) / "prefect" / "migrated"
+        self._note = _migration_note(root)
         self.port = free_port()
         self.api_url = f"http://{LOOPBACK}:{self.port}/api"
         self._process = spawn("temporary-server", self._command(), self._environment(), root, outlive_us=False)
@@ -169,8 +169,9 @@ class TemporaryServer:
     def wait(self) -> None:
         """Until the server answers. Raises TrinityError where it does not come up."""
         wait_until_healthy(self.api_url, self._process, state_dir(self._root) / "log" / "temporary-server.log")
-        self._migrated.parent.mkdir(parents=True, exist_ok=True)
-        self._migrated.write_text(version("prefect"))
+        if self._note:
+            self._note.parent.mkdir(parents=True, exist_ok=True)
+            self._note.write_text(version("prefect"))
 
     def stop(self) -> None:
         """End the server."""
@@ -188,7 +189,7 @@ class TemporaryServer:
 
     def _environment(self) -> dict[str, str]:
         """Migrations take 3 s even where there is nothing to do: they are left out for a database of this version."""
-        known = self._migrated.exists() and self._migrated.read_text() == version("prefect")
+        known = self._note is not None and _migrated_by(self._note) == version("prefect")
         return environment(self._root) | {
             "PREFECT_UI_ENABLED": "0",
             "PREFECT__SERVER_EPHEMERAL": "1",
@@ -196,6 +197,18 @@ class TemporaryServer:
             "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
             "PREFECT_API_DATABASE_MIGRATE_ON_START": "false" if known else "true",
         }
+
+
+def _migration_note(root: Path | None) -> Path | None:
+    """Beside the database: the version of Prefect that has migrated it. None for a database that the user names."""
+    parts = ("CONNECTION_URL", "DRIVER", "NAME")
+    if any(f"PREFECT_{owner}_DATABASE_{part}" in os.environ for owner in ("API", "SERVER") for part in parts):
+        return None
+    return (root or Path.cwd()) / Path(environment(root)["PREFECT_HOME"]).expanduser() / "migrated"
+
+
+def _migrated_by(note: Path) -> str:
+    return note.read_text() if note.exists() and note.with_name("prefect.db").exists() else ""
 
 
 def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:
