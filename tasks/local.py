@@ -26,6 +26,7 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
     running = Up.load(root)
     if running and is_healthy(running.api_url) and all(process.alive() for process in running.processes):
         say(f"Already up: {running.api_url.removesuffix('/api')}")
+        _warn_of_another_server(running.api_url, say)
         return running
     if running:
         down(root, say)
@@ -53,6 +54,7 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
         _stop(started, say)
         remove_settings(root)
         raise
+    _warn_of_another_server(api_url, say)
     return state
 
 
@@ -101,6 +103,13 @@ def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], star
     server = spawn("server", command, env, root)
     started.append(Process.of("server", server.pid))
     wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")
+
+
+def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:
+    """The environment goes before our `prefect.toml`."""
+    given = os.environ.get("PREFECT_API_URL", "")
+    if given and given.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") != api_url:
+        say(f"warning: `prefect` goes to PREFECT_API_URL={given}, not to {api_url}. First `unset PREFECT_API_URL`.")
 
 
 def _mark_left_runs(api_url: str, say: Callable[[str], None]) -> None:

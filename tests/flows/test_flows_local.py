@@ -171,6 +171,20 @@ def with_our_path() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
 
 
+@pytest.mark.parametrize(
+    ("given", "warned"), [("http://there:4200/api", True), ("http://localhost:4200/api/", False), ("", False)]
+)
+def test_up_says_that_prefect_commands_go_to_another_server(
+    given: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Up("http://127.0.0.1:4200/api", []).save(tmp_path)
+    monkeypatch.setattr("tasks.local.is_healthy", lambda api_url: True)
+    monkeypatch.setenv("PREFECT_API_URL", given)
+    said: list[str] = []
+    up(tmp_path, 4200, said.append)
+    assert any("unset PREFECT_API_URL" in line and "http://there" in line for line in said) == warned
+
+
 def full_disk(handle: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
