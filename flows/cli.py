@@ -10,7 +10,7 @@ import typer
 
 from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
 
-Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.1.")]
+Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.1.", min=1, max=65535)]
 
 
 @app.command()

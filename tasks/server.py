@@ -16,9 +16,9 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 import psutil
@@ -26,10 +26,11 @@ import psutil
 from tasks.processes import stop
 from trinity_core.addresses import LOOPBACK, free_port
 from trinity_core.errors import TrinityError
-from trinity_core.files import read_json, write_json
+from trinity_core.files import clear_errors, read_json, write_json
 
 START_SECONDS = 180.0
 """A new database on a busy machine takes a minute."""
+ELSEWHERE = "work in another folder"
 _HERE = build_opener(ProxyHandler({}))
 """No proxy knows this machine's loopback interface."""
 
@@ -91,7 +92,9 @@ class Up:
     @classmethod
     def load(cls, root: Path | None = None) -> Up | None:
         """The record, or None where nothing was started here or the record cannot be read, which is warned of."""
-        kept = read_json(state_dir(root) / "up.json")
+        path = state_dir(root) / "up.json"
+        with clear_errors("reading", path, ELSEWHERE):
+            kept = read_json(path)
         return None if kept is None else cls(kept["api_url"], [Process(**each) for each in kept["processes"]])
 
     @staticmethod
@@ -133,7 +136,7 @@ def is_healthy(api_url: str) -> bool:
     try:
         with _HERE.open(f"{api_url}/health", timeout=2) as answer:
             return answer.status == 200
-    except (URLError, OSError):
+    except (OSError, HTTPException):
         return False
 
 
@@ -142,8 +145,10 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own; its output goes to `.trinity/log/<name>.log`."""
     path = state_dir(root) / "log" / f"{name}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as output:
+    with clear_errors("writing", path, ELSEWHERE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        output = path.open("ab")
+    with output:
         return subprocess.Popen(
             command,
             env={**os.environ, **env},

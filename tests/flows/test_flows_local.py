@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from tasks.local import SETTINGS_FILE, down, remove_settings, status, up, write_settings
 from tasks.runs import cancel
 from tasks.server import Process, TemporaryServer, Up, environment, is_healthy, state_dir
@@ -243,6 +246,33 @@ def test_what_we_start_asks_no_proxy_for_this_machine(
         monkeypatch.setenv(name, value)
     found = environment()
     assert (found["no_proxy"], found["NO_PROXY"]) == (lower, upper)
+
+
+def test_nobody_answers_where_something_else_does() -> None:
+    """SSH, say, which greets whoever connects."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connected, _ = server.accept()
+            with connected:
+                connected.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        assert not is_healthy(f"http://127.0.0.1:{server.getsockname()[1]}/api")
+
+
+@pytest.mark.parametrize("port", [0, 65536])
+def test_a_port_is_one_that_there_is(port: int) -> None:
+    done = CliRunner().invoke(app, ["up", "--port", str(port)])
+    assert done.exit_code == 2 and "Invalid value for '--port'" in done.output
+
+
+def test_a_file_in_the_place_of_our_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "prefect.yaml").touch()
+    state_dir(tmp_path).touch()
+    for use in (lambda: up(tmp_path, free_port(), print), lambda: status(tmp_path), lambda: TemporaryServer(tmp_path)):
+        with pytest.raises(TrinityError, match=r"\.trinity/.* failed: a file is in the way.* in another folder"):
+            use()
 
 
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
