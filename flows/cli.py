@@ -10,7 +10,7 @@ import typer
 
 from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
 
-Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.1.")]
+Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.1.", min=1, max=65535)]
 
 
 @app.command()
@@ -75,8 +75,10 @@ def quickstart(
 def up(port: Port = 4200) -> None:
     """Start Prefect here: server on SQLite, work pool, one worker, all deployments of prefect.yaml. Loopback only."""
     from tasks.local import up as start
+    from tasks.signals import ending_on_sigterm
 
-    state = start(Path.cwd(), port, typer.echo)
+    with ending_on_sigterm():
+        state = start(Path.cwd(), port, typer.echo)
     typer.echo(
         f"\nPrefect UI  {state.api_url.removesuffix('/api')}\nTry         prefect deployment run rft/gsm8k --watch"
     )

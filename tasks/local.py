@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tasks.faults import api_faults
+from tasks.runs import END_SECONDS, cancel, mark_crashed, paused, prefect_api
 from tasks.server import Process, Up, environment, is_healthy, spawn, state_dir, wait_until_healthy
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
@@ -24,6 +26,7 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
     running = Up.load(root)
     if running and is_healthy(running.api_url) and all(process.alive() for process in running.processes):
         say(f"Already up: {running.api_url.removesuffix('/api')}")
+        _warn_of_another_server(running.api_url, say)
         return running
     if running:
         down(root, say)
@@ -41,6 +44,7 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
         say("Making the work pool and the deployments …")
         _prefect(root, env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
         _prefect(root, env, "--no-prompt", "deploy", "--all")
+        _mark_left_runs(api_url, say)
         worker = ["worker", "start", "--pool", POOL, "--name", "trinity", "--limit", "2"]
         env_worker = env | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
         started.append(Process.of("worker", spawn("worker", _command(*worker), env_worker, root).pid))
@@ -50,15 +54,19 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
         _stop(started, say)
         remove_settings(root)
         raise
+    _warn_of_another_server(api_url, say)
     return state
 
 
 def down(root: Path, say: Callable[[str], None]) -> bool:
-    """Stop exactly what `up` has started here, the worker (and its runs) before the server."""
+    """Stop exactly what `up` has started here: the worker's runs, which save as on a cancellation, the worker, and then
+    the server."""
     state = Up.load(root)
     remove_settings(root)
     if state is None:
         return False
+    if any(process.alive() for process in _named("server", state)) and is_healthy(state.api_url):
+        _end_runs(state, say)
     _stop(state.processes, say)
     Up.forget(root)
     return True
@@ -97,10 +105,45 @@ def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], star
     wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")
 
 
+def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:
+    """The environment goes before our `prefect.toml`."""
+    given = os.environ.get("PREFECT_API_URL", "")
+    if given and given.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") != api_url:
+        say(f"warning: `prefect` goes to PREFECT_API_URL={given}, not to {api_url}. First `unset PREFECT_API_URL`.")
+
+
+def _mark_left_runs(api_url: str, say: Callable[[str], None]) -> None:
+    """Before there is a worker: what counts as running was killed, with the worker or the machine."""
+    with prefect_api(api_url) as client:
+        for run in mark_crashed(client, POOL, "Killed before `trinity up` started Prefect again"):
+            say(f"The run {run.name} was killed. `prefect flow-run retry {run.id}` goes on from its latest checkpoint.")
+
+
+def _end_runs(state: Up, say: Callable[[str], None]) -> None:
+    """Cancel what the worker runs, and end the worker before it can take more."""
+    worker = _named("worker", state)
+    try:
+        with prefect_api(state.api_url) as client, paused(client, POOL):
+            if any(process.alive() for process in worker):
+                cancel(client, POOL, say)
+            _stop(worker, say)
+            mark_crashed(client, POOL, "Its worker ended before it did")
+    except api_faults() as error:
+        say(f"Prefect does not end the runs, so they are told by SIGTERM: {error}")
+
+
 def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
+    """A worker waits for its runs: those that it still has are told to end too."""
     for process in reversed(processes):
-        say(f"Stopping the {process.name} …")
-        process.stop(grace=45 if process.name == "worker" else 15)
+        if process.alive():
+            say(f"Stopping the {process.name} …")
+            if process.name == "worker":
+                process.terminate_children()
+            process.stop(grace=END_SECONDS if process.name == "worker" else 15)
+
+
+def _named(name: str, state: Up) -> list[Process]:
+    return [process for process in state.processes if process.name == name]
 
 
 def _prefect(root: Path, env: dict[str, str], *args: str) -> None:

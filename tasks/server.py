@@ -16,20 +16,23 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 import psutil
 
 from tasks.processes import stop
 from trinity_core.addresses import LOOPBACK, free_port
 from trinity_core.errors import TrinityError
-from trinity_core.files import read_json, write_json
+from trinity_core.files import clear_errors, read_json, write_json
 
 START_SECONDS = 180.0
 """A new database on a busy machine takes a minute."""
+ELSEWHERE = "work in another folder"
+_HERE = build_opener(ProxyHandler({}))
+"""No proxy knows this machine's loopback interface."""
 
 
 def state_dir(root: Path | None = None) -> Path:
@@ -59,6 +62,13 @@ class Process:
         except psutil.NoSuchProcess:
             return False
 
+    def terminate_children(self) -> None:
+        """Ask what it has started itself to end: SIGTERM."""
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children() if self.alive() else []:
+                with suppress(psutil.NoSuchProcess):
+                    child.terminate()
+
     def stop(self, grace: float = 30.0) -> None:
         """End it and its children: SIGTERM, and SIGKILL for what is left after `grace` seconds."""
         with suppress(psutil.NoSuchProcess):
@@ -82,7 +92,9 @@ class Up:
     @classmethod
     def load(cls, root: Path | None = None) -> Up | None:
         """The record, or None where nothing was started here or the record cannot be read, which is warned of."""
-        kept = read_json(state_dir(root) / "up.json")
+        path = state_dir(root) / "up.json"
+        with clear_errors("reading", path, ELSEWHERE):
+            kept = read_json(path)
         return None if kept is None else cls(kept["api_url"], [Process(**each) for each in kept["processes"]])
 
     @staticmethod
@@ -92,7 +104,10 @@ class Up:
 
 
 def environment(root: Path | None = None) -> dict[str, str]:
-    """Prefect's settings for every process of this machine that we start; what the user has set stays."""
+    """What every process of this machine that we start is told; what the user has set stays.
+
+    Prefect's settings, and that its server is asked without a proxy.
+    """
     ours = {
         "PREFECT_HOME": str(state_dir(root) / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -102,15 +117,26 @@ def environment(root: Path | None = None) -> dict[str, str]:
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    return {name: os.environ.get(name, value) for name, value in ours.items()}
+    return {name: os.environ.get(name, value) for name, value in ours.items()} | _without_proxy()
+
+
+def _without_proxy() -> dict[str, str]:
+    """NO_PROXY in both spellings, of which programs prefer one or the other, with this machine added."""
+    lower, upper = (os.environ.get(name, "") for name in ("no_proxy", "NO_PROXY"))
+    return {"no_proxy": _and_here(lower or upper), "NO_PROXY": _and_here(upper or lower)}
+
+
+def _and_here(hosts: str) -> str:
+    names = [name.strip() for name in hosts.split(",") if name.strip()]
+    return hosts if "*" in names else ",".join(dict.fromkeys([*names, LOOPBACK, "localhost"]))
 
 
 def is_healthy(api_url: str) -> bool:
     """Whether a server answers there."""
     try:
-        with urlopen(f"{api_url}/health", timeout=2) as answer:  # noqa: S310 (the address is ours)
+        with _HERE.open(f"{api_url}/health", timeout=2) as answer:
             return answer.status == 200
-    except (URLError, OSError):
+    except (OSError, HTTPException):
         return False
 
 
@@ -119,8 +145,10 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own; its output goes to `.trinity/log/<name>.log`."""
     path = state_dir(root) / "log" / f"{name}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as output:
+    with clear_errors("writing", path, ELSEWHERE):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        output = path.open("ab")
+    with output:
         return subprocess.Popen(
             command,
             env={**os.environ, **env},
@@ -138,7 +166,7 @@ class TemporaryServer:
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
-        self._migrated = state_dir(root) / "prefect" / "migrated"
+        self._note = _migration_note(root)
         self.port = free_port()
         self.api_url = f"http://{LOOPBACK}:{self.port}/api"
         self._process = spawn("temporary-server", self._command(), self._environment(), root, outlive_us=False)
@@ -146,8 +174,9 @@ class TemporaryServer:
     def wait(self) -> None:
         """Until the server answers. Raises TrinityError where it does not come up."""
         wait_until_healthy(self.api_url, self._process, state_dir(self._root) / "log" / "temporary-server.log")
-        self._migrated.parent.mkdir(parents=True, exist_ok=True)
-        self._migrated.write_text(version("prefect"))
+        if self._note:
+            self._note.parent.mkdir(parents=True, exist_ok=True)
+            self._note.write_text(version("prefect"))
 
     def stop(self) -> None:
         """End the server."""
@@ -165,7 +194,7 @@ class TemporaryServer:
 
     def _environment(self) -> dict[str, str]:
         """Migrations take 3 s even where there is nothing to do: they are left out for a database of this version."""
-        known = self._migrated.exists() and self._migrated.read_text() == version("prefect")
+        known = self._note is not None and _migrated_by(self._note) == version("prefect")
         return environment(self._root) | {
             "PREFECT_UI_ENABLED": "0",
             "PREFECT__SERVER_EPHEMERAL": "1",
@@ -173,6 +202,18 @@ class TemporaryServer:
             "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
             "PREFECT_API_DATABASE_MIGRATE_ON_START": "false" if known else "true",
         }
+
+
+def _migration_note(root: Path | None) -> Path | None:
+    """Beside the database: the version of Prefect that has migrated it. None for a database that the user names."""
+    parts = ("CONNECTION_URL", "DRIVER", "NAME")
+    if any(f"PREFECT_{owner}_DATABASE_{part}" in os.environ for owner in ("API", "SERVER") for part in parts):
+        return None
+    return (root or Path.cwd()) / Path(environment(root)["PREFECT_HOME"]).expanduser() / "migrated"
+
+
+def _migrated_by(note: Path) -> str:
+    return note.read_text() if note.exists() and note.with_name("prefect.db").exists() else ""
 
 
 def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -21,27 +21,30 @@ TEMPORARY = ".tmp-"
 """In the name of everything half written: `.<name>.tmp-<unique>`; nothing that is read ever has it."""
 
 _REASONS = {
-    errno.ENOSPC: "there is no space left; free some or choose another checkpoint_root_dir",
-    errno.EDQUOT: "the disk quota is used up; free some or choose another checkpoint_root_dir",
+    errno.ENOSPC: "there is no space left; free some or {instead}",
+    errno.EDQUOT: "the disk quota is used up; free some or {instead}",
     errno.EFBIG: "the file would be larger than the limit of the process or file system (see `ulimit -f`)",
-    errno.EACCES: "permission is denied; make the folder writable or choose another checkpoint_root_dir",
-    errno.EPERM: "the operation is not permitted; make the folder writable or choose another checkpoint_root_dir",
-    errno.EROFS: "the file system is read-only; choose another checkpoint_root_dir",
-    errno.EEXIST: "a file is in the way of a folder; move it or choose another checkpoint_root_dir",
-    errno.ENOTDIR: "a file is in the way of a folder; move it or choose another checkpoint_root_dir",
+    errno.EACCES: "permission is denied; make the folder writable or {instead}",
+    errno.EPERM: "the operation is not permitted; make the folder writable or {instead}",
+    errno.EROFS: "the file system is read-only; {instead}",
+    errno.EEXIST: "a file is in the way of a folder; move it or {instead}",
+    errno.ENOTDIR: "a file is in the way of a folder; move it or {instead}",
 }
 
 
 @contextmanager
-def clear_errors(doing: str, path: Path) -> Iterator[None]:
-    """Turn the system's refusals (disk full, permission, quota) into a `TrinityError` that says what to do."""
+def clear_errors(doing: str, path: Path, instead: str = "choose another checkpoint_root_dir") -> Iterator[None]:
+    """Turn the system's refusals (disk full, permission, quota) into a `TrinityError` that says what to do.
+
+    `instead` is the way out where the place cannot be made fit.
+    """
     try:
         yield
     except OSError as error:
         reason = _REASONS.get(error.errno or 0)
         if reason is None:
             raise
-        raise TrinityError(f"{doing} {path} failed: {reason}") from error
+        raise TrinityError(f"{doing} {path} failed: {reason.format(instead=instead)}") from error
     except RuntimeError as error:  # torch reports a failed write as "... file write failed" or "... Enforce fail ..."
         if "write failed" not in str(error) and "unexpected pos" not in str(error):
             raise

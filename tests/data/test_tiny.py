@@ -5,7 +5,7 @@ import pytest
 
 from trinity_core.data import tiny
 from trinity_core.data.tiny_words import NAMES, QUESTION, SUBTRACTIONS, THINGS
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TrinityError
 
 
 def test_rows_are_in_gsm8k_format_and_right():
@@ -97,3 +97,9 @@ def test_a_rejected_answer_takes_a_sum_for_a_difference_or_the_other_way_round()
         right, wrong = (re.match(r"(\d)([+-])(\d)=<<.*>>(\d+) ", row[key]).groups() for key in ("chosen", "rejected"))
         assert {right[1], wrong[1]} == {"+", "-"}
         assert {right[0], right[2]} == {wrong[0], wrong[2]} and right[3] != wrong[3]
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "taken").touch()
+    with pytest.raises(TrinityError, match=r"taken/here failed: .* choose another folder"):
+        tiny.make_tiny(tmp_path / "taken/here", 1, 2, 2, 2, count_dpo=2)

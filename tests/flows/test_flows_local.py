@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli import app
 from tasks.local import SETTINGS_FILE, down, remove_settings, status, up, write_settings
-from tasks.server import Process, Up, environment, is_healthy, state_dir
+from tasks.runs import cancel
+from tasks.server import Process, TemporaryServer, Up, environment, is_healthy, state_dir
 from trinity_core.addresses import free_port
 from trinity_core.errors import TrinityError
 
@@ -46,6 +54,53 @@ def test_down_stops_exactly_what_is_recorded(tmp_path: Path) -> None:
     other.wait()
 
 
+def test_down_lets_a_run_save_also_where_no_server_answers(tmp_path: Path) -> None:
+    """A worker waits for its run, to which nobody but `down` says that it is to end."""
+    run = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path(sys.argv[1]).touch(), sys.exit()))\n"
+        "print(flush=True); time.sleep(60)"
+    )
+    worker = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
+    )
+    command = [sys.executable, "-c", worker, run, str(tmp_path / "saved")]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None and child.stdout.readline()
+    Up(f"http://127.0.0.1:{free_port()}/api", [Process.of("worker", child.pid)]).save(tmp_path)
+    assert down(tmp_path, print)
+    assert (tmp_path / "saved").exists() and child.wait(timeout=5) == 0
+
+
+def test_down_leaves_the_runs_of_a_server_alone_that_has_taken_the_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart of the machine the record is of processes that are no more."""
+    gone = sleeper()
+    known = [Process.of(name, gone.pid) for name in ("server", "worker")]
+    known[0].stop()
+    Up("http://127.0.0.1:1/api", known).save(tmp_path)
+    monkeypatch.setattr("tasks.local.is_healthy", lambda api_url: True)
+    monkeypatch.setattr("tasks.local.prefect_api", lambda api_url: pytest.fail("it is another's"))
+    said: list[str] = []
+    assert down(tmp_path, said.append)
+    assert not said
+
+
+def test_a_run_that_does_not_end_is_waited_for_so_long_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SimpleNamespace(id=1, name="stuck")
+    asked: list[int] = []
+    client: Any = SimpleNamespace(
+        read_flow_runs=lambda **_: [run], set_flow_run_state=lambda flow_run, state: asked.append(flow_run)
+    )
+    monkeypatch.setattr("tasks.runs.END_SECONDS", 0.3)
+    monkeypatch.setattr("tasks.runs.POLL_SECONDS", 0.1)
+    cancel(client, "trinity", print)
+    assert asked == [1]
+
+
 @pytest.mark.parametrize("left", ["", '{"api_url": "http:', "null"])
 def test_a_damaged_record_is_warned_of_and_taken_as_missing(
     left: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -76,12 +131,61 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
 
     monkeypatch.setattr("tasks.local._start_server", start)
     monkeypatch.setattr("tasks.local._prefect", lambda *args: None)
+    monkeypatch.setattr("tasks.local._mark_left_runs", lambda *args: None)
     monkeypatch.setattr("tasks.local.spawn", lambda *args: children.append(sleeper()) or children[1])
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(TrinityError, match="no space left"):
         up(tmp_path, free_port(), print)
     assert [child.wait(timeout=10) is not None for child in children] == [True, True]
     assert not (tmp_path / SETTINGS_FILE).exists() and Up.load(tmp_path) is None
+
+
+TERMINATED_UP = """
+import subprocess, sys, time
+import tasks.local
+from tasks.server import Process
+
+def start(root, port, api_url, env, started):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    started.append(Process.of("server", child.pid))
+    print(child.pid, flush=True)
+    time.sleep(60)
+
+tasks.local._start_server = start
+sys.argv = ["trinity", "up", "--port", sys.argv[1]]
+from flows.cli import main
+main()
+"""
+
+
+def test_up_leaves_nothing_where_it_is_terminated(tmp_path: Path) -> None:
+    (tmp_path / "prefect.yaml").touch()
+    command = [sys.executable, "-c", TERMINATED_UP, str(free_port())]
+    child = subprocess.Popen(command, cwd=tmp_path, env=with_our_path(), stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline().startswith("Starting")
+    server = Process.of("server", int(child.stdout.readline()))
+    child.terminate()
+    assert child.wait(timeout=20) == 143
+    assert not server.alive()
+
+
+def with_our_path() -> dict[str, str]:
+    """For a child that works in another folder."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"), [("http://there:4200/api", True), ("http://localhost:4200/api/", False), ("", False)]
+)
+def test_up_says_that_prefect_commands_go_to_another_server(
+    given: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Up("http://127.0.0.1:4200/api", []).save(tmp_path)
+    monkeypatch.setattr("tasks.local.is_healthy", lambda api_url: True)
+    monkeypatch.setenv("PREFECT_API_URL", given)
+    said: list[str] = []
+    up(tmp_path, 4200, said.append)
+    assert any("unset PREFECT_API_URL" in line and "http://there" in line for line in said) == warned
 
 
 def full_disk(handle: int) -> None:
@@ -106,11 +210,107 @@ def test_nobody_answers_at_a_free_port() -> None:
     assert not is_healthy(f"http://127.0.0.1:{free_port()}/api")
 
 
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy for everything, and nobody there."""
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Health(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+
+def test_a_proxy_is_not_asked_for_this_machine(proxy: None) -> None:
+    with HTTPServer(("127.0.0.1", 0), Health) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert is_healthy(f"http://127.0.0.1:{server.server_port}/api")
+
+
+@pytest.mark.parametrize(
+    ("given", "lower", "upper"),
+    [
+        ({}, "127.0.0.1,localhost", "127.0.0.1,localhost"),
+        ({"NO_PROXY": "hub, localhost"}, "hub,localhost,127.0.0.1", "hub,localhost,127.0.0.1"),
+        ({"NO_PROXY": "hub", "no_proxy": "here"}, "here,127.0.0.1,localhost", "hub,127.0.0.1,localhost"),
+        ({"no_proxy": "*"}, "*", "*"),
+    ],
+)
+def test_what_we_start_asks_no_proxy_for_this_machine(
+    given: dict[str, str], lower: str, upper: str, proxy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = environment()
+    assert (found["no_proxy"], found["NO_PROXY"]) == (lower, upper)
+
+
+def test_nobody_answers_where_something_else_does() -> None:
+    """SSH, say, which greets whoever connects."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connected, _ = server.accept()
+            with connected:
+                connected.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        assert not is_healthy(f"http://127.0.0.1:{server.getsockname()[1]}/api")
+
+
+@pytest.mark.parametrize("port", [0, 65536])
+def test_a_port_is_one_that_there_is(port: int) -> None:
+    done = CliRunner().invoke(app, ["up", "--port", str(port)])
+    assert done.exit_code == 2 and "Invalid value for '--port'" in done.output
+
+
+def test_a_file_in_the_place_of_our_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "prefect.yaml").touch()
+    state_dir(tmp_path).touch()
+    for use in (lambda: up(tmp_path, free_port(), print), lambda: status(tmp_path), lambda: TemporaryServer(tmp_path)):
+        with pytest.raises(TrinityError, match=r"\.trinity/.* failed: a file is in the way.* in another folder"):
+            use()
+
+
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_HOME", "elsewhere")
     assert environment(tmp_path)["PREFECT_HOME"] == "elsewhere"
     monkeypatch.delenv("PREFECT_HOME")
     assert environment(tmp_path)["PREFECT_HOME"] == str(tmp_path / ".trinity" / "prefect")
+
+
+def migrates(root: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a temporary server there migrates its database, before it answers."""
+    told: list[dict[str, str]] = []
+    monkeypatch.setattr("tasks.server.spawn", lambda name, command, env, *_, **__: told.append(env))
+    monkeypatch.setattr("tasks.server.wait_until_healthy", lambda *_: None)
+    TemporaryServer(root).wait()
+    return told[0]["PREFECT_API_DATABASE_MIGRATE_ON_START"] == "true"
+
+
+def test_a_database_is_migrated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each: another PREFECT_HOME has a database of its own, and one that a user names may be any."""
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        monkeypatch.delenv(name)
+    own, other = tmp_path / ".trinity/prefect", tmp_path / "other"
+    for home in (own, other):
+        home.mkdir(parents=True)
+        (home / "prefect.db").touch()
+    assert [migrates(tmp_path, monkeypatch) for _ in range(2)] == [True, False]
+    monkeypatch.setenv("PREFECT_HOME", "other")
+    assert [migrates(tmp_path, monkeypatch) for _ in range(2)] == [True, False]
+    (other / "prefect.db").unlink()
+    assert migrates(tmp_path, monkeypatch), "it was removed, and the note that it was migrated was not"
+    monkeypatch.delenv("PREFECT_HOME")
+    monkeypatch.setenv("PREFECT_API_DATABASE_CONNECTION_URL", "postgresql+asyncpg://there/prefect")
+    assert [migrates(tmp_path, monkeypatch) for _ in range(2)] == [True, True]
+    monkeypatch.delenv("PREFECT_API_DATABASE_CONNECTION_URL")
+    assert not migrates(tmp_path, monkeypatch)
+    (own / "migrated").write_text("3.0")
+    assert migrates(tmp_path, monkeypatch), "Prefect is another"
 
 
 def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from trinity_core.data.tiny_words import ADDITIONS, CHAT_TEMPLATE, NAMES, QUESTION, SUBTRACTIONS, THINGS
 from trinity_core.errors import DataError
+from trinity_core.files import clear_errors
 
 Row = dict[str, str]
 INITIALIZER_RANGE = 0.08
@@ -251,7 +252,8 @@ def make_tiny(
     data = folder / "data"
     splits = make_problems(seed, count_train, count_test, count_sft, difficulty)
     splits["dpo"] = make_pairs(seed, count_dpo, [row for rows in splits.values() for row in rows], difficulty)
-    for split, rows in splits.items():
-        write_jsonl(data / f"{split}.jsonl", rows)
-    parameters = make_model(folder / "model", seed, size)
+    with clear_errors("writing to", folder, "choose another folder"):
+        for split, rows in splits.items():
+            write_jsonl(data / f"{split}.jsonl", rows)
+        parameters = make_model(folder / "model", seed, size)
     return TinyFolders(folder / "model", data, parameters, {split: len(rows) for split, rows in splits.items()})

@@ -1,0 +1,100 @@
+"""The runs of `trinity up`'s worker, as Prefect's API knows them: ended in order, or marked where nobody ends them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+END_SECONDS = 45.0
+"""For a cancelled run to end: Prefect kills it after 30 s, looks every 3 s, and must first hear of it."""
+POLL_SECONDS = 0.5
+
+
+@contextmanager
+def prefect_api(api_url: str) -> Iterator[SyncPrefectClient]:
+    """A client of the server there, on this machine, whatever server or proxy the environment names."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    here = temporary_settings({PREFECT_API_URL: api_url})
+    with here, get_client(httpx_settings={"trust_env": False}, sync_client=True) as client:
+        yield client
+
+
+@contextmanager
+def paused(client: SyncPrefectClient, pool: str) -> Iterator[None]:
+    """Within this context no worker takes a new run from the pool: what is scheduled stays so."""
+    from prefect.client.schemas.actions import WorkPoolUpdate
+
+    if client.read_work_pool(pool).is_paused:
+        yield
+        return
+    client.update_work_pool(pool, WorkPoolUpdate(is_paused=True))
+    try:
+        yield
+    finally:
+        client.update_work_pool(pool, WorkPoolUpdate(is_paused=False))
+
+
+def cancel(client: SyncPrefectClient, pool: str, say: Callable[[str], None]) -> None:
+    """Cancel the pool's runs and wait until its worker has ended them; they save first."""
+    from prefect.states import Cancelling
+
+    asked: set[Any] = set()
+    deadline = time.monotonic() + END_SECONDS
+    while (left := unfinished(client, pool)) and time.monotonic() < deadline:
+        for run in left:
+            if run.id not in asked:
+                asked.add(run.id)
+                say(f"Cancelling the run {run.name}: training saves at its next step boundary …")
+                client.set_flow_run_state(run.id, Cancelling())
+        time.sleep(POLL_SECONDS)
+
+
+def mark_crashed(client: SyncPrefectClient, pool: str, message: str) -> list[FlowRun]:
+    """End in Prefect's books the pool's runs that no process works on any more, with their subflows; returns them.
+
+    As long as they count as running they keep their place in a deployment's `concurrency_limit`.
+    """
+    from prefect.states import Crashed
+
+    found = unfinished(client, pool)
+    marked = list(found)
+    while found:
+        for run in found:
+            client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+        found = _subflows(client, found)
+    return marked
+
+
+def unfinished(client: SyncPrefectClient, pool: str) -> list[FlowRun]:
+    """The pool's runs that a worker has taken and that have not ended."""
+    from prefect.client.schemas.filters import WorkPoolFilter
+
+    in_pool = WorkPoolFilter.model_validate({"name": {"any_": [pool]}})
+    return client.read_flow_runs(flow_run_filter=_filter(state=_TAKEN), work_pool_filter=in_pool)
+
+
+def _subflows(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[FlowRun]:
+    parents = {"any_": [run.id for run in runs]}
+    return client.read_flow_runs(flow_run_filter=_filter(state=_TAKEN, parent_flow_run_id=parents))
+
+
+_TAKEN = {
+    "operator": "or_",
+    "type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]},
+    "name": {"any_": ["AwaitingRetry"]},
+}
+"""A flow between two of its attempts counts as scheduled; its process waits."""
+
+
+def _filter(**given: Any) -> Any:
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    return FlowRunFilter.model_validate(given)

@@ -1,0 +1,104 @@
+"""`trinity up` and `down` with a real server and worker: runs are saved, and a killed one holds nothing up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.local import POOL, down, up
+from tasks.runs import prefect_api as client_of
+from trinity_core.addresses import free_port
+
+pytestmark = pytest.mark.slow
+
+FLOW = """
+import pathlib, time
+from prefect import flow
+
+HERE = pathlib.Path(__file__).parent
+
+@flow(name="work", retries=2)
+def work():
+    (HERE / "begun").touch()
+    try:
+        for _ in range(3000):
+            time.sleep(0.02)
+    finally:
+        time.sleep(0.5)
+        (HERE / "saved").touch()
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a flow that saves when it is told to end. Nothing runs there afterwards.
+
+    The machine is behind a proxy, which does not answer.
+    """
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "prefect.yaml").touch()
+    (tmp_path / "work.py").write_text(FLOW)
+    monkeypatch.setattr("tasks.local._prefect", lambda *args: None)  # pool and deployment: made here, in less time
+    yield tmp_path
+    down(tmp_path, print)
+
+
+def deployed(client: Any, root: Path) -> Any:
+    """The id of a deployment of which one run at a time may run."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+
+    client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+    flow = client.create_flow_from_name("work")
+    there = {"prefect.deployments.steps.set_working_directory": {"directory": str(root)}}
+    where = {"work_pool_name": POOL, "pull_steps": [there], "entrypoint": "work.py:work"}
+    return client.create_deployment(flow, name="one", concurrency_limit=1, **where)
+
+
+def killed_runs(client: Any, deployment: Any) -> dict[str, Any]:
+    """What a power cut leaves in Prefect's database: runs that go on for ever. The second one is a subflow of the
+    first, the third has nothing to do with the work pool."""
+    from prefect import flow, task
+    from prefect.states import Pending, Running
+
+    def nothing() -> None: ...
+
+    run = client.create_flow_run_from_deployment(deployment, name="killed")
+    client.set_flow_run_state(run.id, Pending())
+    client.set_flow_run_state(run.id, Running())
+    placeholder = client.create_task_run(task(nothing), run.id, dynamic_key="0")
+    subflow = client.create_flow_run(flow(nothing), parent_task_run_id=placeholder.id, state=Running())
+    others = client.create_flow_run(flow(nothing), state=Running())
+    return {"killed": run.id, "subflow": subflow.id, "another's": others.id}
+
+
+def test_a_killed_run_gives_its_place_back_and_a_running_one_saves(root: Path, prefect_api: str) -> None:
+    """The database is that of the tests' own server, which knows the killed run's place; the new server does not."""
+    said: list[str] = []
+    with client_of(prefect_api) as client:
+        deployment = deployed(client, root)
+        runs = killed_runs(client, deployment)
+        running = up(root, free_port(), said.append)
+        assert running.api_url != prefect_api
+        assert [line for line in said if line.startswith("The run killed was killed")]
+        states = {name: client.read_flow_run(run).state.name for name, run in runs.items()}
+        assert states == {"killed": "Crashed", "subflow": "Crashed", "another's": "Running"}
+
+        going = client.create_flow_run_from_deployment(deployment, name="going")
+        deadline = time.monotonic() + 60
+        while not (root / "begun").exists():
+            assert time.monotonic() < deadline, "the killed run still has the one place"
+            time.sleep(0.05)
+        said.clear()
+        assert down(root, said.append)
+        assert (root / "saved").exists()
+        assert client.read_flow_run(going.id).state.name == "Cancelled"
+        assert not client.read_work_pool(POOL).is_paused
+    assert [line.split(":")[0] for line in said] == [
+        "Cancelling the run going", "Stopping the worker …", "Stopping the server …",
+    ]  # fmt: skip
