@@ -7,13 +7,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from trinity_core.config import rules, source, verl
-from trinity_core.config.bind import bind, hints
+from trinity_core.config.bind import as_written, bind, hints
 from trinity_core.config.problems import ConfigError, Place, Problem, Report
 from trinity_core.config.resolve import resolve
-from trinity_core.config.schema import Config
+from trinity_core.config.schema import Config, VerlConfig
 from trinity_core.config.source import Source, Tree
 
 WHOLE = frozenset({"experience_buffer", "taskset"})
@@ -78,11 +76,12 @@ def to_dict(config: Any) -> Any:
 
 def to_yaml(config: Config) -> str:
     """YAML text that loads to an equal configuration. Passwords and keys are in it: `public_dict` has none."""
-    return yaml.safe_dump(source.escaped(to_dict(config)), sort_keys=False, allow_unicode=True)
+    return source.dump(source.escaped(to_dict(config)))
 
 
 def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None) -> Config:
     given = source.override(origin, overrides)
+    given.tree = _as_written(given)
     report = Report(given.places)
     tree = source.interpolate(given, to_dict(Config()), report)
     _include_trainer_files(tree, report)
@@ -98,6 +97,15 @@ def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None
             report.problems = staged.problems
     report.check()
     return config
+
+
+def _as_written(given: Source) -> Tree:
+    """The tree with what was written wherever the schema has text; a stage's sections are those of a configuration."""
+    tree = as_written(Config, given.tree, "", given.texts)
+    if isinstance(tree.get("stages"), list):
+        listed = enumerate(tree["stages"])
+        tree["stages"] = [as_written(Config, stage, f"stages[{index}]", given.texts) for index, stage in listed]
+    return tree
 
 
 def _bound(tree: Tree, report: Report, check: bool = True) -> Config:
@@ -160,6 +168,7 @@ def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
         return
     try:
         content = source.read(Path(path))
+        content.tree = as_written(VerlConfig, content.tree, "", content.texts)
     except ConfigError as error:
         for problem in error.problems:
             report.add(f"{key}.trainer_config_path", path, str(problem))

@@ -24,8 +24,9 @@ trinity validate --config configs/gsm8k/gsm8k.yaml                      # only c
 ```
 
 **Values.** `${oc.env:NAME,default}` is an environment variable, `${model.model_path}` another setting (OmegaConf's
-interpolation). `1e-6` is a number. Relative paths start from the folder the command runs in. "derived" as a default
-means that the value follows from other settings when the file is loaded.
+interpolation). Numbers are those of YAML 1.2: `1e-6` is one, `1_000` and `12:30` are text. Where a setting is text, it
+is what was written: `name: 1.10` is called 1.10. Relative paths start from the folder the command runs in. "derived" as
+a default means that the value follows from other settings when the file is loaded.
 
 **Overrides** read `key.path=value`, the value being YAML. An entry of a list is named by its index or by its name:
 `buffer.explorer_input.eval_tasksets.gsm8k-eval.repeat_times=4`, `stages.sft_warmup.buffer.total_steps=5`.
