@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trinity_core.config import rules, source, verl
+from trinity_core.config.arguments import bind_arguments
 from trinity_core.config.bind import as_written, bind, hints
 from trinity_core.config.problems import ConfigError, Place, Problem, Report
 from trinity_core.config.resolve import resolve
@@ -115,6 +116,7 @@ def _bound(tree: Tree, report: Report, check: bool = True) -> Config:
     config = resolve(written)
     config.given = tree
     if check:
+        bind_arguments(config, report)
         rules.check(written, config, report)
     return config
 

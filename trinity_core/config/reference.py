@@ -50,7 +50,8 @@ of the other stages.
 
 **Algorithms** are named sets of defaults over parts (advantage, losses, aggregation …) that can each be replaced.
 Arguments that are given are laid over those of the algorithm: `policy_loss_fn_args: {clip_range: 0.1}` changes only the
-clip range. A part that is replaced by another starts from its own defaults.
+clip range. A part that is replaced by another starts from its own defaults. An argument that a part does not take is a
+problem, as an unknown key is; parts of your own are asked when the trainer starts.
 
 **veRL.** `trainer.trainer_config` takes a trainer configuration in veRL's words. Keys that also exist here set the
 setting of this page, unless that is given itself; keys without a counterpart are accepted and listed in a notice.

@@ -126,7 +126,7 @@ def _parts(config: Config) -> Iterator[Finding]:
             message = f"must be one of {', '.join(names)} (or come with plugin_dir), not '{name}'."
             yield Finding(f"algorithm.{part}", name, message, suggestion=closest(name, names))
     ratio = algorithm.sample_strategy_args.get("expert_data_ratio")
-    if ratio is not None and not (isinstance(ratio, int | float) and 0 <= ratio < 1):
+    if isinstance(ratio, float) and not 0 <= ratio < 1:
         key = "algorithm.sample_strategy_args.expert_data_ratio"
         yield Finding(key, ratio, f"must be a number, at least 0 and below 1, not {ratio!r}.")
 
