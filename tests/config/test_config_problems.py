@@ -220,6 +220,13 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "not both",
         "",
     ),
+    (
+        ("monitor.monitor_type=mlflow", "monitor.monitor_args={url: 'http://localhost:5000'}"),
+        "monitor.monitor_args.url",
+        "is no argument of 'mlflow', which takes uri, username, password.",
+        "uri",
+    ),
+    (("monitor.monitor_args={uri: [a]}",), "monitor.monitor_args.uri", "must be text, not a list", ""),
     (("stages=[{stage_name: a}, {stage_name: a}]",), "stages[1].stage_name", "two stages are called 'a'", ""),
     (("stages=[{mode: both}]",), "stages[0].stage_name", "must be given", ""),
     (("stages=[{stage_name: a, modell: {}}]",), "stages[0].modell", "not a known key", "model"),

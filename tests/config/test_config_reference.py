@@ -157,6 +157,9 @@ def test_notices() -> None:
     assert "critic.strategy" in ignored and "1024 experiences" in batches and "2048 tokens" in budget
     unread = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["service.data_juicer.auto_start=true"])
     assert notices(unread) == ["Accepted, but without effect here: service.data_juicer."]
+    other = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["monitor.monitor_args={uri: a, mode: offline, api_key: b}"])
+    keys = "monitor.monitor_args.mode, monitor.monitor_args.api_key"
+    assert notices(other) == [f"Accepted, but without effect here: {keys}."]
     actor = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
     offload = [f"{actor}.param_offload=true", f"{actor}.optimizer_offload=true"]
     for changes, keys in (

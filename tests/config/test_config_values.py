@@ -43,6 +43,11 @@ def test_text_is_what_was_written_in_a_file_or_an_override(text: str) -> None:
     assert config_from_text(to_yaml(written)) == written
 
 
+def test_a_password_keeps_its_zeros() -> None:
+    given = made("monitor.monitor_args={username: null, password: 0123456}").monitor.monitor_args
+    assert given == {"username": None, "password": "0123456"}
+
+
 def test_what_refers_to_text_gets_what_was_written() -> None:
     assert made("name=1.10", "explorer.name=x${name}").explorer.name == "x1.10"
 

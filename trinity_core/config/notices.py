@@ -6,6 +6,7 @@ from trinity_core.config import verl
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.resolve import expert_share
 from trinity_core.config.schema import Config
+from trinity_core.config.schema.monitor import MONITOR_ARGS
 from trinity_core.config.verl import ROOT
 
 
@@ -28,6 +29,10 @@ def _unread(config: Config) -> list[str]:
         "service.data_juicer": config.service.data_juicer is not None,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
+    }
+    monitor = config.monitor
+    given |= {
+        f"monitor.monitor_args.{name}": name not in MONITOR_ARGS[monitor.monitor_type] for name in monitor.monitor_args
     }
     reference, actor = verl.actor_rollout_ref.ref.fsdp_config, verl.actor_rollout_ref.actor.fsdp_config
     given[f"{ROOT}.actor_rollout_ref.ref.fsdp_config.optimizer_offload"] = reference.optimizer_offload

@@ -12,6 +12,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.parts import PARTS
 from trinity_core.config.problems import Report, closest
 from trinity_core.config.schema import Config, TasksetConfig
+from trinity_core.config.schema.monitor import MONITOR_ARGS
 
 INPUT = "buffer.explorer_input"
 BUFFER = "buffer.trainer_input.experience_buffer"
@@ -46,6 +47,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         _synchronizer,
         _explorer,
         _trainer,
+        _monitor,
     )
     findings = [*_spelled_twice(written), *(finding for rule in rules for finding in rule(config))]
     for key, value, message, rests_on, suggestion in findings:
@@ -302,6 +304,16 @@ def _trainer(config: Config) -> Iterator[Finding]:
         yield Finding(f"{VERL}.trainer.resume_mode", verl.resume_mode, instead)
     if verl.resume_from_path:
         yield Finding(f"{VERL}.trainer.resume_from_path", verl.resume_from_path, instead)
+
+
+def _monitor(config: Config) -> Iterator[Finding]:
+    """What belongs to another tracking system may stay: it has no effect, and a notice says so."""
+    known = [name for names in MONITOR_ARGS.values() for name in names]
+    for name, value in config.monitor.monitor_args.items():
+        if name not in known:
+            own = ", ".join(MONITOR_ARGS[config.monitor.monitor_type]) or "none"
+            message = f"is no argument of '{config.monitor.monitor_type}', which takes {own}."
+            yield Finding(f"monitor.monitor_args.{name}", value, message, suggestion=closest(name, known))
 
 
 def _training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
