@@ -15,7 +15,7 @@ from tasks.labels import label_run
 from tasks.placement import parts_of, start_from, sync_method
 from tasks.session import Stage, holders
 from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, other_beginning
-from trinity_core.config import Config, load_config, stages, store_url
+from trinity_core.config import Config, load_config, notices, stages, store_url
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.store.store import ExperienceStore
@@ -57,8 +57,8 @@ def resolve(
         found.mode = "bench"
     placement = placement_of(found)
     found.synchronizer.sync_method, notice = sync_method(found, placement)  # type: ignore[assignment]
-    if notice:
-        get_run_logger().warning(notice)
+    for each in (*notices(found), *([notice] if notice else [])):
+        get_run_logger().warning(each)
     label_run(found.project, found.name, stage or kind, f"algorithm:{found.algorithm.algorithm_type}")
     step = 0 if kind == "evaluate" else resume_step(found, parts_of(found, placement))
     if step:
