@@ -23,13 +23,19 @@ Plugins = Callable[[str], Any]
 """Loads the user's modules in a folder, so that the names they register are known before anything is checked."""
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None) -> Config:
+Check = Callable[[Config, Report], None]
+"""Reports what this package cannot know to be wrong."""
+
+
+def load_config(
+    path: Path | str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None, check: Check | None = None
+) -> Config:
     """The configuration in a YAML file, resolved and checked.
 
-    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` where that is given.
-    Raises ConfigError with every problem found.
+    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` where that is given, `check` with the
+    configuration of each stage. Raises ConfigError with every problem found.
     """
-    return _load(source.read(Path(path)), overrides, load_plugins)
+    return _load(source.read(Path(path)), overrides, load_plugins, check)
 
 
 def config_from_text(text: str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None) -> Config:
@@ -80,7 +86,7 @@ def to_yaml(config: Config) -> str:
     return source.dump(source.escaped(to_dict(config)))
 
 
-def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None) -> Config:
+def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None, check: Check | None = None) -> Config:
     given = source.override(origin, overrides)
     given.tree = _as_written(given)
     report = Report(given.places)
@@ -88,13 +94,14 @@ def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None
     _include_trainer_files(tree, report)
     if load_plugins is not None and isinstance(tree.get("plugin_dir"), str):
         load_plugins(tree["plugin_dir"])
-    config = _bound(tree, report, check=not tree.get("stages"))
+    checks = [check] if check is not None else []
+    config = _bound(tree, report, None if tree.get("stages") else checks)
     if config.stages:
         rules.check_stage_list(config, report)
         for stage_tree, key in _stage_trees(tree):
             staged = Report(report.places, key)
             staged.problems = list(report.problems)
-            _bound(stage_tree, staged)
+            _bound(stage_tree, staged, checks)
             report.problems = staged.problems
     report.check()
     return config
@@ -109,15 +116,17 @@ def _as_written(given: Source) -> Tree:
     return tree
 
 
-def _bound(tree: Tree, report: Report, check: bool = True) -> Config:
-    """Dataclasses from a tree, resolved; problems are added to the report."""
+def _bound(tree: Tree, report: Report, checks: Sequence[Check] | None = ()) -> Config:
+    """Dataclasses from a tree, resolved; problems are added to the report, without `checks` those of types alone."""
     written = bind(Config, tree, "", report)
     verl.lay_under(written, tree)
     config = resolve(written)
     config.given = tree
-    if check:
+    if checks is not None:
         bind_arguments(config, report)
         rules.check(written, config, report)
+        for check in checks:
+            check(config, report)
     return config
 
 

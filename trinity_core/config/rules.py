@@ -108,7 +108,7 @@ def _algorithm(config: Config) -> Iterator[Finding]:
     if known.uses_rollouts:
         least = known.min_repeat_times
         repeats = [("algorithm.repeat_times", config.algorithm.repeat_times)]
-        repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in _training_tasksets(config)]
+        repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in training_tasksets(config)]
         for where, times in repeats:
             if times < least:
                 message = f"{name} compares rollouts of the same task, so it needs at least {least}, not {times}."
@@ -208,7 +208,7 @@ def _tasks(config: Config) -> Iterator[Finding]:
         )
     if config.mode == "bench" and not given.eval_tasksets:
         yield Finding(f"{INPUT}.eval_tasksets", None, "must be given in mode bench: there is nothing to evaluate on.")
-    tasksets = [*_training_tasksets(config), *_eval_tasksets(config)]
+    tasksets = [*training_tasksets(config), *eval_tasksets(config)]
     produced = config.data_processor.task_pipeline is not None
     for key, taskset in tasksets:
         if not taskset.path and not produced:
@@ -224,7 +224,7 @@ def _temperatures(config: Config) -> Iterator[Finding]:
         return
     given = [
         (f"{key}.rollout_args.temperature", taskset.rollout_args.temperature)
-        for key, taskset in _training_tasksets(config)
+        for key, taskset in training_tasksets(config)
     ]
     for key, value in given[1:]:
         first, other = given[0]
@@ -316,7 +316,7 @@ def _monitor(config: Config) -> Iterator[Finding]:
             yield Finding(f"monitor.monitor_args.{name}", value, message, suggestion=closest(name, known))
 
 
-def _training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+def training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
     """Each training task set with the key under which it was given."""
     given = config.given.get("buffer")
     given = given.get("explorer_input") if isinstance(given, dict) else None
@@ -327,7 +327,8 @@ def _training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
     ]
 
 
-def _eval_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+def eval_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+    """Each task set for evaluation with its key."""
     return [
         (f"{INPUT}.eval_tasksets[{i}]", taskset) for i, taskset in enumerate(config.buffer.explorer_input.eval_tasksets)
     ]
