@@ -263,6 +263,23 @@ def test_supervised_runs_need_a_data_set(change: dict[str, Any], key: str, messa
     assert problem.key == f"buffer.trainer_input.experience_buffer.{key}" and message in problem.message
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["foo", "/abs/x", "x.parquet", "sqlite://foo.db", "sqlite+pysqlite:///x.db", "sqlite://", "sqlite:///:memory:",
+     "mysql://me:secret@host/db", "postgres://me:secret@host/db"],
+)  # fmt: skip
+def test_a_store_is_a_database(path: str) -> None:
+    (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": {"path": path}}}})
+    assert problem.key == "buffer.trainer_input.experience_buffer.path" and "must be a database" in problem.message
+    assert "sqlite:///name.db" in problem.message and "secret" not in str(problem)
+
+
+def test_a_database_of_its_own_is_no_backup() -> None:
+    buffer = {"storage_type": "sql", "path": "backup.json"}
+    (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": buffer}}})
+    assert "must be a database, not 'backup.json'" in problem.message
+
+
 def test_pairs_make_an_even_batch() -> None:
     (problem,) = problems(SFT, {"algorithm": {"algorithm_type": "dpo"}, "buffer": {"train_batch_size": 7}})
     assert problem.key == "buffer.train_batch_size" and "must be even" in problem.message

@@ -160,6 +160,9 @@ def test_notices() -> None:
     other = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["monitor.monitor_args={uri: a, mode: offline, api_key: b}"])
     keys = "monitor.monitor_args.mode, monitor.monitor_args.api_key"
     assert notices(other) == [f"Accepted, but without effect here: {keys}."]
+    backup = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["buffer.trainer_input.experience_buffer.path=backup.json"])
+    assert notices(backup) == ["Accepted, but without effect here: buffer.trainer_input.experience_buffer.path."]
+    assert notices(load_config(RECIPES / "sft/sft.yaml")) == []
     actor = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
     offload = [f"{actor}.param_offload=true", f"{actor}.optimizer_offload=true"]
     for changes, keys in (

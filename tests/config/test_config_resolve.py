@@ -176,10 +176,16 @@ def test_the_job_folder_is_absolute_once_loaded(monkeypatch: pytest.MonkeyPatch,
         ("postgresql://me:secret@host/db", "postgresql://me:secret@host/db"),
         ("null", "sqlite:///{buffer}/explorer_output.db"),
         ("sqlite:///", "sqlite:///{buffer}/explorer_output.db"),
+        ("~/x.db", "sqlite:////home/me/x.db"),
+        ("sqlite:///~/x.db", "sqlite:////home/me/x.db"),
+        ("/data/x.sqlite3", "sqlite:////data/x.sqlite3"),
+        ("postgresql+psycopg://me@host/db", "postgresql+psycopg://me@host/db"),
+        ("backup.json", "sqlite:///{buffer}/explorer_output.db"),
         ("backup.jsonl", "sqlite:///{buffer}/explorer_output.db"),
     ],
 )
-def test_where_experiences_are_stored(path: str, url: str) -> None:
+def test_where_experiences_are_stored(path: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
     config = made(f"{PATH}={path}")
     assert store_url(config) == url.format(buffer=config.job_dir / "buffer")
 

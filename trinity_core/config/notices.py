@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from trinity_core.config import verl
 from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import expert_share
+from trinity_core.config.rules import BUFFER
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.monitor import MONITOR_ARGS
 from trinity_core.config.verl import ROOT
@@ -25,7 +27,10 @@ def _unread(config: Config) -> list[str]:
     trainer, verl = config.trainer, config.trainer.trainer_config
     float32 = trainer.dtype == "float32" or (trainer.dtype is None and config.cluster.gpu_per_node == 0)
     whole = float32 and (trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1))
+    buffer, known = config.buffer.trainer_input.experience_buffer, ALGORITHMS[config.algorithm.algorithm_type]
     given = {
+        f"{BUFFER}.path": bool(buffer.path)
+        and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts)),
         "service.data_juicer": config.service.data_juicer is not None,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,

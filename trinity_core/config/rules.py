@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.parts import PARTS
+from trinity_core.config.paths import is_backup, no_database
 from trinity_core.config.problems import Report, closest
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.config.schema.monitor import MONITOR_ARGS
@@ -252,6 +253,8 @@ def _experiences(config: Config) -> Iterator[Finding]:
     elif known and known.uses_rollouts and config.mode in ("both", "train") and buffer.storage_type == "file":
         message = f"must be queue or sql in mode {config.mode}: {name} learns from what an explorer stores."
         yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
+    if buffer.path and buffer.storage_type != "file" and not is_backup(buffer) and (wrong := no_database(buffer.path)):
+        yield Finding(f"{BUFFER}.path", buffer.path, wrong, rests_on)
     for key, auxiliary in given.auxiliary_buffers.items():
         if not auxiliary.path:
             yield Finding(f"{AUXILIARY}.{key}.path", auxiliary.path, "must be given: a file, a folder or a hub name.")
