@@ -132,6 +132,12 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "must be 1 on the CPU",
         "",
     ),
+    (
+        ("cluster.gpu_per_node=0", "explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 2}]"),
+        "explorer.auxiliary_models[0].tensor_parallel_size",
+        "must be 1 on the CPU",
+        "",
+    ),
     (("buffer.batch_size=-1",), "buffer.batch_size", "must be at least 1", ""),
     (("buffer.total_steps=5", "trainer.total_steps=6"), "trainer.total_steps", "buffer.total_steps is 5", ""),
     ((f"{INPUT}.tasksets=[{{name: a, path: b}}]",), f"{INPUT}.tasksets", "give this or taskset, not both", ""),

@@ -19,6 +19,7 @@ INPUT = "buffer.explorer_input"
 BUFFER = "buffer.trainer_input.experience_buffer"
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 VERL = "trainer.trainer_config"
+ON_CPU = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
 SHARED_GPU_MEMORY = 0.7
 """Up to this `gpu_memory_utilization` an engine leaves room for a trainer on the same single GPU."""
 
@@ -170,8 +171,11 @@ def _cluster(config: Config) -> Iterator[Finding]:
     key, size = "cluster.gpu_per_node", "explorer.rollout_model.tensor_parallel_size"
     if per_node == 0:
         if rollout.tensor_parallel_size > 1 and config.mode != "train":
-            message = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
-            yield Finding(size, rollout.tensor_parallel_size, message, (key,))
+            yield Finding(size, rollout.tensor_parallel_size, ON_CPU, (key,))
+        for index, model in enumerate(config.explorer.auxiliary_models):
+            if model.tensor_parallel_size > 1 and config.mode != "train":
+                where = f"explorer.auxiliary_models[{index}].tensor_parallel_size"
+                yield Finding(where, model.tensor_parallel_size, ON_CPU, (key,))
         return
     total = per_node * config.cluster.node_num
     models = [] if config.mode == "train" else [rollout, *config.explorer.auxiliary_models]
