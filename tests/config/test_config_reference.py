@@ -163,6 +163,15 @@ def test_notices() -> None:
     backup = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["buffer.trainer_input.experience_buffer.path=backup.json"])
     assert notices(backup) == ["Accepted, but without effect here: buffer.trainer_input.experience_buffer.path."]
     assert notices(load_config(RECIPES / "sft/sft.yaml")) == []
+    queue = "buffer.trainer_input.experience_buffer"
+    waiting = f"{queue}.reuse_cooldown_time"
+    reuse = load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{waiting}=60"])
+    assert notices(reuse) == [f"Accepted, but without effect here: {waiting}."]
+    for used in (
+        "buffer.trainer_input.experience_buffer.use_priority_queue=true",
+        "algorithm.sample_strategy=priority",
+    ):
+        assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{waiting}=60", used])) == []
     actor = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
     offload = [f"{actor}.param_offload=true", f"{actor}.optimizer_offload=true"]
     for changes, keys in (
@@ -175,6 +184,26 @@ def test_notices() -> None:
         assert said == ([f"Accepted, but without effect here: {', '.join(keys)}."] if keys else [])
     dpo = load_config(RECIPES / "sft/sft.yaml", ["algorithm.algorithm_type=dpo", "algorithm.repeat_times=4"])
     assert notices(dpo) == ["algorithm.repeat_times is 2 for dpo; the 4 given is not used."]
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ((), ["actor", "critic"]),
+        (("trainer.use_dynamic_bsz=false",), []),
+        (("{verl}.critic.use_dynamic_bsz=false",), ["actor"]),
+        (("{verl}.critic.use_dynamic_bsz=false", "{verl}.critic.ppo_micro_batch_size_per_gpu=null"), []),
+    ],
+)
+def test_rows_of_a_micro_batch_count_where_it_is_not_filled_by_tokens(
+    changes: tuple[str, ...], keys: list[str]
+) -> None:
+    verl = "trainer.trainer_config"
+    config = load_config(RECIPES / "verl_align/ppo_example.yaml", [change.format(verl=verl) for change in changes])
+    said = notices(config)[0]
+    for key in ("actor", "critic"):
+        path = f"{verl}.actor_rollout_ref.actor" if key == "actor" else f"{verl}.critic"
+        assert (f"{path}.ppo_micro_batch_size_per_gpu" in said) == (key in keys)
 
 
 def test_importing_is_light() -> None:

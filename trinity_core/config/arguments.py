@@ -8,6 +8,7 @@ from typing import Any
 from trinity_core.config.bind import BAD, convert
 from trinity_core.config.parts import PARTS, Arguments
 from trinity_core.config.problems import Report, closest
+from trinity_core.config.resolve import draws_by
 from trinity_core.config.schema import Config
 from trinity_core.config.types import Args
 
@@ -26,16 +27,9 @@ def bind_arguments(config: Config, report: Report) -> None:
 
 
 def _strategy(config: Config) -> Arguments:
-    """The arguments of the sample strategy, with those of the one that `mix` draws rollouts by."""
-    algorithm, known = config.algorithm, PARTS["sample_strategy"]
-    name = algorithm.sample_strategy
-    found = known[name]
-    if name == "mix":
-        name = str(algorithm.sample_strategy_args.get("inner") or "default")
-        found = {**found, **known.get(name, {})}
-    if name in ("default", "fifo") and config.buffer.trainer_input.experience_buffer.use_priority_queue:
-        found = {**found, **known["priority"]}
-    return found
+    """The arguments of the sample strategy and of the one that it draws rollouts by."""
+    known = PARTS["sample_strategy"]
+    return {**known[config.algorithm.sample_strategy], **known.get(draws_by(config), {})}
 
 
 def _bound(known: Arguments, given: Mapping[str, Any], key: str, owner: str, report: Report) -> dict[str, Any]:
