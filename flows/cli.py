@@ -18,11 +18,11 @@ def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir
     """Run a configuration here and now, with all its stages; no server needs to be up."""
     from flows.local import Here
     from tasks.placement import flow_of
-    from trinity_core.config import load_config
+    from trinity_core.rollout.names import load_with_plugins
 
     given = with_plugins(overrides, plugin_dir)
     with Here() as here:
-        loaded = load_config(config, given)
+        loaded = load_with_plugins(config, given)
         summary = here.flow(flow_of(loaded), loaded)(config=str(config), overrides=given)
     typer.echo(f"\n{summary['project']}/{summary['name']}: step {summary['step']}, scores {summary['scores']}")
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
@@ -45,12 +45,12 @@ def evaluate(
     """Score a model or the checkpoints of a run on the configuration's eval sets."""
     from flows.local import Here
     from flows.parameters import check_which
-    from trinity_core.config import load_config
+    from trinity_core.rollout.names import load_with_plugins
 
     check_which(which)
     given = with_plugins(overrides, plugin_dir)
     with Here() as here:
-        loaded = load_config(config, given)
+        loaded = load_with_plugins(config, given)
         from tasks.resolve import pick_stage  # it imports Prefect, beside the server's start
 
         pick_stage(loaded, stage)

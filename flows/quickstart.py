@@ -12,10 +12,10 @@ from shutil import which
 from typing import Any
 
 from flows.local import Here
-from trinity_core.config import load_config
 from trinity_core.data.tiny import make_tiny
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
+from trinity_core.rollout.names import load_with_plugins
 from trinity_core.tracking.mlflow_writer import ui_command
 
 VIEWERS = ("xdg-open", "open")
@@ -38,7 +38,7 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
     with Here() as here:
         make_tiny(out, seed)
         made = time.monotonic()
-        pipeline = here.flow("pipeline", load_config(config, overrides))
+        pipeline = here.flow("pipeline", load_with_plugins(config, overrides))
         result = pipeline(config=str(config), overrides=overrides)
     summary = summarise(result, {"model and data": made - began, "total": time.monotonic() - began})
     write_json(out / "summary.json", summary)

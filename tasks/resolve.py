@@ -15,8 +15,9 @@ from tasks.labels import label_run
 from tasks.placement import parts_of, start_from, sync_method
 from tasks.session import Stage, holders
 from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, other_beginning
-from trinity_core.config import Config, load_config, stages, store_url
+from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.errors import TrinityError
+from trinity_core.rollout.names import load_with_plugins
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.weights import open_weights
@@ -44,7 +45,7 @@ def resolve(
     before all stages is meant, whose scores belong to the pipeline. `run` is the run's name where it is not the
     configuration's: one in a fresh folder. Raises ConfigError or TrinityError.
     """
-    loaded = load_config(config, list(overrides))
+    loaded = load_with_plugins(config, list(overrides))
     found, parent_dir = pick_stage(loaded, stage)
     if base and parent_dir:
         found.name, parent_dir = loaded.name, None
@@ -57,8 +58,8 @@ def resolve(
         found.mode = "bench"
     placement = placement_of(found)
     found.synchronizer.sync_method, notice = sync_method(found, placement)  # type: ignore[assignment]
-    if notice:
-        get_run_logger().warning(notice)
+    for each in (*notices(found), *([notice] if notice else [])):
+        get_run_logger().warning(each)
     label_run(found.project, found.name, stage or kind, f"algorithm:{found.algorithm.algorithm_type}")
     step = 0 if kind == "evaluate" else resume_step(found, parts_of(found, placement))
     if step:

@@ -16,7 +16,8 @@ from tasks.cluster import close_cluster, open_cluster, placement_of
 from tasks.labels import label_run
 from tasks.placement import flow_of, start_from
 from tasks.reports import show_summary
-from trinity_core.config import Config, load_config, stages
+from trinity_core.config import Config, stages
+from trinity_core.rollout.names import load_with_plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Plan:
 @task(name="resolve", cache_policy=NO_CACHE, persist_result=False)
 def plan_pipeline(config: str, overrides: Sequence[str] = ()) -> Plan:
     """Load and check the configuration with all its stages. Raises ConfigError or TrinityError."""
-    loaded = load_config(config, list(overrides))
+    loaded = load_with_plugins(config, list(overrides))
     label_run(loaded.project, loaded.name, "pipeline")
     names = [each.stage_name for each in loaded.stages] or [""]
     parts = stages(loaded)

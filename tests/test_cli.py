@@ -119,6 +119,13 @@ def test_validate_shows_the_stages() -> None:
     assert "quickstart_sft: sft" in result.output and "quickstart_rft: grpo" in result.output
 
 
+def test_validate_tells_what_has_no_effect() -> None:
+    config = str(ROOT / "configs/quickstart/quickstart.yaml")
+    result = CliRunner().invoke(app, ["validate", "--config", config, "service.data_juicer.port=5006"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("Accepted, but without effect here: service.data_juicer.") == 2
+
+
 def test_overrides_reach_the_configuration(tmp_path: Path) -> None:
     config = str(ROOT / "configs/quickstart/quickstart.yaml")
     result = CliRunner().invoke(app, ["validate", "--config", config, "name=other", f"checkpoint_root_dir={tmp_path}"])

@@ -268,6 +268,23 @@ def test_unknown_names_are_said_at_once(change, message):
         Objective(spec_of("grpo", **change))
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("policy_loss_fn_args", "ppo does not know nonsense; it takes: .*clip_range"),
+        ("advantage_fn_args", "grpo does not know nonsense; it takes: .*epsilon"),
+        ("kl_loss_fn_args", "k2 does not know nonsense; it takes: none"),
+        ("kl_penalty_fn_args", "none does not know nonsense"),
+        ("entropy_loss_fn_args", "entropy_bonus does not know nonsense; it takes: entropy_coef"),
+        ("loss_agg_mode_args", "token_mean does not know nonsense"),
+        ("rollout_correction_args", "tis_token does not know nonsense; it takes: cap"),
+    ],
+)
+def test_unknown_arguments_are_said_at_once(args, message):
+    with pytest.raises(InputError, match=message):
+        Objective(spec_of("grpo", **{args: {"nonsense": 1}}))
+
+
 def test_an_empty_share_of_a_rank_reports_the_same_names():
     inputs = batch(2, experts=False)
     _, metrics = train(spec_of("grpo"), inputs, [torch.arange(8)])

@@ -38,6 +38,64 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (("mode=trian",), "mode", "must be one of both, train, explore, bench, not 'trian'", "train"),
     (("algorithm.algorithm_type=gprp",), "algorithm.algorithm_type", "must be one of", "grpo"),
     (("algorithm.kl_loss_fn=low_var_k",), "algorithm.kl_loss_fn", "must be one of none, k1", "low_var_kl"),
+    (
+        ("algorithm.entropy_loss_fn_args.entropy_coeff=0.1",),
+        "algorithm.entropy_loss_fn_args.entropy_coeff",
+        "is no argument of 'default', which takes entropy_coef.",
+        "entropy_coef",
+    ),
+    (
+        ("algorithm.policy_loss_fn_args={clip_rnage: 0.1}",),
+        "algorithm.policy_loss_fn_args.clip_rnage",
+        "is no argument of 'ppo', which takes clip_range, clip_range_low",
+        "clip_range",
+    ),
+    (
+        ("algorithm.policy_loss_fn_args.clip_range=wide",),
+        "algorithm.policy_loss_fn_args.clip_range",
+        "must be a number, not 'wide'",
+        "",
+    ),
+    (
+        ("algorithm.advantage_fn_args.std_cal_level=grup",),
+        "algorithm.advantage_fn_args.std_cal_level",
+        "must be one of group, batch",
+        "group",
+    ),
+    (
+        ("algorithm.advantage_fn_args.overlong={max_lenght: 9}",),
+        "algorithm.advantage_fn_args.overlong.max_lenght",
+        "is no argument of 'overlong'",
+        "max_length",
+    ),
+    (("algorithm.advantage_fn_args.overlong=9",), "algorithm.advantage_fn_args.overlong", "must be a section", ""),
+    (
+        ("algorithm.sample_strategy=mix", f"{AUXILIARY}.e.path=x", "algorithm.sample_strategy_args={inner: [a]}"),
+        "algorithm.sample_strategy_args.inner",
+        "must be one of default, fifo",
+        "",
+    ),
+    (
+        ("algorithm.advantage_fn=rloo", "algorithm.advantage_fn_args.epsilon=1"),
+        "algorithm.advantage_fn_args.epsilon",
+        "is no argument of 'rloo', which takes none.",
+        "",
+    ),
+    (("algorithm.kl_loss_fn_args.kl_coeff=0",), "algorithm.kl_loss_fn_args.kl_coeff", "no argument of 'k2'", "kl_coef"),
+    (
+        ("algorithm.sample_strategy=staleness_control", "algorithm.sample_strategy_args.max_stalenes=2"),
+        "algorithm.sample_strategy_args.max_stalenes",
+        "is no argument of 'staleness_control', which takes max_staleness.",
+        "max_staleness",
+    ),
+    (
+        ("algorithm.sample_strategy_args.decay=1",),
+        "algorithm.sample_strategy_args.decay",
+        "is no argument of 'default', which takes none.",
+        "",
+    ),
+    (("algorithm.loss_agg_mode_args.normalizer=1",), "algorithm.loss_agg_mode_args.normalizer", "no argument of", ""),
+    (("algorithm.rollout_correction_args.cpa=1",), "algorithm.rollout_correction_args.cpa", "takes cap", "cap"),
     (("algorithm.repeat_times=1",), "algorithm.repeat_times", "needs at least 2, not 1", ""),
     (("algorithm.repeat_times=0",), "algorithm.repeat_times", "must be at least 1, not 0", ""),
     (("algorithm.repeat_times=eight",), "algorithm.repeat_times", "must be a whole number, not 'eight'", ""),
@@ -75,6 +133,12 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (
         ("cluster.gpu_per_node=0", "explorer.rollout_model.tensor_parallel_size=2"),
         "explorer.rollout_model.tensor_parallel_size",
+        "must be 1 on the CPU",
+        "",
+    ),
+    (
+        ("cluster.gpu_per_node=0", "explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 2}]"),
+        "explorer.auxiliary_models[0].tensor_parallel_size",
         "must be 1 on the CPU",
         "",
     ),
@@ -166,6 +230,13 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "not both",
         "",
     ),
+    (
+        ("monitor.monitor_type=mlflow", "monitor.monitor_args={url: 'http://localhost:5000'}"),
+        "monitor.monitor_args.url",
+        "is no argument of 'mlflow', which takes uri, username, password.",
+        "uri",
+    ),
+    (("monitor.monitor_args={uri: [a]}",), "monitor.monitor_args.uri", "must be text, not a list", ""),
     (("stages=[{stage_name: a}, {stage_name: a}]",), "stages[1].stage_name", "two stages are called 'a'", ""),
     (("stages=[{mode: both}]",), "stages[0].stage_name", "must be given", ""),
     (("stages=[{stage_name: a, modell: {}}]",), "stages[0].modell", "not a known key", "model"),
@@ -200,6 +271,23 @@ def test_what_is_wrong_is_told(overrides: tuple[str, ...], key: str, message: st
 def test_supervised_runs_need_a_data_set(change: dict[str, Any], key: str, message: str) -> None:
     (problem,) = problems(SFT, change)
     assert problem.key == f"buffer.trainer_input.experience_buffer.{key}" and message in problem.message
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["foo", "/abs/x", "x.parquet", "sqlite://foo.db", "sqlite+pysqlite:///x.db", "sqlite://", "sqlite:///:memory:",
+     "mysql://me:secret@host/db", "postgres://me:secret@host/db"],
+)  # fmt: skip
+def test_a_store_is_a_database(path: str) -> None:
+    (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": {"path": path}}}})
+    assert problem.key == "buffer.trainer_input.experience_buffer.path" and "must be a database" in problem.message
+    assert "sqlite:///name.db" in problem.message and "secret" not in str(problem)
+
+
+def test_a_database_of_its_own_is_no_backup() -> None:
+    buffer = {"storage_type": "sql", "path": "backup.json"}
+    (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": buffer}}})
+    assert "must be a database, not 'backup.json'" in problem.message
 
 
 def test_pairs_make_an_even_batch() -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
+from trinity_core.algorithms.entropy import entropy_bonus
+from trinity_core.algorithms.kl import KLCoefficient
+from trinity_core.algorithms.losses.base import INPUTS
+from trinity_core.algorithms.shaping import overlong_penalty
 from trinity_core.config import Config, config_from_dict, load_config, notices, public_dict
 from trinity_core.config.fields import json_schema, settings
 from trinity_core.config.parts import PARTS
@@ -86,6 +91,44 @@ def test_the_names_of_parts_are_those_of_the_parts() -> None:
     assert set(PARTS["sample_strategy"]) == set(STRATEGIES)
 
 
+def arguments_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of what a configuration may set of a function: all that is no tensor of a batch."""
+    inputs = {*INPUTS, "logprobs", "mask", "is_expert", "step", "rewards", "group_ids", "run_ids", "turns"}
+    inputs |= {"token_rewards", "values", "teacher_logprobs", "log_ratio", "lengths_B", "return"}
+    return {name: hint for name, hint in get_type_hints(function).items() if name not in inputs}
+
+
+def plain(kind: Any) -> Any:
+    """`Literal["a"] | None` → `str | None`."""
+    choices = [option for option in (kind, *get_args(kind)) if get_origin(option) is Literal]
+    return (str | None if type(None) in get_args(kind) else str) if choices else kind
+
+
+def test_the_arguments_of_parts_are_those_of_the_parts() -> None:
+    from trinity_core import algorithms
+    from trinity_core.store.strategies import Priority, StalenessControl
+
+    functions: dict[str, dict[str, Callable[..., Any]]] = {
+        "advantage_fn": algorithms.ADVANTAGES,
+        "policy_loss_fn": {name: loss.function for name, loss in algorithms.POLICY_LOSSES.items()},
+        "kl_loss_fn": {name: estimator.function for name, estimator in algorithms.KL_FNS.items()},
+        "loss_agg_mode": {name: rule.function for name, rule in algorithms.AGGREGATIONS.items()},
+        "rollout_correction": {name: rule.function for name, rule in algorithms.CORRECTIONS.items()},
+        "entropy_loss_fn": dict.fromkeys(algorithms.ENTROPY_LOSSES, entropy_bonus),
+    }
+    coefficient = {field.name: get_type_hints(KLCoefficient)[field.name] for field in dataclasses.fields(KLCoefficient)}
+    for part, found in functions.items():
+        for name, function in found.items():
+            known = dict(PARTS[part][name])
+            expected = arguments_of(function) | (coefficient if part == "kl_loss_fn" else {})
+            if overlong := known.pop("overlong", None):
+                assert overlong == arguments_of(overlong_penalty) and expected.pop("overlong")
+            assert {name: plain(kind) for name, kind in known.items()} == expected, f"{part} {name}"
+    for strategy, name in ((Priority, "priority"), (StalenessControl, "staleness_control")):
+        kinds = get_type_hints(strategy)
+        assert {name: kinds[name] for name in PARTS["sample_strategy"][name]} == PARTS["sample_strategy"][name]
+
+
 def test_secrets_are_masked() -> None:
     config = load_config(
         RECIPES / "gsm8k/gsm8k.yaml",
@@ -114,6 +157,21 @@ def test_notices() -> None:
     assert "critic.strategy" in ignored and "1024 experiences" in batches and "2048 tokens" in budget
     unread = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["service.data_juicer.auto_start=true"])
     assert notices(unread) == ["Accepted, but without effect here: service.data_juicer."]
+    other = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["monitor.monitor_args={uri: a, mode: offline, api_key: b}"])
+    keys = "monitor.monitor_args.mode, monitor.monitor_args.api_key"
+    assert notices(other) == [f"Accepted, but without effect here: {keys}."]
+    backup = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["buffer.trainer_input.experience_buffer.path=backup.json"])
+    assert notices(backup) == ["Accepted, but without effect here: buffer.trainer_input.experience_buffer.path."]
+    assert notices(load_config(RECIPES / "sft/sft.yaml")) == []
+    queue = "buffer.trainer_input.experience_buffer"
+    waiting = f"{queue}.reuse_cooldown_time"
+    reuse = load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{waiting}=60"])
+    assert notices(reuse) == [f"Accepted, but without effect here: {waiting}."]
+    for used in (
+        "buffer.trainer_input.experience_buffer.use_priority_queue=true",
+        "algorithm.sample_strategy=priority",
+    ):
+        assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{waiting}=60", used])) == []
     actor = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
     offload = [f"{actor}.param_offload=true", f"{actor}.optimizer_offload=true"]
     for changes, keys in (
@@ -126,6 +184,26 @@ def test_notices() -> None:
         assert said == ([f"Accepted, but without effect here: {', '.join(keys)}."] if keys else [])
     dpo = load_config(RECIPES / "sft/sft.yaml", ["algorithm.algorithm_type=dpo", "algorithm.repeat_times=4"])
     assert notices(dpo) == ["algorithm.repeat_times is 2 for dpo; the 4 given is not used."]
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ((), ["actor", "critic"]),
+        (("trainer.use_dynamic_bsz=false",), []),
+        (("{verl}.critic.use_dynamic_bsz=false",), ["actor"]),
+        (("{verl}.critic.use_dynamic_bsz=false", "{verl}.critic.ppo_micro_batch_size_per_gpu=null"), []),
+    ],
+)
+def test_rows_of_a_micro_batch_count_where_it_is_not_filled_by_tokens(
+    changes: tuple[str, ...], keys: list[str]
+) -> None:
+    verl = "trainer.trainer_config"
+    config = load_config(RECIPES / "verl_align/ppo_example.yaml", [change.format(verl=verl) for change in changes])
+    said = notices(config)[0]
+    for key in ("actor", "critic"):
+        path = f"{verl}.actor_rollout_ref.actor" if key == "actor" else f"{verl}.critic"
+        assert (f"{path}.ppo_micro_batch_size_per_gpu" in said) == (key in keys)
 
 
 def test_importing_is_light() -> None:

@@ -82,6 +82,27 @@ def test_a_replaced_part_starts_from_its_own_arguments() -> None:
     assert algorithm.policy_loss_fn_args == {}
 
 
+def test_arguments_of_parts_have_their_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIP", "0.1")
+    algorithm = made("algorithm.policy_loss_fn_args={clip_range: '${oc.env:CLIP}', clip_range_low: null}").algorithm
+    assert algorithm.policy_loss_fn_args == {"clip_range": 0.1, "clip_range_low": None, "clip_ratio_c": 3.0}
+
+
+def test_a_mixture_takes_the_arguments_of_both_its_strategies() -> None:
+    expert = ("algorithm.algorithm_type=mix", "buffer.trainer_input.auxiliary_buffers.expert.path=x")
+    args = "algorithm.sample_strategy_args={inner: staleness_control, max_staleness: 2}"
+    found = made(*expert, args).algorithm.sample_strategy_args
+    assert found == {"expert_data_ratio": 0.5, "inner": "staleness_control", "max_staleness": 2}
+    queue = "buffer.trainer_input.experience_buffer.use_priority_queue=true"
+    assert made(*expert, queue, "algorithm.sample_strategy_args.decay=1").algorithm.sample_strategy_args["decay"] == 1
+    assert made(queue, "algorithm.sample_strategy_args.decay=1").algorithm.sample_strategy_args == {"decay": 1.0}
+
+
+def test_the_arguments_of_the_users_own_parts_are_the_users() -> None:
+    given = made("plugin_dir=plugins", "algorithm.policy_loss_fn=mine", "algorithm.policy_loss_fn_args.power=2")
+    assert given.algorithm.policy_loss_fn_args == {"power": 2}
+
+
 def test_what_models_a_run_needs() -> None:
     assert made().needs_reference and not made().needs_critic
     assert not made("algorithm.kl_loss_fn=none").needs_reference
@@ -155,10 +176,16 @@ def test_the_job_folder_is_absolute_once_loaded(monkeypatch: pytest.MonkeyPatch,
         ("postgresql://me:secret@host/db", "postgresql://me:secret@host/db"),
         ("null", "sqlite:///{buffer}/explorer_output.db"),
         ("sqlite:///", "sqlite:///{buffer}/explorer_output.db"),
+        ("~/x.db", "sqlite:////home/me/x.db"),
+        ("sqlite:///~/x.db", "sqlite:////home/me/x.db"),
+        ("/data/x.sqlite3", "sqlite:////data/x.sqlite3"),
+        ("postgresql+psycopg://me@host/db", "postgresql+psycopg://me@host/db"),
+        ("backup.json", "sqlite:///{buffer}/explorer_output.db"),
         ("backup.jsonl", "sqlite:///{buffer}/explorer_output.db"),
     ],
 )
-def test_where_experiences_are_stored(path: str, url: str) -> None:
+def test_where_experiences_are_stored(path: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
     config = made(f"{PATH}={path}")
     assert store_url(config) == url.format(buffer=config.job_dir / "buffer")
 

@@ -14,9 +14,10 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 from store_helpers import ids, make_rows
 
+from trinity_core.config.paths import database_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.store import database
-from trinity_core.store.database import in_words, store_url
+from trinity_core.store.database import in_words
 from trinity_core.store.store import ExperienceStore
 
 STEPS = 25
@@ -113,20 +114,6 @@ def test_a_batch_is_put_and_leased_in_milliseconds(store):
     assert min(leases) < 0.03
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        (None, "sqlite:////job/buffer/explorer_output.db"),
-        ("sqlite:///gsm8k.db", "sqlite:////job/buffer/gsm8k.db"),
-        ("gsm8k.db", "sqlite:////job/buffer/gsm8k.db"),
-        ("sqlite:////data/gsm8k.db", "sqlite:////data/gsm8k.db"),
-        ("postgresql://user:secret@host/db", "postgresql://user:secret@host/db"),
-    ],
-)
-def test_store_url(path, expected, tmp_path):
-    assert store_url(path, tmp_path.__class__("/job/buffer")) == expected
-
-
 @pytest.mark.parametrize("url", ["nonsense://", "sqlite://", "sqlite:///:memory:"])
 def test_urls_that_cannot_be_stores(url):
     with pytest.raises(TrinityError):
@@ -143,7 +130,7 @@ def test_urls_that_cannot_be_stores(url):
     ],
 )
 def test_a_wrong_url_is_shown_without_its_password(url, tmp_path):
-    for attempt in (lambda: ExperienceStore.open(url), lambda: ExperienceStore.open(store_url(url, tmp_path))):
+    for attempt in (lambda: ExperienceStore.open(url), lambda: ExperienceStore.open(database_url(url, tmp_path))):
         with pytest.raises(TrinityError, match="write postgresql://") as caught:
             attempt()
         assert "ret" not in str(caught.value) and url.partition(":")[0] in str(caught.value)

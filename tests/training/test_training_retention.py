@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trinity_core.store.strategies import make_strategy
 from trinity_core.training.sources import RETENTION, RolloutSource
 
 
@@ -28,24 +29,29 @@ class Store:
         return SimpleNamespace(explorers={"explorer": {"step": 7}})
 
 
-def source_of(tmp_path: Path, reuses: bool) -> Any:
-    return SimpleNamespace(store=Store(), reuses=reuses, explorer_meta=tmp_path / "explorer_meta.json")
+def source_of(tmp_path: Path, *queue: Any) -> Any:
+    """A source whose queue has these options: use_priority_queue and reuse_cooldown_time."""
+    strategy = make_strategy("default", {}, *queue)
+    return SimpleNamespace(store=Store(), strategy=strategy, explorer_meta=tmp_path / "explorer_meta.json")
 
 
+@pytest.mark.parametrize("queue", [(), (True,), (False, 60.0)])
 @pytest.mark.parametrize(("oldest", "expected"), [(10, 10), (RETENTION + 40, 50)])
-def test_rows_go_that_no_checkpoint_needs_and_that_are_old(tmp_path: Path, oldest: int, expected: int) -> None:
-    source = source_of(tmp_path, reuses=False)
+def test_rows_go_that_no_checkpoint_needs_and_that_are_old(
+    tmp_path: Path, oldest: int, expected: int, queue: tuple[Any, ...]
+) -> None:
+    source = source_of(tmp_path, *queue)
     RolloutSource.commit(source, RETENTION + 50, oldest)
     assert source.store.committed == [RETENTION + 50] and source.store.pruned == [expected]
 
 
 def test_rows_that_may_be_used_again_stay(tmp_path: Path) -> None:
-    source = source_of(tmp_path, reuses=True)
+    source = source_of(tmp_path, True, 60.0)
     RolloutSource.commit(source, 500, 400)
     assert source.store.committed == [500] and not source.store.pruned
 
 
 def test_where_each_explorer_stood_is_written_down(tmp_path: Path) -> None:
-    source = source_of(tmp_path, reuses=False)
+    source = source_of(tmp_path)
     RolloutSource.commit(source, 5, 5)
     assert json.loads(source.explorer_meta.read_text()) == {"checkpoint": 5, "explorer_steps": {"explorer": 7}}

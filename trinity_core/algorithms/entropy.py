@@ -35,6 +35,11 @@ class EntropyLoss:
         return -entropy_coef * value, {} if self.name == "none" else {"entropy_loss": float(value.detach())}
 
 
+def entropy_bonus(entropy_coef: float = 0.0) -> float:
+    """What the mean entropy is weighed with in the loss: the arguments of every entropy loss."""
+    return float(entropy_coef)
+
+
 def _no_tokens(mask: Tensor, is_expert: Tensor | None) -> Tensor:
     return mask & False
 

@@ -17,10 +17,10 @@ from trinity_core.algorithms.advantages import ADVANTAGES
 from trinity_core.algorithms.advantages.base import token_rewards_of
 from trinity_core.algorithms.aggregation import AGGREGATIONS
 from trinity_core.algorithms.correction import CORRECTIONS
-from trinity_core.algorithms.entropy import ENTROPY_LOSSES
+from trinity_core.algorithms.entropy import ENTROPY_LOSSES, entropy_bonus
 from trinity_core.algorithms.kl import KL_FNS, split_kl_args
 from trinity_core.algorithms.losses import POLICY_LOSSES
-from trinity_core.algorithms.registry import InputError, call_with, find
+from trinity_core.algorithms.registry import InputError, call_with, find, refuse_unknown
 from trinity_core.algorithms.tally import Tally
 from trinity_core.algorithms.tensors import as_mask, masked_mean
 
@@ -83,7 +83,7 @@ class Advantages(NamedTuple):
 class Objective:
     """The objective of a resolved algorithm section (or a bare AlgorithmType).
 
-    Raises InputError at once for names that do not exist. Arguments are checked when the parts are first called.
+    Raises InputError at once for names that do not exist and for arguments that a part does not know.
     """
 
     def __init__(self, spec: AlgorithmSpec) -> None:
@@ -92,18 +92,26 @@ class Objective:
         self.advantage_name = spec.advantage_fn or "none"
         self.advantage_args = dict(spec.advantage_fn_args or {})
         if self.advantage_name != "none":
-            find(ADVANTAGES, self.advantage_name, "advantage")
+            refuse_unknown(find(ADVANTAGES, self.advantage_name, "advantage"), self.advantage_args)
         self.kl_loss_fn = find(KL_FNS, spec.kl_loss_fn or "none", "KL estimator")
         self.kl_loss, self.kl_loss_args = split_kl_args(dict(spec.kl_loss_fn_args or {}))
         self.kl_penalty_fn = find(KL_FNS, spec.kl_penalty_fn or "none", "KL estimator")
         self.kl_penalty, self.kl_penalty_args = split_kl_args(dict(spec.kl_penalty_fn_args or {}))
         self.entropy_loss = find(ENTROPY_LOSSES, spec.entropy_loss_fn or "none", "entropy loss")
-        self.entropy_coef = float((spec.entropy_loss_fn_args or {}).get("entropy_coef", 0.0))
+        self.entropy_coef = call_with(entropy_bonus, {}, spec.entropy_loss_fn_args or {})
         self.loss_agg_mode = spec.loss_agg_mode or self.policy_loss.loss_agg_mode
         self.aggregation = find(AGGREGATIONS, self.loss_agg_mode, "aggregation")
         self.loss_agg_mode_args = dict(spec.loss_agg_mode_args or {})
         self.correction = find(CORRECTIONS, spec.rollout_correction or "none", "rollout correction")
         self.correction_args = dict(spec.rollout_correction_args or {})
+        for part, args in (
+            (self.policy_loss, self.policy_args),
+            (self.kl_loss_fn, self.kl_loss_args),
+            (self.kl_penalty_fn, self.kl_penalty_args),
+            (self.aggregation, self.loss_agg_mode_args),
+            (self.correction, self.correction_args),
+        ):
+            refuse_unknown(part.function, args)
 
     @property
     def kl_in_loss(self) -> bool:

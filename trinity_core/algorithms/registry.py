@@ -42,15 +42,21 @@ def keywords(function: Callable[..., Any]) -> set[str]:
     return set(inspect.signature(function).parameters)
 
 
+def refuse_unknown(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
+    """Raise InputError for an argument that the function does not know."""
+    parameters = inspect.signature(function).parameters
+    if unknown := set(args) - set(parameters):
+        known = ", ".join(sorted(name for name, p in parameters.items() if p.default is not p.empty)) or "none"
+        raise InputError(f"{function.__name__} does not know {', '.join(sorted(unknown))}; it takes: {known}")
+
+
 def call_with(function: Callable[..., Any], inputs: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
     """Call with those inputs the function takes and that are given, and with all `args`.
 
     Raises InputError for an argument it does not know and for an input that it needs and was not given.
     """
+    refuse_unknown(function, args)
     parameters = inspect.signature(function).parameters
-    if unknown := set(args) - set(parameters):
-        known = ", ".join(sorted(set(parameters) - set(inputs)))
-        raise InputError(f"{function.__name__} does not know {', '.join(sorted(unknown))}; it takes: {known}")
     given = {name: value for name, value in inputs.items() if name in parameters and value is not None} | dict(args)
     required = {name for name, p in parameters.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
     if missing := required - set(given):

@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
 from trinity_core.config.problems import Report, closest
+from trinity_core.config.source import parse_value
 from trinity_core.config.types import IS_DERIVED, IS_HIDDEN, Range
 
 T = TypeVar("T")
@@ -37,6 +38,25 @@ def unpack(hint: Any) -> tuple[Any, tuple[Any, ...]]:
         inner, *extras = get_args(hint)
         return inner, tuple(extras)
     return hint, ()
+
+
+def as_written(hint: Any, value: Any, key: str, texts: Mapping[str, str]) -> Any:
+    """The value with its own text (`texts`, by key) wherever text is wanted and YAML read something else.
+
+    So `name: 1.10` is called 1.10, and an environment variable keeps its leading zeros.
+    """
+    kind, _ = unpack(hint)
+    if get_origin(kind) in (types.UnionType, Union):
+        (kind,) = (option for option in get_args(kind) if option is not type(None))
+    if isinstance(value, list) and get_origin(kind) is list:
+        (entry,) = get_args(kind)
+        return [as_written(entry, item, f"{key}[{index}]", texts) for index, item in enumerate(value)]
+    if isinstance(value, dict) and (dataclasses.is_dataclass(kind) or get_origin(kind) is dict):
+        known = hints(cast(Hashable, kind)) if dataclasses.is_dataclass(kind) else None
+        entries = {name: get_args(kind)[1] if known is None else known.get(name, Any) for name in value}
+        prefix = f"{key}." if key else ""
+        return {name: as_written(entries[name], item, f"{prefix}{name}", texts) for name, item in value.items()}
+    return texts.get(key, value) if kind is str and isinstance(value, int | float) else value
 
 
 def bind(cls: type[T], tree: Any, key: str, report: Report) -> T:
@@ -137,7 +157,7 @@ def _scalar(kind: type, value: Any, key: str, report: Report) -> Any:
     given = value
     if isinstance(value, str) and kind is not str:
         try:
-            value = yaml.safe_load(value)
+            value = parse_value(value)
             value = float(value) if isinstance(value, str) else value
         except (yaml.YAMLError, ValueError):
             value = given

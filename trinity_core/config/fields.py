@@ -9,7 +9,7 @@ import inspect
 import itertools
 import textwrap
 import types
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
@@ -62,9 +62,9 @@ def settings(cls: type) -> list[Setting]:
     texts = docs(cls)
     defaults = {field.name: _default(field) for field in dataclasses.fields(cast(Any, cls))}
     found = hints(cast(Hashable, cls))
-    named = {"algorithm_type": tuple(ALGORITHMS), **PARTS} if cls is AlgorithmConfig else {}
+    named: dict[str, Iterable[str]] = {"algorithm_type": ALGORITHMS, **PARTS} if cls is AlgorithmConfig else {}
     listed = [_setting(name, hint, texts.get(name, ""), defaults[name]) for name, hint in found.items()]
-    return [dataclasses.replace(setting, names=named.get(setting.name, ())) for setting in listed]
+    return [dataclasses.replace(setting, names=tuple(named.get(setting.name, ()))) for setting in listed]
 
 
 @functools.cache

@@ -7,13 +7,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from trinity_core.config import rules, source, verl
-from trinity_core.config.bind import bind, hints
+from trinity_core.config.arguments import bind_arguments
+from trinity_core.config.bind import as_written, bind, hints
 from trinity_core.config.problems import ConfigError, Place, Problem, Report
 from trinity_core.config.resolve import resolve
-from trinity_core.config.schema import Config
+from trinity_core.config.schema import Config, VerlConfig
 from trinity_core.config.source import Source, Tree
 
 WHOLE = frozenset({"experience_buffer", "taskset"})
@@ -24,13 +23,19 @@ Plugins = Callable[[str], Any]
 """Loads the user's modules in a folder, so that the names they register are known before anything is checked."""
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None) -> Config:
+Check = Callable[[Config, Report], None]
+"""Reports what this package cannot know to be wrong."""
+
+
+def load_config(
+    path: Path | str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None, check: Check | None = None
+) -> Config:
     """The configuration in a YAML file, resolved and checked.
 
-    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` where that is given.
-    Raises ConfigError with every problem found.
+    `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` where that is given, `check` with the
+    configuration of each stage. Raises ConfigError with every problem found.
     """
-    return _load(source.read(Path(path)), overrides, load_plugins)
+    return _load(source.read(Path(path)), overrides, load_plugins, check)
 
 
 def config_from_text(text: str, overrides: Sequence[str] = (), load_plugins: Plugins | None = None) -> Config:
@@ -78,36 +83,50 @@ def to_dict(config: Any) -> Any:
 
 def to_yaml(config: Config) -> str:
     """YAML text that loads to an equal configuration. Passwords and keys are in it: `public_dict` has none."""
-    return yaml.safe_dump(source.escaped(to_dict(config)), sort_keys=False, allow_unicode=True)
+    return source.dump(source.escaped(to_dict(config)))
 
 
-def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None) -> Config:
+def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None, check: Check | None = None) -> Config:
     given = source.override(origin, overrides)
+    given.tree = _as_written(given)
     report = Report(given.places)
     tree = source.interpolate(given, to_dict(Config()), report)
     _include_trainer_files(tree, report)
     if load_plugins is not None and isinstance(tree.get("plugin_dir"), str):
         load_plugins(tree["plugin_dir"])
-    config = _bound(tree, report, check=not tree.get("stages"))
+    checks = [check] if check is not None else []
+    config = _bound(tree, report, None if tree.get("stages") else checks)
     if config.stages:
         rules.check_stage_list(config, report)
         for stage_tree, key in _stage_trees(tree):
             staged = Report(report.places, key)
             staged.problems = list(report.problems)
-            _bound(stage_tree, staged)
+            _bound(stage_tree, staged, checks)
             report.problems = staged.problems
     report.check()
     return config
 
 
-def _bound(tree: Tree, report: Report, check: bool = True) -> Config:
-    """Dataclasses from a tree, resolved; problems are added to the report."""
+def _as_written(given: Source) -> Tree:
+    """The tree with what was written wherever the schema has text; a stage's sections are those of a configuration."""
+    tree = as_written(Config, given.tree, "", given.texts)
+    if isinstance(tree.get("stages"), list):
+        listed = enumerate(tree["stages"])
+        tree["stages"] = [as_written(Config, stage, f"stages[{index}]", given.texts) for index, stage in listed]
+    return tree
+
+
+def _bound(tree: Tree, report: Report, checks: Sequence[Check] | None = ()) -> Config:
+    """Dataclasses from a tree, resolved; problems are added to the report, without `checks` those of types alone."""
     written = bind(Config, tree, "", report)
     verl.lay_under(written, tree)
     config = resolve(written)
     config.given = tree
-    if check:
+    if checks is not None:
+        bind_arguments(config, report)
         rules.check(written, config, report)
+        for check in checks:
+            check(config, report)
     return config
 
 
@@ -160,6 +179,7 @@ def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
         return
     try:
         content = source.read(Path(path))
+        content.tree = as_written(VerlConfig, content.tree, "", content.texts)
     except ConfigError as error:
         for problem in error.problems:
             report.add(f"{key}.trainer_config_path", path, str(problem))

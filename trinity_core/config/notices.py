@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from trinity_core.config import verl
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.config.resolve import expert_share
+from trinity_core.config.paths import is_backup
+from trinity_core.config.resolve import draws_by, expert_share
+from trinity_core.config.rules import BUFFER
 from trinity_core.config.schema import Config
+from trinity_core.config.schema.monitor import MONITOR_ARGS
 from trinity_core.config.verl import ROOT
 
 
@@ -24,17 +27,40 @@ def _unread(config: Config) -> list[str]:
     trainer, verl = config.trainer, config.trainer.trainer_config
     float32 = trainer.dtype == "float32" or (trainer.dtype is None and config.cluster.gpu_per_node == 0)
     whole = float32 and (trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1))
+    buffer, known = config.buffer.trainer_input.experience_buffer, ALGORITHMS[config.algorithm.algorithm_type]
     given = {
+        f"{BUFFER}.path": bool(buffer.path)
+        and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts)),
+        f"{BUFFER}.reuse_cooldown_time": buffer.reuse_cooldown_time is not None and draws_by(config) != "priority",
         "service.data_juicer": config.service.data_juicer is not None,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
+    }
+    monitor = config.monitor
+    given |= {
+        f"monitor.monitor_args.{name}": name not in MONITOR_ARGS[monitor.monitor_type] for name in monitor.monitor_args
     }
     reference, actor = verl.actor_rollout_ref.ref.fsdp_config, verl.actor_rollout_ref.actor.fsdp_config
     given[f"{ROOT}.actor_rollout_ref.ref.fsdp_config.optimizer_offload"] = reference.optimizer_offload
     for name, fsdp in (("actor_rollout_ref.actor", actor), ("critic.model", verl.critic.model.fsdp_config)):
         given[f"{ROOT}.{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
         given[f"{ROOT}.{name}.fsdp_config.optimizer_offload"] = fsdp.optimizer_offload and whole
-    return [key for key, there in given.items() if there]
+    return [key for key, there in (given | _rows(config)).items() if there]
+
+
+def _rows(config: Config) -> dict[str, bool]:
+    """Rows of a micro-batch that are given where micro-batches are filled by tokens."""
+    dynamic, verl = config.trainer.use_dynamic_bsz, config.trainer.trainer_config
+    actor, reference, critic = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.ref, verl.critic
+    critics = dynamic if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
+    shared = config.needs_critic and not critics and not critic.ppo_micro_batch_size_per_gpu
+    rows = "ppo_micro_batch_size_per_gpu"
+    return {
+        f"{ROOT}.actor_rollout_ref.actor.{rows}": bool(actor.ppo_micro_batch_size_per_gpu) and dynamic and not shared,
+        f"{ROOT}.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": dynamic
+        and bool(reference.log_prob_micro_batch_size_per_gpu),
+        f"{ROOT}.critic.{rows}": critics and bool(critic.ppo_micro_batch_size_per_gpu),
+    }
 
 
 def _repeats(config: Config) -> list[str]:

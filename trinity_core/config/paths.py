@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from trinity_core.config.schema import Config
+from trinity_core.config.schema import Config, ExperienceBufferConfig
+from trinity_core.errors import TrinityError
 
 DEFAULT_DATABASE = "explorer_output.db"
+DATABASES = (".db", ".sqlite", ".sqlite3")
+BACKUPS = (".json", ".jsonl")
 
 
 def store_url(config: Config) -> str:
-    """The URL of the run's experience store.
+    """The URL of the run's experience store. Raises TrinityError where `path` means none."""
+    buffer = config.buffer.trainer_input.experience_buffer
+    named = buffer.storage_type != "file" and not is_backup(buffer)
+    return database_url(buffer.path if named else None, config.job_dir / "buffer")
 
-    A relative SQLite path lies in the run's `buffer` folder. A `path` that is no database (the data set of a supervised
-    run, a JSON backup) leaves the default, `explorer_output.db`.
+
+def database_url(path: str | None, folder: Path) -> str:
+    """The URL of the store at `path` for a run whose `buffer` folder is given. Raises TrinityError where it is none.
+
+    A relative SQLite file lies in that folder, so that two runs never share a store by accident.
     """
-    path = config.buffer.trainer_input.experience_buffer.path or ""
-    folder = config.job_dir / "buffer"
-    if "://" in path and not path.startswith("sqlite"):
+    if not path:
+        return f"sqlite:///{folder / DEFAULT_DATABASE}"
+    if wrong := no_database(path):
+        raise TrinityError(f"buffer.trainer_input.experience_buffer.path {wrong}")
+    if path.startswith("postgresql"):
         return path
-    name = path.removeprefix("sqlite:///") if path.startswith("sqlite:///") else path
-    if not path.startswith("sqlite:///") and PurePosixPath(path).suffix not in (".db", ".sqlite", ".sqlite3"):
-        name = DEFAULT_DATABASE
-    return f"sqlite:///{folder / (name or DEFAULT_DATABASE)}"
+    return f"sqlite:///{folder / Path(path.removeprefix('sqlite:///') or DEFAULT_DATABASE).expanduser()}"
+
+
+def no_database(path: str) -> str:
+    """Why a path is not that of a store, or nothing. A password in it is not shown."""
+    scheme, is_url, rest = path.partition("://")
+    if is_url and scheme.partition("+")[0] == "postgresql":
+        return ""
+    if scheme == "sqlite" and rest.startswith("/") and rest != "/:memory:":
+        return ""
+    if not is_url and PurePosixPath(path).suffix in DATABASES:
+        return ""
+    shown = f"{scheme}://…" if is_url else path
+    return (
+        f"must be a database, not '{shown}': write postgresql://user:password@host/database, or sqlite:///name.db for "
+        "a file (sqlite:////folder/name.db for one outside of the run's buffer folder)."
+    )
+
+
+def is_backup(buffer: ExperienceBufferConfig) -> bool:
+    """Whether `path` is that of a queue's backup in JSON, which is not needed: the store is on disk anyway."""
+    return buffer.storage_type == "queue" and PurePosixPath(buffer.path or "").suffix in BACKUPS
 
 
 def engine_name(config: Config, index: int) -> str:

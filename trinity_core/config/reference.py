@@ -24,8 +24,9 @@ trinity validate --config configs/gsm8k/gsm8k.yaml                      # only c
 ```
 
 **Values.** `${oc.env:NAME,default}` is an environment variable, `${model.model_path}` another setting (OmegaConf's
-interpolation). `1e-6` is a number. Relative paths start from the folder the command runs in. "derived" as a default
-means that the value follows from other settings when the file is loaded.
+interpolation). Numbers are those of YAML 1.2: `1e-6` is one, `1_000` and `12:30` are text. Where a setting is text, it
+is what was written: `name: 1.10` is called 1.10. Relative paths start from the folder the command runs in. "derived" as
+a default means that the value follows from other settings when the file is loaded.
 
 **Overrides** read `key.path=value`, the value being YAML. An entry of a list is named by its index or by its name:
 `buffer.explorer_input.eval_tasksets.gsm8k-eval.repeat_times=4`, `stages.sft_warmup.buffer.total_steps=5`.
@@ -38,6 +39,9 @@ The configuration has 2 problems:
   - run.yaml:9: model.min_response_tokens: must be less than max_response_tokens, which is 16; it is 32.
 ```
 
+What is valid but does nothing, or changes another setting, is told in a notice: `trinity validate` prints it, a run
+logs it as a warning.
+
 **Folders.** A run keeps everything in `<checkpoint_root_dir>/<project>/<name>/`. Its experience store is a SQLite
 database in `buffer/` there, or what `buffer.trainer_input.experience_buffer.path` says.
 
@@ -49,7 +53,8 @@ of the other stages.
 
 **Algorithms** are named sets of defaults over parts (advantage, losses, aggregation …) that can each be replaced.
 Arguments that are given are laid over those of the algorithm: `policy_loss_fn_args: {clip_range: 0.1}` changes only the
-clip range. A part that is replaced by another starts from its own defaults.
+clip range. A part that is replaced by another starts from its own defaults. An argument that a part does not take is a
+problem, as an unknown key is; parts of your own are asked when the trainer starts.
 
 **veRL.** `trainer.trainer_config` takes a trainer configuration in veRL's words. Keys that also exist here set the
 setting of this page, unless that is given itself; keys without a counterpart are accepted and listed in a notice.

@@ -86,6 +86,14 @@ def expert_share(algorithm: AlgorithmConfig) -> float:
     return share if isinstance(share, int | float) and 0 <= share < 1 else 0
 
 
+def draws_by(config: Config) -> str:
+    """The strategy by which rollouts are drawn from the queue: with `mix` its inner one."""
+    algorithm, buffer = config.algorithm, config.buffer.trainer_input.experience_buffer
+    name = algorithm.sample_strategy
+    name = str(algorithm.sample_strategy_args.get("inner") or "default") if name == "mix" else name
+    return "priority" if name in ("default", "fifo") and buffer.use_priority_queue else name
+
+
 def _length(config: Config) -> None:
     """`total_steps` may stand in either place; both hold it afterwards."""
     steps = config.buffer.total_steps or config.trainer.total_steps

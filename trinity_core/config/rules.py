@@ -10,13 +10,16 @@ from typing import Any, NamedTuple
 
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.parts import PARTS
+from trinity_core.config.paths import is_backup, no_database
 from trinity_core.config.problems import Report, closest
 from trinity_core.config.schema import Config, TasksetConfig
+from trinity_core.config.schema.monitor import MONITOR_ARGS
 
 INPUT = "buffer.explorer_input"
 BUFFER = "buffer.trainer_input.experience_buffer"
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 VERL = "trainer.trainer_config"
+ON_CPU = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
 SHARED_GPU_MEMORY = 0.7
 """Up to this `gpu_memory_utilization` an engine leaves room for a trainer on the same single GPU."""
 
@@ -46,6 +49,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         _synchronizer,
         _explorer,
         _trainer,
+        _monitor,
     )
     findings = [*_spelled_twice(written), *(finding for rule in rules for finding in rule(config))]
     for key, value, message, rests_on, suggestion in findings:
@@ -106,7 +110,7 @@ def _algorithm(config: Config) -> Iterator[Finding]:
     if known.uses_rollouts:
         least = known.min_repeat_times
         repeats = [("algorithm.repeat_times", config.algorithm.repeat_times)]
-        repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in _training_tasksets(config)]
+        repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in training_tasksets(config)]
         for where, times in repeats:
             if times < least:
                 message = f"{name} compares rollouts of the same task, so it needs at least {least}, not {times}."
@@ -126,7 +130,7 @@ def _parts(config: Config) -> Iterator[Finding]:
             message = f"must be one of {', '.join(names)} (or come with plugin_dir), not '{name}'."
             yield Finding(f"algorithm.{part}", name, message, suggestion=closest(name, names))
     ratio = algorithm.sample_strategy_args.get("expert_data_ratio")
-    if ratio is not None and not (isinstance(ratio, int | float) and 0 <= ratio < 1):
+    if isinstance(ratio, float) and not 0 <= ratio < 1:
         key = "algorithm.sample_strategy_args.expert_data_ratio"
         yield Finding(key, ratio, f"must be a number, at least 0 and below 1, not {ratio!r}.")
 
@@ -167,8 +171,11 @@ def _cluster(config: Config) -> Iterator[Finding]:
     key, size = "cluster.gpu_per_node", "explorer.rollout_model.tensor_parallel_size"
     if per_node == 0:
         if rollout.tensor_parallel_size > 1 and config.mode != "train":
-            message = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
-            yield Finding(size, rollout.tensor_parallel_size, message, (key,))
+            yield Finding(size, rollout.tensor_parallel_size, ON_CPU, (key,))
+        for index, model in enumerate(config.explorer.auxiliary_models):
+            if model.tensor_parallel_size > 1 and config.mode != "train":
+                where = f"explorer.auxiliary_models[{index}].tensor_parallel_size"
+                yield Finding(where, model.tensor_parallel_size, ON_CPU, (key,))
         return
     total = per_node * config.cluster.node_num
     models = [] if config.mode == "train" else [rollout, *config.explorer.auxiliary_models]
@@ -206,7 +213,7 @@ def _tasks(config: Config) -> Iterator[Finding]:
         )
     if config.mode == "bench" and not given.eval_tasksets:
         yield Finding(f"{INPUT}.eval_tasksets", None, "must be given in mode bench: there is nothing to evaluate on.")
-    tasksets = [*_training_tasksets(config), *_eval_tasksets(config)]
+    tasksets = [*training_tasksets(config), *eval_tasksets(config)]
     produced = config.data_processor.task_pipeline is not None
     for key, taskset in tasksets:
         if not taskset.path and not produced:
@@ -222,7 +229,7 @@ def _temperatures(config: Config) -> Iterator[Finding]:
         return
     given = [
         (f"{key}.rollout_args.temperature", taskset.rollout_args.temperature)
-        for key, taskset in _training_tasksets(config)
+        for key, taskset in training_tasksets(config)
     ]
     for key, value in given[1:]:
         first, other = given[0]
@@ -250,6 +257,8 @@ def _experiences(config: Config) -> Iterator[Finding]:
     elif known and known.uses_rollouts and config.mode in ("both", "train") and buffer.storage_type == "file":
         message = f"must be queue or sql in mode {config.mode}: {name} learns from what an explorer stores."
         yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
+    if buffer.path and buffer.storage_type != "file" and not is_backup(buffer) and (wrong := no_database(buffer.path)):
+        yield Finding(f"{BUFFER}.path", buffer.path, wrong, rests_on)
     for key, auxiliary in given.auxiliary_buffers.items():
         if not auxiliary.path:
             yield Finding(f"{AUXILIARY}.{key}.path", auxiliary.path, "must be given: a file, a folder or a hub name.")
@@ -304,7 +313,17 @@ def _trainer(config: Config) -> Iterator[Finding]:
         yield Finding(f"{VERL}.trainer.resume_from_path", verl.resume_from_path, instead)
 
 
-def _training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+def _monitor(config: Config) -> Iterator[Finding]:
+    """What belongs to another tracking system may stay: it has no effect, and a notice says so."""
+    known = [name for names in MONITOR_ARGS.values() for name in names]
+    for name, value in config.monitor.monitor_args.items():
+        if name not in known:
+            own = ", ".join(MONITOR_ARGS[config.monitor.monitor_type]) or "none"
+            message = f"is no argument of '{config.monitor.monitor_type}', which takes {own}."
+            yield Finding(f"monitor.monitor_args.{name}", value, message, suggestion=closest(name, known))
+
+
+def training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
     """Each training task set with the key under which it was given."""
     given = config.given.get("buffer")
     given = given.get("explorer_input") if isinstance(given, dict) else None
@@ -315,7 +334,8 @@ def _training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
     ]
 
 
-def _eval_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+def eval_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+    """Each task set for evaluation with its key."""
     return [
         (f"{INPUT}.eval_tasksets[{i}]", taskset) for i, taskset in enumerate(config.buffer.explorer_input.eval_tasksets)
     ]

@@ -17,17 +17,36 @@ Tree = dict[str, Any]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which `1e-6` is a number, and a date is text."""
+    """YAML with the numbers of YAML 1.2's core schema: `1e-6` is one; `1_000`, `12:30` and a date are text."""
 
 
-_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+class _Dumper(yaml.SafeDumper):
+    """Quotes each text that this loader or one of YAML 1.1 would take for something else."""
+
+
+_INT, _FLOAT, _TIMESTAMP = (f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
+_NUMBERS = {
+    _INT: re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"),
+    _FLOAT: re.compile(
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+}
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (*_NUMBERS, _TIMESTAMP)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+for _tag, _pattern in _NUMBERS.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
+
+
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """Decimal also with leading zeros, which are octal in YAML 1.1; `0o17` is octal, `0x1F` hexadecimal."""
+    text = str(loader.construct_scalar(node))
+    return int(text) if text.lstrip("-+").isdecimal() else int(text, 0)
+
+
+_Loader.add_constructor(_INT, _integer)
 
 
 @dataclass
@@ -37,11 +56,18 @@ class Source:
     tree: Tree
     places: dict[str, Place] = field(default_factory=dict)
     """Key path → where it was written."""
+    texts: dict[str, str] = field(default_factory=dict)
+    """Key path → the unquoted text that the value was read from."""
 
 
 def parse_value(text: str) -> Any:
     """A YAML scalar, list or mapping, as the right-hand side of an override."""
     return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+
+
+def dump(tree: Any) -> str:
+    """YAML text that `parse` reads as the same tree."""
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read(path: Path) -> Source:
@@ -76,7 +102,19 @@ def parse(text: str, name: str = "<text>") -> Source:
         raise _single(f"is not valid YAML: {_first_line(error)}.", name) from None
     if not isinstance(tree, dict):
         raise _single("must be a mapping of sections.", name)
-    return Source(tree, places)
+    return Source(tree, places, _texts(node))
+
+
+def _texts(node: yaml.Node | None, key: str = "") -> dict[str, str]:
+    """The text of every unquoted scalar below `node`, by its key."""
+    if isinstance(node, yaml.ScalarNode):
+        return {} if node.style else {key: node.value}
+    named: list[tuple[str | int, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        named = [(str(name.value), value) for name, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        named = list(enumerate(node.value))
+    return {path: text for name, value in named for path, text in _texts(value, _join(key, name)).items()}
 
 
 def _mark(node: yaml.Node, key: str, above: tuple[int, ...], places: dict[str, Place], problems: list[Problem]) -> None:
@@ -118,7 +156,7 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
 
     Raises ConfigError for texts that are no override.
     """
-    tree, places = copy.deepcopy(source.tree), dict(source.places)
+    tree, places, texts = copy.deepcopy(source.tree), dict(source.places), dict(source.texts)
     problems: list[Problem] = []
     for text in overrides:
         key, equals, raw = text.partition("=")
@@ -137,9 +175,11 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
         else:
             places = {known: place for known, place in places.items() if not _below(known, path)}
             places |= spread(value, path, Place(shown))
+            texts = {known: text for known, text in texts.items() if known != path and not _below(known, path)}
+            texts |= _texts(yaml.compose(raw, _Loader), path)
     if problems:
         raise ConfigError(problems)
-    return Source(tree, places)
+    return Source(tree, places, texts)
 
 
 def spread(node: Any, key: str, place: Place) -> dict[str, Place]:

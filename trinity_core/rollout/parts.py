@@ -20,6 +20,7 @@ from trinity_core.rollout import operators
 from trinity_core.rollout.handles import as_handle
 from trinity_core.rollout.messages import WeightSource
 from trinity_core.rollout.model import EngineModel, auxiliary_limits, policy_limits
+from trinity_core.rollout.names import require_names
 from trinity_core.rollout.pool import EnginePool
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.store.store import ExperienceStore
@@ -128,6 +129,7 @@ async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence
 
 def _read(config: Config) -> _Read:
     load_plugins(config.plugin_dir)
+    require_names(config)
     encoder = policy_encoder(config.model)
     given = config.buffer.explorer_input
     tasksets = [Taskset.open(one, config.seed) for one in given.tasksets]

@@ -29,28 +29,8 @@ from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.files import clear_errors
 from trinity_core.store.schema import SCHEMA_VERSION, Tables
 
-DEFAULT_FILE = "explorer_output.db"
 BUSY_TIMEOUT = 60.0
 """Seconds that a writer waits for the others; a transaction takes milliseconds, so this long means something hangs."""
-
-
-def store_url(path: str | None, folder: Path) -> str:
-    """The URL that `experience_buffer.path` means for a run whose `buffer/` is `folder`.
-
-    Nothing: `explorer_output.db` in it. A relative SQLite path lies in it too, so that two runs never share a queue by
-    accident. A plain path is a SQLite file; any other URL is taken as it is.
-    """
-    if not path:
-        return f"sqlite:///{folder / DEFAULT_FILE}"
-    if "://" not in path:
-        return f"sqlite:///{folder / path}"
-    try:
-        url = make_url(path)
-    except (ArgumentError, ValueError):
-        raise _unusable(path) from None
-    if url.get_backend_name() == "sqlite" and url.database and url.database != ":memory:":
-        return url.set(database=str(folder / url.database)).render_as_string(hide_password=False)
-    return path
 
 
 def _unusable(url: str) -> TrinityError:

@@ -25,7 +25,7 @@ from trinity_core.data.experience import Experience, to_bytes
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store import leasing, lineage
-from trinity_core.store.database import Database, Unchanged, store_url
+from trinity_core.store.database import Database, Unchanged
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.lineage import Rewound
 from trinity_core.store.schema import State, tables
@@ -85,7 +85,7 @@ class ExperienceStore:
         `namespace` keeps runs apart that share one database (a PostgreSQL server): the job's folder is a good one.
         """
         if isinstance(url, Path) or "://" not in url:
-            url = store_url(str(url), Path())
+            url = f"sqlite:///{url}"
         return cls(Database(url, tables(namespace), namespace))
 
     def close(self) -> None:

@@ -91,7 +91,6 @@ class RolloutSource:
         self.rows = config.buffer.train_batch_size
         self.timeout = buffer.max_read_timeout
         self.expert = expert
-        self.reuses = buffer.reuse_cooldown_time is not None
         self.strategy = make_strategy(
             algorithm.sample_strategy,
             algorithm.sample_strategy_args,
@@ -127,7 +126,7 @@ class RolloutSource:
         self.store.commit(step)
         explorers = {name: told["step"] for name, told in self.store.stats().explorers.items()}
         update_meta(self.explorer_meta, checkpoint=step, explorer_steps=explorers)
-        if not self.reuses:
+        if self.strategy.cooldown is None:
             self.store.prune(min(oldest, step - RETENTION))
 
 

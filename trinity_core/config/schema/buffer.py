@@ -130,8 +130,9 @@ class ExperienceBufferConfig:
     """`queue` and `sql`: the experience store; `file`: a data set of jsonl, json, csv or parquet. By default `file` for
     algorithms that learn from data sets (`sft`, `dpo`) and for auxiliary buffers, else `queue`."""
     path: str | None = None
-    """For `file` the data set; else the store's URL, `sqlite:///NAME.db` within the run's `buffer` folder,
-    `sqlite:////ABSOLUTE.db` or `postgresql://…`. By default `sqlite:///explorer_output.db`."""
+    """For `file` the data set; else the store, `sqlite:///NAME.db` (or `NAME.db`) within the run's `buffer` folder,
+    `sqlite:////ABSOLUTE.db` or `postgresql://…`. By default `sqlite:///explorer_output.db`. A queue's backup in a
+    `.json` file is accepted without effect: the store is on disk anyway."""
     subset_name: str | None = None
     """Subset of a hub data set (file)."""
     split: str = "train"

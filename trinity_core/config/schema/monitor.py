@@ -7,6 +7,13 @@ from typing import Annotated, Literal
 
 from trinity_core.config.types import Args, Count, Range
 
+MONITOR_ARGS: dict[str, tuple[str, ...]] = {
+    "mlflow": ("uri", "username", "password"),
+    "wandb": ("base_url", "api_key", "mode"),
+    "tensorboard": (),
+}
+"""What `monitor_args` may hold, by `monitor_type`."""
+
 
 @dataclass(slots=True)
 class MonitorConfig:
@@ -14,8 +21,8 @@ class MonitorConfig:
 
     monitor_type: Literal["mlflow", "tensorboard", "wandb"] = "mlflow"
     """The tracking system."""
-    monitor_args: Args = field(default_factory=dict)
-    """`mlflow`: `uri`, `username`, `password`; `wandb`: `base_url`, `api_key`."""
+    monitor_args: dict[str, str | None] = field(default_factory=dict)
+    """`mlflow`: `uri`, `username`, `password`; `wandb`: `base_url`, `api_key`, `mode`."""
     enable_ray_timeline: bool = False
     """Write `monitor/timeline.json`, to be viewed in Chrome at chrome://tracing."""
 

@@ -1,0 +1,87 @@
+"""What YAML text a value is read from: numbers are YAML 1.2's, and text is what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trinity_core.config import Config, config_from_text, load_config, stages, to_yaml
+from trinity_core.config.source import parse_value
+
+GOOD = (Path(__file__).parent / "documents/quick_start.yaml").read_text()
+
+
+def made(*overrides: str, more: str = "") -> Config:
+    return config_from_text(GOOD + more, overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-6", 1e-6), ("-1.5E+3", -1500.0), ("1.", 1.0), (".5", 0.5), ("-.inf", float("-inf")), ("010", 10),
+        ("-007", -7), ("0x1F", 31), ("0o17", 15), ("1_000", "1_000"), ("12:30:45", "12:30:45"), ("1:2.5", "1:2.5"),
+        ("0b11", "0b11"), ("2024-01-02", "2024-01-02"), ("1e", "1e"), ("true", True), ("off", False), ("~", None),
+    ],
+)  # fmt: skip
+def test_numbers_are_those_of_yaml_1_2(text: str, value: Any) -> None:
+    assert parse_value(text) == value and type(parse_value(text)) is type(value)
+
+
+TEXTS = ("2024_01_02", "1234e567", "12:30:45", "1.10", "0123456", "1e5", "no", "true", "0x10")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_what_was_written_in_a_file_or_an_override(text: str) -> None:
+    overridden = made(f"name={text}", f"explorer.env_vars={{TOKEN: {text}}}", f"explorer.env_vars.OTHER={text}")
+    assert overridden.name == text and overridden.explorer.env_vars == {"TOKEN": text, "OTHER": text}
+    head, _, rest = GOOD.partition("\nname:")
+    written = config_from_text(f"{head}\nname: {text}\n{rest.partition(chr(10))[2]}")
+    assert written.name == text
+    assert config_from_text(to_yaml(written)) == written
+
+
+def test_a_password_keeps_its_zeros() -> None:
+    given = made("monitor.monitor_args={username: null, password: 0123456}").monitor.monitor_args
+    assert given == {"username": None, "password": "0123456"}
+
+
+def test_what_refers_to_text_gets_what_was_written() -> None:
+    assert made("name=1.10", "explorer.name=x${name}").explorer.name == "x1.10"
+
+
+def test_the_last_of_several_overrides_counts() -> None:
+    assert made("name=1.10", "name=2.20").name == "2.20"
+    assert made("name=1.10", "name=b").name == "b"
+
+
+def test_stages_keep_their_text() -> None:
+    config = made(more="stages:\n  - stage_name: 2024_01\n    model: {model_path: 1.10}\n")
+    (stage,) = stages(config)
+    assert stage.name.endswith("_2024_01") and stage.model.model_path == "1.10"
+
+
+def test_lists_and_files_of_trainer_settings_keep_their_text(tmp_path: Path) -> None:
+    (tmp_path / "verl.yaml").write_text("critic:\n  model:\n    path: 1.10\n")
+    config = made(f"trainer.trainer_config_path={tmp_path}/verl.yaml", "explorer.auxiliary_models=[{model_path: 007}]",
+                  "cluster.gpu_per_node=8")  # fmt: skip
+    assert config.model.critic_model_path == "1.10"
+    assert config.explorer.auxiliary_models[0].model_path == "007"
+
+
+def test_numbers_in_the_environment_are_read_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("STEPS", "010")
+    path = tmp_path / "run.yaml"
+    path.write_text(GOOD)
+    assert load_config(path, ["buffer.total_steps=${oc.env:STEPS}"]).buffer.total_steps == 10
+    assert load_config(path, ["buffer.total_steps=010"]).buffer.total_steps == 10
+
+
+def test_text_that_an_older_yaml_would_take_for_a_number_is_quoted() -> None:
+    config = made("buffer.explorer_input.taskset.workflow_args={a: '0o17', b: '1_000', c: '1e5', d: '010'}")
+    text = to_yaml(config)
+    assert config_from_text(text) == config
+    (taskset,) = yaml.safe_load(text)["buffer"]["explorer_input"]["tasksets"]
+    assert taskset["workflow_args"] == {"a": "0o17", "b": "1_000", "c": "1e5", "d": "010"}
