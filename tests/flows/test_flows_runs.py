@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -162,19 +163,20 @@ def test_a_stage_may_only_evaluate(tmp_path: Path, prefect_api: str, monkeypatch
 
 
 def test_a_dead_actor_is_named_and_retried_from_the_latest_checkpoint(
-    tmp_path: Path, prefect_api: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, prefect_api: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the run began anew, beside an earlier one of its name."""
     earlier = tmp_path / "tests/dies"
     (earlier / "log").mkdir(parents=True)
     use_standins(fault="die")
+    logging.getLogger("prefect.task_runs").addHandler(caplog.handler)
     state = run_rft(tmp_path, "dies", "continue_from_checkpoint=false")
+    logging.getLogger("prefect.task_runs").removeHandler(caplog.handler)
     assert state.is_completed(), state
     (job_dir,) = set((tmp_path / "tests").glob("dies*")) - {earlier}
     assert attempts(job_dir) == [0, 2]
-    said = capfd.readouterr().err
-    assert re.search(r"trainer \(Trainer, process \d+\) died: The actor is dead", said), said
-    assert "Its log is trainer.log" in said and "Traceback" not in said
+    assert re.search(r"trainer \(Trainer, process \d+\) died: The actor is dead", caplog.text)
+    assert "Its log is trainer.log" in caplog.text and "Traceback" not in caplog.text
 
 
 def test_wrong_data_is_not_retried(tmp_path: Path, prefect_api: str) -> None:
