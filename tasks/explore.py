@@ -11,6 +11,7 @@ from tasks.actors import EXPLORER_SECONDS, run_until_done
 from tasks.faults import result_of
 from tasks.reports import LiveReport
 from tasks.session import Session
+from trinity_core.tracking.metrics_file import explorer_source
 
 
 @task(name="explore", cache_policy=NO_CACHE, persist_result=False)
@@ -19,7 +20,8 @@ def explore(session: Session) -> dict[str, Any]:
     explorer = session.explorer()
     result_of(explorer.prepare.remote(), lambda: session.stopping)
     progress = result_of(explorer.progress.remote(), lambda: session.stopping)
-    report = LiveReport(session.config, session.config.explorer.name, progress["total_steps"])
+    source = explorer_source(session.config.explorer.name)
+    report = LiveReport(session.config, source, progress["total_steps"])
     run = explorer.run.remote()
     [summary] = run_until_done([run], explorer.stop.remote, lambda: session.stopping, EXPLORER_SECONDS, report)
     report.report(done=True)

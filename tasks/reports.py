@@ -65,7 +65,7 @@ class LiveReport:
             self._warned = True
 
     def _report(self, done: bool) -> None:
-        lines = [line for line in read_metrics(self._config.job_dir) if line.source.startswith(self._source)]
+        lines = [line for line in read_metrics(self._config.job_dir) if line.source == self._source]
         step = lines[-1].step if lines else 0
         if (step == self._step and not done) or not lines:
             return

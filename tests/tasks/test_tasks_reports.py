@@ -13,6 +13,7 @@ from tasks.reports import LiveReport
 from trinity_core.addresses import free_port
 from trinity_core.config import Config
 from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.metrics_file import explorer_source
 
 pytestmark = pytest.mark.slow
 
@@ -22,11 +23,12 @@ def test_a_run_goes_on_where_prefect_is_away(
 ) -> None:
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
     monkeypatch.setattr(reports, "get_run_logger", lambda: logging.getLogger("run"))
-    numbers = MetricsFile(config.job_dir, "trainer")
-    report = LiveReport(config, "trainer", 10)
+    numbers, others = (MetricsFile(config.job_dir, explorer_source(name)) for name in ("one", "one_more"))
+    report = LiveReport(config, explorer_source("one"), 10)
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}), caplog.at_level(logging.INFO):
         for step in (1, 2):
             numbers.write(step, {"reward/mean": 0.5})
+            others.write(step + 3, {"reward/mean": 0.7})
             report.report()
     assert [r.getMessage() for r in caplog.records if r.name == "run" and r.levelno == logging.INFO] == [
         f"step {step} of 10: reward/mean 0.5" for step in (1, 2)

@@ -26,7 +26,7 @@ from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.weights import WeightFolder, open_weights
 from trinity_core.threads import DaemonThreads
-from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
 from trinity_core.workflows import RewardPool, load_plugins
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ async def open_parts(config: Config, engines: Sequence[Any], auxiliary: Sequence
         store=_open_store(config),
         weights=open_weights(method, config.job_dir),
         source=WeightSource(method, str(config.job_dir)),
-        metrics=MetricsFile(config.job_dir, _source(config.explorer.name)),
+        metrics=MetricsFile(config.job_dir, explorer_source(config.explorer.name)),
         operators=operators.pipeline(pipeline.operators if pipeline else []),
     )
 
@@ -150,8 +150,3 @@ def _read(config: Config) -> _Read:
 def _open_store(config: Config) -> ExperienceStore:
     (config.job_dir / "buffer").mkdir(parents=True, exist_ok=True)
     return ExperienceStore.open(store_url(config), str(config.job_dir))
-
-
-def _source(name: str) -> str:
-    """The explorer's name in metrics; all explorers' begin alike, so that a rewind knows their steps."""
-    return name if name.startswith("explorer") else f"explorer_{name}"

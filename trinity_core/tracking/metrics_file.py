@@ -74,6 +74,11 @@ def series(lines: list[MetricLine], name: str, source: str | None = None) -> dic
     return dict(sorted(found.items()))
 
 
+def explorer_source(name: str) -> str:
+    """The source of an explorer's metrics; all explorers' begin alike, so that a rewind knows their steps."""
+    return name if name.startswith("explorer") else f"explorer_{name}"
+
+
 def stream_of(source: str) -> str:
     """Which of `STREAMS` a source belongs to; an explorer may have any name."""
     return next((stream for stream in STREAMS if source.startswith(stream)), "explorer")
