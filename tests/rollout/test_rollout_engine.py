@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from trinity_core.errors import HandOverError, TransientFault, TrinityError
+from trinity_core.layout import JobLayout
 from trinity_core.rollout.messages import Request, Sampling, WeightSource
 from trinity_core.sync.probe import Probe
 from trinity_core.sync.weights import open_weights
@@ -197,6 +198,18 @@ def test_weights_that_are_not_the_trainers_are_found_out(tiny_engine, other_mode
     publish(open_weights("checkpoint", tmp_path), 1, other_model, wrong_probe=0.01)
     with pytest.raises(HandOverError, match="does not hold the weights"):
         asyncio.run(tiny_engine.load(WeightSource("checkpoint", str(tmp_path)), 1))
+
+
+def test_a_converted_checkpoint_is_proven_where_its_weights_were_handed_over_too(
+    tiny_engine, tiny_model, other_model, tmp_path, own_weights_after
+):
+    publish(open_weights("checkpoint", tmp_path), 1, other_model)
+    source = WeightSource("folder", str(JobLayout(tmp_path).huggingface(1)))
+    tiny_model.save_pretrained(source.path)
+    with pytest.raises(HandOverError, match="does not hold the weights"):
+        asyncio.run(tiny_engine.load(source, 1))
+    other_model.save_pretrained(source.path)
+    assert asyncio.run(tiny_engine.load(source, 1)).gap < 1e-4
 
 
 def test_a_missing_version_leaves_the_engine_as_it_was(tiny_engine, tmp_path):

@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trinity_core.layout import JobLayout, step_of
 from trinity_core.rollout.local import LocalEngine
 from trinity_core.rollout.messages import HandOver, Request, Sample, SampleBatch, WeightSource
 from trinity_core.rollout.served import ServedEngine
 from trinity_core.rollout.settings import EngineSettings
-from trinity_core.sync.probe import Probe, verify_probe
+from trinity_core.sync.probe import TOLERANCES, Probe, verify_probe
 from trinity_core.tracking.logs import Logged, start_log
 
 log = logging.getLogger(__name__)
@@ -89,9 +90,10 @@ class Engine:
             await self._server.abort(keys)
 
     async def load(self, source: WeightSource, version: int) -> HandOver:
-        """Take `version` of the weights and prove it. Requests in flight go on: each token says which version chose it.
+        """Take `version` of the weights and prove it, where it has a probe.
 
-        Raises `HandOverError` where the proof fails, `VersionGone` where the version is no longer there.
+        Requests in flight go on: each token says which version chose it. Raises `HandOverError` where the proof fails,
+        `VersionGone` where the version is no longer there.
         """
         began = time.perf_counter()
         if self._local is not None:
@@ -99,7 +101,10 @@ class Engine:
         else:
             await self._server.load(source, version)
         probe = _probe(source, version)
-        gap = None if probe is None else verify_probe(probe, await self.score(probe.tokens))
+        gap = None
+        if probe is not None:
+            coarser = max(probe.allowed, TOLERANCES[self.settings.compute_dtype])
+            gap = verify_probe(probe, await self.score(probe.tokens), coarser)
         return HandOver(version, time.perf_counter() - began, gap)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
@@ -139,8 +144,14 @@ class Engine:
 
 
 def _probe(source: WeightSource, version: int) -> Probe | None:
-    if source.method == "folder":
-        return None
+    """The proof that goes with the weights: of a converted checkpoint, if they were handed over from its folder too."""
     from trinity_core.sync.weights import open_weights
 
-    return open_weights(source.method, Path(source.path)).probe(version)
+    if source.method != "folder":
+        return open_weights(source.method, Path(source.path)).probe(version)
+    folder = Path(source.path).absolute()
+    step, job_dir = step_of(folder.parent.parent), folder.parent.parent.parent
+    if step is None or folder != JobLayout(job_dir).huggingface(step):
+        return None
+    record = open_weights("checkpoint", job_dir).record(step)
+    return None if record is None else record.probe

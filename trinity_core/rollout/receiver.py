@@ -27,18 +27,27 @@ class WeightReceiver:
 
         from_folder = method == "folder"
         tensors = with_head(_folder_tensors(Path(path)) if from_folder else _published(method, path, version))
-        if current_platform.is_cpu() and not from_folder:
-            self._reload(tensors)
-        else:
+        if not current_platform.is_cpu():
             self._vllm_reload(tensors)
+        elif from_folder:
+            self._vllm_reload_on_cpu(tensors)
+        else:
+            self._reload(tensors)
 
     def _reload(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         if self._reloader is None:
             from trinity_core.rollout.reload import Reloader
 
             worker: Any = self
-            self._reloader = Reloader(worker.get_model(), self._vllm_reload)
+            self._reloader = Reloader(worker.get_model(), self._vllm_reload_on_cpu)
         self._reloader.load(tensors)
+
+    def _vllm_reload_on_cpu(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        from trinity_core.rollout.reload import prepare_experts_anew
+
+        worker: Any = self
+        prepare_experts_anew(worker.get_model())
+        self._vllm_reload(tensors)
 
     def _vllm_reload(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         worker: Any = self

@@ -149,6 +149,18 @@ def _told_before_preparing(model: nn.Module, tell: Callable[[nn.Module], None]) 
             del method.process_weights_after_loading
 
 
+def prepare_experts_anew(model: nn.Module) -> None:
+    """Have vLLM lay out new experts for the CPU's kernels, as it did those of the start.
+
+    Where a mixture of experts has a kernel already, vLLM's reload copies new weights as they come to where the kernel
+    expects its own layout: right on GPUs, whose layout is that of the weights. Without a kernel it makes both anew.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None  # type: ignore[union-attr]
+
+
 def _derives(module: nn.Module) -> bool:
     """Whether vLLM derives something from this module's weights, or from others', when they are loaded."""
     from vllm.model_executor.layers.attention import Attention

@@ -1,0 +1,23 @@
+"""A mixture of experts on the CPU, for whose kernels vLLM prepares the experts when it loads them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_experts_take_new_weights_by_every_way(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("experts.py")
+    done = subprocess.run(
+        [sys.executable, script, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    gaps = json.loads(done.stdout.splitlines()[-1])
+    assert len(gaps) == 5
+    assert {way: gap for way, gap in gaps.items() if gap > 1e-4} == {}
