@@ -84,5 +84,6 @@ def test_make_takes_a_folder_with_any_name(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o755)
     (tmp_path / "Makefile").write_text((root / "Makefile").read_text())
     given = "my runs/it's $HOME"
-    said = subprocess.check_output(["make", "quickstart", f"OUT={given.replace('$', '$$')}"], cwd=tmp_path, text=True)
+    command = ["make", "--no-print-directory", "quickstart", f"OUT={given.replace('$', '$$')}"]
+    said = subprocess.check_output(command, cwd=tmp_path, text=True)
     assert said.splitlines()[-4:] == ["--out", given, "--seed", "42"]
