@@ -125,6 +125,8 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (("model.model_path=${model.path}",), "model.model_path", "refers to 'model.path', which is not there", ""),
     (("model.model_path=${model.model_path}",), "model.model_path", "refers to itself", ""),
     (("model.model_path=${model",), "model.model_path", "cannot be read", ""),
+    (("monitor.monitor_args=&x [*x]",), "monitor.monitor_args[0]", "refers to itself", ""),
+    (("model={model_path: a, model_path: b}",), "model.model_path", "is given twice", ""),
     (("model.model_path=${nope:1}",), "model.model_path", "cannot be interpolated", ""),
     (("model.custom_chat_template=a", "model.chat_template_path=b"), "model.chat_template_path", "not both", ""),
     (("cluster.gpu_per_node=1",), "explorer.rollout_model.engine_num", "none is left for the trainer", ""),

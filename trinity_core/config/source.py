@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,10 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
             problems.append(Problem("", text, "an override must read key.path=value.", shown))
             continue
         try:
+            node = yaml.compose(raw, _Loader)
+            if faults := _faults(node, key.strip(), shown):
+                problems += faults
+                continue
             value = parse_value(raw)
             path = _assign(tree, parts, value)
         except yaml.YAMLError:
@@ -176,10 +180,18 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
             places = {known: place for known, place in places.items() if not _below(known, path)}
             places |= spread(value, path, Place(shown))
             texts = {known: text for known, text in texts.items() if known != path and not _below(known, path)}
-            texts |= _texts(yaml.compose(raw, _Loader), path)
+            texts |= _texts(node, path)
     if problems:
         raise ConfigError(problems)
     return Source(tree, places, texts)
+
+
+def _faults(node: yaml.Node | None, key: str, shown: str) -> list[Problem]:
+    """What `_mark` reports of the value of an override, which has no lines."""
+    problems: list[Problem] = []
+    if node is not None:
+        _mark(node, key, (), {"": Place(shown)}, problems)
+    return [replace(problem, line=None) for problem in problems]
 
 
 def spread(node: Any, key: str, place: Place) -> dict[str, Place]:
