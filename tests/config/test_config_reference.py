@@ -172,6 +172,11 @@ def test_notices() -> None:
         "algorithm.sample_strategy=priority",
     ):
         assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{waiting}=60", used])) == []
+    stale = load_config(
+        RECIPES / "gsm8k/gsm8k.yaml",
+        [f"{queue}.use_priority_queue=true", "algorithm.sample_strategy=staleness_control"],
+    )
+    assert notices(stale) == [f"Accepted, but without effect here: {queue}.use_priority_queue."]
     actor = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
     offload = [f"{actor}.param_offload=true", f"{actor}.optimizer_offload=true"]
     for changes, keys in (

@@ -32,6 +32,7 @@ def _unread(config: Config) -> list[str]:
         f"{BUFFER}.path": bool(buffer.path)
         and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts)),
         f"{BUFFER}.reuse_cooldown_time": buffer.reuse_cooldown_time is not None and draws_by(config) != "priority",
+        f"{BUFFER}.use_priority_queue": buffer.use_priority_queue and draws_by(config) != "priority",
         "service.data_juicer": config.service.data_juicer is not None,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
