@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from trinity_core.errors import TransientFault
 from trinity_core.store.store import ExperienceStore
@@ -215,3 +216,15 @@ def test_a_resume_finds_weights_whatever_the_interval_was(
     assert dict(after.folder.load(resumed))["norm.weight"].tolist() == [resumed] * 3
     assert after.folder.wait(required_version(step + 1, new_interval), timeout=0) == resumed
     after.folder.remove()
+
+
+def test_kept_weights_that_do_not_say_their_version_are_not_used(
+    make_config: Any, folder: SlotFolder, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("trinity_core.training.publish.make_probe", lambda learner: PROBE)
+    engine: Any = Engine()
+    config = make_config(synchronizer__sync_interval=2)
+    config.job_dir.mkdir(parents=True)
+    save_file({"norm.weight": torch.zeros(3)}, tmp_path / KEPT)
+    Publisher(config, SimpleNamespace(ranks=ALONE), FolderHandOver(engine, ALONE, folder)).resume(3, tmp_path)  # type: ignore[arg-type]
+    assert folder.versions() == [3]

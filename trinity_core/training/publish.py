@@ -100,13 +100,15 @@ class Publisher:
 
 
 def _read_kept(path: Path) -> tuple[int, Probe | None, dict[str, Tensor]] | None:
-    """Version, proof and tensors of the weights that a checkpoint holds for the engines, if it holds any."""
+    """Version, proof and tensors of the engines' weights in a checkpoint; None without them or their version."""
     if not path.exists():
         return None
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        told = file.metadata()
+        told = file.metadata() or {}
+        if "version" not in told:
+            return None
         probe = json.loads(told["probe"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
     return int(told["version"]), None if probe is None else Probe.from_json(probe), tensors
