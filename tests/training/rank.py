@@ -9,7 +9,7 @@ import psutil
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from conftest import make_batch
+from batches import make_batch
 
 from trinity_core.config import config_from_dict
 from trinity_core.training.checkpoint import load, save

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import make_batch
+from batches import make_batch
 
 from trinity_core.data.experience import to_bytes
 from trinity_core.data.tiny import make_problems, write_jsonl

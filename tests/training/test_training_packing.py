@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import VOCABULARY, make_batch
+from batches import VOCABULARY, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import make_batch
+from batches import make_batch
 
 from trinity_core.addresses import rendezvous
 from trinity_core.training.distributed import join

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import make_batch
+from batches import make_batch
 
 from trinity_core.addresses import rendezvous
 from trinity_core.training.batch import make_batch as lay_out

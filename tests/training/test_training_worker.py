@@ -7,7 +7,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
-from conftest import make_batch
+from batches import make_batch
 
 from trinity_core.data.tiny import make_problems, write_jsonl
 from trinity_core.errors import DataError

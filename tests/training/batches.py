@@ -1,0 +1,33 @@
+"""Batches for a model of the tiny tokenizer's vocabulary."""
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+
+VOCABULARY = 400
+"""Below the tiny tokenizer's."""
+
+
+def make_batch(step: int, groups: int = 4, repeats: int = 4) -> list[Experience]:
+    """Rollouts with random rewards; lengths mixed, some tokens of other speakers between the actions."""
+    rng = np.random.default_rng(step)
+    rows = []
+    for group in range(groups):
+        prompt = rng.integers(3, VOCABULARY, rng.integers(4, 9))
+        for run in range(repeats):
+            response = rng.integers(3, VOCABULARY, rng.integers(2, 12))
+            mask = rng.random(len(response)) < 0.8
+            mask[-1] = True
+            rows.append(
+                Experience(
+                    tokens=np.concatenate([prompt, response]),
+                    prompt_length=len(prompt),
+                    action_mask=mask,
+                    logprobs=np.where(mask, -6 - 0.1 * rng.random(len(response)), 0.0),
+                    versions=np.where(mask, step - 1, -1),
+                    reward=float(rng.integers(0, 2)),
+                    group=f"{step}/{group}",
+                    run=run,
+                )
+            )
+    return rows
