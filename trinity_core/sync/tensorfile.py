@@ -110,15 +110,13 @@ def views(buffer: mmap.mmap, layout: Layout) -> Iterator[tuple[str, torch.Tensor
     """Each tensor as a view of `buffer`, in the layout's order; a view keeps the buffer (and its file lock) alive."""
     import torch
 
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        whole = torch.frombuffer(buffer, dtype=torch.uint8)
     for name, (begin, end) in layout.offsets.items():
         spec = layout.specs[name]
         dtype: torch.dtype = vars(torch)[spec.dtype]
-        if begin == end:
-            yield name, torch.empty(spec.shape, dtype=dtype)
-            continue
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            flat = torch.frombuffer(buffer, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=begin)
+        flat = whole[begin:end].view(dtype) if end > begin else torch.empty(0, dtype=dtype)
         yield name, flat.view(spec.shape)
 
 
