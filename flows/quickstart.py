@@ -28,6 +28,7 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
     Raises TrinityError where `out` holds the quick start of another seed, which would be taken for this one's.
     """
     began = time.monotonic()
+    out = out.expanduser()
     claim(out, seed)
     overrides = [
         f"seed={seed}",

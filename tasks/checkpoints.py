@@ -77,7 +77,7 @@ def job_dir_of(config: str, overrides: list[str], stage: str = "") -> str:
 
 def digest_of(config: Config) -> str:
     """SHA-256 of what decides the outcome of a run: its settings but for those of machines, names and tracking."""
-    sections = {name: value for name, value in to_dict(config).items() if name in OUTCOME}
+    sections = _alike({name: value for name, value in to_dict(config).items() if name in OUTCOME})
     return sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -94,3 +94,12 @@ def read_summary(config: Config) -> dict[str, Any] | None:
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def _alike(value: Any) -> Any:
+    """The same for numbers that are the same: 1024 and 1024.0."""
+    if isinstance(value, dict):
+        return {name: _alike(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_alike(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

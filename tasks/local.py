@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tasks.faults import api_faults
-from tasks.runs import END_SECONDS, cancel, mark_crashed, paused, prefect_api
+from tasks.runs import END_SECONDS, cancel, is_shared, mark_crashed, paused, prefect_api
 from tasks.server import Process, Up, environment, is_healthy, spawn, state_dir, wait_until_healthy
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
@@ -44,8 +45,8 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
         say("Making the work pool and the deployments …")
         _prefect(root, env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
         _prefect(root, env, "--no-prompt", "deploy", "--all")
-        _mark_left_runs(api_url, say)
-        worker = ["worker", "start", "--pool", POOL, "--name", "trinity", "--limit", "2"]
+        _mark_left_runs(root, api_url, say)
+        worker = ["worker", "start", "--pool", POOL, "--name", worker_name(root), "--limit", "2"]
         env_worker = env | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
         started.append(Process.of("worker", spawn("worker", _command(*worker), env_worker, root).pid))
         state = Up(api_url, started)
@@ -66,7 +67,7 @@ def down(root: Path, say: Callable[[str], None]) -> bool:
     if state is None:
         return False
     if any(process.alive() for process in _named("server", state)) and is_healthy(state.api_url):
-        _end_runs(state, say)
+        _end_runs(root, state, say)
     _stop(state.processes, say)
     Up.forget(root)
     return True
@@ -112,22 +113,35 @@ def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:
         say(f"warning: `prefect` goes to PREFECT_API_URL={given}, not to {api_url}. First `unset PREFECT_API_URL`.")
 
 
-def _mark_left_runs(api_url: str, say: Callable[[str], None]) -> None:
+def worker_name(root: Path) -> str:
+    """The worker is called after its folder, as another folder's may use the same database."""
+    return re.sub(r"[^\w.-]+", "-", str(root.absolute())).strip("-") or POOL
+
+
+def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None]) -> None:
     """Before there is a worker: what counts as running was killed, with the worker or the machine."""
     with prefect_api(api_url) as client:
+        if is_shared(client, POOL, worker_name(root)):
+            return
         for run in mark_crashed(client, POOL, "Killed before `trinity up` started Prefect again"):
             say(f"The run {run.name} was killed. `prefect flow-run retry {run.id}` goes on from its latest checkpoint.")
 
 
-def _end_runs(state: Up, say: Callable[[str], None]) -> None:
-    """Cancel what the worker runs, and end the worker before it can take more."""
+def _end_runs(root: Path, state: Up, say: Callable[[str], None]) -> None:
+    """Cancel what the worker runs, and end the worker before it can take more.
+
+    Where runs may be those of another folder's worker, nothing is done here: `_stop` tells our own by SIGTERM.
+    """
     worker = _named("worker", state)
     try:
-        with prefect_api(state.api_url) as client, paused(client, POOL):
-            if any(process.alive() for process in worker):
-                cancel(client, POOL, say)
-            _stop(worker, say)
-            mark_crashed(client, POOL, "Its worker ended before it did")
+        with prefect_api(state.api_url) as client:
+            if is_shared(client, POOL, worker_name(root)):
+                return
+            with paused(client, POOL):
+                if any(process.alive() for process in worker):
+                    cancel(client, POOL, say)
+                _stop(worker, say)
+                mark_crashed(client, POOL, "Its worker ended before it did")
     except api_faults() as error:
         say(f"Prefect does not end the runs, so they are told by SIGTERM: {error}")
 

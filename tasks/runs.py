@@ -42,6 +42,14 @@ def paused(client: SyncPrefectClient, pool: str) -> Iterator[None]:
         client.update_work_pool(pool, WorkPoolUpdate(is_paused=False))
 
 
+def is_shared(client: SyncPrefectClient, pool: str, worker: str) -> bool:
+    """Whether another worker than the one of that name takes runs from the pool: one database may serve two folders."""
+    from prefect.client.schemas.objects import WorkerStatus
+
+    others = [each for each in client.read_workers_for_work_pool(pool) if each.name != worker]
+    return any(each.status == WorkerStatus.ONLINE for each in others)
+
+
 def cancel(client: SyncPrefectClient, pool: str, say: Callable[[str], None]) -> None:
     """Cancel the pool's runs and wait until its worker has ended them; they save first."""
     from prefect.states import Cancelling

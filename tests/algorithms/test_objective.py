@@ -230,6 +230,18 @@ def test_the_adaptive_coefficient_goes_by_the_kl_of_a_token_however_the_loss_add
     assert metrics["kl_mean"] == pytest.approx((3 * 0.08 + 0.32) / 4)
 
 
+def test_an_emptied_micro_batch_adds_nothing_to_the_kl_of_a_token():
+    """A rank that has fewer micro-batches than others goes through rows whose mask is false."""
+    objective, tally = Objective(spec_of("grpo", kl_loss_fn="k2")), Tally()
+    mask, logprobs = torch.ones(1, 2, dtype=torch.bool), torch.full((1, 2), -1.0)
+    weights = objective.weights(mask)
+    for present in (mask, mask & False):
+        objective.loss(
+            tally, weights, logprobs=logprobs, mask=present, ref_logprobs=logprobs - 0.4, advantages=torch.zeros(1, 2)
+        )
+    assert tally.metrics()["kl_mean"] == pytest.approx(0.08)
+
+
 def test_a_kl_beside_sft_is_that_of_the_experts_tokens():
     """In a batch that also has rollouts it is theirs alone."""
     spec = spec_of("sft", kl_loss_fn="k2", kl_loss_fn_args={"kl_coef": 0.1}, loss_agg_mode="token-mean")

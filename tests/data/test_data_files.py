@@ -87,6 +87,14 @@ def test_the_better_name_of_a_split_wins(tmp_path, files, split, taken):
     assert [row["file"] for row in read_rows(str(tmp_path), split).rows] == taken
 
 
+def test_files_that_a_split_leaves_out_are_named(tmp_path, caplog):
+    for file in ("train.jsonl", "train_old.jsonl", "test.jsonl"):
+        jsonl(tmp_path / file, [{"file": file}])
+    assert len(read_rows(str(tmp_path), "train").rows) == len(read_rows(str(tmp_path), "test").rows) == 1
+    (line,) = caplog.messages
+    assert "train_old.jsonl not read as split 'train'" in line
+
+
 @pytest.mark.parametrize("names", [["train.json", "train.jsonl"], ["train-0.csv", "train-0.jsonl", "train-1.jsonl"]])
 def test_a_split_in_several_formats_is_not_read_twice(tmp_path, names):
     for name in names:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tasks.local import POOL, down, up
+from tasks.local import POOL, down, up, worker_name
+from tasks.runs import is_shared
 from tasks.runs import prefect_api as client_of
 from trinity_core.addresses import free_port
 
@@ -94,6 +95,7 @@ def test_a_killed_run_gives_its_place_back_and_a_running_one_saves(root: Path, p
         while not (root / "begun").exists():
             assert time.monotonic() < deadline, "the killed run still has the one place"
             time.sleep(0.05)
+        assert is_shared(client, POOL, "another folder's") and not is_shared(client, POOL, worker_name(root))
         said.clear()
         assert down(root, said.append)
         assert (root / "saved").exists()

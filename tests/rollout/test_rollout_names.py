@@ -129,3 +129,26 @@ def test_an_explorer_does_not_begin_with_a_name_that_is_not_there(tiny_folders, 
     with pytest.raises(ConfigError, match=r"tasksets\[1\]\.default_reward_fn_type: .*did you mean 'math_reward'"):
         asyncio.run(Explorer(config, [FakeEngine()]).run())
     assert not (config.job_dir / "buffer").exists()
+
+
+def test_annotations_may_be_any_text_and_defaults_are_always_taken(load, monkeypatch):
+    def short(*, prompt: "the question", response, truth, task, limit: float = None, strict: "bool" = True):  # noqa: F722, RUF013
+        return 1.0
+
+    monkeypatch.setitem(REWARD_FNS, "short", short)
+    monkeypatch.setitem(REWARD_FNS, "largest", max)
+    keys = [f"{INPUT}.tasksets.a.default_reward_fn_type", f"{INPUT}.tasksets.a.reward_fn_args"]
+    for name, given in (("short", "{limit: null, strict: false}"), ("largest", "{key: 1}")):
+        config = load(f"{keys[0]}={name}", f"{keys[1]}={given}")
+        assert config.buffer.explorer_input.tasksets[0].reward_fn_args == yaml.safe_load(given)
+
+
+def test_a_default_of_none_is_no_number(load, monkeypatch):
+    def limited(*, prompt, response, truth, task, limit: float = None):  # noqa: RUF013
+        return 1.0
+
+    monkeypatch.setitem(REWARD_FNS, "limited", limited)
+    keys = [f"{INPUT}.tasksets.a.default_reward_fn_type=limited", f"{INPUT}.tasksets.a.reward_fn_args.limit"]
+    assert load(keys[0], f"{keys[1]}=null").buffer.explorer_input.tasksets[0].reward_fn_args == {"limit": None}
+    with pytest.raises(ConfigError, match="must be a number"):
+        load(keys[0], f"{keys[1]}=high")

@@ -58,3 +58,10 @@ def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:
     claim(tmp_path / "runs", 42)
     with pytest.raises(TrinityError, match=r"of seed 42\. Give seed 7 a folder of its own"):
         claim(tmp_path / "runs", 7)
+
+
+def test_a_run_is_the_same_whether_a_number_is_written_whole_or_not() -> None:
+    whole, other, half = (Config(), Config(), Config())
+    for config, coefficient in ((whole, 1), (other, 1.0), (half, 1.5)):
+        config.algorithm.entropy_loss_fn_args = {"entropy_coef": coefficient}
+    assert digest_of(whole) == digest_of(other) != digest_of(half)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from trinity_core.training.savepoints import Savepoints
 pytestmark = pytest.mark.slow
 
 
-def test_the_best_by_eval_stays_however_old_it_is(make_config: Any) -> None:
+def test_the_best_by_eval_stays_however_old_it_is(make_config: Any, tmp_path: Path) -> None:
     ranks = join(0, 1, *rendezvous(), use_gpu=False)
     config = make_config(trainer__max_checkpoints_to_keep=2)
     learner = Learner(config, 4, ranks)
@@ -28,3 +30,12 @@ def test_the_best_by_eval_stays_however_old_it_is(make_config: Any) -> None:
     assert savepoints.layout.steps() == [2, 4, 5]
     assert other_beginning(config.job_dir, config.model.model_path) is None
     assert other_beginning(config.job_dir, "another") == config.model.model_path
+
+    first, config.model.model_path = (
+        config.model.model_path,
+        str(copytree(config.model.model_path, tmp_path / "another")),
+    )
+    later = Savepoints(config, ranks, learner.engine.module.lm)
+    later.load(learner, 5)
+    later.save(learner, 6, None)
+    assert other_beginning(config.job_dir, config.model.model_path) == first, "it still is the one of step 0"

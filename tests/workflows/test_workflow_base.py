@@ -247,6 +247,10 @@ def test_plugins_that_cannot_be_loaded(tmp_path):
             with pytest.raises(TrinityError, match=r"broken_plugin\.py cannot be loaded: "):
                 load_plugins(tmp_path)
     (tmp_path / "broken_plugin.py").unlink()
+    (tmp_path / "tasks.py").write_text("")
+    with pytest.raises(TrinityError, match="the name of a package of this project"):
+        load_plugins(tmp_path)
+    (tmp_path / "tasks.py").unlink()
     (tmp_path / "json.py").write_text("")
     with pytest.raises(TrinityError, match="has the name of another module"):
         load_plugins(tmp_path)

@@ -265,7 +265,7 @@ class Objective:
         tokens = self.kl_loss_fn.tokens(logprobs, reference, mask, old, **self.kl_loss_args)
         value = (weights.kl * tokens).sum()
         tally.total("kl_loss", value)
-        tally.mean("kl_mean", tokens, weights.kl != 0)
+        tally.mean("kl_mean", tokens, mask & (weights.kl != 0))
         return value
 
     def after_batch(self, metrics: dict[str, float], experiences: int) -> dict[str, float]:

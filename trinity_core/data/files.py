@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any
 from trinity_core.data.hub import read_hub, read_table
 from trinity_core.data.soundness import unreadable, unusable
 from trinity_core.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 LONGEST_FIELD = 2**31 - 1
@@ -94,6 +97,7 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
     for naming in _NAMINGS:
         for root in roots:
             if named := naming(root, split):
+                _tell_left_out(folder, split, [file for file in _alike(root, split) if file not in named])
                 return _once(folder, split, named)
     everything = [file for root in roots for file in _data_files(root)]
     if len(everything) == 1 and _split_of(everything[0]) is None and split == "train":
@@ -127,6 +131,12 @@ def _alike(root: Path, split: str) -> list[Path]:
 
 
 _NAMINGS = (_whole, _shards, _in_folder, _alike)
+
+
+def _tell_left_out(folder: Path, split: str, files: list[Path]) -> None:
+    if files:
+        left_out = ", ".join(str(file.relative_to(folder)) for file in files)
+        logger.warning("%s: %s not read as split '%s', which others are named after exactly", folder, left_out, split)
 
 
 def _once(folder: Path, split: str, files: list[Path]) -> list[Path]:

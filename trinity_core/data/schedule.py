@@ -157,5 +157,6 @@ def check_order(was: dict[str, Any], now: dict[str, Any]) -> None:
     if changed:
         raise DataError(
             f"the run cannot go on where it stopped, its rows would come in another order: {'; '.join(changed)}. Set "
-            "it back, or start anew: with another name, or with continue_from_checkpoint: false"
+            "it back, or start anew: with another name, or with continue_from_checkpoint: false. (Rows set aside are "
+            "named in the log; a newer version may set aside what an older one took.)"
         )

@@ -113,12 +113,12 @@ def _fitting(
 
     A function with `**args` takes any; one that calls them `**_` reads none of them.
     """
-    try:
-        parameters = inspect.signature(function, eval_str=True).parameters.values()
-    except NameError:  # an annotation that exists for type checkers alone
-        parameters = inspect.signature(function).parameters.values()
+    parameters = _parameters(function)
+    if parameters is None:
+        return dict(given)
     takes_any = any(p.kind is p.VAR_KEYWORD and not p.name.startswith("_") for p in parameters)
     kinds = {p.name: p.annotation for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in inputs}
+    defaults = {p.name: p.default for p in parameters}
     values = dict(given)
     for name, value in given.items():
         if name not in kinds and not takes_any:
@@ -126,10 +126,22 @@ def _fitting(
             report.add(
                 f"{key}.{name}", value, f"is no argument of '{owner}', which takes {takes}.", closest(name, kinds)
             )
-        elif _is_plain(kinds.get(name)):
+        elif _is_plain(kinds.get(name)) and value is not defaults[name]:
             bound = convert(kinds[name], value, f"{key}.{name}", report)
             values[name] = value if bound is BAD else bound
     return values
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """With their types, where its annotations are types; None of what has no signature, such as some built-ins."""
+    try:
+        plain = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+    try:
+        return list(inspect.signature(function, eval_str=True).parameters.values())
+    except (NameError, SyntaxError, AttributeError, LookupError, TypeError, ValueError):
+        return plain  # an annotation may be any text, or stand for type checkers alone
 
 
 def _is_plain(kind: Any) -> bool:

@@ -29,7 +29,7 @@ class Batch:
     teacher_logprobs: Tensor | None
     """float32 [B, R]; None where no row has any."""
     is_expert: Tensor
-    """bool [B]; None where no row is."""
+    """bool [B]."""
 
     def __len__(self) -> int:
         return len(self.experiences)

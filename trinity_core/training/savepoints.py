@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.convert import convert
-from trinity_core.checkpoints.resume import latest_whole, model_name, update_meta, whole_steps
+from trinity_core.checkpoints.resume import latest_whole, model_name, read_meta, update_meta, whole_steps
 from trinity_core.config.schema import Config
 from trinity_core.layout import JobLayout
 from trinity_core.tracking import read_metrics
@@ -30,6 +30,8 @@ class Savepoints:
         self._description = describe(lm, config.model) if ranks.first else {}
         self.keep = config.trainer.max_checkpoints_to_keep
         self.ranks = ranks
+        self.began_from = model_name(config.model.model_path)
+        """The model whose weights are trained, also by a run that goes on under another `model_path`."""
 
     def save(self, learner: Learner, step: int, publisher: Publisher | None) -> None:
         """Write the checkpoint of `step` and make it the latest. Raises TrinityError where the disk is full."""
@@ -45,8 +47,7 @@ class Savepoints:
             if learner.settings.save_huggingface:
                 convert(temporary)
             commit(self.layout, step, temporary, self.keep, self._best())
-            model = model_name(self.config.model.model_path)
-            update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=model)
+            update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=self.began_from)
         barrier(self.ranks)
 
     def _best(self) -> list[int]:
@@ -66,3 +67,4 @@ class Savepoints:
     def load(self, learner: Learner, step: int) -> None:
         """Restore the checkpoint of `step`."""
         checkpoint.load(learner, self.layout.step(step))
+        self.began_from = read_meta(self.layout.trainer_meta).get("model", self.began_from)

@@ -122,7 +122,7 @@ def restore(
         if engine.plain and steps:
             engine.optimizer.state[p]["step"] = torch.tensor(float(steps), device=engine.device)
     for name, buffer in buffers(engine).items():
-        buffer.copy_(_find(model, name))
+        buffer.copy_(model.get(name, buffer))
     if not engine.plain:
         for state in engine.optimizer.state.values():
             state["step"].fill_(steps)

@@ -14,6 +14,9 @@ from trinity_core.errors import TrinityError
 
 T = TypeVar("T")
 
+OURS = ("flows", "tasks", "trinity_core")
+"""Packages that are imported beside the plugins, in some processes."""
+
 
 class Registry(dict[str, T]):
     """Name to thing. `resolve` also takes a dotted path, `package.module.Name`."""
@@ -73,6 +76,8 @@ def load_plugins(folder: str | Path | None) -> list[str]:
 def _load(file: Path) -> str:
     """Import one file under its own name, which a dotted path can then use too."""
     name = file.stem
+    if name in OURS:
+        raise TrinityError(f"the plugin {file} has the name of a package of this project, {name}; rename it")
     known = sys.modules.get(name)
     if known is not None:
         if known.__file__ and Path(known.__file__).resolve() == file.resolve():

@@ -16,6 +16,15 @@ from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS
 
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
 _BOX = "\\boxed{"
+_MARKS = re.compile(r"\*\*|__|[$€£¥]")
+_WORD = r"[^\W\d_]{2,}"
+_SENTENCE = re.compile(rf"(?:{_WORD}[:,]?\s+)*([-+]?\d[\d,]*(?:\.\d+)?)(?:\s*\(?{_WORD}\)?[,.]?)*\.?")
+_MEANING = re.compile(
+    r"\b(not?|minus|negative|plus|times|log|ln|exp|sin|cos|tan|sqrt|half|twice|double|mod|squared|cubed|dozens?|"
+    r"hundreds?|thousands?|millions?|billions?|trillions?)\b",
+    re.IGNORECASE,
+)
+"""Words that make another number of the one beside them."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,15}")
 
 
@@ -50,18 +59,24 @@ def reference(truth: Any) -> str:
 def same(answer: str, truth: str) -> bool:
     """Whether math-verify takes two expressions for the same. Raises ValueError where it cannot read the reference.
 
-    The answer is read as a formula, all of it; where that is not the reference, as a sentence that holds a number
-    ("18 dollars.", "**18**"), the last one. The pool's time-out takes the place of math-verify's own.
+    The answer is read as a formula, all of it; where it is words around one number ("18 dollars.", "**18**"), as that.
+    The pool's time-out takes the place of math-verify's own.
     """
     from math_verify import parse, verify
 
-    read = partial(parse, parsing_timeout=None)
+    read = partial(parse, parsing_timeout=None, raise_on_error=True)
     agree = partial(verify, timeout_seconds=None, raise_on_error=True)
-    gold = read(_boxed(truth), raise_on_error=True)
+    gold = read(_boxed(truth))
     if not gold:
         raise ValueError(f"math-verify cannot read the reference answer {truth!r}")
-    formula = read(_boxed(answer), raise_on_error=True)
-    return bool(agree(gold, formula) or agree(gold, read(answer, raise_on_error=False)))
+    number = number_in(answer)
+    return bool(agree(gold, read(_boxed(answer))) or (number and agree(gold, read(_boxed(number)))))
+
+
+def number_in(answer: str) -> str | None:
+    """The number of an answer that is otherwise words, units and marks; None where it may be mathematics."""
+    found = _SENTENCE.fullmatch(_MARKS.sub("", answer).strip())
+    return found[1] if found and not _MEANING.search(answer) else None
 
 
 def _boxed(formula: str) -> str:
