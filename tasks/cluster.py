@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -92,6 +94,8 @@ class Cluster:
             "max_task_retries": 0,
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", **(env or {})}},
         }
+        if not self.address and shlex.quote(sys.executable) != sys.executable:
+            options["runtime_env"]["py_executable"] = shlex.quote(sys.executable)  # Ray lets a shell read it
         if concurrency:
             options["max_concurrency"] = concurrency
         handle: Any = ray.remote(cls).options(**options).remote(*args, **kwargs)

@@ -132,7 +132,7 @@ def result_of(ref: Any, stopped: Callable[[], bool], while_waiting: Callable[[],
 def get(ref: Any, timeout: float | None = None) -> Any:
     """`ray.get` that raises what a user reads: the actor's own error of that kind, or which actor died."""
     import ray
-    from ray.exceptions import ActorDiedError, RayError, RayTaskError
+    from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError, RayTaskError
 
     try:
         return ray.get(ref, timeout=timeout)
@@ -141,6 +141,8 @@ def get(ref: Any, timeout: float | None = None) -> Any:
         cause = failed.cause if isinstance(failed, RayTaskError) else failed
         if isinstance(cause, TrinityError | TransientFault):
             raise cause from None
+        if isinstance(cause, ActorUnschedulableError):
+            raise TrinityError(f"Ray cannot start a process of the run. {cause.error_message}") from error
         if isinstance(cause, _losses()):
             raise TransientFault(loss_of(cause)) from error
         raise failed from None

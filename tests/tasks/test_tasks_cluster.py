@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from ipaddress import ip_address
 from pathlib import Path
@@ -120,9 +121,15 @@ def test_a_run_that_waits_for_gpus_of_others_says_so(
 
 
 @pytest.mark.slow
-def test_our_ray_listens_on_the_loopback_interface_only() -> None:
+def test_our_ray_listens_on_the_loopback_interface_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python lies in a folder whose name has a space."""
     import ray
 
+    python = tmp_path / "my python/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     cluster = Cluster(small_config(), Machine(1, 0))
     known = set(psutil.Process().children(recursive=True))
     try:

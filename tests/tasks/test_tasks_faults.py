@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.faults import Stopped, get, is_transient, most_telling
-from trinity_core.errors import DataError, TransientFault
+from trinity_core.errors import DataError, TransientFault, TrinityError
 
 DIED = (
     "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
@@ -78,3 +78,11 @@ def test_an_actor_that_could_not_begin_raises_its_own_error(monkeypatch: pytest.
     assert raised(ActorDiedError(RayTaskError("__init__", "Traceback …", wrong)), monkeypatch) is wrong
     said = raised(ActorDiedError(RayTaskError("__init__", "Traceback … KeyError", defect)), monkeypatch)
     assert isinstance(said, RayTaskError) and said.cause is defect and not is_transient(said)
+
+
+def test_a_process_that_cannot_be_started_is_said_in_ray_s_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import ActorUnschedulableError
+
+    said = raised(ActorUnschedulableError("Failed to startup worker after retrying 5 times."), monkeypatch)
+    assert isinstance(said, TrinityError) and not is_transient(said)
+    assert str(said) == "Ray cannot start a process of the run. Failed to startup worker after retrying 5 times."
