@@ -202,7 +202,7 @@ def test_a_killed_flow_is_retried_to_the_same_weights(deployed: Place, at_once: 
     wait_until(lambda: deployed.job.exists() and KILLED_AT in trained_steps(deployed.job))
     flow, family = flow_process(deployed)
     flow.kill()
-    left = psutil.wait_procs([each for each in family if each.name() not in RAY_AGENTS], timeout=20)[1]
+    left = psutil.wait_procs(family, timeout=20)[1]
     assert not left, "engines, trainers and Ray go with the flow"
     slow.unlink()
     assert 0 < (latest_whole(deployed.job) or 0) < STEPS
@@ -251,9 +251,17 @@ def state(here: Place, flow_run: str) -> str:
 
 
 def flow_process(here: Place) -> tuple[psutil.Process, list[psutil.Process]]:
-    """The process in which the flow runs, which is the one that has started Ray; and all that it has started."""
+    """The process in which the flow runs, which is the one that has started Ray; and what goes when it does."""
     worker = json.loads((here.root / ".trinity/up.json").read_text())["processes"][-1]["pid"]
     (raylet,) = [each for each in psutil.Process(worker).children(recursive=True) if each.name() == "raylet"]
     flow = raylet.parent()
     assert flow is not None
-    return flow, [flow, *flow.children(recursive=True)]
+    return flow, [flow, *(each for each in flow.children(recursive=True) if lasts(each))]
+
+
+def lasts(process: psutil.Process) -> bool:
+    """Whether a process is neither gone already nor one that outlives its Ray for a while."""
+    try:
+        return process.name() not in RAY_AGENTS
+    except psutil.NoSuchProcess:
+        return False
