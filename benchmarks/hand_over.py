@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from trinity_core.sync.slots import SlotFolder, memory_root
+from trinity_core.sync.memory import MemoryVersions, memory_root
 
 
 def named(megabytes):
@@ -55,7 +55,7 @@ def main():
     source = named(args.megabytes)
     engine = {name: torch.empty_like(tensor) for name, tensor in source}
     with tempfile.TemporaryDirectory() as job:
-        folder, reader = SlotFolder(memory_root(Path(job))), SlotFolder(memory_root(Path(job)))
+        folder, reader = MemoryVersions(memory_root(Path(job))), MemoryVersions(memory_root(Path(job)))
         first = timed(lambda: folder.publish(0, source))[0]
         rounds = [one_round(version, source, engine, folder, reader) for version in range(1, args.rounds + 4)]
         folder.remove()

@@ -16,13 +16,13 @@ Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.
 @app.command()
 def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
     """Run a configuration here and now, with all its stages; no server needs to be up."""
-    from flows.local import Here
-    from tasks.placement import flow_of
-    from trinity_core.rollout.names import load_with_plugins
+    from flows.local.connection import Here
+    from trinity_core.runtime.configuration import load_checked
+    from trinity_core.runtime.placement import flow_of
 
     given = with_plugins(overrides, plugin_dir)
     with Here() as here:
-        loaded = load_with_plugins(config, given)
+        loaded = load_checked(config, given)
         summary = here.flow(flow_of(loaded), loaded)(config=str(config), overrides=given)
     typer.echo(f"\n{summary['project']}/{summary['name']}: step {summary['step']}, scores {summary['scores']}")
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
@@ -43,14 +43,14 @@ def evaluate(
     ] = "",
 ) -> None:
     """Score a model or the checkpoints of a run on the configuration's eval sets."""
-    from flows.local import Here
+    from flows.local.connection import Here
     from flows.parameters import check_which
-    from trinity_core.rollout.names import load_with_plugins
+    from trinity_core.runtime.configuration import load_checked
 
     check_which(which)
     given = with_plugins(overrides, plugin_dir)
     with Here() as here:
-        loaded = load_with_plugins(config, given)
+        loaded = load_checked(config, given)
         from tasks.resolve import pick_stage  # it imports Prefect, beside the server's start
 
         pick_stage(loaded, stage)
@@ -74,8 +74,8 @@ def quickstart(
 @app.command()
 def up(port: Port = 4200) -> None:
     """Start Prefect here: server on SQLite, work pool, one worker, all deployments of prefect.yaml. Loopback only."""
-    from tasks.local import up as start
-    from tasks.signals import ending_on_sigterm
+    from flows.local.commands import up as start
+    from trinity_core.runtime.signals import ending_on_sigterm
 
     with ending_on_sigterm():
         state = start(Path.cwd(), port, typer.echo)
@@ -87,7 +87,7 @@ def up(port: Port = 4200) -> None:
 @app.command()
 def down() -> None:
     """Stop exactly what `trinity up` has started in this folder."""
-    from tasks.local import down as stop
+    from flows.local.commands import down as stop
 
     typer.echo("Everything is down." if stop(Path.cwd(), typer.echo) else "Nothing was up in this folder.")
 
@@ -95,7 +95,7 @@ def down() -> None:
 @app.command()
 def status() -> None:
     """Show what `trinity up` has started in this folder."""
-    from tasks.local import status as lines
+    from flows.local.commands import status as lines
 
     typer.echo("\n".join(lines(Path.cwd())))
 

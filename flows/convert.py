@@ -6,7 +6,7 @@ from prefect import flow
 
 from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, Overrides, StageName
 from tasks.checkpoints import convert_folder, job_dir_of
-from tasks.faults import only_transient_faults_are_retried
+from tasks.retries import retry_only_transient_faults
 
 
 @flow(name="convert", persist_result=False)
@@ -21,5 +21,5 @@ def convert(
 
     Of a configuration with stages the run is that of `stage`, or else of the last one that trains.
     """
-    with only_transient_faults_are_retried():
+    with retry_only_transient_faults():
         return convert_folder(checkpoint_dir or job_dir_of(config, overrides, stage), base_model_dir or None)

@@ -19,9 +19,9 @@ from flows.parameters import (
     Which,
 )
 from tasks.evaluation import publish_scores, score, unscored
-from tasks.faults import only_transient_faults_are_retried
-from tasks.lifetime import cluster, ending
 from tasks.resolve import resolve
+from tasks.retries import retry_only_transient_faults
+from tasks.session import cluster, ending
 
 
 @flow(name="evaluate", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
@@ -34,7 +34,7 @@ def evaluate(
     run: RunName = "",
 ) -> dict[str, Any]:
     """Score what has no score yet; engines start only where there is something to score."""
-    with only_transient_faults_are_retried():
+    with retry_only_transient_faults():
         plan = resolve(config, overrides, stage, model_path, "evaluate", which == "base", run)
         targets = unscored(plan, which)
         if not targets:

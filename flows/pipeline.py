@@ -10,8 +10,8 @@ from flows.evaluate import evaluate
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides
 from flows.rft import rft
 from flows.sft import sft
-from tasks.faults import only_transient_faults_are_retried
-from tasks.lifetime import ending_pipeline
+from tasks.retries import retry_only_transient_faults
+from tasks.session import ending_pipeline
 from tasks.stages import finish_pipeline, plan_pipeline
 
 FLOWS: dict[str, Flow[..., dict[str, Any]]] = {"rft": rft, "sft": sft, "evaluate": evaluate}
@@ -23,7 +23,7 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[st
 
     Stages that an earlier attempt has finished are not run again.
     """
-    with only_transient_faults_are_retried():
+    with retry_only_transient_faults():
         plan = plan_pipeline(config, overrides)
         with ending_pipeline(plan):
             before = evaluate(config, overrides, plan.evaluates, which="base") if plan.evaluates else {}

@@ -11,11 +11,11 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from flows.local import Here
+from flows.local.connection import Here
 from trinity_core.data.tiny import make_tiny
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
-from trinity_core.rollout.names import load_with_plugins
+from trinity_core.runtime.configuration import load_checked
 from trinity_core.tracking.mlflow_writer import ui_command
 
 VIEWERS = ("xdg-open", "open")
@@ -39,7 +39,7 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
     with Here() as here:
         make_tiny(out, seed)
         made = time.monotonic()
-        pipeline = here.flow("pipeline", load_with_plugins(config, overrides))
+        pipeline = here.flow("pipeline", load_checked(config, overrides))
         result = pipeline(config=str(config), overrides=overrides)
     summary = summarise(result, {"model and data": made - began, "total": time.monotonic() - began})
     write_json(out / "summary.json", summary)
@@ -63,9 +63,10 @@ def claim(out: Path, seed: int) -> None:
 def summarise(result: dict[str, Any], seconds: dict[str, float]) -> dict[str, Any]:
     """The summary's fixed keys, from what the pipeline returns.
 
-    `weights_digest` is the SHA-256 over the final tensors in the order of their names (see `tasks.models`).
+    `weights_digest` is the SHA-256 over the final tensors in the order of their names (see
+    `trinity_core.checkpoints.huggingface`).
     """
-    from tasks.models import weights_digest
+    from trinity_core.checkpoints.huggingface import weights_digest
 
     scores = result["scores"]
     return {

@@ -10,9 +10,9 @@ from flows.parameters import NO_OVERRIDES, RETRIES, RETRY_DELAY, ConfigFile, Mod
 from tasks.checkpoints import publish
 from tasks.evaluation import evaluate_result
 from tasks.explore import explore
-from tasks.faults import only_transient_faults_are_retried
-from tasks.lifetime import cluster, ending, together
 from tasks.resolve import resolve
+from tasks.retries import retry_only_transient_faults
+from tasks.session import cluster, ending, together
 from tasks.train import train
 
 
@@ -21,7 +21,7 @@ def rft(
     config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "", model_path: ModelPath = ""
 ) -> dict[str, Any]:
     """Explore and train (or one of them, by the configuration's mode), evaluate the result and publish it."""
-    with only_transient_faults_are_retried():
+    with retry_only_transient_faults():
         plan = resolve(config, overrides, stage, model_path, "rft")
         with ending(cluster(plan)) as session:
             results = together(session, explore, train)

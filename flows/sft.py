@@ -8,9 +8,9 @@ from prefect import flow
 
 from flows.parameters import NO_OVERRIDES, RETRIES, RETRY_DELAY, ConfigFile, ModelPath, Overrides, StageName
 from tasks.checkpoints import publish
-from tasks.faults import only_transient_faults_are_retried
-from tasks.lifetime import cluster, ending, together
 from tasks.resolve import resolve
+from tasks.retries import retry_only_transient_faults
+from tasks.session import cluster, ending, together
 from tasks.train import train
 
 
@@ -19,7 +19,7 @@ def sft(
     config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "", model_path: ModelPath = ""
 ) -> dict[str, Any]:
     """Train on the configuration's data set and publish the model."""
-    with only_transient_faults_are_retried():
+    with retry_only_transient_faults():
         plan = resolve(config, overrides, stage, model_path, "sft")
         with ending(cluster(plan)) as session:
             results = together(session, train)

@@ -1,1 +1,1 @@
-"""Prefect tasks: thin adapters between Prefect and trinity_core."""
+"""Prefect tasks: what a flow does, one module each. Everything else is in `trinity_core`."""

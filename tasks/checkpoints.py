@@ -13,10 +13,10 @@ from prefect.cache_policies import NO_CACHE
 
 from tasks.reports import show_curve, show_rollouts, show_summary, show_tracking
 from tasks.resolve import pick_stage
-from tasks.session import Session
 from trinity_core.config import Config, stages, to_dict
 from trinity_core.files import read_json, write_atomically
-from trinity_core.rollout.names import load_with_plugins
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.session import Session
 from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores, run_note
 
@@ -67,7 +67,7 @@ def convert_folder(checkpoint_dir: str, base_model_dir: str | None = None) -> li
 
 def job_dir_of(config: str, overrides: list[str], stage: str = "") -> str:
     """The folder of the run that a configuration describes; of several stages that of `stage`, or the last to train."""
-    loaded = load_with_plugins(config, overrides)
+    loaded = load_checked(config, overrides)
     if stage:
         return str(pick_stage(loaded, stage)[0].job_dir)
     parts = stages(loaded)

@@ -13,12 +13,12 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from tasks.faults import result_of
-from tasks.models import huggingface_folder
 from tasks.reports import show_curve, show_rollouts, show_summary
-from tasks.session import Session, Stage
+from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.checkpoints.resume import whole_steps
 from trinity_core.errors import TrinityError
+from trinity_core.runtime.faults import result_of
+from trinity_core.runtime.session import Session, Stage
 from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores
 

@@ -7,10 +7,10 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.actors import EXPLORER_SECONDS, run_until_done
-from tasks.faults import result_of
 from tasks.reports import LiveReport
-from tasks.session import Session
+from trinity_core.runtime.actors import EXPLORER_SECONDS, run_until_done
+from trinity_core.runtime.faults import result_of
+from trinity_core.runtime.session import Session
 from trinity_core.tracking.metrics_file import explorer_source
 
 

@@ -17,8 +17,8 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
-from tasks.faults import api_faults
-from tasks.labels import artifact_key
+from tasks.retries import api_faults
+from tasks.run_names import artifact_key
 from trinity_core.config import Config
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.metrics_file import MetricLine, read_metrics

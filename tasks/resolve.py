@@ -10,17 +10,17 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from tasks.cluster import placement_of
-from tasks.labels import label_run
-from tasks.placement import parts_of, start_from, sync_method
-from tasks.session import Stage, holders
+from tasks.run_names import label_run
 from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, other_beginning
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.errors import TrinityError
-from trinity_core.rollout.names import load_with_plugins
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
+from trinity_core.runtime.cluster import placement_of
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.placement import parts_of, start_from, sync_method
+from trinity_core.runtime.session import Stage, holders
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.weights import open_weights
+from trinity_core.sync.versions import open_versions
 from trinity_core.tracking import rewind
 
 OTHER_MODEL = (
@@ -45,7 +45,7 @@ def resolve(
     before all stages is meant, whose scores belong to the pipeline. `run` is the run's name where it is not the
     configuration's: one in a fresh folder. Raises ConfigError or TrinityError.
     """
-    loaded = load_with_plugins(config, list(overrides))
+    loaded = load_checked(config, list(overrides))
     found, parent_dir = pick_stage(loaded, stage)
     if base and parent_dir:
         found.name, parent_dir = loaded.name, None
@@ -117,7 +117,7 @@ def resume_step(config: Config, parts: set[str]) -> int:
     step = latest_whole(config.job_dir) or 0
     if "explore" not in parts or "train" not in parts or not begun:
         return step
-    open_weights(config.synchronizer.sync_method or "memory", config.job_dir).rewind(step)
+    open_versions(config.synchronizer.sync_method or "memory", config.job_dir).rewind(step)
     (config.job_dir / "buffer").mkdir(exist_ok=True)
     with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
         store.rewind(step)

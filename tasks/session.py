@@ -1,190 +1,101 @@
-"""A session: one attempt at one stage. It owns the actors, the tracking thread and the word "stop"."""
+"""The task `cluster`, the lifetime of a session, and waiting for tasks that run beside each other."""
 
 from __future__ import annotations
 
-import threading
 import time
-from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
 
-from tasks import actors
-from tasks.cluster import Cluster, close_cluster
-from tasks.faults import result_of
-from tasks.models import huggingface_folder
-from tasks.placement import Placement, parts_of
-from trinity_core.config import Config, public_dict
-from trinity_core.runlock import release
-from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
-from trinity_core.tracking.writers import RunInfo, Writer
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectConcurrentFuture
+from prefect.logging import get_run_logger
 
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What `resolve` has found out: one run, ready to start."""
-
-    config: Config
-    placement: Placement
-    stage: str
-    """`rft`, `sft`, `evaluate` …, or the stage's name in a pipeline."""
-    parent_dir: Path | None = None
-    """The pipeline's folder."""
-    resumed_step: int = 0
-    """The checkpoint that the run goes on from; 0 for a new run."""
+from tasks.stages import Plan
+from trinity_core.layout import JobLayout
+from trinity_core.runtime.cluster import close_cluster, open_cluster
+from trinity_core.runtime.faults import POLL_SECONDS, first_error_stays, most_telling
+from trinity_core.runtime.session import Session, Stage
+from trinity_core.tracking.mlflow_writer import close_parent, hold_parent
 
 
-def holders(config: Config, parts: set[str]) -> list[str]:
-    """Names of the locks that the flow of these parts of a run holds. Explorers of one run have names of their own."""
-    names = {"train": "training", "explore": f"explorer_{config.explorer.name}"}
-    return [names[part] for part in sorted(parts)]
+@task(name="cluster", cache_policy=NO_CACHE, persist_result=False)
+def cluster(stage: Stage) -> Session:
+    """Start or join Ray, and begin to load the engines; the trainer starts with the task that uses it."""
+    placement = stage.placement
+    session = Session(stage, open_cluster(stage.config, placement.gpu_per_node))
+    get_run_logger().info(
+        "Ray is up: %s engine(s), %s trainer worker(s), %s GPU(s) per node",
+        placement.engines, placement.trainers, placement.gpu_per_node,
+    )  # fmt: skip
+    return session
 
 
-class Session:
-    """The live parts of one attempt. Handed from task to task within one process, never stored."""
-
-    def __init__(self, stage: Stage, cluster: Cluster) -> None:
-        self.config = stage.config
-        self.placement = stage.placement
-        self.cluster = cluster
-        self.began = time.monotonic()
-        self._stop = threading.Event()
-        self._lock = threading.RLock()
-        self._engines: list[Any] = []
-        self._auxiliary: list[list[Any]] = []
-        self._explorer: Any = None
-        self._trainers: list[Any] = []
-        self._tracking = Tracking(stage)
-        self.engines()
-
-    @property
-    def parts(self) -> set[str]:
-        """Which of `explore` and `train` this run consists of."""
-        return parts_of(self.config, self.placement)
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the run is to end at the next step boundary."""
-        return self._stop.is_set()
-
-    def stop(self) -> None:
-        """Ask everything to save and end."""
-        self._stop.set()
-
-    def engines(self) -> list[Any]:
-        """The engines, started on first use."""
-        with self._lock:
-            if not self._engines and self.placement.engines:
-                self._engines = actors.start_engines(self.cluster, self.config, self.placement)
-                self._auxiliary = actors.start_auxiliary(self.cluster, self.config, self.placement)
-            return self._engines
-
-    def explorer(self) -> Any:
-        """The explorer, started on first use."""
-        with self._lock:
-            if self._explorer is None:
-                engines = self.engines()
-                self._explorer = actors.start_explorer(self.cluster, self.config, engines, self._auxiliary)
-            return self._explorer
-
-    def trainers(self) -> list[Any]:
-        """The trainer's workers, started on first use."""
-        with self._lock:
-            if not self._trainers:
-                self._trainers = actors.start_trainers(self.cluster, self.config, self.placement)
-            return self._trainers
-
-    def huggingface_folder(self, step: int) -> Path:
-        """The checkpoint of `step` in Hugging Face format, made by the trainer where there is one.
-
-        The trainer has torch loaded; in this process its import alone takes longer than a small model's conversion.
-        """
-        if self._trainers:
-            return Path(result_of(self._trainers[0].convert.remote(step), lambda: False))
-        return huggingface_folder(self.config, step)
-
-    def tracking(self) -> Writer:
-        """The tracking system's writer, once it is open; raises why it does not open."""
-        return self._tracking.writer()
-
-    def check(self) -> None:
-        """Raise what keeps the numbers from ever being tracked. For those who wait, so that it is said at once."""
-        self._tracking.check()
-
-    def close(self, succeeded: bool) -> None:
-        """Forward the last numbers, and end every actor. Nothing stays behind, whatever fails on the way."""
-        try:
-            self._tracking.close(succeeded)
-        finally:
+@contextmanager
+def ending(session: Session) -> Iterator[Session]:
+    """End the session with the block, however the block ends: finished, failed, cancelled or interrupted."""
+    succeeded = False
+    try:
+        yield session
+        succeeded = True
+    finally:
+        session.stop()
+        with first_error_stays(succeeded):
             try:
-                self._end_actors(succeeded)
+                if session.config.monitor.enable_ray_timeline:
+                    session.cluster.write_timeline(JobLayout(session.config.job_dir).monitor / "timeline.json")
             finally:
-                close_cluster(self.cluster)
-                for name in holders(self.config, self.parts):
-                    release(self.config.job_dir, name)
-
-    def _end_actors(self, succeeded: bool) -> None:
-        explorer = [] if self._explorer is None else [self._explorer]
-        auxiliary = [engine for engines in self._auxiliary for engine in engines]
-        mine = [*self._engines, *self._trainers]
-        kept = (
-            actors.keep(self.cluster, self.config, self.placement, self._engines, self._trainers) if succeeded else []
-        )
-        self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
-        if "train" in self.parts:
-            remove_shared_weights(self.config)
+                session.close(succeeded)
 
 
-class Tracking:
-    """The forwarding thread of a session. MLflow's import and a new database take seconds, in which engines start."""
-
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._opened: Future[Writer] = Future()
-        self._forwarder: ForwarderThread | None = None
-        threading.Thread(target=self._open, name="tracking", daemon=True).start()
-
-    def writer(self) -> Writer:
-        """The writer, once it is open; raises why it does not open."""
-        return self._opened.result()
-
-    def check(self) -> None:
-        """Raise why tracking has been given up. A tracking system that does not answer now is no such reason."""
-        if self._opened.done():
-            self._opened.result()
-        if self._forwarder is not None:
-            self._forwarder.check()
-
-    def close(self, succeeded: bool) -> None:
-        """Forward what is left, and end the run there."""
-        error = self._opened.exception()
-        if self._forwarder is not None:
-            self._forwarder.close(succeeded)
-        elif succeeded and error is not None:
-            raise error
-
-    def _open(self) -> None:
-        try:
-            config = self._stage.config
-            info = RunInfo(
-                project=config.project,
-                name=config.name,
-                job_dir=config.job_dir,
-                config=public_dict(config),
-                parent_dir=self._stage.parent_dir,
-                args=config.monitor.monitor_args,
-                tags={"stage": self._stage.stage, "algorithm": config.algorithm.algorithm_type},
-                guest=config.mode == "bench",
-            )
-            writer = open_writer(config.monitor.monitor_type, info, Path(config.checkpoint_root_dir))
-            self._forwarder = ForwarderThread(Forwarder(config.job_dir, writer, config.mode))
-            self._opened.set_result(writer)
-        except BaseException as error:  # noqa: BLE001 - for whoever asks
-            self._opened.set_exception(error)
+@contextmanager
+def ending_pipeline(plan: Plan) -> Iterator[None]:
+    """Ray stays up between the stages of a pipeline; with the block it ends, and so does the parent run in MLflow."""
+    opened = open_cluster(plan.config, plan.gpu_per_node)
+    hold_parent(plan.config.job_dir)
+    succeeded = False
+    try:
+        yield
+        succeeded = True
+    finally:
+        with first_error_stays(succeeded):
+            try:
+                close_cluster(opened)
+            finally:
+                close_parent(plan.config.job_dir, succeeded)
 
 
-def remove_shared_weights(config: Config) -> None:
-    """Weights that were handed over through shared memory are of no use to anyone after the run."""
-    from trinity_core.sync.weights import open_weights
+def together(session: Session, *parts: Task[[Session], Any]) -> dict[str, Any]:
+    """Run tasks beside each other, those that the configuration's mode needs: task name -> result.
 
-    open_weights(config.synchronizer.sync_method or "memory", config.job_dir).remove()
+    When one fails, the others are asked to save and end, and the failure is raised: of several the most telling one. A
+    cancellation (an exception in this, the main, thread) does the same, and so does tracking that can never take the
+    numbers.
+    """
+    wanted = [part for part in parts if part.name in session.parts]
+    futures = {part.name: cast(PrefectConcurrentFuture[Any], part.submit(session)) for part in wanted}
+    try:
+        while not all(future.wrapped_future.done() for future in futures.values()):
+            if any(_has_failed(future) for future in futures.values()):
+                break
+            session.check()
+            time.sleep(POLL_SECONDS)
+    finally:
+        if not all(future.wrapped_future.done() for future in futures.values()):
+            session.stop()
+            for future in futures.values():
+                future.wait()
+    results = {name: future.result(raise_on_failure=False) for name, future in futures.items()}
+    failures = [result for result in results.values() if isinstance(result, BaseException)]
+    if failures:
+        raise most_telling(failures)
+    return results
+
+
+def _has_failed(future: PrefectConcurrentFuture[Any]) -> bool:
+    """Without a call of Prefect's API, which `future.state` makes until the state is known."""
+    if not future.wrapped_future.done():
+        return False
+    future.wait()
+    return not future.state.is_completed()

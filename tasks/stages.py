@@ -12,12 +12,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from tasks.checkpoints import digest_of, read_summary, write_summary
-from tasks.cluster import close_cluster, open_cluster, placement_of
-from tasks.labels import label_run
-from tasks.placement import flow_of, start_from
 from tasks.reports import show_summary
+from tasks.run_names import label_run
 from trinity_core.config import Config, stages
-from trinity_core.rollout.names import load_with_plugins
+from trinity_core.runtime.cluster import close_cluster, open_cluster, placement_of
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.placement import flow_of, start_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Plan:
 @task(name="resolve", cache_policy=NO_CACHE, persist_result=False)
 def plan_pipeline(config: str, overrides: Sequence[str] = ()) -> Plan:
     """Load and check the configuration with all its stages. Raises ConfigError or TrinityError."""
-    loaded = load_with_plugins(config, list(overrides))
+    loaded = load_checked(config, list(overrides))
     label_run(loaded.project, loaded.name, "pipeline")
     names = [each.stage_name for each in loaded.stages] or [""]
     parts = stages(loaded)

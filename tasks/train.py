@@ -7,9 +7,9 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.actors import SAVE_SECONDS, connect_trainers, run_until_done
 from tasks.reports import LiveReport
-from tasks.session import Session
+from trinity_core.runtime.actors import SAVE_SECONDS, connect_trainers, run_until_done
+from trinity_core.runtime.session import Session
 
 
 @task(name="train", cache_policy=NO_CACHE, persist_result=False)

@@ -38,8 +38,8 @@ def tiny_model(tiny_folder):
 @pytest.fixture(scope="session")
 def tiny_engine(tiny_folder):
     """A started CPU engine of the small model in this process. Tests that load other weights put its own back."""
-    from trinity_core.rollout.engine import Engine
-    from trinity_core.rollout.settings import EngineSettings
+    from trinity_core.inference.engine import Engine
+    from trinity_core.inference.settings import EngineSettings
 
     settings = EngineSettings(str(tiny_folder), max_model_len=256, max_num_seqs=64)
     engine = Engine(settings)

@@ -44,7 +44,7 @@ def test_version() -> None:
 
 def test_the_command_line_is_light() -> None:
     heavy = ("torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets")
-    program = f"import sys, flows.cli, flows.local; print([m for m in {heavy!r} if m in sys.modules])"
+    program = f"import sys, flows.cli, flows.local.connection; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
@@ -78,7 +78,7 @@ def test_what_evaluate_cannot_mean_is_said_before_ray_starts(
     given: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = mock.MagicMock()
-    monkeypatch.setattr("flows.local.Here", here)
+    monkeypatch.setattr("flows.local.connection.Here", here)
     result = CliRunner().invoke(app, ["evaluate", "--config", str(ROOT / "configs/quickstart/quickstart.yaml"), *given])
     assert isinstance(result.exception, TrinityError)
     assert re.search(said, str(result.exception))
@@ -99,7 +99,7 @@ def test_a_prefect_server_that_does_not_answer_is_named(url: str) -> None:
 
 def test_a_prefect_server_that_wants_a_key_is_left_to_prefect() -> None:
     """Its client knows the key."""
-    from flows.local import Here
+    from flows.local.connection import Here
 
     class Closed(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

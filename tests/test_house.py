@@ -28,8 +28,11 @@ MAY_IMPORT = {
     "sync": PURE,
     "checkpoints": PURE | {"store"},
     "tracking": PURE,
-    "rollout": PLUMBING,
+    "pipelines": PURE,
+    "inference": PLUMBING,
+    "rollout": PLUMBING | {"inference", "pipelines"},
     "training": PLUMBING,
+    "runtime": PLUMBING | {"inference", "rollout", "training", "pipelines"},
 }
 """Package of `trinity_core` -> the packages of it that it may import."""
 
@@ -96,7 +99,7 @@ def test_what_the_trainer_is_told_it_uses(settings: type) -> None:
     """A setting that nothing reads is one that a user gives in vain."""
     read = {
         node.attr
-        for top in ("trinity_core/training", "tasks")
+        for top in ("trinity_core/training", "trinity_core/runtime")
         for path in (ROOT / top).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)

@@ -68,9 +68,9 @@ def tiny(
 def validate(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
     """Check a configuration and name every problem at once, without starting anything."""
     from trinity_core.config import notices, stages
-    from trinity_core.rollout.names import load_with_plugins
+    from trinity_core.runtime.configuration import load_checked
 
-    checked = load_with_plugins(config, with_plugins(overrides, plugin_dir))
+    checked = load_checked(config, with_plugins(overrides, plugin_dir))
     for stage in stages(checked):
         typer.echo(
             f"{stage.project}/{stage.name}: {stage.algorithm.algorithm_type}, mode {stage.mode}, {stage.job_dir}"

@@ -14,7 +14,7 @@ class DataError(TrinityError):
     """A data set, a row of it or a checkpoint cannot be used as it is."""
 
 
-class HandOverError(TrinityError):
+class WeightSyncError(TrinityError):
     """An engine does not hold the weights that the trainer handed over."""
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity_core.algorithms import ADVANTAGES, InputError, fill_batch, informative_groups, overlong_penalty
+from trinity_core.algorithms import ADVANTAGES, InputError, fill_batch, groups_with_variance, overlong_penalty
 
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0, 2.0, 5.0, 3.0])
 IDS = ["a", "a", "a", "b", "b", "c", "b"]  # a: 1 0 0, b: 1 2 3, c: one of its own
@@ -148,7 +148,7 @@ def test_overlong_penalty_before_the_group_is_compared():
 
 
 def test_informative_groups_and_filling_a_batch():
-    keep = informative_groups(torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 5.0]), IDS_7 := list("aabbccd"))
+    keep = groups_with_variance(torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 5.0]), IDS_7 := list("aabbccd"))
     assert keep.tolist() == [False, False, True, True, True, True, False]
     rows, full = fill_batch(keep, IDS_7, 2)
     assert (rows.tolist(), full) == ([2, 3], True)

@@ -16,8 +16,8 @@ from trinity_core.algorithms import (
     KL_FNS,
     POLICY_LOSSES,
     InputError,
+    MetricAccumulator,
     Objective,
-    Tally,
 )
 
 ROWS, LENGTH = 8, 5
@@ -59,7 +59,7 @@ def train(spec, inputs, cuts, ranks=1, step=3):
     weights = objective.weights(mask, is_expert, step)
     logprobs = inputs["logprobs"].clone().requires_grad_()
     entropy = inputs["entropy"].clone().requires_grad_()
-    tallies = [Tally() for _ in range(ranks)]
+    tallies = [MetricAccumulator() for _ in range(ranks)]
     for i, cut in enumerate(cuts):
         part = {k: inputs[k][cut] for k in ("mask", "old_logprobs", "rollout_logprobs", "ref_logprobs")}
         loss = objective.loss(
@@ -142,7 +142,7 @@ def test_stop_gradient_stands_for_old_logprobs():
     (given_grad, _), given_metrics = train(spec_of("grpo"), inputs, [torch.arange(8)])
     objective = Objective(spec_of("grpo"))
     advantages = objective.advantages(inputs["mask"], rewards=inputs["rewards"], group_ids=["a"] * 4 + ["b"] * 4)
-    logprobs, tally = inputs["logprobs"].clone().requires_grad_(), Tally()
+    logprobs, tally = inputs["logprobs"].clone().requires_grad_(), MetricAccumulator()
     part = {k: inputs[k] for k in ("mask", "rollout_logprobs", "ref_logprobs", "entropy")}
     weights = objective.weights(inputs["mask"])
     objective.loss(tally, weights, logprobs=logprobs, advantages=advantages.advantages, **part).backward()
@@ -215,7 +215,7 @@ def kl_of(objective, is_expert):
     """The metrics of two rows of three tokens and one, each with log-probs 0.4 and 0.8 away from the reference."""
     mask = torch.tensor([[True, True, True], [True, False, False]])
     gap = torch.tensor([[0.4, 0.4, 0.4], [0.8, 9.0, 9.0]])
-    tally, logprobs = Tally(), torch.full((2, 3), -1.0)
+    tally, logprobs = MetricAccumulator(), torch.full((2, 3), -1.0)
     objective.loss(
         tally, objective.weights(mask, is_expert), logprobs=logprobs, mask=mask, ref_logprobs=logprobs - gap,
         advantages=torch.zeros(2, 3), is_expert=is_expert,
@@ -232,7 +232,7 @@ def test_the_adaptive_coefficient_goes_by_the_kl_of_a_token_however_the_loss_add
 
 def test_an_emptied_micro_batch_adds_nothing_to_the_kl_of_a_token():
     """A rank that has fewer micro-batches than others goes through rows whose mask is false."""
-    objective, tally = Objective(spec_of("grpo", kl_loss_fn="k2")), Tally()
+    objective, tally = Objective(spec_of("grpo", kl_loss_fn="k2")), MetricAccumulator()
     mask, logprobs = torch.ones(1, 2, dtype=torch.bool), torch.full((1, 2), -1.0)
     weights = objective.weights(mask)
     for present in (mask, mask & False):

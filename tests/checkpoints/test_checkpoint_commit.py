@@ -25,7 +25,7 @@ from trinity_core.checkpoints.resume import (
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, remove_leftovers
 from trinity_core.layout import JobLayout, shard_name, step_of
-from trinity_core.sync.steps import StepFolder
+from trinity_core.sync.checkpoint import CheckpointVersions
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_step_can_be_saved_again(layout):
 
 
 def test_published_weights_survive_the_full_checkpoint(layout):
-    weights = StepFolder(layout.root)
+    weights = CheckpointVersions(layout.root)
     weights.publish(1, [("w", torch.ones(3))])
     assert latest_whole(layout.root) is None
     save(layout, 1)
@@ -103,7 +103,7 @@ def test_published_weights_survive_the_full_checkpoint(layout):
 
 
 def test_weights_alone_are_no_damaged_checkpoint(layout, caplog):
-    StepFolder(layout.root).publish(1, [("w", torch.ones(3))])
+    CheckpointVersions(layout.root).publish(1, [("w", torch.ones(3))])
     assert latest_whole(layout.root) is None
     assert not caplog.text
 

@@ -13,7 +13,7 @@ import pytest
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from prefect.context import refresh_global_settings_context
 
-    from tasks.server import TemporaryServer, environment
+    from flows.local.server import TemporaryServer, environment
 
     root = tmp_path_factory.mktemp("prefect")
     server = TemporaryServer(root)

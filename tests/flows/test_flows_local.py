@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli import app
-from tasks.local import SETTINGS_FILE, down, remove_settings, status, up, write_settings
-from tasks.runs import cancel
-from tasks.server import Process, TemporaryServer, Up, environment, is_healthy, state_dir
+from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, up, write_settings
+from flows.local.runs import cancel
+from flows.local.server import Process, TemporaryServer, Up, environment, is_healthy, state_dir
 from trinity_core.addresses import free_port
 from trinity_core.errors import TrinityError
 
@@ -82,8 +82,8 @@ def test_down_leaves_the_runs_of_a_server_alone_that_has_taken_the_port(
     known = [Process.of(name, gone.pid) for name in ("server", "worker")]
     known[0].stop()
     Up("http://127.0.0.1:1/api", known).save(tmp_path)
-    monkeypatch.setattr("tasks.local.is_healthy", lambda api_url: True)
-    monkeypatch.setattr("tasks.local.prefect_api", lambda api_url: pytest.fail("it is another's"))
+    monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
+    monkeypatch.setattr("flows.local.commands.prefect_api", lambda api_url: pytest.fail("it is another's"))
     said: list[str] = []
     assert down(tmp_path, said.append)
     assert not said
@@ -95,8 +95,8 @@ def test_a_run_that_does_not_end_is_waited_for_so_long_and_asked_once(monkeypatc
     client: Any = SimpleNamespace(
         read_flow_runs=lambda **_: [run], set_flow_run_state=lambda flow_run, state: asked.append(flow_run)
     )
-    monkeypatch.setattr("tasks.runs.END_SECONDS", 0.3)
-    monkeypatch.setattr("tasks.runs.POLL_SECONDS", 0.1)
+    monkeypatch.setattr("flows.local.runs.END_SECONDS", 0.3)
+    monkeypatch.setattr("flows.local.runs.POLL_SECONDS", 0.1)
     cancel(client, "trinity", print)
     assert asked == [1]
 
@@ -129,10 +129,10 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
         children.append(sleeper())
         started.append(Process.of("server", children[0].pid))
 
-    monkeypatch.setattr("tasks.local._start_server", start)
-    monkeypatch.setattr("tasks.local._prefect", lambda *args: None)
-    monkeypatch.setattr("tasks.local._mark_left_runs", lambda *args: None)
-    monkeypatch.setattr("tasks.local.spawn", lambda *args: children.append(sleeper()) or children[1])
+    monkeypatch.setattr("flows.local.commands._start_server", start)
+    monkeypatch.setattr("flows.local.commands._prefect", lambda *args: None)
+    monkeypatch.setattr("flows.local.commands._mark_left_runs", lambda *args: None)
+    monkeypatch.setattr("flows.local.commands.spawn", lambda *args: children.append(sleeper()) or children[1])
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(TrinityError, match="no space left"):
         up(tmp_path, free_port(), print)
@@ -142,8 +142,8 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
 
 TERMINATED_UP = """
 import subprocess, sys, time
-import tasks.local
-from tasks.server import Process
+import flows.local.commands
+from flows.local.server import Process
 
 def start(root, port, api_url, env, started):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
@@ -151,7 +151,7 @@ def start(root, port, api_url, env, started):
     print(child.pid, flush=True)
     time.sleep(60)
 
-tasks.local._start_server = start
+flows.local.commands._start_server = start
 sys.argv = ["trinity", "up", "--port", sys.argv[1]]
 from flows.cli import main
 main()
@@ -181,7 +181,7 @@ def test_up_says_that_prefect_commands_go_to_another_server(
     given: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Up("http://127.0.0.1:4200/api", []).save(tmp_path)
-    monkeypatch.setattr("tasks.local.is_healthy", lambda api_url: True)
+    monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
     monkeypatch.setenv("PREFECT_API_URL", given)
     said: list[str] = []
     up(tmp_path, 4200, said.append)
@@ -285,8 +285,8 @@ def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def migrates(root: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether a temporary server there migrates its database, before it answers."""
     told: list[dict[str, str]] = []
-    monkeypatch.setattr("tasks.server.spawn", lambda name, command, env, *_, **__: told.append(env))
-    monkeypatch.setattr("tasks.server.wait_until_healthy", lambda *_: None)
+    monkeypatch.setattr("flows.local.server.spawn", lambda name, command, env, *_, **__: told.append(env))
+    monkeypatch.setattr("flows.local.server.wait_until_healthy", lambda *_: None)
     TemporaryServer(root).wait()
     return told[0]["PREFECT_API_DATABASE_MIGRATE_ON_START"] == "true"
 
@@ -315,7 +315,7 @@ def test_a_database_is_migrated_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from tasks.server import spawn\n"
+        "import sys, time; from pathlib import Path; from flows.local.server import spawn\n"
         "child = spawn('x', [sys.executable, '-c', 'import time; time.sleep(60)'], {}, Path(sys.argv[1]), False)\n"
         "print(child.pid, flush=True); time.sleep(60)"
     )

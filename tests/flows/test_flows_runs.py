@@ -31,19 +31,19 @@ REPLACED = ("start_engines", "start_explorer", "start_trainers", "keep")
 @pytest.fixture(autouse=True)
 def real_ones_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `use_standins` replaces is put back after each test."""
-    import tasks.actors
     import trinity_core.checkpoints.convert
+    import trinity_core.runtime.actors
 
     for name in REPLACED:
-        monkeypatch.setattr(tasks.actors, name, getattr(tasks.actors, name))
+        monkeypatch.setattr(trinity_core.runtime.actors, name, getattr(trinity_core.runtime.actors, name))
     convert = trinity_core.checkpoints.convert
     monkeypatch.setattr(convert, "convert_all", convert.convert_all)
 
 
 def use_standins(fault: str = "") -> None:
     """Light actors in place of the real ones, in this process from now on."""
-    import tasks.actors
     import trinity_core.checkpoints.convert
+    import trinity_core.runtime.actors
 
     paths = {"PYTHONPATH": f"{HERE}:{HERE.parent.parent}"}
 
@@ -57,10 +57,10 @@ def use_standins(fault: str = "") -> None:
         name = f"{config.name}/trainer"
         return [cluster.actor(standins.Trainer, name, config, fault, env=paths, concurrency=4)]
 
-    tasks.actors.start_engines = engines
-    tasks.actors.start_explorer = explorer
-    tasks.actors.start_trainers = trainers
-    tasks.actors.keep = lambda *_: []
+    trinity_core.runtime.actors.start_engines = engines
+    trinity_core.runtime.actors.start_explorer = explorer
+    trinity_core.runtime.actors.start_trainers = trainers
+    trinity_core.runtime.actors.keep = lambda *_: []
     trinity_core.checkpoints.convert.convert_all = standins.convert
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tasks.local import POOL, down, up, worker_name
-from tasks.runs import is_shared
-from tasks.runs import prefect_api as client_of
+from flows.local.commands import POOL, down, up, worker_name
+from flows.local.runs import is_shared
+from flows.local.runs import prefect_api as client_of
 from trinity_core.addresses import free_port
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "prefect.yaml").touch()
     (tmp_path / "work.py").write_text(FLOW)
-    monkeypatch.setattr("tasks.local._prefect", lambda *args: None)  # pool and deployment: made here, in less time
+    monkeypatch.setattr(
+        "flows.local.commands._prefect", lambda *args: None
+    )  # pool and deployment: made here, in less time
     yield tmp_path
     down(tmp_path, print)
 

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import yaml
 
-from tasks.models import weights_digest
+from trinity_core.checkpoints.huggingface import weights_digest
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.tracking import read_metrics

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trinity_core.rollout.messages import EngineLost, HandOver, Sample, SampleBatch
+from trinity_core.inference.requests import EngineLost, Sample, SampleBatch, WeightSyncReport
 
 
 @dataclass
@@ -53,10 +53,10 @@ class FakeEngine:
     async def abort(self, keys) -> None:
         self.aborted += keys
 
-    async def load(self, source, version) -> HandOver:
+    async def load(self, source, version) -> WeightSyncReport:
         self.loaded.append((source, version))
         self.version = version
-        return HandOver(version, 0.01, 1e-6)
+        return WeightSyncReport(version, 0.01, 1e-6)
 
     async def stop(self) -> None:
         self.stopped = True

@@ -11,10 +11,10 @@ from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict, store_url
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import DataError, HandOverError, TransientFault, TrinityError
+from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.weights import open_weights
+from trinity_core.sync.versions import open_versions
 from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.tracking.rollouts import latest_rollouts
 from trinity_core.workflows import WORKFLOWS, Workflow
@@ -70,7 +70,7 @@ def engine(tiny_folder):
 def publish(config, *versions):
     import torch
 
-    folder = open_weights("checkpoint", config.job_dir)
+    folder = open_versions("checkpoint", config.job_dir)
     for version in versions:
         folder.publish(version, [("w", torch.zeros(1))], keep=99)
 
@@ -175,7 +175,7 @@ def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine)
                 store = stored(settings)
         store.lease(1, 6, 0)
         store.lease(2, 6, 1)
-        open_weights("checkpoint", settings.job_dir).rewind(0)
+        open_versions("checkpoint", settings.job_dir).rewind(0)
         undone = store.rewind(0)
         publish(settings, 1, 2, 3)
         await asyncio.wait_for(running, 20)
@@ -190,11 +190,11 @@ def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine)
 def test_an_engine_with_other_weights_ends_the_run(config):
     class Lying(FakeEngine):
         async def load(self, source, version):
-            raise HandOverError("the engine does not hold the weights")
+            raise WeightSyncError("the engine does not hold the weights")
 
     settings = config()
     publish(settings, 0)
-    with pytest.raises(HandOverError):
+    with pytest.raises(WeightSyncError):
         asyncio.run(Explorer(settings, [Lying()]).run())
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from trinity_core.config import config_from_dict, store_url
+from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.rollout.messages import WeightSource
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.probe import Probe
-from trinity_core.sync.weights import open_weights
+from trinity_core.sync.versions import open_versions
+from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.tracking.metrics_file import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -49,9 +49,9 @@ def logprobs_of(model, tokens: np.ndarray) -> np.ndarray:
 
 def explored(config, engine, model) -> list:
     """Two steps, with versions 0 and 1 published as a trainer would; what the store holds then."""
-    folder = open_weights("memory", config.job_dir)
+    folder = open_versions("memory", config.job_dir)
     tokens = np.arange(3, 40, 4)
-    probe = Probe(tuple(tokens.tolist()), tuple(logprobs_of(model, tokens).tolist()))
+    probe = WeightCheck(tuple(tokens.tolist()), tuple(logprobs_of(model, tokens).tolist()))
     for version in (0, 1):
         folder.publish(version, model.state_dict().items(), probe)
     asyncio.run(Explorer(config, [engine]).run())

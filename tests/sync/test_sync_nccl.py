@@ -5,10 +5,10 @@ import inspect
 import pytest
 import torch
 
+from trinity_core.sync.memory import MemoryVersions
 from trinity_core.sync.nccl import EngineGroup, NcclSender, TrainerWeights
-from trinity_core.sync.probe import Probe
-from trinity_core.sync.slots import SlotFolder
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
+from trinity_core.sync.weight_check import WeightCheck
 
 
 class Recorder:
@@ -53,8 +53,8 @@ def test_an_engines_error_travels():
 
 
 def test_a_version_without_tensors_announces(tmp_path):
-    folder = SlotFolder(tmp_path / "shm", spill=tmp_path / "spill")
-    probe = Probe((1, 2), (-1.0,))
+    folder = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
+    probe = WeightCheck((1, 2), (-1.0,))
     folder.publish(3, [], probe)
     assert folder.latest() == 3
     assert folder.probe(3) == probe
@@ -79,7 +79,7 @@ def test_vllms_interface_is_the_one_this_is_written_for(monkeypatch, tmp_path):
     monkeypatch.setattr(
         nccl_engine, "packed_nccl_broadcast_producer", lambda iterator, **_: sent.extend(name for name, _ in iterator)
     )
-    engine, folder = Recorder(), SlotFolder(tmp_path / "shm", spill=tmp_path / "spill")
+    engine, folder = Recorder(), MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
     sender = NcclSender(0, source, EngineGroup([engine], 1), folder)
     sender.send(5)
     assert sent == ["a", "b"]

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tasks.resolve import resume_step
-from tasks.session import holders
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import TRAINER, hold, release
-from trinity_core.sync.weights import open_weights
+from trinity_core.runtime.session import holders
+from trinity_core.sync.versions import open_versions
 
 PARTS = {"explore", "train"}
 HOLDER = (
@@ -42,7 +42,7 @@ def other_process(config: Config, part: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("part", ["training", "explorer_explorer"])
 def test_a_run_that_is_going_on_is_not_begun_again(config: Config, part: str) -> None:
     """Its weights, its numbers and its store stay as they are."""
-    folder = open_weights("memory", config.job_dir)
+    folder = open_versions("memory", config.job_dir)
     other = other_process(config, part)
     try:
         folder.publish(3, [("weight", torch.ones(2))])

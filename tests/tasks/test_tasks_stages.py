@@ -10,10 +10,10 @@ from prefect.logging import disable_run_logger
 
 from flows.quickstart import claim
 from tasks.checkpoints import digest_of, write_summary
-from tasks.placement import start_from
 from tasks.stages import finished
 from trinity_core.config import Config, load_config, stages
 from trinity_core.errors import TrinityError
+from trinity_core.runtime.placement import start_from
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
 

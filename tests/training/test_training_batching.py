@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trinity_core.data.experience import Experience
 from trinity_core.training import micro as micro_module
-from trinity_core.training.batching import Unit, mask_elements, pairs_of, plan, units_of
+from trinity_core.training.batching import RowUnit, mask_elements, pairs_of, plan, units_of
 from trinity_core.training.micro import build_micro
 
 lengths = st.integers(1, 60)
@@ -81,8 +81,8 @@ def test_units_stay_whole_and_in_order(rows, budget, ranks):
 
 def test_a_groups_prompt_counts_once_and_a_large_group_is_cut():
     assert units_of(["a", "a", "b"], [10, 10, 4], [3, 5, 2], 100) == [
-        Unit((0, 1), 18, 15, 10, 5),
-        Unit((2,), 6, 6, 4, 2),
+        RowUnit((0, 1), 18, 15, 10, 5),
+        RowUnit((2,), 6, 6, 4, 2),
     ]
     assert [unit.rows for unit in units_of(["a"] * 4, [10] * 4, [5] * 4, 20)] == [(0, 1), (2, 3)]
     assert [unit.tokens for unit in units_of(["a"] * 4, [10] * 4, [5] * 4, 20)] == [20, 20]
@@ -98,7 +98,7 @@ def test_pairs_are_never_cut():
 
 
 def test_two_ranks_get_even_shares():
-    units = [Unit((i,), tokens, tokens) for i, tokens in enumerate([9, 8, 7, 6, 5, 4, 3, 2])]
+    units = [RowUnit((i,), tokens, tokens) for i, tokens in enumerate([9, 8, 7, 6, 5, 4, 3, 2])]
     first, second = plan(units, 44, 2)
     assert len(first) == len(second) == 1
     assert abs(sum(9 - i for i in first[0]) - sum(9 - i for i in second[0])) <= 4

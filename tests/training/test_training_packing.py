@@ -11,8 +11,8 @@ from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.training.compiled import compile_layers, decoder_layers, uncompiled
 from trinity_core.training.micro import Padded, build_micro
-from trinity_core.training.model import Policy, ValueModel, Ways, find_ways, load_causal_lm
 from trinity_core.training.packing import Packed, masked_attention, pack
+from trinity_core.training.policy import Policy, ValueModel, Ways, find_ways, load_causal_lm
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from trinity_core.errors import TrinityError
-from trinity_core.training.schedule import Schedule, warmup_steps
+from trinity_core.training.learning_rate import Schedule, warmup_steps
 
 
 def test_warm_up_rises_by_equal_parts_and_reaches_the_peak():

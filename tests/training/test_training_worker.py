@@ -117,12 +117,12 @@ def test_a_damaged_checkpoint_is_skipped(rollouts):
 def test_versions_are_published_with_a_proof(rollouts, tiny_model):
     from transformers import AutoModelForCausalLM
 
-    from trinity_core.sync.weights import open_weights
+    from trinity_core.sync.versions import open_versions
 
     config = rollouts("published", synchronizer__sync_interval=2)
     _put(config, range(1, 5))
     _run(config)
-    folder = open_weights("checkpoint", config.job_dir)
+    folder = open_versions("checkpoint", config.job_dir)
     assert folder.latest() == 4
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     state = dict(folder.load(4))
@@ -138,13 +138,13 @@ def test_a_checkpoint_becomes_a_model_for_transformers(rollouts):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from trinity_core.checkpoints.convert import convert
-    from trinity_core.sync.weights import open_weights
+    from trinity_core.sync.versions import open_versions
 
     config = rollouts("converted")
     _put(config, range(1, 5))
     _run(config)
     folder = convert(config.job_dir / "global_step_4")
-    own, published = AutoModelForCausalLM.from_pretrained(folder), open_weights("checkpoint", config.job_dir).load(4)
+    own, published = AutoModelForCausalLM.from_pretrained(folder), open_versions("checkpoint", config.job_dir).load(4)
     assert all(torch.equal(own.state_dict()[name], tensor) for name, tensor in published)
     assert AutoTokenizer.from_pretrained(folder).chat_template
 

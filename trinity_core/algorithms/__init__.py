@@ -8,16 +8,16 @@ micro-batch), so that any cut gives the same sum. A user's module adds parts wit
 
 from trinity_core.algorithms.advantages import ADVANTAGES, advantage
 from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation, aggregation
-from trinity_core.algorithms.correction import CORRECTIONS, Correction, correction, tally_gap
+from trinity_core.algorithms.correction import CORRECTIONS, Correction, correction, measure_gap
 from trinity_core.algorithms.entropy import ENTROPY_LOSSES, EntropyLoss
 from trinity_core.algorithms.kl import KL_FNS, KLCoefficient, KLFn, kl_fn
 from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 from trinity_core.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_loss
+from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.objective import Objective, Weights
 from trinity_core.algorithms.registry import InputError, register
-from trinity_core.algorithms.sampling import fill_batch, informative_groups
+from trinity_core.algorithms.sampling import fill_batch, groups_with_variance
 from trinity_core.algorithms.shaping import overlong_penalty
-from trinity_core.algorithms.tally import Tally
 from trinity_core.algorithms.value import value_loss, value_tokens
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, register_algorithm
 
@@ -36,21 +36,21 @@ __all__ = [
     "InputError",
     "KLCoefficient",
     "KLFn",
+    "MetricAccumulator",
     "Objective",
     "PolicyLoss",
-    "Tally",
     "Weights",
     "advantage",
     "aggregation",
     "correction",
     "fill_batch",
-    "informative_groups",
+    "groups_with_variance",
     "kl_fn",
+    "measure_gap",
     "overlong_penalty",
     "policy_loss",
     "register",
     "register_algorithm",
-    "tally_gap",
     "token_logprobs_and_entropy",
     "value_loss",
     "value_tokens",

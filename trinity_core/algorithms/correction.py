@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.registry import InputError
-from trinity_core.algorithms.tally import Tally
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite, row_mean, row_sum
 
 LOG_RATIO_CAP = 20.0
@@ -41,8 +41,8 @@ class Correction:
         """Weights and the metrics of the gap. Raises InputError for a NaN or infinity at an action token."""
         mask = as_mask(mask)
         require_finite(mask, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
-        tally, weights = Tally(), self.weights(old_logprobs, rollout_logprobs, mask, **args)
-        tally_gap(tally, old_logprobs, rollout_logprobs, mask, weights)
+        tally, weights = MetricAccumulator(), self.weights(old_logprobs, rollout_logprobs, mask, **args)
+        measure_gap(tally, old_logprobs, rollout_logprobs, mask, weights)
         return weights, tally.metrics()
 
 
@@ -114,8 +114,12 @@ def geometric(log_ratio: Tensor, mask: Tensor, low: float = 0.99, high: float = 
     return ((ratio >= low) & (ratio <= high)).to(log_ratio.dtype).expand(mask.shape)
 
 
-def tally_gap(
-    tally: Tally, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, weights: Tensor | None = None
+def measure_gap(
+    tally: MetricAccumulator,
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    weights: Tensor | None = None,
 ) -> None:
     """Add the gap's metrics, measured before any correction.
 

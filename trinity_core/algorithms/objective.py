@@ -20,8 +20,8 @@ from trinity_core.algorithms.correction import CORRECTIONS
 from trinity_core.algorithms.entropy import ENTROPY_LOSSES, entropy_bonus
 from trinity_core.algorithms.kl import KL_FNS, split_kl_args
 from trinity_core.algorithms.losses import POLICY_LOSSES
+from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.registry import InputError, call_with, find, refuse_unknown
-from trinity_core.algorithms.tally import Tally
 from trinity_core.algorithms.tensors import as_mask, masked_mean
 
 
@@ -216,7 +216,7 @@ class Objective:
 
     def loss(
         self,
-        tally: Tally,
+        tally: MetricAccumulator,
         weights: Weights,
         *,
         logprobs: Tensor,
@@ -256,8 +256,8 @@ class Objective:
         return loss
 
     def _kl(
-        self, tally: Tally, weights: Weights, logprobs: Tensor, reference: Tensor | None, old: Tensor | None,
-        mask: Tensor,
+        self, tally: MetricAccumulator, weights: Weights, logprobs: Tensor, reference: Tensor | None,
+        old: Tensor | None, mask: Tensor,
     ) -> Tensor:  # fmt: skip
         """This micro-batch's part of the aggregated KL, without coefficient."""
         if reference is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from trinity_core.algorithms.advantages.base import GroupIds, Groups
 
 
-def informative_groups(rewards: Tensor, group_ids: GroupIds, std_threshold: float = 0.0) -> Tensor:
+def groups_with_variance(rewards: Tensor, group_ids: GroupIds, std_threshold: float = 0.0) -> Tensor:
     """[B] bool: the rows of groups whose rewards deviate by more than `std_threshold` (sample deviation).
 
     What DAPO's dynamic sampling keeps (arXiv 2503.14476, eq. 11): with rewards of 0 and 1 and a threshold of 0, the

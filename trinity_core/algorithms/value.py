@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS
+from trinity_core.algorithms.metric_accumulator import MetricAccumulator, Stats
 from trinity_core.algorithms.registry import InputError
-from trinity_core.algorithms.tally import Stats, Tally
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
 
 
@@ -43,7 +43,7 @@ def value_loss(
     require_finite(mask, values=values, returns=returns, old_values=old_values)
     losses, stats = value_tokens(values, returns, mask, old_values, cliprange_value)
     loss = AGGREGATIONS[loss_agg_mode](losses, mask)
-    tally = Tally()
+    tally = MetricAccumulator()
     tally.means(stats)
     tally.total("critic/vf_loss", loss)
     return loss, tally.metrics()

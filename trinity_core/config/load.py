@@ -10,10 +10,10 @@ from typing import Any, cast
 from trinity_core.config import rules, source, verl
 from trinity_core.config.arguments import bind_arguments
 from trinity_core.config.bind import as_written, bind, hints
-from trinity_core.config.problems import ConfigError, Place, Problem, Report
+from trinity_core.config.problems import ConfigError, Problem, Report, SourceLocation
 from trinity_core.config.resolve import resolve
 from trinity_core.config.schema import Config, VerlConfig
-from trinity_core.config.source import Source, Tree
+from trinity_core.config.source import Tree, YamlSource
 
 WHOLE = frozenset({"experience_buffer", "taskset"})
 """What a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
@@ -48,7 +48,7 @@ def config_from_dict(
 ) -> Config:
     """`load_config` of a mapping."""
     plain = dict(tree)
-    return _load(Source(plain, source.spread(plain, "", Place())), overrides, load_plugins)
+    return _load(YamlSource(plain, source.spread(plain, "", SourceLocation())), overrides, load_plugins)
 
 
 def stages(config: Config) -> list[Config]:
@@ -86,7 +86,9 @@ def to_yaml(config: Config) -> str:
     return source.dump(source.escaped(to_dict(config)))
 
 
-def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None, check: Check | None = None) -> Config:
+def _load(
+    origin: YamlSource, overrides: Sequence[str], load_plugins: Plugins | None, check: Check | None = None
+) -> Config:
     given = source.override(origin, overrides)
     given.tree = _as_written(given)
     report = Report(given.places)
@@ -107,7 +109,7 @@ def _load(origin: Source, overrides: Sequence[str], load_plugins: Plugins | None
     return config
 
 
-def _as_written(given: Source) -> Tree:
+def _as_written(given: YamlSource) -> Tree:
     """The tree with what was written wherever the schema has text; a stage's sections are those of a configuration."""
     tree = as_written(Config, given.tree, "", given.texts)
     if isinstance(tree.get("stages"), list):
@@ -193,8 +195,8 @@ def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
 
 __all__ = [
     "ConfigError",
-    "Place",
     "Problem",
+    "SourceLocation",
     "config_from_dict",
     "config_from_text",
     "load_config",

@@ -11,7 +11,7 @@ from trinity_core.errors import TrinityError
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """Where a key was written: a line of a file (from 1), an override (`line` is None), or no file at all."""
 
     file: str | None = None
@@ -39,7 +39,7 @@ class Problem:
     """The key or choice that was probably meant."""
 
     def __str__(self) -> str:
-        place = f"{Place(self.file, self.line)}: " if self.file else ""
+        place = f"{SourceLocation(self.file, self.line)}: " if self.file else ""
         hint = f" Did you mean '{self.suggestion}'?" if self.suggestion else ""
         return f"{place}{self.key}: {self.message}{hint}" if self.key else f"{place}{self.message}{hint}"
 
@@ -60,7 +60,7 @@ class ConfigError(TrinityError):
 class Report:
     """Collects problems and finds the place of each."""
 
-    def __init__(self, places: Mapping[str, Place] | None = None, stage: str | None = None) -> None:
+    def __init__(self, places: Mapping[str, SourceLocation] | None = None, stage: str | None = None) -> None:
         """`places` maps keys to where they were written; `stage` is the key of the stage looked at, if any."""
         self.places = dict(places or {})
         self.stage = stage
@@ -84,7 +84,7 @@ class Report:
         if self.problems:
             raise ConfigError(sorted(self.problems, key=lambda problem: (problem.file or "", problem.line or 0)))
 
-    def _locate(self, key: str) -> tuple[str, Place | None]:
+    def _locate(self, key: str) -> tuple[str, SourceLocation | None]:
         """The key as written (within its stage where it was given there), and its place or its nearest parent's."""
         candidates = [f"{self.stage}.{key}", key] if self.stage else [key]
         for candidate in candidates:

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from trinity_core.config.problems import ConfigError, Place, Problem, Report
+from trinity_core.config.problems import ConfigError, Problem, Report, SourceLocation
 
 Tree = dict[str, Any]
 
@@ -50,11 +50,11 @@ _Loader.add_constructor(_INT, _integer)
 
 
 @dataclass
-class Source:
+class YamlSource:
     """A tree as it was written."""
 
     tree: Tree
-    places: dict[str, Place] = field(default_factory=dict)
+    places: dict[str, SourceLocation] = field(default_factory=dict)
     """Key path → where it was written."""
     texts: dict[str, str] = field(default_factory=dict)
     """Key path → the unquoted text that the value was read from."""
@@ -70,7 +70,7 @@ def dump(tree: Any) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def read(path: Path) -> Source:
+def read(path: Path) -> YamlSource:
     """Read a YAML file. Raises ConfigError where it is missing, is no YAML, or has no keys."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -81,15 +81,15 @@ def read(path: Path) -> Source:
     return parse(text, str(path))
 
 
-def parse(text: str, name: str = "<text>") -> Source:
+def parse(text: str, name: str = "<text>") -> YamlSource:
     """Parse YAML text; `name` is shown in problems. Raises ConfigError."""
-    places: dict[str, Place] = {"": Place(name)}
+    places: dict[str, SourceLocation] = {"": SourceLocation(name)}
     problems: list[Problem] = []
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
-            return Source({}, places)
+            return YamlSource({}, places)
         _mark(node, "", (), places, problems)
         if problems:
             raise ConfigError(problems)
@@ -102,7 +102,7 @@ def parse(text: str, name: str = "<text>") -> Source:
         raise _single(f"is not valid YAML: {_first_line(error)}.", name) from None
     if not isinstance(tree, dict):
         raise _single("must be a mapping of sections.", name)
-    return Source(tree, places, _texts(node))
+    return YamlSource(tree, places, _texts(node))
 
 
 def _texts(node: yaml.Node | None, key: str = "") -> dict[str, str]:
@@ -117,7 +117,9 @@ def _texts(node: yaml.Node | None, key: str = "") -> dict[str, str]:
     return {path: text for name, value in named for path, text in _texts(value, _join(key, name)).items()}
 
 
-def _mark(node: yaml.Node, key: str, above: tuple[int, ...], places: dict[str, Place], problems: list[Problem]) -> None:
+def _mark(
+    node: yaml.Node, key: str, above: tuple[int, ...], places: dict[str, SourceLocation], problems: list[Problem]
+) -> None:
     """Note the line of every key below `node`; report keys given twice and anchors within themselves."""
     file = places[""].file
     line = node.start_mark.line + 1
@@ -132,12 +134,12 @@ def _mark(node: yaml.Node, key: str, above: tuple[int, ...], places: dict[str, P
             if path in places and name.value != "<<":
                 first = places[path].line
                 problems.append(Problem(path, None, f"is given twice, first in line {first}.", file, line))
-            places[path] = Place(file, line)
+            places[path] = SourceLocation(file, line)
             _mark(value, path, above, places, problems)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             path = _join(key, index)
-            places[path] = Place(file, item.start_mark.line + 1)
+            places[path] = SourceLocation(file, item.start_mark.line + 1)
             _mark(item, path, above, places, problems)
 
 
@@ -151,7 +153,7 @@ def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
     return merged
 
 
-def override(source: Source, overrides: Sequence[str]) -> Source:
+def override(source: YamlSource, overrides: Sequence[str]) -> YamlSource:
     """Apply `key.path=value` in order. A list entry is named by its index, `name` or `stage_name`.
 
     Raises ConfigError for texts that are no override.
@@ -178,23 +180,23 @@ def override(source: Source, overrides: Sequence[str]) -> Source:
             problems.append(Problem(key, raw, str(error.args[0]), shown))
         else:
             places = {known: place for known, place in places.items() if not _below(known, path)}
-            places |= spread(value, path, Place(shown))
+            places |= spread(value, path, SourceLocation(shown))
             texts = {known: text for known, text in texts.items() if known != path and not _below(known, path)}
             texts |= _texts(node, path)
     if problems:
         raise ConfigError(problems)
-    return Source(tree, places, texts)
+    return YamlSource(tree, places, texts)
 
 
 def _faults(node: yaml.Node | None, key: str, shown: str) -> list[Problem]:
     """What `_mark` reports of the value of an override, which has no lines."""
     problems: list[Problem] = []
     if node is not None:
-        _mark(node, key, (), {"": Place(shown)}, problems)
+        _mark(node, key, (), {"": SourceLocation(shown)}, problems)
     return [replace(problem, line=None) for problem in problems]
 
 
-def spread(node: Any, key: str, place: Place) -> dict[str, Place]:
+def spread(node: Any, key: str, place: SourceLocation) -> dict[str, SourceLocation]:
     """The same place for a key and for every key below it."""
     places = {key: place}
     if isinstance(node, dict):
@@ -243,7 +245,7 @@ def _index(items: list[Any], part: str, path: str) -> int:
     raise LookupError(f"{path} has {len(items)} entries and none is called '{part}'.")
 
 
-def interpolate(source: Source, defaults: Tree, report: Report) -> Tree:
+def interpolate(source: YamlSource, defaults: Tree, report: Report) -> Tree:
     """The tree with every `${…}` replaced; `defaults` stand in for keys that were not given.
 
     What cannot be replaced (an unset environment variable, an unknown key, a cycle) is reported and becomes None.

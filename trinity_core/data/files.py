@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.data.hub import read_hub, read_table
-from trinity_core.data.soundness import unreadable, unusable
+from trinity_core.data.row_validation import unreadable, unusable
 from trinity_core.errors import DataError
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.config.schema.buffer import FormatConfig
-from trinity_core.data.soundness import unreadable, unusable
+from trinity_core.data.row_validation import unreadable, unusable
 from trinity_core.errors import DataError
 
 Row = Mapping[str, Any]

@@ -1,1 +1,1 @@
-"""Rollout: vLLM engines, the model that workflows see, and the Explorer that turns tasks into experiences."""
+"""Rollout: the explorer, which turns tasks into experiences."""

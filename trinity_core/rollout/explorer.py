@@ -18,13 +18,13 @@ from trinity_core.config import Config
 from trinity_core.data.experience import Experience
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.errors import DataError, TrinityError
+from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout import loops
-from trinity_core.rollout.messages import WeightSource
-from trinity_core.rollout.numbers import eval_numbers, experiences_of, step_numbers
-from trinity_core.rollout.parts import Parts, open_parts
+from trinity_core.rollout.metrics import eval_numbers, experiences_of, step_numbers
+from trinity_core.rollout.resources import Parts, open_resources
 from trinity_core.rollout.runner import Outcome, cause
 from trinity_core.store.store import LineageChanged
-from trinity_core.sync.weights import VersionGone, WeightFolder
+from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log
 from trinity_core.tracking.metrics_file import MetricsFile
@@ -43,7 +43,7 @@ PULL_ATTEMPTS = 3
 
 
 @dataclass
-class Batch:
+class StepRollouts:
     """What one explore step came to."""
 
     step: int
@@ -87,13 +87,13 @@ class Explorer:
         """Wait for the engines; open task sets, tokenizer, store and weights. Calling it again changes nothing."""
         if self._preparing is None:
             os.environ.update(self.config.explorer.env_vars)
-            self._preparing = asyncio.ensure_future(open_parts(self.config, self._engines, self._auxiliary))
+            self._preparing = asyncio.ensure_future(open_resources(self.config, self._engines, self._auxiliary))
         self._parts = await asyncio.shield(self._preparing)
 
     async def run(self) -> dict[str, Any]:
         """Explore to the last step, or until `stop`. Returns a summary.
 
-        Raises `TrinityError` where all tasks of a step fail, `HandOverError` where an engine does not hold the
+        Raises `TrinityError` where all tasks of a step fail, `WeightSyncError` where an engine does not hold the
         trainer's weights, `TransientFault` where engines or trainer are lost.
         """
         with Logged(f"exploring by {self.name}", log):
@@ -146,7 +146,7 @@ class Explorer:
     # ---- the verbs of the loops ----
 
     @property
-    def weights(self) -> WeightFolder:
+    def weights(self) -> WeightVersions:
         """Where the trainer publishes."""
         return self._open.weights
 
@@ -212,7 +212,7 @@ class Explorer:
         if due:
             await self._evaluate(version)
 
-    async def explore(self, step: int) -> Batch:
+    async def explore(self, step: int) -> StepRollouts:
         """Run the workflows of a step. Raises `TrinityError` where every one of its tasks fails."""
         self._state = f"exploring step {step}"
         parts, began = self._open, time.perf_counter()
@@ -229,9 +229,9 @@ class Explorer:
         numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}
         if generate:
             numbers["tokens_per_second"] = tokens / generate
-        return Batch(step, experiences, outcomes, numbers, began)
+        return StepRollouts(step, experiences, outcomes, numbers, began)
 
-    async def keep(self, batch: Batch, waits_for: int | None = None) -> None:
+    async def keep(self, batch: StepRollouts, waits_for: int | None = None) -> None:
         """Store a step with the position after it, and write its numbers down."""
         store, step = self._open.store, batch.step
         position = self._schedule.position(step) | {"evaluated": self._evaluated}
@@ -293,7 +293,7 @@ class Explorer:
         self._evaluated = version
         return numbers
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: StepRollouts) -> None:
         """The metrics line of a step: its numbers and where its time went."""
         spent, self._spent = self._spent, {}
         spent["step"] = time.perf_counter() - batch.began + spent.get("wait", 0.0) + spent.get("hand_over", 0.0)
@@ -339,7 +339,7 @@ class _LineageWatch:
         self.changed = False
 
     def wait(self, version: int) -> int | None:
-        """Blocks; see `WeightFolder.wait`."""
+        """Blocks; see `WeightVersions.wait`."""
         explorer = self._explorer
         found = explorer.weights.wait(version, explorer.config.synchronizer.sync_timeout, self._should_stop)
         self._look()

@@ -11,8 +11,8 @@ from typing import Any
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.errors import HandOverError, TransientFault, TrinityError
-from trinity_core.rollout.stopwatch import Stopwatch
+from trinity_core.errors import TransientFault, TrinityError, WeightSyncError
+from trinity_core.timing import BusyTimer
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ async def _attempt(
     if future.cancelled():
         return [], WorkflowTimeout("it was cancelled")
     error = future.exception()
-    if isinstance(error, TransientFault | HandOverError):
+    if isinstance(error, TransientFault | WeightSyncError):
         raise error
     return ([], error) if error is not None else (future.result(), None)
 
@@ -119,7 +119,7 @@ class TimedRewards:
     """A `RewardRunner` that also measures the time in which anything is scored."""
 
     rewards: RewardRunner
-    busy: Stopwatch = field(default_factory=Stopwatch)
+    busy: BusyTimer = field(default_factory=BusyTimer)
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         """See `RewardRunner.score`."""

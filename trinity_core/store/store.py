@@ -267,7 +267,7 @@ class ExperienceStore:
     def rewind(self, step: int) -> Rewound:
         """Go back to checkpoint `step` (0: the beginning): what a trainer does first, whatever happened before.
 
-        Changes nothing where nothing happened after it. Forget newer weights first (`WeightFolder.rewind`), so that an
+        Changes nothing if nothing happened after it. Forget newer weights first (`WeightVersions.rewind`), so that an
         explorer that notices finds none.
         """
         with self._database.write() as connection:

@@ -23,8 +23,8 @@ from trinity_core.sync.tensorfile import TensorSpec
 if TYPE_CHECKING:
     import torch
 
-    from trinity_core.sync.probe import Probe
-    from trinity_core.sync.weights import WeightFolder
+    from trinity_core.sync.versions import WeightVersions
+    from trinity_core.sync.weight_check import WeightCheck
 
 Payload = dict[str, Any]
 
@@ -151,7 +151,7 @@ class NcclSender:
     """The trainer's side. Collective: every rank makes one and calls `send`; rank 0 has `engines` and `folder`."""
 
     def __init__(
-        self, rank: int, source: TrainerWeights, engines: EngineGroup | None, folder: WeightFolder | None
+        self, rank: int, source: TrainerWeights, engines: EngineGroup | None, folder: WeightVersions | None
     ) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
@@ -163,13 +163,13 @@ class NcclSender:
         weights: Any = source
         self._engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=weights)
 
-    def send(self, version: int, probe: Probe | None = None) -> None:
+    def send(self, version: int, probe: WeightCheck | None = None) -> None:
         """Push the present weights to every engine as `version`, and announce it (rank 0)."""
         if self._engines is not None:
             self._engines.expect(version, partial(self._announce, version, probe))
         self._engine.send_weights()
 
-    def _announce(self, version: int, probe: Probe | None) -> None:
+    def _announce(self, version: int, probe: WeightCheck | None) -> None:
         if self._folder is not None:
             self._folder.publish(version, [], probe)
 

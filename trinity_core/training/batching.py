@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class RowUnit:
     """Rows that stay together, in this order."""
 
     rows: tuple[int, ...]
@@ -29,9 +29,9 @@ class Unit:
     response: int = 0
     """Their longest response."""
 
-    def with_(self, other: Unit, shared: int = 0) -> Unit:
+    def with_(self, other: RowUnit, shared: int = 0) -> RowUnit:
         """Both together, when `shared` tokens of the other are here already."""
-        return Unit(
+        return RowUnit(
             self.rows + other.rows, self.tokens + other.tokens - shared, max(self.longest, other.longest),
             max(self.prompt, other.prompt), max(self.response, other.response),
         )  # fmt: skip
@@ -54,15 +54,15 @@ def mask_elements(rows: int, prompt: int, response: int) -> int:
 def units_of(
     groups: Sequence[Hashable], prompts: Sequence[int], responses: Sequence[int], budget: int,
     largest_mask: int | None = None,
-) -> list[Unit]:  # fmt: skip
+) -> list[RowUnit]:  # fmt: skip
     """One unit for each group of rows that share a prompt; a group beyond the budget is cut into several.
 
     `prompts` and `responses` are lengths in tokens. A group's prompt counts once. Rows need not be adjacent.
     """
-    members: dict[Hashable, list[Unit]] = {}
+    members: dict[Hashable, list[RowUnit]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(_unit(i, prompts, responses))
-    units: list[Unit] = []
+    units: list[RowUnit] = []
     for first, *others in members.values():
         units.append(first)
         for row in others:
@@ -74,7 +74,7 @@ def units_of(
     return units
 
 
-def pairs_of(prompts: Sequence[int], responses: Sequence[int]) -> list[Unit]:
+def pairs_of(prompts: Sequence[int], responses: Sequence[int]) -> list[RowUnit]:
     """One unit for each two adjacent rows (DPO: chosen, rejected). Raises ValueError for an odd number of rows."""
     if len(prompts) % 2:
         raise ValueError(f"pairs need an even number of rows, got {len(prompts)}")
@@ -85,12 +85,12 @@ def pairs_of(prompts: Sequence[int], responses: Sequence[int]) -> list[Unit]:
     ]  # fmt: skip
 
 
-def _unit(row: int, prompts: Sequence[int], responses: Sequence[int]) -> Unit:
+def _unit(row: int, prompts: Sequence[int], responses: Sequence[int]) -> RowUnit:
     whole = prompts[row] + responses[row]
-    return Unit((row,), whole, whole, prompts[row], responses[row])
+    return RowUnit((row,), whole, whole, prompts[row], responses[row])
 
 
-def plan(units: Sequence[Unit], budget: int, ranks: int, largest_mask: int | None = None) -> Plan:
+def plan(units: Sequence[RowUnit], budget: int, ranks: int, largest_mask: int | None = None) -> Plan:
     """Put every unit into one micro-batch of at most `budget` tokens, the same number of micro-batches on each rank.
 
     As few rounds as the budget allows, and within them the largest micro-batch as small as it can be, so that ranks
@@ -118,9 +118,9 @@ def _share(bins: list[tuple[int, ...]], rank: int, ranks: int) -> list[tuple[int
     ]
 
 
-def _cut(order: Sequence[Unit], capacity: int, largest_mask: int | None) -> list[Unit]:
+def _cut(order: Sequence[RowUnit], capacity: int, largest_mask: int | None) -> list[RowUnit]:
     """Put units together in order, up to `capacity`."""
-    bins: list[Unit] = []
+    bins: list[RowUnit] = []
     for unit in order:
         if bins and (together := bins[-1].with_(unit)).cost(largest_mask) <= capacity:
             bins[-1] = together

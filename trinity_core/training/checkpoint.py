@@ -24,7 +24,7 @@ from trinity_core.errors import DataError
 from trinity_core.files import clear_errors
 from trinity_core.layout import shard_name
 from trinity_core.training.distributed import Ranks, barrier, sum_over_ranks
-from trinity_core.training.engine import Engine
+from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner
 from trinity_core.training.state import optimizer_state, optimizer_steps, restore, weights
 
@@ -44,7 +44,7 @@ class TrainerState:
     """Coefficients that adapt."""
 
 
-def parts(learner: Learner) -> dict[str, Engine]:
+def parts(learner: Learner) -> dict[str, TrainingEngine]:
     """The engines whose state belongs to a checkpoint, by folder."""
     engines = {"actor": learner.engine}
     if learner.critic is not None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms import AGGREGATIONS, Tally
+from trinity_core.algorithms import AGGREGATIONS, MetricAccumulator
 from trinity_core.algorithms.value import value_tokens
 from trinity_core.config.training import CriticSettings
 from trinity_core.training.batch import Batch
 from trinity_core.training.compiled import compile_layers
 from trinity_core.training.distributed import Ranks
-from trinity_core.training.engine import Engine, EngineSettings
-from trinity_core.training.finite import check_finite
+from trinity_core.training.engine import TrainingEngine, TrainingEngineSettings
+from trinity_core.training.learning_rate import Schedule, warmup_steps
 from trinity_core.training.micro import Micro
-from trinity_core.training.model import ValueModel, find_ways, load_causal_lm
-from trinity_core.training.schedule import Schedule, warmup_steps
+from trinity_core.training.nonfinite import check_finite
+from trinity_core.training.policy import ValueModel, find_ways, load_causal_lm
 from trinity_core.training.update import Cut, all_reduce, gather, micro_batches
 
 
@@ -40,9 +40,9 @@ class Critic:
         head = lm.get_output_embeddings()
         if head.weight is not lm.get_input_embeddings().weight:
             head.weight.requires_grad_(False)
-        self.engine = Engine(
+        self.engine = TrainingEngine(
             model,
-            EngineSettings(
+            TrainingEngineSettings(
                 optimizer.betas, optimizer.eps, optimizer.weight_decay, settings.grad_clip, zero_stage, dtype,
                 settings.param_offload, settings.optimizer_offload,
             ),
@@ -69,7 +69,7 @@ class Critic:
         Raises TrinityError for a loss or gradient that is not finite.
         """
         weights = AGGREGATIONS["token-mean"].weights(batch.mask)
-        tally = Tally()
+        tally = MetricAccumulator()
         for i, micro in enumerate(micros):
             values = micro.grid(self.engine(micro))
             mask = batch.mask[micro.rows] if len(micro.cells) else batch.mask[micro.rows] & False

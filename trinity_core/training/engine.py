@@ -18,7 +18,7 @@ from trinity_core.training.distributed import Ranks
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class TrainingEngineSettings:
     """What a model's engine is set to."""
 
     betas: tuple[float, float]
@@ -33,13 +33,13 @@ class EngineSettings:
     optimizer_offload: bool = False
 
 
-class Engine:
+class TrainingEngine:
     """A module whose parameters are updated by AdamW, whole on every rank or partitioned by ZeRO.
 
     There is one parameter group: with several, ZeRO 1 and 2 lose sight of the optimiser state of all but the first.
     """
 
-    def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks) -> None:
+    def __init__(self, module: nn.Module, settings: TrainingEngineSettings, ranks: Ranks) -> None:
         import deepspeed
 
         self.ranks = ranks
@@ -104,7 +104,7 @@ class Engine:
 class Frozen:
     """A module that is evaluated and never changed: whole on every rank, or under ZeRO 3 in parts."""
 
-    def __init__(self, module: nn.Module, settings: EngineSettings, ranks: Ranks) -> None:
+    def __init__(self, module: nn.Module, settings: TrainingEngineSettings, ranks: Ranks) -> None:
         self.module = module.eval().requires_grad_(False)
         self._device = ranks.device
         self._rests_on = torch.device("cpu") if settings.param_offload and settings.zero_stage < 3 else ranks.device
@@ -128,7 +128,7 @@ class Frozen:
             self.module.to(self._rests_on)
 
 
-def place(module: nn.Module, settings: EngineSettings, config: dict[str, Any], device: torch.device) -> None:
+def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str, Any], device: torch.device) -> None:
     """Move a module to its device; under ZeRO 3 tensor by tensor, so that none ever holds more than its parts."""
     if settings.zero_stage == 3:
         import deepspeed
@@ -137,7 +137,7 @@ def place(module: nn.Module, settings: EngineSettings, config: dict[str, Any], d
     module.to(device)
 
 
-def deepspeed_config(settings: EngineSettings, world_size: int) -> dict[str, Any]:
+def deepspeed_config(settings: TrainingEngineSettings, world_size: int) -> dict[str, Any]:
     """DeepSpeed's configuration. Its batch sizes are formal: micro-batches are ours, and so is their number."""
     zero: dict[str, Any] = {"stage": settings.zero_stage}
     if settings.optimizer_offload and settings.zero_stage:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,33 +13,19 @@ from trinity_core.algorithms.objective import Objective
 from trinity_core.config.schema import Config
 from trinity_core.config.training import TrainSettings, train_settings
 from trinity_core.data.experience import Experience
+from trinity_core.timing import StepTimer
 from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.compiled import compile_layers
 from trinity_core.training.critic import Critic
 from trinity_core.training.distributed import Ranks
-from trinity_core.training.engine import Engine, EngineSettings, Frozen
-from trinity_core.training.finite import naming_step
+from trinity_core.training.engine import Frozen, TrainingEngine, TrainingEngineSettings
+from trinity_core.training.learning_rate import Schedule, warmup_steps
 from trinity_core.training.micro import Micro, build_micro
-from trinity_core.training.model import DTYPES, SAMPLE_WIDTH, Policy, Ways, find_ways, load_causal_lm, sample
-from trinity_core.training.schedule import Schedule, warmup_steps
+from trinity_core.training.nonfinite import naming_step
+from trinity_core.training.policy import DTYPES, SAMPLE_WIDTH, Policy, Ways, find_ways, load_causal_lm, sample
 from trinity_core.training.update import Cut, gather, micro_batches, needs_old_logprobs_first, prepare, update
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Stopwatch:
-    """Seconds by part of a step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to `timing_s/<name>`."""
-        start = time.perf_counter()
-        yield
-        key = f"timing_s/{name}"
-        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
 
 
 class Learner:
@@ -64,7 +48,7 @@ class Learner:
             compile_layers(lm, ranks.device)
         self.model_config = lm.config
         engine_settings = _engine_settings(settings, stage, self.dtype)
-        self.engine = Engine(Policy(lm, ways), engine_settings, ranks)
+        self.engine = TrainingEngine(Policy(lm, ways), engine_settings, ranks)
         self.reference = None
         if self.objective.needs_reference:
             offloaded = replace(engine_settings, param_offload=settings.reference_offload)
@@ -95,7 +79,7 @@ class Learner:
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
         """Train step `step` (from 1) on a batch; returns its metrics."""
-        watch = Stopwatch()
+        watch = StepTimer()
         with watch.part("lay_out"):
             batch = make_batch(experiences, self.ranks.device)
             micros = micro_batches(batch, self.cut, self.ranks, self.dtype)
@@ -150,9 +134,9 @@ def _actor(name: str) -> str:
     return name if "/" in name else f"actor/{name}"
 
 
-def _engine_settings(settings: TrainSettings, stage: int, dtype: torch.dtype) -> EngineSettings:
+def _engine_settings(settings: TrainSettings, stage: int, dtype: torch.dtype) -> TrainingEngineSettings:
     optimizer = settings.optimizer
-    return EngineSettings(
+    return TrainingEngineSettings(
         optimizer.betas, optimizer.eps, optimizer.weight_decay, settings.grad_clip, stage, dtype,
         settings.param_offload, settings.optimizer_offload,
     )  # fmt: skip

@@ -16,12 +16,13 @@ import torch
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.layout import JobLayout
+from trinity_core.timing import StepTimer
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
-from trinity_core.training.learner import Learner, Stopwatch
+from trinity_core.training.learner import Learner
 from trinity_core.training.publish import Publisher
 from trinity_core.training.savepoints import Savepoints
-from trinity_core.training.sources import Source
+from trinity_core.training.sources import BatchSource
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class Loop:
     """Steps from where the trainer stands to `total_steps`."""
 
     def __init__(
-        self, config: Config, learner: Learner, ranks: Ranks, source: Source | None, publisher: Publisher | None,
+        self, config: Config, learner: Learner, ranks: Ranks, source: BatchSource | None, publisher: Publisher | None,
         savepoints: Savepoints, progress: Progress, stopping: Event,
     ) -> None:  # fmt: skip
         self.learner = learner
@@ -61,7 +62,7 @@ class Loop:
         progress = self.progress
         why = "finished"
         while progress.step < progress.total_steps:
-            watch = Stopwatch()
+            watch = StepTimer()
             start = time.perf_counter()
             with watch.part("wait"):
                 progress.state = "waiting"
@@ -85,7 +86,7 @@ class Loop:
             "metrics": progress.metrics or {},
         }
 
-    def _step(self, batch: list[Experience], watch: Stopwatch, start: float) -> None:
+    def _step(self, batch: list[Experience], watch: StepTimer, start: float) -> None:
         progress = self.progress
         progress.state = "training"
         step = progress.step + 1

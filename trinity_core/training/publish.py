@@ -12,13 +12,13 @@ from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
 from trinity_core.files import clear_errors, write_atomically
 from trinity_core.layout import JobLayout
-from trinity_core.sync.probe import Probe
 from trinity_core.sync.schedule import publishes_after
+from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.training.compiled import uncompiled
 from trinity_core.training.distributed import any_rank
-from trinity_core.training.handover import HandOver
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
+from trinity_core.training.weight_sync import HandOver
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ class Publisher:
 
     def publish(self, version: int) -> None:
         """Give the present weights to the engines as `version`."""
-        self.hand_over.give(version, make_probe(self.learner))
+        self.hand_over.give(version, make_weight_check(self.learner))
         self._tell()
 
     def _tell(self) -> None:
@@ -99,7 +99,7 @@ class Publisher:
                 save_file(tensors, checkpoint / KEPT, told)
 
 
-def _read_kept(path: Path) -> tuple[int, Probe | None, dict[str, Tensor]] | None:
+def _read_kept(path: Path) -> tuple[int, WeightCheck | None, dict[str, Tensor]] | None:
     """Version, proof and tensors of the engines' weights in a checkpoint; None without them or their version."""
     if not path.exists():
         return None
@@ -111,10 +111,10 @@ def _read_kept(path: Path) -> tuple[int, Probe | None, dict[str, Tensor]] | None
             return None
         probe = json.loads(told["probe"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-    return int(told["version"]), None if probe is None else Probe.from_json(probe), tensors
+    return int(told["version"]), None if probe is None else WeightCheck.from_json(probe), tensors
 
 
-def make_probe(learner: Learner) -> Probe:
+def make_weight_check(learner: Learner) -> WeightCheck:
     """Fixed tokens with the trainer's log-probs of them at temperature 1. Collective."""
     import torch
 
@@ -125,4 +125,4 @@ def make_probe(learner: Learner) -> Probe:
     with torch.no_grad(), uncompiled():
         logprobs, _ = learner.engine(micro, 1.0, False)
     dtype = str(learner.dtype).removeprefix("torch.")
-    return Probe(tuple(tokens.tolist()), tuple(logprobs.tolist()), dtype)
+    return WeightCheck(tuple(tokens.tolist()), tuple(logprobs.tolist()), dtype)

@@ -13,8 +13,8 @@ from trinity_core.layout import JobLayout
 from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores
 from trinity_core.training import checkpoint
-from trinity_core.training.description import describe, write_description
 from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
+from trinity_core.training.model_files import describe, write_description
 
 if TYPE_CHECKING:
     from trinity_core.training.learner import Learner

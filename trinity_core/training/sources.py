@@ -26,7 +26,7 @@ RETENTION = 100
 """Trainer steps whose rows stay in the store to be looked at, and those that a kept checkpoint may go back to."""
 
 
-class Source(Protocol):
+class BatchSource(Protocol):
     """Gives the batch of each step; the same step after a resume gets the same batch."""
 
     def draw(self, step: int, stop: Callable[[], bool]) -> list[Experience] | None:
@@ -146,7 +146,7 @@ def is_supervised(config: Config) -> bool:
     return config.buffer.trainer_input.experience_buffer.storage_type == "file"
 
 
-def open_source(config: Config, kind: Kind) -> Source:
+def open_source(config: Config, kind: Kind) -> BatchSource:
     """What the configuration says the trainer reads. Raises DataError where it cannot be read."""
     inputs = config.buffer.trainer_input
     if is_supervised(config):
@@ -169,7 +169,7 @@ def _expert(config: Config) -> ExpertData | None:
     return ExpertData(len(data), data.experiences, config.seed)
 
 
-def total_steps(config: Config, source: Source) -> int:
+def total_steps(config: Config, source: BatchSource) -> int:
     """Training steps of the run: those given, else what `total_epochs` over the data make."""
     given = config.trainer.total_steps or config.buffer.total_steps
     if given is not None:

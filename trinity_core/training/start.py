@@ -11,12 +11,12 @@ from trinity_core.algorithms.objective import Objective
 from trinity_core.config.schema import Config
 from trinity_core.tracking import metrics_file
 from trinity_core.training.distributed import Ranks, broadcast_bytes, join
-from trinity_core.training.handover import open_hand_over
 from trinity_core.training.learner import Learner
 from trinity_core.training.loop import Loop, Progress
 from trinity_core.training.publish import Publisher
 from trinity_core.training.savepoints import Savepoints
-from trinity_core.training.sources import Source, is_supervised, open_source, total_steps
+from trinity_core.training.sources import BatchSource, is_supervised, open_source, total_steps
+from trinity_core.training.weight_sync import open_hand_over
 from trinity_core.workflows.registry import load_plugins
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def make_loop(config: Config, rank: int, world_size: int, master: tuple[str, int
     return Loop(config, learner, ranks, source, publisher, savepoints, progress, stopping)
 
 
-def _open_publisher(config: Config, learner: Learner, source: Source | None, stopping: Event) -> Publisher:
+def _open_publisher(config: Config, learner: Learner, source: BatchSource | None, stopping: Event) -> Publisher:
     awaited = source.awaited if source is not None else _never
     return Publisher(config, learner, open_hand_over(config, learner.engine, learner.ranks, awaited, stopping.is_set))
 
@@ -58,7 +58,7 @@ def _never(version: int) -> bool:
     return False
 
 
-def open_first(config: Config, ranks: Ranks) -> Source | None:
+def open_first(config: Config, ranks: Ranks) -> BatchSource | None:
     """The data, on rank 0 alone."""
     if not ranks.first:
         return None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trinity_core.errors import DataError
 from trinity_core.training.compiled import uncompiled
-from trinity_core.training.engine import Engine
+from trinity_core.training.engine import TrainingEngine
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's running means of the gradient and of its square, float32."""
@@ -22,12 +22,12 @@ MASTER = "master"
 """The float32 weights that a model in a narrower format is rounded from."""
 
 
-def parameters(engine: Engine) -> dict[str, torch.nn.Parameter]:
+def parameters(engine: TrainingEngine) -> dict[str, torch.nn.Parameter]:
     """Each parameter once, by name."""
     return {name.removeprefix("lm."): p for name, p in engine.module.named_parameters()}
 
 
-def weights(engine: Engine, tied: bool = False) -> Iterator[tuple[str, Tensor]]:
+def weights(engine: TrainingEngine, tied: bool = False) -> Iterator[tuple[str, Tensor]]:
     """Name and whole tensor of each weight, buffers included. With `tied`, also by tied names (`lm_head.weight`).
 
     A tensor is valid until the next one is asked for. Under ZeRO 3 it is gathered for that time.
@@ -39,13 +39,13 @@ def weights(engine: Engine, tied: bool = False) -> Iterator[tuple[str, Tensor]]:
     yield from buffers(engine).items()
 
 
-def buffers(engine: Engine) -> dict[str, Tensor]:
+def buffers(engine: TrainingEngine) -> dict[str, Tensor]:
     """What belongs to the model's weights and is not trained (a router's bias, say); whole under every ZeRO stage."""
     stored = engine.module.state_dict()
     return {name.removeprefix("lm."): b for name, b in engine.module.named_buffers() if name in stored}
 
 
-def whole(params: list[torch.nn.Parameter], engine: Engine, modifier_rank: int | None = None) -> Any:
+def whole(params: list[torch.nn.Parameter], engine: TrainingEngine, modifier_rank: int | None = None) -> Any:
     """A context in which `params` are whole; changes made by `modifier_rank` reach the other ranks at its end."""
     from contextlib import nullcontext
 
@@ -56,17 +56,17 @@ def whole(params: list[torch.nn.Parameter], engine: Engine, modifier_rank: int |
     return deepspeed.zero.GatheredParameters(params, modifier_rank=modifier_rank)
 
 
-def shape_of(p: torch.nn.Parameter, engine: Engine) -> tuple[int, ...]:
+def shape_of(p: torch.nn.Parameter, engine: TrainingEngine) -> tuple[int, ...]:
     """The whole shape of a parameter that ZeRO 3 may hold in parts."""
     return tuple(p.ds_shape) if engine.settings.zero_stage == 3 else tuple(p.shape)  # type: ignore[attr-defined]
 
 
-def optimizer_steps(engine: Engine) -> int:
+def optimizer_steps(engine: TrainingEngine) -> int:
     """Updates made so far, as Adam counts them."""
     return max((int(state["step"]) for state in engine.optimizer.state.values() if "step" in state), default=0)
 
 
-def optimizer_state(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+def optimizer_state(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
     """`<moment>.<parameter>` and `master.<parameter>` with their whole float32 tensors; the latter for narrow formats.
 
     Moments are missing before the first update.
@@ -87,7 +87,7 @@ def optimizer_state(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 
 def restore(
-    engine: Engine,
+    engine: TrainingEngine,
     model: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
     steps: int,

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms import ADVANTAGES, Tally
+from trinity_core.algorithms import ADVANTAGES, MetricAccumulator
 from trinity_core.algorithms.objective import Objective
 from trinity_core.algorithms.registry import keywords
 from trinity_core.training.batch import Batch
 from trinity_core.training.batching import pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks
-from trinity_core.training.engine import Engine
-from trinity_core.training.finite import check_finite
+from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.micro import LARGEST_MASK, Micro, build_micro
+from trinity_core.training.nonfinite import check_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def prepare(
 
 
 def update(
-    engine: Engine,
+    engine: TrainingEngine,
     objective: Objective,
     prepared: Prepared,
     micros: list[Micro],
@@ -149,7 +149,7 @@ def update(
     """
     batch = prepared.batch
     weights = objective.weights(batch.mask, batch.is_expert, step)
-    tally = Tally()
+    tally = MetricAccumulator()
     for i, micro in enumerate(micros):
         logprobs, entropy = engine(micro, temperature, objective.entropy_has_gradient)
         loss = objective.loss(
@@ -174,7 +174,7 @@ def update(
 
 
 def all_reduce(ranks: Ranks) -> Callable[[Tensor, str], None]:
-    """The form in which `Tally.reduce` wants it."""
+    """The form in which `MetricAccumulator.reduce` wants it."""
 
     def reduce(values: Tensor, op: str) -> None:
         if ranks.world_size > 1:

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation
-from trinity_core.algorithms.correction import CORRECTIONS, Correction, tally_gap
+from trinity_core.algorithms.correction import CORRECTIONS, Correction, measure_gap
+from trinity_core.algorithms.metric_accumulator import MetricAccumulator, Stats
 from trinity_core.algorithms.registry import InputError, call_with, find, keywords
-from trinity_core.algorithms.tally import Stats, Tally
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
 
 INPUTS = ("old_logprobs", "advantages", "ref_logprobs", "rollout_logprobs")
@@ -66,7 +66,7 @@ class PolicyLoss:
         return clean(values, mask), stats
 
     def corrected(
-        self, tally: Tally, rule: Correction, rule_args: Mapping[str, Any], logprobs: Tensor, mask: Tensor,
+        self, tally: MetricAccumulator, rule: Correction, rule_args: Mapping[str, Any], logprobs: Tensor, mask: Tensor,
         rollout_logprobs: Tensor | None, args: Mapping[str, Any], inputs: Mapping[str, Any],
     ) -> Tensor:  # fmt: skip
         """`tokens` weighed for the gap between rollout and trainer; stats and the gap go to the tally.
@@ -82,10 +82,10 @@ class PolicyLoss:
         sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
         old = logprobs.detach() if old is None else old
         if self.ratio_to_rollout or not self.corrects_rollouts:
-            tally_gap(tally, old, rollout_logprobs, sampled)
+            measure_gap(tally, old, rollout_logprobs, sampled)
             return values
         weights = rule.weights(old, rollout_logprobs, sampled, **rule_args)
-        tally_gap(tally, old, rollout_logprobs, sampled, weights)
+        measure_gap(tally, old, rollout_logprobs, sampled, weights)
         return values * weights.to(values.dtype)
 
     def weights(
@@ -132,7 +132,7 @@ class PolicyLoss:
         inputs = {name: value for name, value in rest.items() if name in names}
         args = {name: value for name, value in rest.items() if name not in names}
         self._check(mask, logprobs, rollout_logprobs, inputs)
-        tally, rule = Tally(), find(CORRECTIONS, rollout_correction, "rollout correction")
+        tally, rule = MetricAccumulator(), find(CORRECTIONS, rollout_correction, "rollout correction")
         values = self.corrected(
             tally, rule, rollout_correction_args or {}, logprobs, mask, rollout_logprobs, args, inputs
         )

@@ -14,8 +14,8 @@ from torch import Tensor
 from trinity_core.algorithms.losses.base import policy_loss
 from trinity_core.algorithms.losses.ppo import ppo
 from trinity_core.algorithms.losses.supervised import sft, sft_phi
+from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.registry import InputError
-from trinity_core.algorithms.tally import Stats
 from trinity_core.algorithms.tensors import clean
 
 

@@ -1,0 +1,170 @@
+"""`trinity up`, `down`, `status`: Prefect server, work pool, one worker and all deployments, on this machine only."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from flows.local.runs import END_SECONDS, cancel, is_shared, mark_crashed, paused, prefect_api
+from flows.local.server import Process, Up, environment, is_healthy, spawn, state_dir, wait_until_healthy
+from tasks.retries import api_faults
+from trinity_core.addresses import LOOPBACK
+from trinity_core.errors import TrinityError
+
+POOL = "trinity"
+SETTINGS_FILE = "prefect.toml"
+SETTINGS_NOTE = (
+    "# Written by `trinity up`, so that `prefect` finds the server in this folder; `trinity down` removes it.\n"
+)
+
+
+def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
+    """Start what is not running yet. Where a step fails, everything started is stopped again."""
+    running = Up.load(root)
+    if running and is_healthy(running.api_url) and all(process.alive() for process in running.processes):
+        say(f"Already up: {running.api_url.removesuffix('/api')}")
+        _warn_of_another_server(running.api_url, say)
+        return running
+    if running:
+        down(root, say)
+    if not (root / "prefect.yaml").exists():
+        raise TrinityError(f"There is no prefect.yaml in {root}: run `trinity up` in the folder of the deployments.")
+    api_url = f"http://{LOOPBACK}:{port}/api"
+    if is_healthy(api_url):
+        raise TrinityError(f"Another Prefect server answers at {api_url}. Choose another port with --port.")
+    env = environment(root) | {"PREFECT_API_URL": api_url}
+    started: list[Process] = []
+    try:
+        say(f"Starting the Prefect server on port {port} …")
+        _start_server(root, port, api_url, env, started)
+        write_settings(root, api_url)
+        say("Making the work pool and the deployments …")
+        _prefect(root, env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+        _prefect(root, env, "--no-prompt", "deploy", "--all")
+        _mark_left_runs(root, api_url, say)
+        worker = ["worker", "start", "--pool", POOL, "--name", worker_name(root), "--limit", "2"]
+        env_worker = env | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
+        started.append(Process.of("worker", spawn("worker", _command(*worker), env_worker, root).pid))
+        state = Up(api_url, started)
+        state.save(root)
+    except BaseException:
+        _stop(started, say)
+        remove_settings(root)
+        raise
+    _warn_of_another_server(api_url, say)
+    return state
+
+
+def down(root: Path, say: Callable[[str], None]) -> bool:
+    """Stop exactly what `up` has started here: the worker's runs, which save as on a cancellation, the worker, and then
+    the server."""
+    state = Up.load(root)
+    remove_settings(root)
+    if state is None:
+        return False
+    if any(process.alive() for process in _named("server", state)) and is_healthy(state.api_url):
+        _end_runs(root, state, say)
+    _stop(state.processes, say)
+    Up.forget(root)
+    return True
+
+
+def status(root: Path) -> list[str]:
+    """One line for each thing that is, or should be, running."""
+    state = Up.load(root)
+    if state is None:
+        return ["Nothing is up in this folder. Start it with `trinity up`."]
+    health = "answers" if is_healthy(state.api_url) else "does not answer"
+    lines = [f"{state.api_url.removesuffix('/api')} {health}"]
+    lines += [f"{each.name:8} pid {each.pid} {'runs' if each.alive() else 'is gone'}" for each in state.processes]
+    return [*lines, f"logs     {state_dir(root) / 'log'}"]
+
+
+def write_settings(root: Path, api_url: str) -> None:
+    """Tell the `prefect` command in this folder where the server is; a file of the user's own is left alone."""
+    path = root / SETTINGS_FILE
+    if path.exists() and not path.read_text().startswith(SETTINGS_NOTE):
+        raise TrinityError(f'{path} is your own: put `url = "{api_url}"` below [api] in it, or move it away.')
+    path.write_text(f'{SETTINGS_NOTE}[api]\nurl = "{api_url}"\n')
+
+
+def remove_settings(root: Path) -> None:
+    """Remove the file again, where it is ours."""
+    path = root / SETTINGS_FILE
+    if path.exists() and path.read_text().startswith(SETTINGS_NOTE):
+        path.unlink()
+
+
+def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], started: list[Process]) -> None:
+    command = _command("server", "start", "--host", LOOPBACK, "--port", str(port))
+    server = spawn("server", command, env, root)
+    started.append(Process.of("server", server.pid))
+    wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")
+
+
+def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:
+    """The environment goes before our `prefect.toml`."""
+    given = os.environ.get("PREFECT_API_URL", "")
+    if given and given.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") != api_url:
+        say(f"warning: `prefect` goes to PREFECT_API_URL={given}, not to {api_url}. First `unset PREFECT_API_URL`.")
+
+
+def worker_name(root: Path) -> str:
+    """The worker is called after its folder, as another folder's may use the same database."""
+    return re.sub(r"[^\w.-]+", "-", str(root.absolute())).strip("-") or POOL
+
+
+def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None]) -> None:
+    """Before there is a worker: what counts as running was killed, with the worker or the machine."""
+    with prefect_api(api_url) as client:
+        if is_shared(client, POOL, worker_name(root)):
+            return
+        for run in mark_crashed(client, POOL, "Killed before `trinity up` started Prefect again"):
+            say(f"The run {run.name} was killed. `prefect flow-run retry {run.id}` goes on from its latest checkpoint.")
+
+
+def _end_runs(root: Path, state: Up, say: Callable[[str], None]) -> None:
+    """Cancel what the worker runs, and end the worker before it can take more.
+
+    Where runs may be those of another folder's worker, nothing is done here: `_stop` tells our own by SIGTERM.
+    """
+    worker = _named("worker", state)
+    try:
+        with prefect_api(state.api_url) as client:
+            if is_shared(client, POOL, worker_name(root)):
+                return
+            with paused(client, POOL):
+                if any(process.alive() for process in worker):
+                    cancel(client, POOL, say)
+                _stop(worker, say)
+                mark_crashed(client, POOL, "Its worker ended before it did")
+    except api_faults() as error:
+        say(f"Prefect does not end the runs, so they are told by SIGTERM: {error}")
+
+
+def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
+    """A worker waits for its runs: those that it still has are told to end too."""
+    for process in reversed(processes):
+        if process.alive():
+            say(f"Stopping the {process.name} …")
+            if process.name == "worker":
+                process.terminate_children()
+            process.stop(grace=END_SECONDS if process.name == "worker" else 15)
+
+
+def _named(name: str, state: Up) -> list[Process]:
+    return [process for process in state.processes if process.name == name]
+
+
+def _prefect(root: Path, env: dict[str, str], *args: str) -> None:
+    done = subprocess.run(_command(*args), env={**os.environ, **env}, cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise TrinityError(f"`prefect {' '.join(args)}` failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
+
+
+def _command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "prefect", *args]

@@ -1,0 +1,102 @@
+"""Flows in this process: against the server that is up here, or a temporary one."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from http.client import HTTPException
+from pathlib import Path
+from ssl import SSLError
+from types import TracebackType
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+from flows.local.server import TemporaryServer, Up, environment, is_healthy
+from trinity_core.config import Config
+from trinity_core.config.public import without_password
+from trinity_core.errors import TrinityError
+from trinity_core.runtime.signals import ending_on_sigterm
+
+ANSWER_SECONDS = 10.0
+"""For the server that PREFECT_API_URL names, which may be far away."""
+
+
+class Here:
+    """A place to run flows in, as a context.
+
+    Prefect's API is, in this order: PREFECT_API_URL, the server of `trinity up`, a temporary server. The temporary
+    server starts in the background: what is done before the first flow is asked for costs no time.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        self._temporary: TemporaryServer | None = None
+        self._open = ExitStack()
+
+    def __enter__(self) -> Here:
+        self._open.enter_context(ending_on_sigterm())
+        os.environ.update(environment(self._root))
+        known = _known_server(self._root)
+        if known is None:
+            self._temporary = TemporaryServer(self._root)
+            self._open.callback(self._temporary.stop)
+            self._open.callback(_send_logs)
+            known = self._temporary.api_url
+        os.environ["PREFECT_API_URL"] = known
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._open.__exit__(kind, error, trace)
+
+    def flow(self, name: str, config: Config) -> Callable[..., Any]:
+        """The flow of that name, once Prefect's API answers. Ray starts meanwhile, and ends with this context."""
+        found: Callable[..., Any] = getattr(importlib.import_module(f"flows.{name}"), name)
+        _show_our_log()
+        if self._temporary:
+            self._open.enter_context(importlib.import_module("tasks.stages").early_cluster(config))
+            self._temporary.wait()
+        return found
+
+
+def _known_server(root: Path | None) -> str | None:
+    if given := os.environ.get("PREFECT_API_URL"):
+        if reason := _silence(given):
+            raise TrinityError(
+                f"No Prefect server answers at PREFECT_API_URL={without_password(given)} ({reason}). Start it, or "
+                "correct the variable, or unset it: then the server of `trinity up`, or a temporary one, is taken."
+            )
+        return given
+    state = Up.load(root)
+    return state.api_url if state and is_healthy(state.api_url) else None
+
+
+def _silence(api_url: str) -> str:
+    """Why nobody answers there; empty where somebody does. Whether with the right key is for Prefect to say."""
+    try:
+        urlopen(f"{api_url}/health", timeout=ANSWER_SECONDS).close()  # noqa: S310 (the user's own address)
+    except HTTPError:
+        return ""
+    except URLError as error:
+        return "" if isinstance(error.reason, SSLError) else str(error.reason)
+    except (OSError, ValueError, HTTPException) as error:
+        return str(error)
+    return ""
+
+
+def _send_logs() -> None:
+    """Prefect sends its log in the background; at exit it would try for a minute to reach a server that has gone."""
+    if "prefect" in sys.modules:
+        importlib.import_module("prefect.logging.handlers").APILogHandler().flush()
+
+
+def _show_our_log() -> None:
+    """Prefect's setting for extra loggers attaches its handler but leaves their level."""
+    for name in ("trinity_core", "tasks"):
+        logging.getLogger(name).setLevel(logging.INFO)

@@ -1,0 +1,38 @@
+"""The digest of a model's weights: of values and names, not of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tasks.stages import scores_by_stage
+from trinity_core.checkpoints.huggingface import weights_digest
+from trinity_core.errors import TrinityError
+
+
+def test_the_digest_does_not_depend_on_files(tmp_path: Path) -> None:
+    tensors = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones(4, dtype=np.float16)}
+    one, two, other = tmp_path / "one", tmp_path / "two", tmp_path / "other"
+    for folder in (one, two, other):
+        folder.mkdir()
+    save_file(tensors, one / "model.safetensors", {"format": "pt"})
+    for name, value in tensors.items():
+        save_file({name: value}, two / f"model-{name}.safetensors")
+    assert weights_digest(one) == weights_digest(two)
+    save_file({**tensors, "a": np.zeros(4, dtype=np.float16)}, other / "model.safetensors")
+    assert weights_digest(other) != weights_digest(one)
+
+
+def test_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(TrinityError, match="no weights"):
+        weights_digest(tmp_path)
+
+
+def test_a_stage_without_a_score_has_the_next_ones_first() -> None:
+    summaries = {"sft": {"score": None, "scores": {}}, "rft": {"score": 0.9, "scores": {"step 0": 0.4, "step 8": 0.9}}}
+    assert scores_by_stage({"score": 0.1}, summaries) == {"before": 0.1, "sft": 0.4, "rft": 0.9}
+    assert scores_by_stage({}, {"sft": summaries["sft"]}) == {"before": None, "sft": None}

@@ -1,0 +1,261 @@
+"""The engine against a plain transformers forward: what it samples, how likely that was, and with which weights."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from trinity_core.errors import TransientFault, TrinityError, WeightSyncError
+from trinity_core.inference.requests import Request, Sampling, WeightSource
+from trinity_core.layout import JobLayout
+from trinity_core.sync.versions import open_versions
+from trinity_core.sync.weight_check import WeightCheck
+
+pytestmark = pytest.mark.slow
+
+PROMPT = np.array([5, 9, 30, 7, 12, 41], dtype=np.int32)
+SAMPLING = Sampling(max_tokens=12)
+
+
+def requests(count: int, sampling: Sampling = SAMPLING, name: str = "r", seed: int = 0) -> list[Request]:
+    return [Request(f"{name}/{i}", np.append(PROMPT, 50 + i % 4), sampling, seed + i) for i in range(count)]
+
+
+def generate(engine, wanted: list[Request]):
+    return asyncio.run(engine.generate(wanted)).unpack()
+
+
+def trainer_logprobs(model, prompt: np.ndarray, tokens: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """log_softmax(logits / temperature) of the response's tokens, as a trainer computes it."""
+    import torch
+
+    sequence = torch.tensor(np.concatenate([prompt, tokens])[None].astype(np.int64))
+    with torch.no_grad():
+        logits = model(sequence).logits[0, len(prompt) - 1 : -1] / temperature
+    return torch.log_softmax(logits.float(), -1).gather(-1, sequence[0, len(prompt) :, None])[:, 0].numpy()
+
+
+def publish(folder, version: int, model, wrong_probe: float = 0.0):
+    """Publish the weights of a transformers model with their proof."""
+    tokens = (3, 14, 15, 92, 65, 35)
+    head, rest = np.array(tokens[:1]), np.array(tokens[1:])
+    logprobs = trainer_logprobs(model, head, rest) + wrong_probe
+    folder.publish(version, model.state_dict().items(), WeightCheck(tokens, tuple(logprobs.tolist())))
+
+
+def changed(model, seed: int):
+    """The same architecture with other weights."""
+    import torch
+
+    model = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.fixture
+def other_model(tiny_model):
+    return changed(tiny_model, seed=1)
+
+
+@pytest.fixture
+def own_weights_after(tiny_engine, tiny_folder):
+    yield
+    asyncio.run(tiny_engine.load(WeightSource("folder", str(tiny_folder)), 0))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
+def test_logprobs_are_those_of_the_trainer(tiny_engine, tiny_model, temperature):
+    wanted = requests(8, Sampling(max_tokens=12, temperature=temperature))
+    for request, sample in zip(wanted, generate(tiny_engine, wanted), strict=True):
+        expected = trainer_logprobs(tiny_model, request.prompt, sample.tokens, temperature)
+        np.testing.assert_allclose(sample.logprobs, expected, atol=1e-5)
+
+
+def test_greedy_takes_the_likeliest_token(tiny_engine, tiny_model):
+    import torch
+
+    [sample] = generate(tiny_engine, [Request("g", PROMPT, Sampling(max_tokens=5, temperature=0.0))])
+    sequence = PROMPT.tolist()
+    for token in sample.tokens:
+        with torch.no_grad():
+            assert int(tiny_model(torch.tensor([sequence])).logits[0, -1].argmax()) == token
+        sequence.append(int(token))
+
+
+def test_seeds_repeat_a_sample_whatever_else_is_in_the_batch(tiny_engine):
+    alone = generate(tiny_engine, requests(1, name="alone", seed=7))[0]
+    among = generate(tiny_engine, [*requests(1, name="among", seed=7), *requests(9, name="others", seed=100)])[0]
+    different = generate(tiny_engine, requests(1, name="different", seed=8))[0]
+    assert alone.tokens.tolist() == among.tokens.tolist()
+    assert alone.tokens.tolist() != different.tokens.tolist()
+
+
+def test_a_sample_that_is_asked_for_again_from_amid_goes_on_alike(tiny_engine):
+    [whole] = generate(tiny_engine, [Request("whole", PROMPT, SAMPLING, seed=5)])
+    prompt = np.concatenate([PROMPT, whole.tokens[:4]])
+    [rest] = generate(tiny_engine, [Request("rest", prompt, Sampling(max_tokens=8), seed=5)])
+    assert rest.tokens.tolist() == whole.tokens[4:].tolist()
+
+
+def test_without_a_seed_every_sample_is_another(tiny_engine):
+    wanted = [Request(f"unseeded/{i}", PROMPT, SAMPLING) for i in range(4)]
+    seeded = Request("seeded", PROMPT, SAMPLING, seed=5)
+    greedy = Request("greedy", PROMPT, replace(SAMPLING, temperature=0.0), seed=5)
+    samples = [s.tokens.tolist() for s in generate(tiny_engine, [*wanted, seeded, greedy])]
+    assert len({tuple(tokens) for tokens in samples}) == 6
+    assert [s.tokens.tolist() for s in generate(tiny_engine, [seeded, greedy])] == samples[4:]
+
+
+@pytest.mark.parametrize("top_k", [-1, 3])
+def test_tokens_come_as_often_as_the_model_says(tiny_engine, tiny_model, top_k):
+    """Chi-square of first tokens over the likeliest tokens and the rest; its limit is passed once in 100,000 times."""
+    import torch
+
+    count = 4000
+    wanted = Sampling(max_tokens=1, temperature=0.5, top_k=top_k)
+    drawn = [
+        int(s.tokens[0]) for s in generate(tiny_engine, [Request(f"d{i}", PROMPT, wanted, i) for i in range(count)])
+    ]
+    with torch.no_grad():
+        chances = torch.softmax(tiny_model(torch.tensor([PROMPT.tolist()])).logits[0, -1] / 0.5, -1).double()
+    likely = chances.topk(3).indices.tolist()
+    if top_k > 0:
+        assert set(drawn) == set(likely)
+        chances = chances / chances[likely].sum()
+    expected = np.array([*(float(chances[token]) for token in likely), max(1 - float(chances[likely].sum()), 0.0)])
+    seen = np.array([drawn.count(token) for token in likely])
+    seen = np.append(seen, count - seen.sum())
+    cells = expected > 0
+    chi_square = float((((seen - count * expected) ** 2)[cells] / (count * expected)[cells]).sum())
+    assert chi_square < 26.0
+
+
+def test_a_sample_ends_at_a_stop_token_which_it_keeps(tiny_engine):
+    first = generate(tiny_engine, requests(1, name="free"))[0]
+    stop = int(first.tokens[3])
+    [sample] = generate(tiny_engine, requests(1, replace(SAMPLING, stop_token_ids=(stop,)), name="stopped"))
+    where = first.tokens.tolist().index(stop)
+    assert sample.tokens.tolist() == first.tokens[: where + 1].tolist()
+    assert sample.reason == "stop"
+    assert first.reason == "length"
+
+
+def test_a_shortest_response_holds_back_the_stop_token(tiny_engine):
+    free = generate(tiny_engine, requests(1, name="free2"))[0]
+    wanted = replace(SAMPLING, stop_token_ids=(int(free.tokens[0]),), min_tokens=4)
+    [sample] = generate(tiny_engine, requests(1, wanted, name="long"))
+    assert len(sample.tokens) >= 4
+
+
+@pytest.mark.parametrize("method", ["memory", "checkpoint"])
+def test_weights_are_taken_over_and_proven(tiny_engine, tiny_folder, other_model, tmp_path, method, own_weights_after):
+    folder = open_versions(method, tmp_path)
+    publish(folder, 3, other_model)
+    done = asyncio.run(tiny_engine.load(WeightSource(method, str(tmp_path)), 3))
+    assert done.version == 3
+    assert done.gap is not None
+    assert done.gap < 1e-4
+    wanted = requests(4, name=f"new-{method}")
+    for request, sample in zip(wanted, generate(tiny_engine, wanted), strict=True):
+        expected = trainer_logprobs(other_model, request.prompt, sample.tokens)
+        np.testing.assert_allclose(sample.logprobs, expected, atol=1e-5)
+        assert sample.versions.tolist() == [3] * len(sample.tokens)
+    folder.remove()
+
+
+def test_versions_after_the_first_need_none_of_vllms_loaders(tiny_engine, tiny_model, tmp_path, own_weights_after):
+    def without_loaders(worker):
+        worker.reload_weights = None
+
+    def with_loaders(worker):
+        del worker.reload_weights
+
+    folder, rpc = open_versions("memory", tmp_path), tiny_engine._local._vllm.collective_rpc
+    try:
+        for version in (1, 2, 3):
+            model = changed(tiny_model, seed=version)
+            publish(folder, version, model)
+            asyncio.run(tiny_engine.load(WeightSource("memory", str(tmp_path)), version))
+            if version == 1:
+                rpc(without_loaders)
+            wanted = requests(4, name=f"reload-{version}")
+            for request, sample in zip(wanted, generate(tiny_engine, wanted), strict=True):
+                expected = trainer_logprobs(model, request.prompt, sample.tokens)
+                np.testing.assert_allclose(sample.logprobs, expected, atol=1e-5)
+    finally:
+        rpc(with_loaders)
+        folder.remove()
+
+
+def test_weights_that_are_not_the_trainers_are_found_out(tiny_engine, other_model, tmp_path, own_weights_after):
+    publish(open_versions("checkpoint", tmp_path), 1, other_model, wrong_probe=0.01)
+    with pytest.raises(WeightSyncError, match="does not hold the weights"):
+        asyncio.run(tiny_engine.load(WeightSource("checkpoint", str(tmp_path)), 1))
+
+
+def test_a_converted_checkpoint_is_proven_where_its_weights_were_handed_over_too(
+    tiny_engine, tiny_model, other_model, tmp_path, own_weights_after
+):
+    publish(open_versions("checkpoint", tmp_path), 1, other_model)
+    source = WeightSource("folder", str(JobLayout(tmp_path).huggingface(1)))
+    tiny_model.save_pretrained(source.path)
+    with pytest.raises(WeightSyncError, match="does not hold the weights"):
+        asyncio.run(tiny_engine.load(source, 1))
+    other_model.save_pretrained(source.path)
+    assert asyncio.run(tiny_engine.load(source, 1)).gap < 1e-4
+
+
+def test_a_missing_version_leaves_the_engine_as_it_was(tiny_engine, tmp_path):
+    before = generate(tiny_engine, requests(1, name="before"))[0]
+    with pytest.raises(TransientFault, match="version 5"):
+        asyncio.run(tiny_engine.load(WeightSource("checkpoint", str(tmp_path)), 5))
+    assert generate(tiny_engine, requests(1, name="after"))[0].tokens.tolist() == before.tokens.tolist()
+
+
+def test_requests_in_flight_go_on_with_the_new_weights(
+    tiny_engine, other_model, tiny_model, tmp_path, own_weights_after
+):
+    folder = open_versions("checkpoint", tmp_path)
+    publish(folder, 2, other_model)
+
+    async def update_meanwhile():
+        running = asyncio.create_task(tiny_engine.generate(requests(4, Sampling(max_tokens=200), name="across")))
+        await asyncio.sleep(0.15)
+        await tiny_engine.load(WeightSource("checkpoint", str(tmp_path)), 2)
+        return (await running).unpack()
+
+    wanted = requests(4, name="across")
+    for request, sample in zip(wanted, asyncio.run(update_meanwhile()), strict=True):
+        assert set(sample.versions.tolist()) == {0, 2}
+        assert (np.diff(sample.versions) >= 0).all()
+        new = sample.versions == 2
+        by_old = trainer_logprobs(tiny_model, request.prompt, sample.tokens)
+        by_new = trainer_logprobs(other_model, request.prompt, sample.tokens)
+        np.testing.assert_allclose(sample.logprobs, np.where(new, by_new, by_old), atol=1e-4)
+
+
+def test_a_request_that_was_given_up_comes_back_empty(tiny_engine):
+    async def give_up():
+        running = asyncio.create_task(
+            tiny_engine.generate(requests(2, Sampling(max_tokens=200, min_tokens=200), name="long"))
+        )
+        await asyncio.sleep(0.05)
+        await tiny_engine.abort(["long/1"])
+        return (await running).unpack()
+
+    kept, given_up = asyncio.run(give_up())
+    assert (len(kept.tokens), kept.reason) == (200, "length")
+    assert (len(given_up.tokens), given_up.reason) == (0, "abort")
+
+
+def test_a_prompt_that_does_not_fit_is_refused_and_the_rest_goes_on(tiny_engine):
+    with pytest.raises(TrinityError, match="refuses"):
+        generate(tiny_engine, [Request("huge", np.ones(400, np.int32), SAMPLING, 1)])
+    assert len(generate(tiny_engine, requests(1, name="fits"))[0].tokens) == 12

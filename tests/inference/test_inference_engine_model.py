@@ -1,0 +1,104 @@
+"""The model that workflows see, on a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from rollout.fakes import FakeEngine
+
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import load_tokenizer, stop_tokens
+from trinity_core.errors import DataError
+from trinity_core.inference.engine_model import EngineModel, Limits
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.requests import Sampling
+
+MESSAGES = [{"role": "user", "content": "Tom has 3 apples."}]
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_folder):
+    return ChatEncoder(load_tokenizer(str(tiny_folder), False))
+
+
+def with_model(encoder, use, engine=None, **limits):
+    """What `use(model)` gives, on a model with these limits."""
+    given = {"max_model_len": 64, "max_prompt_tokens": 48, "max_response_tokens": 8} | limits
+    engine = engine or FakeEngine()
+
+    async def main():
+        pool = EnginePool([engine], "model")
+        await pool.start()
+        sampling = Sampling(given["max_response_tokens"], temperature=0.9, stop_token_ids=(2,))
+        return await use(EngineModel(pool, encoder, Limits(sampling=sampling, **given)))
+
+    return asyncio.run(main())
+
+
+def test_answers_carry_prompt_tokens_text_and_versions(encoder):
+    words = encoder.tokenizer(" Tom has", add_special_tokens=False)["input_ids"]
+    engine = FakeEngine(answer=[*words, encoder.tokenizer.eos_token_id], version=4)
+    first, second = with_model(encoder, lambda model: model.chat(MESSAGES, n=2, seeds=[5, 6]), engine)
+    assert first.prompt_tokens.tolist() == encoder.prompt(MESSAGES).tokens
+    assert first.text == second.text == encoder.tokenizer.decode(words)
+    assert first.finish_reason == "stop"
+    assert set(first.version.tolist()) == {4}
+    experience = first.experience(reward=1.0)
+    assert experience.tokens.tolist() == [*first.prompt_tokens, *first.tokens]
+    assert [request.seed for request in engine.calls[0]] == [5, 6]
+    assert {request.sampling.temperature for request in engine.calls[0]} == {0.9}
+
+
+def test_sampling_of_a_call_lies_over_the_models(encoder):
+    engine = FakeEngine()
+    with_model(encoder, lambda model: model.chat(MESSAGES, temperature=0.0, max_tokens=2, top_p=None), engine)
+    sampling = engine.calls[0][0].sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.top_p) == (0.0, 2, 1.0)
+
+
+def test_an_answer_never_runs_past_the_models_length(encoder):
+    engine = FakeEngine()
+    with_model(encoder, lambda model: model.generate([1] * 60), engine)
+    assert engine.calls[0][0].sampling.max_tokens == 4
+
+
+def test_a_prompt_that_is_too_long_is_cut_and_carries_no_loss(encoder):
+    engine = FakeEngine()
+    long = [{"role": "user", "content": "apples " * 60}]
+    completions = with_model(encoder, lambda model: model.chat(long, n=3), engine)
+    assert not engine.calls
+    assert [one.finish_reason for one in completions] == ["prompt_too_long"] * 3
+    assert len(completions[0].prompt_tokens) == 48
+    assert not completions[0].experience().action_mask.any()
+
+
+def test_a_prompt_that_must_not_be_cut_is_an_error(encoder):
+    long = [{"role": "user", "content": "apples " * 60}]
+    with pytest.raises(DataError, match="max_prompt_tokens"):
+        with_model(encoder, lambda model: model.chat(long), truncate_prompts=False)
+
+
+def test_workflows_in_threads_ask_the_same_model(encoder):
+    async def use(model):
+        return await asyncio.to_thread(model.chat_sync, MESSAGES, 2, seeds=[1, 2])
+
+    assert len(with_model(encoder, use)) == 2
+
+
+def test_every_turn_appends_to_the_tokens_of_the_one_before(encoder):
+    engine = FakeEngine()
+
+    async def two_turns(model):
+        [first] = await model.chat(MESSAGES)
+        history = np.concatenate([first.prompt_tokens, first.tokens, [7, 8]])
+        [second] = await model.generate(history)
+        return history, second
+
+    history, second = with_model(encoder, two_turns, engine)
+    assert second.prompt_tokens.tolist() == history.tolist()
+
+
+def test_the_end_tokens_are_the_tokenizers_and_the_models(tiny_folder, encoder):
+    assert encoder.tokenizer.eos_token_id in stop_tokens(str(tiny_folder), encoder.tokenizer)

@@ -1,0 +1,159 @@
+"""The pool: one call a tick, balanced, and no request lost with an engine."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rollout.fakes import FakeEngine
+
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.inference.pool import EnginePool, assign
+from trinity_core.inference.requests import Request, Sampling, WeightSource
+
+SOURCE = WeightSource("memory", "somewhere")
+
+
+def ask(name: str, count: int = 2) -> list[Request]:
+    prompt = np.array([1, 2], dtype=np.int32)
+    return [Request(f"{name}/{i}", prompt, Sampling(max_tokens=8), i) for i in range(count)]
+
+
+async def started(*engines: FakeEngine, **options) -> EnginePool:
+    pool = EnginePool(engines, "model", **options)
+    await pool.start()
+    return pool
+
+
+def test_requests_of_one_tick_are_one_call():
+    engine = FakeEngine()
+
+    async def main():
+        pool = await started(engine)
+        return await asyncio.gather(*(pool.generate(ask(f"w{i}", i + 1)) for i in range(5)))
+
+    samples = asyncio.run(main())
+    assert [len(each) for each in samples] == [1, 2, 3, 4, 5]
+    [call] = engine.calls
+    assert [request.key for request in call][:3] == ["w0/0", "w1/0", "w1/1"]
+
+
+def test_requests_of_later_ticks_do_not_wait_for_earlier_ones():
+    engine = FakeEngine(seconds=0.02)
+
+    async def main():
+        pool = await started(engine)
+        first = asyncio.create_task(pool.generate(ask("early")))
+        await asyncio.sleep(0.005)
+        await pool.generate(ask("late"))
+        assert first.done()
+
+    asyncio.run(main())
+    assert len(engine.calls) == 2
+
+
+def test_a_group_stays_on_one_engine():
+    engines = [FakeEngine(), FakeEngine()]
+
+    async def main():
+        pool = await started(*engines)
+        await asyncio.gather(*(pool.generate(ask(f"w{i}", 4)) for i in range(4)))
+
+    asyncio.run(main())
+    keys = [{request.key.split("/")[0] for request in engine.calls[0]} for engine in engines]
+    assert keys == [{"w0", "w2"}, {"w1", "w3"}]
+
+
+@given(st.lists(st.integers(1, 9)), st.lists(st.integers(0, 9), min_size=1, max_size=4))
+def test_every_ask_is_assigned_once_and_the_load_is_even(sizes, loads):
+    shares = assign(sizes, loads)
+    assert sorted(i for share in shares for i in share) == list(range(len(sizes)))
+    ends = [load + sum(sizes[i] for i in share) for load, share in zip(loads, shares, strict=True)]
+    used = [end for end, share in zip(ends, shares, strict=True) if share]
+    if used:
+        assert max(used) - min(ends) <= max(sizes)
+    assert shares == assign(sizes, loads)
+
+
+def test_a_lost_engine_is_replaced_with_the_weights_and_its_requests_are_asked_again():
+    engine = FakeEngine(dies_in=(0,))
+
+    async def main():
+        pool = await started(engine)
+        await pool.load(SOURCE, 7)
+        samples = await pool.generate(ask("w"))
+        assert pool.restarts == 1
+        return samples
+
+    samples = asyncio.run(main())
+    [heir] = engine.heirs
+    assert heir.loaded == [(SOURCE, 7)]
+    assert samples[0].versions.tolist() == [7, 7, 7]
+    assert engine.stopped
+
+
+def test_other_engines_take_over_at_once():
+    dying, living = FakeEngine(dies_in=(0,)), FakeEngine(name="second")
+
+    async def main():
+        pool = await started(dying, living)
+        return await asyncio.gather(*(pool.generate(ask(f"w{i}")) for i in range(2)))
+
+    assert [len(each) for each in asyncio.run(main())] == [2, 2]
+    assert {request.key.split("/")[0] for call in living.calls for request in call} == {"w0", "w1"}
+
+
+def test_engines_that_die_over_and_over_end_the_run():
+    engine = FakeEngine(dies_in=(0,))
+
+    async def main():
+        pool = await started(engine, max_restarts=0)
+        with pytest.raises(TransientFault, match="lost 1 times"):
+            await pool.generate(ask("w"))
+        with pytest.raises(TransientFault, match="lost 1 times"):
+            await pool.generate(ask("again"))
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_is_lost_while_taking_weights_is_replaced():
+    class Dying(FakeEngine):
+        async def load(self, source, version):
+            from trinity_core.inference.requests import EngineLost
+
+            raise EngineLost("gone")
+
+    async def main():
+        pool = await started(engine := Dying())
+        done = await pool.load(SOURCE, 3)
+        assert done.version == 3
+        assert engine.heirs[0].loaded == [(SOURCE, 3)]
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_cancelled_is_given_up_in_the_engine():
+    engine = FakeEngine(seconds=0.2)
+
+    async def main():
+        pool = await started(engine)
+        task = asyncio.create_task(pool.generate(ask("w")))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+    assert engine.aborted == ["w/0", "w/1"]
+
+
+def test_an_engine_that_does_not_start_says_why():
+    async def main():
+        await started(FakeEngine(start_error=TrinityError("no such model")))
+
+    with pytest.raises(TrinityError, match="no such model"):
+        asyncio.run(main())

@@ -1,0 +1,81 @@
+"""What an engine is started with follows from the configuration."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from trinity_core.config import config_from_dict
+from trinity_core.errors import TrinityError
+from trinity_core.inference import vllm_types
+from trinity_core.inference.settings import EngineSettings, policy_engine
+from trinity_core.inference.weight_receiver import with_head
+
+
+def config(**rollout_model):
+    return config_from_dict({
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
+        "model": {"model_path": "some/model", "max_prompt_tokens": 30, "max_response_tokens": 70},
+        "buffer": {"batch_size": 2, "total_steps": 1, "explorer_input": {"taskset": {"path": "some/data"}}},
+        "explorer": {"runner_per_model": 3, "rollout_model": rollout_model},
+    })  # fmt: skip
+
+
+def test_the_policys_engine_is_as_large_as_the_run_needs():
+    settings = policy_engine(config(), on_gpu=False, threads=2)
+    assert (settings.max_model_len, settings.max_num_seqs, settings.compute_dtype) == (100, 12, "float32")
+    environment = settings.environment()
+    assert environment["OMP_NUM_THREADS"] == "2"
+    assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def test_on_a_gpu_vllm_keeps_its_own_ways():
+    settings = policy_engine(config(tensor_parallel_size=2), on_gpu=True)
+    assert (settings.compute_dtype, settings.max_num_seqs) == ("bfloat16", 256)
+    arguments = vllm_types.engine_arguments(settings)
+    assert arguments["tensor_parallel_size"] == 2
+    assert "enable_chunked_prefill" not in arguments
+    assert "OMP_NUM_THREADS" not in settings.environment()
+
+
+def test_the_kv_cache_on_the_cpu_holds_the_sequences(tiny_folder):
+    few, many = [
+        vllm_types.engine_arguments(EngineSettings(str(tiny_folder), 100, max_num_seqs=n))["kv_cache_memory_bytes"]
+        for n in (1, 10)
+    ]
+    block = 32 * 2 * 4 * 2 * 32 * 4  # tokens * (key, value) * layers * heads * channels * bytes
+    assert few == 4 * block + block
+    assert many == 40 * block + block
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(TrinityError, match="does not exist"):
+        vllm_types.check_model(str(tmp_path / "nowhere"))
+    with pytest.raises(TrinityError, match=r"no config\.json"):
+        vllm_types.check_model(str(tmp_path))
+
+
+def test_on_the_cpu_compiling_is_asked_for_and_needs_a_compiler(monkeypatch, tmp_path):
+    usual, compiled = policy_engine(config(), on_gpu=False), policy_engine(config(enforce_eager=False), on_gpu=False)
+    assert usual.eager and not compiled.eager and not policy_engine(config(), on_gpu=True).eager
+    assert "TORCHDYNAMO_DISABLE" in usual.environment() and "TORCHDYNAMO_DISABLE" not in compiled.environment()
+    vllm_types.check_compiler(usual)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(TrinityError, match="enforce_eager"):
+        vllm_types.check_compiler(compiled)
+
+
+def test_a_tied_head_is_loaded_by_name():
+    tied = [("model.embed_tokens.weight", "E"), ("model.norm.weight", "N")]
+    assert list(with_head(iter(tied)))[-1] == ("lm_head.weight", "E")
+    untied = [*tied, ("lm_head.weight", "H")]
+    assert list(with_head(iter(untied))) == untied
+
+
+def test_the_explorer_is_imported_without_torch_and_vllm():
+    code = "import sys, trinity_core.rollout.explorer; print([m for m in ('torch', 'vllm', 'ray') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,101 @@
+"""Operators between workflow and store; dynamic sampling leaves neither side waiting for the other."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinity_core.config import OperatorConfig
+from trinity_core.data.experience import Experience
+from trinity_core.errors import TrinityError
+from trinity_core.pipelines.operators import OPERATORS, dynamic_sampling, pipeline
+from trinity_core.store.store import ExperienceStore
+from trinity_core.sync.schedule import publishes_after, required_version
+
+
+def _group(name, *rewards):
+    return [
+        Experience(np.arange(4), 2, np.ones(2, bool), versions=np.zeros(2), reward=reward, group=name, run=run)
+        for run, reward in enumerate(rewards)
+    ]
+
+
+def _names(experiences):
+    return [e.group for e in experiences]
+
+
+def test_only_groups_with_spread_are_kept_whole_and_in_order():
+    rows = [
+        *_group("right", 1, 1),
+        *_group("b", 1, 0, 1),
+        *_group("wrong", 0, 0),
+        *_group("a", 0, 1),
+        *_group("one", 1),
+    ]
+    assert _names(dynamic_sampling(rows)) == ["b", "b", "b", "a", "a"]
+    assert _names(dynamic_sampling(rows, rows=3)) == ["b", "b", "b"]
+    assert _names(dynamic_sampling(rows, rows=4)) == ["b", "b", "b", "a", "a"]
+    assert _names(dynamic_sampling(rows, std_threshold=0.6)) == ["a", "a"]  # deviations 0.577 and 0.707
+    assert dynamic_sampling([]) == []
+
+
+def test_rows_of_different_groups_may_be_mixed_and_rows_without_one_stand_alone():
+    a, b = _group("a", 1, 0), _group("b", 1, 1)
+    assert dynamic_sampling([a[0], b[0], a[1], b[1]]) == a
+    assert dynamic_sampling([*_group("", 1), *_group("", 0)]) == []
+
+
+def test_answers_without_a_verdict_are_not_compared():
+    """An unscored answer is neither a third reward nor a failure."""
+    unscored = [replace(e, reward=None, action_mask=np.zeros(2, bool)) for e in (*_group("a", 0), *_group("b", 0))]
+    rows = [*_group("a", 1, 1), unscored[0], *_group("b", 1, 0), unscored[1]]
+    assert _names(dynamic_sampling(rows)) == ["b", "b"]
+    assert _names(OPERATORS["flat_group_filter"](rows)) == ["b", "b", "b"]
+
+
+def test_a_missing_reward_is_an_error():
+    with pytest.raises(TrinityError, match="without one"):
+        dynamic_sampling([*_group("a", 1, 0), replace(_group("b", 1)[0], reward=None)])
+
+
+def test_a_pipeline_runs_operators_with_their_arguments():
+    assert set(OPERATORS) >= {"reward_filter", "flat_group_filter", "dynamic_sampling"}
+    (one,) = pipeline([OperatorConfig("dynamic_sampling", {"rows": 2})])
+    assert _names(one([*_group("a", 1, 0), *_group("b", 1, 0)])) == ["a", "a"]
+
+
+spreads = st.lists(st.lists(st.booleans(), min_size=2, max_size=4), min_size=1, max_size=6)
+
+
+@given(spreads, st.integers(1, 3), st.integers(0, 2), st.sampled_from([None, 4]))
+@settings(max_examples=25, deadline=None)
+def test_explorer_and_trainer_reach_their_last_step_whatever_is_dropped(
+    tmp_path_factory, steps, interval, offset, rows
+):
+    """Fixed style, batches of 4 rows; each step's groups of 2 have spread or not. Nobody is stuck in any round."""
+    path = tmp_path_factory.mktemp("store") / "store.db"
+    explored = trained = published = 0
+    with ExperienceStore.open(path) as store:
+        store.position("explorer")
+        while trained < len(steps):
+            before = (explored, trained)
+            if explored < len(steps):
+                needed = required_version(explored + 1, interval, offset)
+                if needed <= published:
+                    sampled = [
+                        e for i, spread in enumerate(steps[explored]) for e in _group(f"{explored}/{i}", 1, not spread)
+                    ]
+                    explored += 1
+                    store.put("explorer", explored, {}, dynamic_sampling(sampled, rows=rows), needed)
+                    if explored == len(steps):
+                        store.finished("explorer")
+                else:
+                    store.waiting("explorer", needed)
+            batch = store.lease(trained + 1, 4, trained)
+            if batch is not None:
+                assert all({e.reward for e in batch if e.group == row.group} == {0, 1} for row in batch)
+                trained += 1
+                published = trained if publishes_after(trained, interval) else published
+            assert (explored, trained) != before

@@ -1,0 +1,171 @@
+"""The Ray that a run starts for itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from trinity_core.config import Config, config_from_dict
+from trinity_core.errors import TrinityError
+from trinity_core.runtime import actors
+from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
+from trinity_core.runtime.placement import Machine, place
+
+
+class Sleeper:
+    def family(self) -> int:
+        return os.getpid()
+
+
+class Ended(list):
+    """In place of Ray's end of an actor."""
+
+    def kill(self, actors: list[Any]) -> None:
+        self.extend(actors)
+
+
+def test_what_a_stage_leaves_goes_to_the_next_that_fits_and_ends_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, ended = Cluster(small_config(), Machine(1, 0)), Ended()
+    monkeypatch.setattr(cluster, "kill", ended.kill)
+    cluster.leave("engines", ("a", 2), ["e1", "e2"])
+    cluster.leave("trainers", 1, ["t1"])
+    assert cluster.take("engines", ("a", 2)) == ["e1", "e2"] and cluster.take("engines", ("a", 2)) == []
+    assert cluster.take("trainers", 2) == [] and ended == ["t1"]
+    cluster.leave("engines", "a", ["e1"])
+    cluster.leave("engines", "b", ["e2"])
+    assert ended == ["t1", "e1"] and cluster.take("engines", "b") == ["e2"]
+
+
+def test_a_stage_without_engines_leaves_those_of_the_stage_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config()
+    placement = place(config, Machine(1, 0))
+    cluster, ended = Cluster(config, Machine(1, 0)), Ended()
+    monkeypatch.setattr(cluster, "kill", ended.kill)
+    cluster._users = 2
+    assert actors.keep(cluster, config, placement, ["e"], []) == ["e"]
+    assert actors.keep(cluster, config, placement, [], ["t"]) == ["t"] and not ended
+    cluster._users = 1
+    assert actors.keep(cluster, config, placement, ["e"], ["t"]) == [], "no other stage can follow"
+
+
+class JoinedRay:
+    """In place of the cluster that is joined: `gpus` of each of its nodes, of which `used` are taken."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
+        import ray
+
+        self.gpus, self.used, self.joined = list(gpus), 0, 0
+        for name in ("init", "shutdown", "nodes", "cluster_resources", "available_resources", "is_initialized"):
+            monkeypatch.setattr(ray, name, getattr(self, name))
+
+    def init(self, address: str, **_: Any) -> None:
+        assert address == "10.0.0.1:6379"
+        self.joined += 1
+
+    def shutdown(self) -> None:
+        self.joined -= 1
+
+    def is_initialized(self) -> bool:
+        return self.joined > 0
+
+    def nodes(self) -> list[dict[str, Any]]:
+        lost = {"Alive": False, "Resources": {}}
+        return [lost, *({"Alive": True, "Resources": {"CPU": 16.0, "GPU": float(each)}} for each in self.gpus)]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"GPU": float(sum(self.gpus))}
+
+    def available_resources(self) -> dict[str, float]:
+        return {"GPU": float(sum(self.gpus) - self.used)}
+
+
+def test_the_gpus_are_those_of_the_cluster_that_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = JoinedRay(monkeypatch, 8, 4)
+    placed = placement_of(joining(engine_num=8))
+    assert (placed.gpu_per_node, placed.engines, placed.gpus) == (4, 8, 8)
+    assert ray.joined == 0
+    with pytest.raises(TrinityError, match=r"the engines take 9 .* but the run has 8"):
+        placement_of(joining(engine_num=9))
+    ray.gpus.pop()
+    with pytest.raises(TrinityError, match="asks for 2 nodes, but the Ray cluster has 1"):
+        placement_of(joining(engine_num=1))
+    assert ray.joined == 0
+
+
+def test_a_run_that_needs_more_gpus_than_there_are_ends_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = JoinedRay(monkeypatch, 4, 4)
+    ray.used = 3
+    monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"GPU": 8.0}}] * 2)
+    with pytest.raises(TrinityError, match=r"needs 9 GPUs, but the Ray cluster has 8 \(5 free\)"):
+        open_cluster(joining(engine_num=9), 8)
+    assert ray.joined == 0
+
+
+def test_a_run_that_waits_for_gpus_of_others_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ray = JoinedRay(monkeypatch, 4, 4)
+    close_cluster(open_cluster(joining(engine_num=8), 4))
+    assert not caplog.text
+    ray.used = 3
+    close_cluster(open_cluster(joining(engine_num=8), 4))
+    assert "needs 8 GPUs and waits until they are free: now 5 of 8 are" in caplog.text
+    assert ray.joined == 0
+
+
+@pytest.mark.slow
+def test_our_ray_listens_on_the_loopback_interface_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python lies in a folder whose name has a space."""
+    import ray
+
+    python = tmp_path / "my python/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    cluster = Cluster(small_config(), Machine(1, 0))
+    known = set(psutil.Process().children(recursive=True))
+    try:
+        cluster.open("test", 0)
+        actor = cluster.actor(Sleeper, "sleeper", env={"PYTHONPATH": str(Path(__file__).parent)})
+        ray.get(actor.family.remote())
+        time.sleep(2.0)
+        family = [psutil.Process(), *(set(psutil.Process().children(recursive=True)) - known)]
+        assert {"gcs_server", "raylet"} <= {process.name() for process in family}
+        places = {(process.name(), end.laddr.ip) for process in family for end in listening(process)}
+    finally:
+        cluster.close()
+    assert places and not {place for place in places if not is_loopback(place[1])}
+
+
+def small_config(**sections: Any) -> Config:
+    model = {"model_path": "m", "max_model_len": 8}
+    return config_from_dict({"model": model, "mode": "bench", "buffer": TASKS, **sections})
+
+
+def joining(engine_num: int) -> Config:
+    """A run on two nodes of another's Ray."""
+    cluster = {"node_num": 2, "ray_address": "10.0.0.1:6379"}
+    return small_config(cluster=cluster, explorer={"rollout_model": {"engine_num": engine_num}})
+
+
+TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}
+
+
+def listening(process: psutil.Process) -> list[Any]:
+    try:
+        return [each for each in process.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    except psutil.Error:
+        return []
+
+
+def is_loopback(address: str) -> bool:
+    found = ip_address(address)
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback

@@ -1,0 +1,155 @@
+"""What a configuration names is looked up before anything starts, and again where it is used."""
+
+import asyncio
+import sys
+
+import pytest
+import yaml
+from rollout.fakes import FakeEngine
+
+from trinity_core.config import ConfigError, config_from_dict, stages
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.pipelines.checks import require_names
+from trinity_core.rollout.explorer import Explorer
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.workflows import REWARD_FNS, WORKFLOWS, SimpleWorkflow
+
+TREE = {
+    "model": {"model_path": "m", "max_model_len": 128},
+    "buffer": {
+        "explorer_input": {
+            "tasksets": [{"name": "a", "path": "x"}, {"name": "b", "path": "x"}],
+            "eval_tasksets": [{"name": "e", "path": "x"}],
+        }
+    },
+}
+INPUT = "buffer.explorer_input"
+OPERATORS = "data_processor.experience_pipeline.operators"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def make(*overrides):
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(TREE))
+        return load_checked(path, overrides)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "message"),
+    [
+        (f"{INPUT}.tasksets.b.default_reward_fn_type=math_rewrad", None, "no reward function .*'math_reward'"),
+        (f"{INPUT}.eval_tasksets.e.default_workflow_type=maths", None, "no workflow 'maths'.*--plugin-dir"),
+        (f"{INPUT}.default_reward_fn_type=x", None, "no reward function 'x'"),
+        ("buffer.default_workflow_type=x", None, "no workflow 'x'"),
+        (f"{OPERATORS}=[{{name: dynamic_smapling}}]", f"{OPERATORS}[0].name", "operator .*'dynamic_sampling'"),
+        (f"{OPERATORS}=[{{name: dynamic_sampling, args: {{row: 9}}}}]", f"{OPERATORS}[0].args.row", "takes .*rows"),
+        (f"{INPUT}.tasksets.a.reward_fn_args.format_wieght=1", None, "no argument of 'math_reward', .*format_weight"),
+        (f"{INPUT}.tasksets.a.reward_fn_args.format_weight=high", None, "must be a number, not 'high'"),
+        (f"{INPUT}.tasksets.a.default_workflow_type=simple_workflow", "default_reward_fn_type", "must be given"),
+    ],
+)
+def test_what_is_named_wrongly_is_told(load, override, key, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(override)
+    (problem,) = caught.value.problems
+    written = override.partition("=")[0].replace("tasksets.a", "tasksets[0]").replace("tasksets.b", "tasksets[1]")
+    assert (key or written.replace("eval_tasksets.e", "eval_tasksets[0]")) in problem.key
+    assert "run.yaml" in problem.file or "override" in problem.file
+
+
+def test_stages_are_checked_each_and_told_once(load):
+    with pytest.raises(ConfigError) as caught:
+        load(f"{INPUT}.tasksets.b.default_reward_fn_type=x", "stages=[{stage_name: a}, {stage_name: b}]")
+    assert [problem.key for problem in caught.value.problems] == [f"{INPUT}.tasksets[1].default_reward_fn_type"]
+
+
+def test_what_a_plugin_brings_is_known_before_anything_is_checked(load, tmp_path, monkeypatch):
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "brought_names.py").write_text(
+        "from dataclasses import replace\n"
+        "from trinity_core.config.algorithm_types import ALGORITHMS, register_algorithm\n"
+        "from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Workflow\n"
+        "register_algorithm(replace(ALGORITHMS['grpo'], name='brought'))\n"
+        "WORKFLOWS.register('brought')(Workflow)\n"
+        "@REWARD_FNS.register('brought')\n"
+        "def reward(*, response, limit: int = 3, **args): ...\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for registry in (ALGORITHMS, WORKFLOWS, REWARD_FNS):
+        monkeypatch.setitem(registry, "brought", None)
+        registry.pop("brought")
+    names = [f"buffer.default_{name}=brought" for name in ("workflow_type", "reward_fn_type")]
+    args = f"{INPUT}.tasksets.a.reward_fn_args={{limit: '4', other: 1}}"
+    try:
+        config = load(f"plugin_dir={tmp_path}/plugins", "algorithm.algorithm_type=brought", *names, args)
+    finally:
+        sys.modules.pop("brought_names", None)
+    assert config.buffer.explorer_input.tasksets[0].reward_fn_args == {"limit": 4, "other": 1}
+    assert stages(config) == [config]
+
+
+def test_a_dotted_path_is_trusted_until_it_is_used(load):
+    config = load(f"{INPUT}.tasksets.a.default_reward_fn_type=no.such.reward")
+    with pytest.raises(ConfigError, match=r"tasksets\[0\]\.default_reward_fn_type: .*cannot be imported"):
+        require_names(config)
+
+
+def test_text_becomes_the_number_that_a_reward_takes():
+    tree = TREE | {"buffer": {"explorer_input": {"taskset": {"path": "x", "reward_fn_args": {"format_weight": "0.2"}}}}}
+    config = config_from_dict(tree)
+    require_names(config)
+    assert config.buffer.explorer_input.tasksets[0].reward_fn_args == {"format_weight": 0.2}
+
+
+def test_a_workflow_that_scores_by_itself_needs_no_reward(monkeypatch):
+    class Own(SimpleWorkflow):
+        async def run(self):
+            return []
+
+    monkeypatch.setitem(WORKFLOWS, "own", Own)
+    require_names(config_from_dict(TREE | {"buffer": TREE["buffer"] | {"default_workflow_type": "own"}}))
+
+
+def test_an_explorer_does_not_begin_with_a_name_that_is_not_there(tiny_folders, tmp_path):
+    """One task set of two would have been left out of every step."""
+    columns = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
+    tasksets = [{"name": "a", **columns}, {"name": "b", "default_reward_fn_type": "math_rewrad", **columns}]
+    config = config_from_dict(
+        {
+            "mode": "explore",
+            "checkpoint_root_dir": str(tmp_path),
+            "model": {"model_path": str(tiny_folders.model), "max_model_len": 128, "max_response_tokens": 24},
+            "algorithm": {"algorithm_type": "grpo"},
+            "buffer": {"explorer_input": {"tasksets": tasksets}},
+            "synchronizer": {"sync_method": "checkpoint"},
+        }
+    )
+    with pytest.raises(ConfigError, match=r"tasksets\[1\]\.default_reward_fn_type: .*did you mean 'math_reward'"):
+        asyncio.run(Explorer(config, [FakeEngine()]).run())
+    assert not (config.job_dir / "buffer").exists()
+
+
+def test_annotations_may_be_any_text_and_defaults_are_always_taken(load, monkeypatch):
+    def short(*, prompt: "the question", response, truth, task, limit: float = None, strict: "bool" = True):  # noqa: F722, RUF013
+        return 1.0
+
+    monkeypatch.setitem(REWARD_FNS, "short", short)
+    monkeypatch.setitem(REWARD_FNS, "largest", max)
+    keys = [f"{INPUT}.tasksets.a.default_reward_fn_type", f"{INPUT}.tasksets.a.reward_fn_args"]
+    for name, given in (("short", "{limit: null, strict: false}"), ("largest", "{key: 1}")):
+        config = load(f"{keys[0]}={name}", f"{keys[1]}={given}")
+        assert config.buffer.explorer_input.tasksets[0].reward_fn_args == yaml.safe_load(given)
+
+
+def test_a_default_of_none_is_no_number(load, monkeypatch):
+    def limited(*, prompt, response, truth, task, limit: float = None):  # noqa: RUF013
+        return 1.0
+
+    monkeypatch.setitem(REWARD_FNS, "limited", limited)
+    keys = [f"{INPUT}.tasksets.a.default_reward_fn_type=limited", f"{INPUT}.tasksets.a.reward_fn_args.limit"]
+    assert load(keys[0], f"{keys[1]}=null").buffer.explorer_input.tasksets[0].reward_fn_args == {"limit": None}
+    with pytest.raises(ConfigError, match="must be a number"):
+        load(keys[0], f"{keys[1]}=high")

@@ -1,0 +1,114 @@
+"""Sharing out a machine: GPUs, threads, the way weights go. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_core.config import Config, config_from_dict
+from trinity_core.errors import TrinityError
+from trinity_core.runtime.placement import Machine, flow_of, parts_of, place, sync_method, threads, weakest
+
+TASKS = {"path": "data", "format": {"prompt_key": "question", "response_key": "answer"}}
+
+
+def configured(**sections: Any) -> Config:
+    tree: dict[str, Any] = {
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
+        "model": {"model_path": "model", "max_model_len": 64, "max_response_tokens": 16},
+        "buffer": {"batch_size": 2, "total_steps": 2, "explorer_input": {"taskset": TASKS}},
+    }
+    for name, values in sections.items():
+        tree[name] = {**tree.get(name, {}), **values} if isinstance(values, dict) else values
+    return config_from_dict(tree)
+
+
+def test_without_a_gpu_everything_runs_on_the_cpu_and_nccl_means_memory() -> None:
+    config = configured(synchronizer={"sync_method": "nccl"})
+    placed = place(config, Machine(cpus=2, gpus=0))
+    assert (placed.gpu_per_node, placed.engines, placed.trainers, placed.on_gpu) == (0, 1, 1, False)
+    method, notice = sync_method(config, placed)
+    assert method == "memory" and "No GPU" in notice
+    assert parts_of(config, placed) == {"explore", "train"}
+
+
+def test_what_the_machine_has_is_taken_and_shared_out() -> None:
+    config = configured(explorer={"rollout_model": {"engine_num": 2, "tensor_parallel_size": 2}})
+    placed = place(config, Machine(cpus=64, gpus=8))
+    assert (placed.engines, placed.engine_gpus, placed.trainers, placed.trainer_gpus) == (2, 2.0, 4, 1.0)
+    assert sync_method(config, placed) == ("nccl", "")
+
+
+def test_zero_gpus_means_the_cpu_also_where_there_are_some() -> None:
+    assert not place(configured(cluster={"gpu_per_node": 0}), Machine(cpus=64, gpus=8)).on_gpu
+
+
+def test_more_gpus_than_there_are_is_an_error_that_says_what_is_free() -> None:
+    with pytest.raises(TrinityError, match=r"asks for 4 GPUs, but 1 of 2 GPUs are free \(8 CPU cores\)"):
+        place(configured(cluster={"gpu_per_node": 4}), Machine(cpus=8, gpus=1, gpus_total=2))
+    with pytest.raises(TrinityError, match="asks for 2 GPUs, but there is none"):
+        place(configured(cluster={"gpu_per_node": 2}), Machine(cpus=8, gpus=0))
+
+
+def test_every_engine_of_an_auxiliary_model_is_counted() -> None:
+    judge = {"name": "judge", "model_path": "judge", "engine_num": 3, "tensor_parallel_size": 2}
+    config = configured(explorer={"auxiliary_models": [judge]})
+    placed = place(config, Machine(cpus=64, gpus=8))
+    assert (placed.auxiliary_gpus, placed.trainers, placed.gpus) == ((2,), 1, 8)
+    with pytest.raises(TrinityError, match=r"the engines take 7 .* but the run has 6"):
+        place(config, Machine(cpus=64, gpus=6))
+    assert place(config, Machine(cpus=10, gpus=0)).engine_threads == 10 // 4
+
+
+def test_of_several_nodes_each_counts_for_what_all_have() -> None:
+    nodes = [Machine(cpus=8, gpus=0), Machine(cpus=64, gpus=8), Machine(cpus=32, gpus=4)]
+    assert weakest(nodes, 1) == Machine(cpus=64, gpus=8)
+    assert weakest(nodes, 2) == Machine(cpus=32, gpus=4)
+    placed = place(configured(cluster={"node_num": 2, "ray_address": "auto"}), weakest(nodes, 2))
+    assert (placed.gpu_per_node, placed.trainers, placed.gpus) == (4, 7, 8)
+    with pytest.raises(TrinityError, match="asks for 4 nodes, but the Ray cluster has 3"):
+        weakest(nodes, 4)
+
+
+def test_an_engine_does_not_span_nodes() -> None:
+    rollout = {"tensor_parallel_size": 4}
+    config = configured(cluster={"node_num": 2, "ray_address": "auto"}, explorer={"rollout_model": rollout})
+    with pytest.raises(TrinityError, match=r"tensor_parallel_size 4 .* a node of the run has 2"):
+        place(config, Machine(cpus=8, gpus=2))
+
+
+def test_a_trainer_without_a_gpu_is_an_error_unless_it_can_share_the_only_one() -> None:
+    with pytest.raises(TrinityError, match="leaves 0 for at least 1 trainer"):
+        place(configured(), Machine(cpus=8, gpus=1))
+    config = configured(explorer={"rollout_model": {"gpu_memory_utilization": 0.5}})
+    placed = place(config, Machine(cpus=8, gpus=1))
+    assert (placed.engine_gpus, placed.trainer_gpus) == (0.5, 0.5)
+    assert sync_method(config, placed)[0] == "memory"
+
+
+def test_supervised_runs_use_no_engine() -> None:
+    buffer = {"train_batch_size": 4, "trainer_input": {"experience_buffer": TASKS}}
+    config = configured(mode="train", algorithm={"algorithm_type": "sft", "repeat_times": 1}, buffer=buffer)
+    placed = place(config, Machine(cpus=2, gpus=0))
+    assert (placed.engines, placed.trainers) == (0, 1)
+    assert (flow_of(config), parts_of(config, placed)) == ("sft", {"train"})
+
+
+def test_in_turn_each_side_has_every_core() -> None:
+    placed = place(configured(), Machine(cpus=2, gpus=0))
+    assert placed.in_turn and (placed.engine_threads, placed.trainer_threads) == (2, 2)
+    ahead = place(configured(synchronizer={"sync_offset": 1}), Machine(cpus=2, gpus=0))
+    assert not ahead.in_turn and (ahead.engine_threads, ahead.trainer_threads) == (1, 1)
+
+
+@given(cpus=st.integers(1, 256), engines=st.integers(0, 16), trainers=st.integers(0, 16), in_turn=st.booleans())
+def test_those_that_work_at_a_time_never_have_more_threads_than_cores(
+    cpus: int, engines: int, trainers: int, in_turn: bool
+) -> None:
+    engine, trainer = threads(cpus, engines, trainers, in_turn)
+    assert engine >= 1 and trainer >= 1
+    at_a_time = [engines * engine, trainers * trainer] if in_turn else [engines * engine + trainers * trainer]
+    assert all(total <= max(cpus, engines + trainers) for total in at_a_time)

@@ -1,0 +1,97 @@
+"""A session's tracking: what it says, and when, with a real MLflow store and without Ray."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tasks.session import ending, together
+from trinity_core.config import config_from_dict
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime.cluster import Cluster
+from trinity_core.runtime.placement import Machine, place
+from trinity_core.runtime.session import Session, Stage
+from trinity_core.tracking import MetricsFile
+
+
+def begin(root: Path, **monitor: Any) -> Session:
+    config = config_from_dict({
+        "project": "p",
+        "name": "n",
+        "mode": "train",
+        "checkpoint_root_dir": str(root),
+        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
+        "algorithm": {"algorithm_type": "sft"},
+        "buffer": {"trainer_input": {"experience_buffer": {"path": "data.jsonl"}}},
+        "monitor": monitor,
+    })  # fmt: skip
+    cluster = Cluster(config, Machine(1, 0))
+    cluster._users = 1
+    return Session(Stage(config, place(config, Machine(1, 0)), "sft"), cluster)
+
+
+def lose_the_store(session: Session) -> None:
+    """Numbers wait for it, and it is no database any more."""
+    session.tracking()
+    MetricsFile(session.config.job_dir, "trainer").write(1, {"loss": 1.0})
+    (Path(session.config.checkpoint_root_dir) / "mlflow.db").write_bytes(b"no database" * 1000)
+
+
+@pytest.mark.slow
+def test_a_failed_run_keeps_its_own_error_when_tracking_fails_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = begin(tmp_path)
+    with pytest.raises(TransientFault, match="the node died"), ending(session):
+        lose_the_store(session)
+        raise TransientFault("the node died")
+    assert "not a database" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_run_whose_numbers_did_not_arrive_fails(tmp_path: Path) -> None:
+    session = begin(tmp_path)
+    with pytest.raises(Exception, match="not a database"), ending(session):
+        lose_the_store(session)
+
+
+class Endless:
+    """A part that works until the session stops."""
+
+    name = "train"
+
+    def submit(self, session: Session) -> SimpleNamespace:
+        future: Future[None] = Future()
+
+        def wait() -> None:
+            assert session.stopping
+            future.set_result(None)
+
+        return SimpleNamespace(wrapped_future=future, wait=wait)
+
+
+@pytest.mark.slow
+def test_a_store_that_cannot_be_opened_ends_the_run_before_it_is_trained(tmp_path: Path) -> None:
+    session = begin(tmp_path, monitor_args={"uri": "nonsense://nowhere"})
+    with pytest.raises(TrinityError, match=r"monitor_args.uri"), ending(session):
+        together(session, Endless())  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_a_while_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    session = begin(tmp_path)
+    store = Path(session.config.checkpoint_root_dir) / "mlflow.db"
+    with ending(session):
+        session.tracking()
+        whole = store.read_bytes()
+        lose_the_store(session)
+        while "sent later" not in caplog.text:
+            session.check()
+            time.sleep(0.1)
+        session.check()
+        store.write_bytes(whole)

@@ -1,0 +1,371 @@
+"""Weight folders: whole versions only, unchanged while in use, rewound and removed; both kinds."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.sync import memory
+from trinity_core.sync.checkpoint import CheckpointVersions
+from trinity_core.sync.memory import MemoryVersions, memory_root
+from trinity_core.sync.tensorfile import TensorSpec
+from trinity_core.sync.version_record import VersionRecord
+from trinity_core.sync.versions import VersionGone, open_versions
+from trinity_core.sync.weight_check import WeightCheck
+
+
+def tensors(version, size=1000):
+    head = torch.full((4, size // 4), float(version))
+    return [
+        ("embed.weight", head),
+        ("norm.weight", torch.full((7,), version, dtype=torch.bfloat16)),
+        ("empty", torch.empty(0, 3)),
+        ("steps", torch.tensor(version)),
+        ("lm_head.weight", head),
+    ]
+
+
+@pytest.fixture(params=["memory", "checkpoint"])
+def folder(request, tmp_path):
+    made = (
+        MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
+        if request.param == "memory"
+        else CheckpointVersions(tmp_path)
+    )
+    yield made
+    made.remove()
+
+
+def loaded(folder, version):
+    return dict(folder.load(version))
+
+
+def test_round_trip_with_types_aliases_and_probe(folder):
+    probe = WeightCheck((1, 2, 3), (-0.5, -1.25), "bfloat16")
+    folder.publish(3, tensors(3), probe)
+    got = loaded(folder, 3)
+    assert set(got) == set(dict(tensors(3)))
+    for name, tensor in tensors(3):
+        assert torch.equal(got[name], tensor), name
+        assert got[name].dtype == tensor.dtype
+    assert got["lm_head.weight"].data_ptr() == got["embed.weight"].data_ptr()
+    assert folder.latest() == 3
+    assert folder.probe(3) == probe
+
+
+def test_the_file_is_plain_safetensors(folder):
+    record = folder.publish(1, tensors(1))
+    path = folder._record_path(1).parent / record.file
+    assert torch.equal(load_file(path)["norm.weight"], tensors(1)[1][1])
+
+
+def test_keeps_the_newest(folder):
+    for version in range(6):
+        folder.publish(version, tensors(version), keep=3)
+    assert folder.versions() == [3, 4, 5]
+    with pytest.raises(VersionGone):
+        folder.load(2)
+
+
+def test_views_stay_as_they_are_while_alive(folder):
+    folder.publish(0, tensors(0))
+    held = loaded(folder, 0)
+    kept = held["norm.weight"]
+    del held
+    for version in range(1, 8):
+        folder.publish(version, tensors(version))
+    assert kept.unique().tolist() == [0.0]
+
+
+def test_writing_to_a_view_changes_nobody_elses(folder):
+    folder.publish(1, tensors(1))
+    loaded(folder, 1)["embed.weight"].fill_(99)
+    assert loaded(folder, 1)["embed.weight"].unique().tolist() == [1.0]
+
+
+def test_publishing_again_replaces(folder):
+    folder.publish(4, tensors(4))
+    old = loaded(folder, 4)
+    folder.publish(4, tensors(5, size=2000))
+    assert loaded(folder, 4)["embed.weight"].shape == (4, 500)
+    assert old["embed.weight"].unique().tolist() == [4.0]
+
+
+def test_streaming_with_specs_takes_one_tensor_at_a_time(folder):
+    specs = [TensorSpec(f"layer.{i}", "float32", (10,)) for i in range(4)]
+    scratch = torch.empty(10)  # the same memory for each: what a gather of partitions does
+    folder.publish(1, ((spec.name, scratch.fill_(i)) for i, spec in enumerate(specs)), specs=specs)
+    assert [t[0].item() for _, t in sorted(folder.load(1))] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [("a", torch.zeros(2))],
+        [("a", torch.zeros(2)), ("b", torch.zeros(3))],
+        [("a", torch.zeros(2)), ("c", torch.zeros(2))],
+        [("a", torch.zeros(2)), ("a", torch.zeros(2))],
+    ],
+)
+def test_a_publication_that_fails_leaves_the_last_version(folder, given):
+    folder.publish(1, tensors(1))
+    specs = [TensorSpec("a", "float32", (2,)), TensorSpec("b", "float32", (2,))]
+    with pytest.raises(DataError):
+        folder.publish(2, iter(given), specs=specs)
+    assert folder.latest() == 1
+    assert loaded(folder, 1)["norm.weight"][0] == 1
+    folder.publish(2, tensors(2))
+    assert folder.latest() == 2
+
+
+def test_rewind_forgets_the_newer(folder):
+    for version in range(4):
+        folder.publish(version, tensors(version), keep=9)
+    assert folder.rewind(1) == [2, 3]
+    assert folder.versions() == [0, 1]
+    assert folder.latest() == 1
+    assert folder.rewind(-1) == [0, 1]
+    assert folder.latest() is None
+
+
+def test_wait_returns_what_appears(folder):
+    threading.Timer(0.1, lambda: folder.publish(2, tensors(2))).start()
+    start = time.monotonic()
+    assert folder.wait(2, timeout=20) == 2
+    assert time.monotonic() - start < 10
+
+
+def test_wait_takes_the_next_newer_where_the_asked_one_is_forgotten(folder):
+    folder.publish(6, tensors(6))
+    assert folder.wait(4, timeout=5) == 6
+
+
+def test_wait_ends_by_stop_and_by_time(folder):
+    assert folder.wait(1, timeout=60, stop=lambda: True) is None
+    with pytest.raises(TransientFault, match="version 1 "):
+        folder.wait(1, timeout=0.05)
+
+
+def test_open_weights(tmp_path):
+    assert isinstance(open_versions("checkpoint", tmp_path), CheckpointVersions)
+    memory = open_versions("memory", tmp_path)
+    assert isinstance(memory, MemoryVersions)
+    assert memory.root == open_versions("memory", tmp_path).root
+    with pytest.raises(TrinityError, match="choose nccl, memory or checkpoint"):
+        open_versions("post", tmp_path)
+
+
+def test_what_was_pushed_into_engines_is_gone_with_them(tmp_path):
+    """A run that goes on from step 5 has new engines, which hold nothing of version 5."""
+    pushed = open_versions("nccl", tmp_path)
+    for version in (0, 5):
+        pushed.publish(version, [])
+    assert pushed.rewind(5) == [0, 5] and not pushed.has(5)
+    pushed.remove()
+
+
+def test_memory_root_without_shared_memory(tmp_path, caplog):
+    assert memory_root(tmp_path, shared_memory=tmp_path / "missing").parent != tmp_path
+    assert "handed over through" in caplog.text
+
+
+def test_slots_are_used_again(tmp_path):
+    folder = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
+    for version in range(10):
+        folder.publish(version, tensors(version), keep=2)
+    assert len(folder._slot_paths()) == 3
+
+
+def test_slots_for_a_slow_reader_are_given_back(tmp_path):
+    folder = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
+    held = []
+    for version in range(5):
+        folder.publish(version, tensors(version), keep=1)
+        held.append(loaded(folder, version))
+    assert len(folder._slot_paths()) == 5
+    held.clear()
+    folder.publish(5, tensors(5), keep=1)
+    assert len(folder._slot_paths()) == 2
+
+
+def test_full_shared_memory_spills(tmp_path, monkeypatch, caplog):
+    root = tmp_path / "shm"
+    real = os.posix_fallocate
+
+    def fallocate(handle, offset, size):
+        if str(root) in str(Path(f"/proc/self/fd/{handle}").readlink()):
+            raise OSError(28, "No space left on device")
+        real(handle, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    folder = MemoryVersions(root, spill=tmp_path / "spill")
+    folder.publish(1, tensors(1))
+    assert loaded(folder, 1)["steps"] == 1
+    assert "no room" in caplog.text
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
+    with pytest.raises(TrinityError, match="no space left"):
+        folder.publish(2, tensors(2))
+    assert loaded(folder, 1)["steps"] == 1
+
+
+def test_one_publisher_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "LOCK_SECONDS", 0.1)
+    first, second = (MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill") for _ in range(2))
+    first.publish(0, tensors(0))
+    with pytest.raises(TrinityError, match="another process"):
+        second.publish(1, tensors(1))
+    del first
+    second.publish(1, tensors(1))
+    assert second.versions() == [0, 1]
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch):
+    """A shared memory and a temporary directory of one's own."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    for name in ("shm", "tmp"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "shm"
+
+
+def test_what_a_killed_run_has_left_goes_with_the_next_runs_first_version(shared, tmp_path):
+    killed = memory_root(tmp_path / "killed", shared)
+    context = multiprocessing.get_context("spawn")
+    publisher = context.Process(target=_publish_for_ever, args=(killed,), daemon=True)
+    publisher.start()
+    patience = time.monotonic() + 60
+    while MemoryVersions(killed).latest() is None and time.monotonic() < patience:
+        time.sleep(0.01)
+    spilled = tmp_path / "tmp" / f"{killed.name}-spill"
+    spilled.mkdir()
+    first, second = (MemoryVersions(memory_root(tmp_path / name, shared)) for name in ("first", "second"))
+    first.publish(1, tensors(1))
+    assert killed.exists(), "its publisher lives"
+    os.kill(publisher.pid, signal.SIGKILL)
+    publisher.join()
+    second.publish(1, tensors(1))
+    assert sorted(shared.iterdir()) == sorted([first.root, second.root])
+    assert not spilled.exists()
+    first.publish(2, tensors(2))
+    assert loaded(first, 2)["steps"] == 2
+
+
+def test_a_sweep_leaves_what_is_in_use_or_not_ours(shared, tmp_path, monkeypatch):
+    made, elsewhere = memory_root(tmp_path / "made", shared), MemoryVersions(tmp_path / "elsewhere")
+    made.mkdir()
+    elsewhere.publish(1, tensors(1))
+    (shared / "trinity-link").symlink_to(elsewhere.root)
+    (shared / "trinity-file").touch()
+    (shared / "other").mkdir()
+    elsewhere._owner = None
+    memory.sweep(shared / "trinity-next")
+    assert {path.name for path in shared.iterdir()} == {made.name, "trinity-link", "trinity-file", "other"}
+    assert elsewhere.versions() == [1]
+    monkeypatch.setattr(os, "getuid", lambda: -1)
+    (made / "publisher.lock").touch()
+    memory.sweep(shared / "trinity-next")
+    assert made.exists()
+    monkeypatch.undo()
+    memory.sweep(shared / "trinity-next")
+    assert not made.exists()
+
+
+def test_a_run_that_starts_again_while_its_folder_is_swept(shared, tmp_path):
+    root, done = memory_root(tmp_path / "again", shared), threading.Event()
+
+    def sweep_on():
+        while not done.is_set():
+            memory.sweep(shared / "trinity-other")
+
+    sweepers = [threading.Thread(target=sweep_on) for _ in range(2)]
+    for sweeper in sweepers:
+        sweeper.start()
+    try:
+        for version in range(1, 100):
+            folder = MemoryVersions(root)
+            folder.publish(version, tensors(version))
+            assert loaded(folder, version)["steps"] == version
+            assert folder.latest() == version
+            folder._owner = None
+    finally:
+        done.set()
+        for sweeper in sweepers:
+            sweeper.join()
+    memory.sweep(shared / "trinity-other")
+    assert not list(shared.iterdir())
+
+
+def test_a_damaged_file_is_not_loaded(tmp_path):
+    folder = CheckpointVersions(tmp_path)
+    folder.publish(1, tensors(1))
+    path = tmp_path / "global_step_1" / "actor" / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(DataError, match="cut short"):
+        folder.load(1)
+
+
+def test_forgetting_spares_a_full_checkpoint(tmp_path):
+    folder = CheckpointVersions(tmp_path)
+    folder.publish(1, tensors(1), keep=1)
+    (tmp_path / "global_step_1" / "manifest.json").write_text("{}")
+    folder.publish(2, tensors(2), keep=1)
+    folder.publish(3, tensors(3), keep=1)
+    assert [path.name for path in sorted(tmp_path.glob("global*"))] == ["global_step_1", "global_step_3"]
+    assert (tmp_path / "latest_state_dict_iteration.txt").read_text() == "3\n"
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
+    folder = CheckpointVersions(tmp_path)
+    folder.publish(1, tensors(1))
+    monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(TrinityError, match="no space left"):
+        folder.publish(2, tensors(2))
+    assert folder.versions() == [1]
+
+
+def _publish_for_ever(root):
+    torch.set_num_threads(1)
+    folder = MemoryVersions(root, spill=root.with_name("spill"))
+    version = (folder.latest() or 0) + 1
+    while True:
+        folder.publish(version, tensors(version, size=400_000), keep=1)
+        version += 1
+
+
+def test_no_torn_version_under_kill(tmp_path):
+    """A publisher at full speed, killed and started again; a reader at full speed sees only whole versions."""
+    root = tmp_path / "shm"
+    context = multiprocessing.get_context("spawn")  # a fork would share the locks of torch's threads
+    folder = MemoryVersions(root, spill=tmp_path / "spill")
+    seen = set()
+    for _ in range(3):
+        publisher = context.Process(target=_publish_for_ever, args=(root,), daemon=True)
+        publisher.start()
+        try:
+            before, patience = folder.latest(), time.monotonic() + 60
+            while folder.latest() == before and time.monotonic() < patience:
+                time.sleep(0.01)
+            end = time.monotonic() + 1.5
+            while time.monotonic() < end:
+                version = folder.latest()
+                if version is None:
+                    continue
+                try:
+                    got = loaded(folder, version)
+                except VersionGone:
+                    continue
+                assert got["embed.weight"].unique().tolist() == [version]
+                assert got["norm.weight"].unique().item() == torch.tensor(version, dtype=torch.bfloat16).item()
+                seen.add(version)
+        finally:
+            os.kill(publisher.pid, signal.SIGKILL)
+            publisher.join()
+    assert len(seen) > 3
+    assert isinstance(folder.record(folder.latest()), VersionRecord)

@@ -1,0 +1,1 @@
+"""Inference: vLLM engines, their pool, and the model that workflows call."""

@@ -1,0 +1,131 @@
+"""vLLM in processes of its own (`AsyncLLM`): the engine on GPUs, also over several of them (tensor parallel)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from trinity_core.errors import TrinityError
+from trinity_core.inference import vllm_types
+from trinity_core.inference.requests import Request, Sample, WeightSource
+from trinity_core.inference.settings import EngineSettings
+from trinity_core.inference.weight_receiver import check_there
+from trinity_core.sync.versions import VersionGone
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+
+@dataclass
+class AsyncLLMBackend:
+    """The same verbs as `InProcessBackend`, as coroutines."""
+
+    settings: EngineSettings
+    version: int = 0
+    _engine: AsyncLLM | None = None
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while weights change."""
+
+    async def start(self) -> None:
+        """Start vLLM's processes; returns when it can generate."""
+        vllm_types.check_model(self.settings.model_path)
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        arguments = AsyncEngineArgs(**vllm_types.engine_arguments(self.settings))
+        self._engine = AsyncLLM.from_engine_args(arguments)
+        await self._vllm.update_weight_version(str(self.version))
+
+    @property
+    def _vllm(self) -> AsyncLLM:
+        assert self._engine is not None, "the engine has not started"
+        return self._engine
+
+    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
+        """Sample all requests; the result is in their order."""
+        return list(await asyncio.gather(*(self._sample(request) for request in requests)))
+
+    async def _sample(self, request: Request) -> Sample:
+        from vllm.exceptions import VLLMValidationError
+
+        prompt: Any = {"prompt_token_ids": request.prompt.tolist()}
+        try:
+            async for output in self._vllm.generate(prompt, vllm_types.sampling_params(request), request.key):
+                if output.finished:
+                    return vllm_types.sample(output.outputs[0], self.version)
+        except (ValueError, VLLMValidationError) as error:
+            raise TrinityError(f"the engine refuses a request: {error}") from error
+        return vllm_types.ABORTED
+
+    async def abort(self, keys: Sequence[str]) -> None:
+        """Give requests up; their samples carry the reason `abort`."""
+        await self._vllm.abort(list(keys))
+
+    async def load(self, source: WeightSource, version: int) -> float:
+        """Load weights while generation is paused; requests in flight go on with them, their KV cache computed anew.
+
+        Weights that are not there change nothing: `VersionGone` or `DataError`. An engine that fails amid loading stays
+        paused, since nobody knows what it holds.
+        """
+        began = time.perf_counter()
+        async with self._changing:
+            if source.method == "nccl":
+                self._check_received(version)
+                return time.perf_counter() - began
+            await asyncio.to_thread(check_there, source.method, source.path, version)
+            await self._vllm.pause_generation(mode="keep", clear_cache=False)
+            await self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
+            await self._put_in_use(version)
+        return time.perf_counter() - began
+
+    async def _put_in_use(self, version: int) -> None:
+        await self._vllm.reset_prefix_cache(reset_running_requests=True)
+        await self._vllm.update_weight_version(str(version))
+        await self._vllm.resume_generation()
+        self.version = version
+
+    def _check_received(self, version: int) -> None:
+        """Weights pushed over NCCL are in use already."""
+        if self.version != version:
+            raise VersionGone(f"version {version} of the weights is not what the engine holds: that is {self.version}")
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probs (temperature 1) of tokens 1 … of a sequence, each after those before it."""
+        prompt: Any = {"prompt_token_ids": list(tokens)}
+        scores: Any = None
+        async for output in self._vllm.generate(prompt, vllm_types.score_params(), f"probe-{uuid4().hex}"):
+            scores = output.prompt_logprobs if output.prompt_logprobs is not None else scores
+        return vllm_types.prompt_logprobs(scores)
+
+    async def join(self, init_info: dict[str, Any]) -> None:
+        """Enter the NCCL group over which the trainer sends weights."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self._vllm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
+
+    async def begin_update(self) -> None:
+        """Make ready to receive: generation pauses until `end_update`."""
+        await self._changing.acquire()
+        await self._vllm.pause_generation(mode="keep", clear_cache=False)
+        await self._vllm.start_weight_update()
+
+    async def update(self, update_info: dict[str, Any]) -> None:
+        """Receive what the trainer sends now."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._vllm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
+
+    async def end_update(self, version: int) -> None:
+        """Put what was received in use as `version`; requests in flight go on with it, their KV cache computed anew."""
+        await self._vllm.finish_weight_update()
+        await self._put_in_use(version)
+        self._changing.release()
+
+    def stop(self) -> None:
+        """End vLLM's processes."""
+        if self._engine is not None:
+            self._engine.shutdown()

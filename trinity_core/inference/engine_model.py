@@ -1,0 +1,162 @@
+"""The policy as workflows see it (`trinity_core.workflows.model.RolloutModel`), on a pool of engines."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trinity_core.config import AuxiliaryModelConfig, Config
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.formats import Message, Tool
+from trinity_core.errors import DataError
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.requests import Request, Sample, Sampling
+from trinity_core.workflows.model import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What applies where a call says nothing else. Lengths are in tokens."""
+
+    max_model_len: int
+    max_prompt_tokens: int | None
+    max_response_tokens: int
+    sampling: Sampling
+    truncate_prompts: bool = True
+    """Whether a prompt that is too long is cut and left out of the loss; otherwise it is a `DataError`."""
+
+
+@dataclass
+class EngineModel:
+    """A `RolloutModel`. Its coroutines run in one event loop; the `…_sync` methods are for other threads."""
+
+    pool: EnginePool
+    encoder: ChatEncoder
+    limits: Limits
+    name: str = "policy"
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    version: int = 0
+    """What the engines hold; given to answers for which nothing was sampled."""
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _encoders: dict[str, ChatEncoder] = field(default_factory=dict)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's `transformers` tokenizer."""
+        return self.encoder.tokenizer
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        n: int = 1,
+        tools: Sequence[Tool] | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        **sampling: Any,
+    ) -> list[Completion]:
+        """See `RolloutModel.chat`. Raises `DataError` for a prompt that is too long and must not be cut."""
+        prompt = self._encoder(chat_template).prompt(messages, tools, self.limits.max_prompt_tokens)
+        if prompt.too_long:
+            return self._too_long(prompt.tokens, n)
+        return await self.generate(prompt.tokens, n, seeds=seeds, **sampling)
+
+    async def generate(
+        self, prompt_tokens: Sequence[int], n: int = 1, *, seeds: Sequence[int] | None = None, **sampling: Any
+    ) -> list[Completion]:
+        """See `RolloutModel.generate`. `n` requests share their prompt, each with its own seed."""
+        prompt = np.asarray(prompt_tokens, dtype=np.int32)
+        room = self.limits.max_model_len - len(prompt)
+        if room < 1:
+            return self._too_long(prompt_tokens[: self.limits.max_model_len - 1], n)
+        if seeds is not None and len(seeds) != n:
+            raise ValueError(f"{len(seeds)} seeds were given for {n} answers")
+        wanted = self._sampling(room, sampling)
+        requests = [
+            Request(f"{self.name}/{next(self._numbers)}", prompt, wanted, None if seeds is None else seeds[i])
+            for i in range(n)
+        ]
+        samples = await self.pool.generate(requests)
+        texts = self.tokenizer.batch_decode([sample.tokens for sample in samples], skip_special_tokens=True)
+        return [self._completion(prompt, sample, text) for sample, text in zip(samples, texts, strict=True)]
+
+    def chat_sync(self, messages: Sequence[Message], n: int = 1, *arguments: Any, **named: Any) -> list[Completion]:
+        """`chat` from another thread."""
+        return self._wait(self.chat(messages, n, *arguments, **named))
+
+    def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **named: Any) -> list[Completion]:
+        """`generate` from another thread."""
+        return self._wait(self.generate(prompt_tokens, n, **named))
+
+    def _wait(self, answer: Any) -> list[Completion]:
+        return asyncio.run_coroutine_threadsafe(answer, self.loop).result()
+
+    def _encoder(self, template: str | None) -> ChatEncoder:
+        if template is None or template == self.encoder.template:
+            return self.encoder
+        if template not in self._encoders:
+            self._encoders[template] = ChatEncoder(self.tokenizer, template, self.encoder.template_args)
+        return self._encoders[template]
+
+    def _sampling(self, room: int, given: dict[str, Any]) -> Sampling:
+        """The sampling of one call. Raises `TypeError` for an argument that there is not."""
+        usual = self.limits.sampling
+        chosen: dict[str, Any] = {
+            "temperature": usual.temperature,
+            "top_p": usual.top_p,
+            "top_k": usual.top_k,
+            "max_tokens": self.limits.max_response_tokens,
+            "min_tokens": usual.min_tokens,
+            "stop_token_ids": usual.stop_token_ids,
+        } | {name: value for name, value in given.items() if value is not None}
+        chosen["max_tokens"] = min(chosen["max_tokens"], room)
+        chosen["min_tokens"] = min(chosen["min_tokens"], chosen["max_tokens"])
+        chosen["stop_token_ids"] = tuple(chosen["stop_token_ids"])
+        return Sampling(**chosen)
+
+    def _completion(self, prompt: np.ndarray, sample: Sample, text: str) -> Completion:
+        reason = "stop" if sample.reason == "stop" else "length"
+        return Completion(prompt, sample.tokens, sample.logprobs, sample.versions, text, reason)  # type: ignore[arg-type]
+
+    def _too_long(self, prompt: Sequence[int], n: int) -> list[Completion]:
+        if not self.limits.truncate_prompts:
+            allowed = self.limits.max_prompt_tokens or self.limits.max_model_len
+            raise DataError(
+                f"a prompt has more than the {allowed} tokens allowed "
+                "(model.max_prompt_tokens); raise that, or set model.enable_prompt_truncation"
+            )
+        kept = np.asarray(prompt, dtype=np.int32)
+        token = np.array([self.tokenizer.eos_token_id or 0], dtype=np.int32)
+        nothing = np.zeros(1, dtype=np.float32)
+        return [Completion(kept, token, nothing, self.version, "", "prompt_too_long") for _ in range(n)]
+
+
+def policy_limits(config: Config, stop_token_ids: tuple[int, ...]) -> Limits:
+    """The policy's, from the `model` section."""
+    model = config.model
+    sampling = Sampling(
+        max_tokens=model.max_response_tokens or 1,
+        temperature=model.temperature,
+        top_p=model.top_p,
+        top_k=model.top_k,
+        min_tokens=model.min_response_tokens,
+        stop_token_ids=stop_token_ids,
+    )
+    assert model.max_model_len is not None
+    return Limits(
+        model.max_model_len, model.max_prompt_tokens, sampling.max_tokens, sampling, model.enable_prompt_truncation
+    )
+
+
+def auxiliary_limits(config: Config, model: AuxiliaryModelConfig, stop_token_ids: tuple[int, ...]) -> Limits:
+    """An auxiliary model's; what it leaves open is the policy's."""
+    longest = model.max_model_len or config.model.max_model_len
+    assert longest is not None
+    answer = model.max_response_tokens or config.model.max_response_tokens or longest
+    sampling = Sampling(max_tokens=answer, stop_token_ids=stop_token_ids)
+    return Limits(longest, model.max_prompt_tokens, answer, sampling, truncate_prompts=False)

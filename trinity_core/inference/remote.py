@@ -1,0 +1,108 @@
+"""How the explorer reaches an engine: directly in its own process, or as a Ray actor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.inference.requests import EngineLost, Request, SampleBatch, WeightSource, WeightSyncReport
+
+if TYPE_CHECKING:
+    from trinity_core.inference.settings import EngineSettings
+
+
+class EngineHandle(Protocol):
+    """The verbs of `Engine`. Raises `EngineLost` where it is of no more use."""
+
+    async def start(self) -> float: ...
+    async def generate(self, requests: Sequence[Request]) -> SampleBatch: ...
+    async def abort(self, keys: Sequence[str]) -> None: ...
+    async def load(self, source: WeightSource, version: int) -> WeightSyncReport: ...
+    async def stop(self) -> None: ...
+    async def successor(self, model_path: str) -> EngineHandle:
+        """A new engine like this one, not started, to take its place; this one ends."""
+        ...
+
+
+@dataclass
+class RemoteEngine:
+    """An engine that is a Ray actor, made by whoever placed it."""
+
+    actor: Any
+    settings: EngineSettings | None = None
+    gpus: float = 0.0
+    """What the actor was given; learnt when it has started."""
+
+    async def start(self) -> float:
+        """See `Engine.start`; several may wait for one start."""
+        seconds = await self._call("start")
+        self.settings, self.gpus = await self._call("describe")
+        return seconds
+
+    async def generate(self, requests: Sequence[Request]) -> SampleBatch:
+        """See `Engine.generate`."""
+        return await self._call("generate", requests)
+
+    async def abort(self, keys: Sequence[str]) -> None:
+        """See `Engine.abort`."""
+        await self._call("abort", keys)
+
+    async def load(self, source: WeightSource, version: int) -> WeightSyncReport:
+        """See `Engine.load`."""
+        return await self._call("load", source, version)
+
+    async def stop(self) -> None:
+        """End the actor, vLLM's processes with it."""
+        import ray
+
+        try:
+            await self._call("stop")
+        except EngineLost:
+            return
+        ray.kill(self.actor)
+
+    async def successor(self, model_path: str) -> RemoteEngine:
+        """A new actor with the same settings and the same share of GPUs. It lives as long as this process."""
+        import ray
+
+        from trinity_core.inference.engine import Engine
+
+        if self.settings is None:
+            raise TransientFault("an engine died before it had started; see its log for the reason")
+        await self.stop()
+        if self.settings.nccl:
+            raise TransientFault("an engine was lost, and with it the NCCL group that brings the weights")
+        settings = replace(self.settings, model_path=model_path)
+        environment = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+        options = {"num_cpus": 0, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 1000}
+        made = ray.remote(Engine).options(runtime_env={"env_vars": environment}, **options).remote(settings)
+        return RemoteEngine(made)
+
+    async def _call(self, verb: str, *arguments: Any) -> Any:
+        from ray.exceptions import RayError, RayTaskError
+
+        method = {
+            "start": self.actor.start,
+            "describe": self.actor.describe,
+            "generate": self.actor.generate,
+            "abort": self.actor.abort,
+            "load": self.actor.load,
+            "stop": self.actor.stop,
+        }[verb]
+        try:
+            return await method.remote(*arguments)
+        except RayTaskError as error:
+            if isinstance(error.cause, TrinityError | TransientFault):
+                raise error.cause from None
+            raise EngineLost(f"an engine failed in {verb}: {error}") from error
+        except RayError as error:
+            raise EngineLost(f"an engine died: {error}") from error
+
+
+def as_handle(engine: Any) -> EngineHandle:
+    """A Ray actor's handle in its wrapper; an engine of this process as it is."""
+    loaded = sys.modules.get("ray.actor")
+    return RemoteEngine(engine) if loaded is not None and isinstance(engine, loaded.ActorHandle) else engine

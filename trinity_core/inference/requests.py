@@ -1,0 +1,115 @@
+"""What travels between the explorer and an engine: token ids and numbers in flat arrays, never text.
+
+Legend: N requests of a batch, P prompt tokens and R response tokens of one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from trinity_core.errors import TransientFault
+
+StopReason = Literal["stop", "length", "abort"]
+STOP_REASONS: tuple[StopReason, ...] = ("stop", "length", "abort")
+
+
+class EngineLost(TransientFault):
+    """An engine died or is of no more use; what was in flight in it can be asked of another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. The log-probs that come back are those of the distribution described here."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy; log-probs are then those at temperature 1."""
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: all tokens."""
+    min_tokens: int = 0
+    """Tokens before an end token may be chosen; the end token counts as one."""
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One sequence to sample: int32 [P] prompt tokens and the seed of its own random stream."""
+
+    key: str
+    """Unique among the requests in flight; by it a request is given up (`abort`)."""
+    prompt: np.ndarray
+    sampling: Sampling
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """What was sampled: R tokens (the end token included), their log-probs and the policy version of each."""
+
+    tokens: np.ndarray
+    """int32 [R]."""
+    logprobs: np.ndarray
+    """float32 [R]."""
+    versions: np.ndarray
+    """int32 [R]."""
+    reason: StopReason
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleBatch:
+    """N samples as four flat arrays: one buffer each to send, however many samples there are."""
+
+    lengths: np.ndarray
+    """int32 [N]: R of each."""
+    tokens: np.ndarray
+    """int32 [sum R]."""
+    logprobs: np.ndarray
+    """float32 [sum R]."""
+    versions: np.ndarray
+    """int32 [sum R]."""
+    reasons: np.ndarray
+    """uint8 [N]: index into `STOP_REASONS`."""
+
+    @classmethod
+    def pack(cls, samples: Sequence[Sample]) -> SampleBatch:
+        """Samples in the order of their requests."""
+        return cls(
+            np.array([len(sample.tokens) for sample in samples], dtype=np.int32),
+            np.concatenate([sample.tokens for sample in samples] or [np.empty(0, np.int32)]),
+            np.concatenate([sample.logprobs for sample in samples] or [np.empty(0, np.float32)]),
+            np.concatenate([sample.versions for sample in samples] or [np.empty(0, np.int32)]),
+            np.array([STOP_REASONS.index(sample.reason) for sample in samples], dtype=np.uint8),
+        )
+
+    def unpack(self) -> list[Sample]:
+        """The inverse of `pack`, as views."""
+        ends = np.cumsum(self.lengths)
+        return [
+            Sample(self.tokens[end - n : end], self.logprobs[end - n : end], self.versions[end - n : end], reason)
+            for n, end, reason in zip(self.lengths, ends, (STOP_REASONS[r] for r in self.reasons), strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Where an engine finds a version of the weights."""
+
+    method: Literal["memory", "checkpoint", "folder", "nccl"]
+    """`memory` and `checkpoint`: the published versions of the run in `path`; `folder`: a Hugging Face folder;
+    `nccl`: the trainer has sent them already, and announced the version in `path`'s shared memory."""
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSyncReport:
+    """One engine's account of a hand-over."""
+
+    version: int
+    seconds: float
+    gap: float | None
+    """Largest difference of a probe token's log-prob to the trainer's, nats; None where there was no probe."""

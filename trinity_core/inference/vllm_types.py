@@ -1,0 +1,186 @@
+"""Between vLLM's words and ours: what an engine is started with, what is asked of it, what it answers.
+
+Imports vllm inside its functions only, so that the module can be named by processes that have no engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trinity_core.compiler import require_compiler
+from trinity_core.errors import TrinityError
+from trinity_core.inference.requests import STOP_REASONS, Request, Sample
+from trinity_core.inference.settings import CPU_BATCH_TOKENS, CPU_BLOCK_TOKENS, EngineSettings
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import CompletionOutput
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `EngineArgs` and `AsyncEngineArgs`."""
+    arguments: dict[str, Any] = {
+        "model": settings.model_path,
+        "skip_tokenizer_init": True,
+        "dtype": settings.compute_dtype,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "trust_remote_code": settings.trust_remote_code,
+        "seed": settings.seed,
+        # The trainer's log-probs are log_softmax(logits / temperature): so are these.
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "worker_extension_cls": "trinity_core.inference.vllm_worker.WorkerExtension",
+    }
+    if settings.block_size is not None:
+        arguments["block_size"] = settings.block_size
+    return arguments | (_gpu_arguments(settings) if settings.on_gpu else _cpu_arguments(settings))
+
+
+def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "enforce_eager": settings.eager,
+    }
+    if settings.tensor_parallel_size > 1:
+        arguments["distributed_executor_backend"] = "mp"
+    if settings.nccl:
+        from vllm.config import WeightTransferConfig
+
+        arguments["weight_transfer_config"] = WeightTransferConfig(backend="nccl")
+    return arguments
+
+
+def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
+    return {
+        "enforce_eager": settings.eager,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(settings.max_model_len, CPU_BATCH_TOKENS),
+        "block_size": settings.block_size or CPU_BLOCK_TOKENS,
+        "kv_cache_memory_bytes": _kv_bytes(settings),
+    }
+
+
+def _kv_bytes(settings: EngineSettings) -> int:
+    """Bytes of KV cache on the CPU: what all sequences need at their longest, as far as a quarter of the free memory
+    goes, and at least one sequence. The cache is allocated at once, so less is better."""
+    import psutil
+
+    if settings.kv_cache_gib is not None:
+        return int(settings.kv_cache_gib * GIB)
+    block = settings.block_size or CPU_BLOCK_TOKENS
+    tokens = -(-settings.max_model_len // block) * block
+    longest = tokens * _kv_bytes_per_token(settings)
+    free = psutil.virtual_memory().available
+    if longest > free // 2:
+        raise TrinityError(
+            f"one sequence of {settings.max_model_len} tokens needs {longest / GIB:.1f} GiB of KV cache, and "
+            f"{free / GIB:.1f} GiB of memory are free; lower model.max_model_len"
+        )
+    # One block is vLLM's own; it is never given to a sequence.
+    return max(longest, min(settings.max_num_seqs * longest, free // 4)) + block * _kv_bytes_per_token(settings)
+
+
+def _kv_bytes_per_token(settings: EngineSettings) -> int:
+    """Keys and values of one token in all layers."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=settings.trust_remote_code)
+    text = config.get_text_config().to_dict()
+    heads = text.get("num_key_value_heads") or text["num_attention_heads"]
+    channels = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+    return 2 * text["num_hidden_layers"] * heads * channels * DTYPE_BYTES[settings.compute_dtype]
+
+
+def check_model(model_path: str) -> None:
+    """Raise `TrinityError` where a local model folder is not there or holds no model: vLLM's own message is a page."""
+    path = Path(model_path).expanduser()
+    looks_local = path.is_absolute() or model_path.startswith((".", "~"))
+    if not (looks_local or path.exists()):
+        return
+    if not (path / "config.json").is_file():
+        what = "has no config.json" if path.is_dir() else "does not exist"
+        raise TrinityError(
+            f"model.model_path: the folder {path} {what}; give a Hugging Face model folder or a hub name"
+        )
+
+
+def check_compiler(settings: EngineSettings) -> None:
+    """Raise `TrinityError` where the model is to be compiled on the CPU and there is nothing to compile it with."""
+    if not settings.eager and not settings.on_gpu:
+        require_compiler("explorer.rollout_model.enforce_eager is false", "leave enforce_eager out")
+
+
+def sampling_params(request: Request) -> SamplingParams:
+    """vLLM's parameters of a request. Text is never made in the engine: decoding it token by token costs two thirds of
+    the speed of a small model, and the explorer decodes whole answers at once."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    wanted = request.sampling
+    return SamplingParams(
+        max_tokens=wanted.max_tokens,
+        min_tokens=wanted.min_tokens if wanted.min_tokens > 1 else 0,
+        temperature=wanted.temperature,
+        top_p=wanted.top_p,
+        top_k=max(wanted.top_k, 0),
+        seed=request.seed if wanted.temperature > 0 else None,
+        stop_token_ids=list(wanted.stop_token_ids),
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def score_params() -> SamplingParams:
+    """Parameters of a request that scores its prompt."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        prompt_logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def prompt_logprobs(scores: Any) -> list[float]:
+    """Log-probs of prompt tokens 1 … P-1 from vLLM's flat prompt log-probs, whose first position is empty."""
+    return [scores.logprobs[start] for start in scores.start_indices[1:]]
+
+
+def sample(output: CompletionOutput, version: int) -> Sample:
+    """Our form of a finished output; `version` serves where vLLM reports none (no weights were handed over yet)."""
+    count = len(output.token_ids)
+    flat: Any = output.logprobs
+    versions = np.full(count, version, dtype=np.int32)
+    for span in output.weight_versions or ():
+        if span.version.lstrip("-").isdigit():
+            versions[span.start : span.end] = int(span.version)
+    reason = output.finish_reason if output.finish_reason in STOP_REASONS else "abort"
+    return Sample(
+        np.fromiter(output.token_ids, dtype=np.int32, count=count),
+        np.fromiter((flat.logprobs[start] for start in flat.start_indices), dtype=np.float32, count=count),
+        versions,
+        reason,  # type: ignore[arg-type]
+    )
+
+
+ABORTED = Sample(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), "abort")
+"""What a request that was given up leaves."""

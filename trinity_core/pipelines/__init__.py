@@ -1,0 +1,1 @@
+"""Pipelines: operators on tasks and on experiences."""

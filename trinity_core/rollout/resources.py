@@ -1,0 +1,152 @@
+"""What an explorer works with, opened once: task sets, engines, rewards, store, weights."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trinity_core.config import Config, store_url
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.experience import Experience
+from trinity_core.data.lengths import explore_steps
+from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.taskset import Taskset
+from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
+from trinity_core.inference.engine_model import EngineModel, auxiliary_limits, policy_limits
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.remote import as_handle
+from trinity_core.inference.requests import WeightSource
+from trinity_core.pipelines import operators
+from trinity_core.pipelines.checks import require_names
+from trinity_core.rollout.runner import TaskRunner, TimedRewards
+from trinity_core.store.store import ExperienceStore
+from trinity_core.sync.versions import WeightVersions, open_versions
+from trinity_core.threads import DaemonThreads
+from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
+from trinity_core.workflows import RewardPool, load_plugins
+
+log = logging.getLogger(__name__)
+
+REWARD_SECONDS = 10.0
+"""For one answer's verdict."""
+
+
+@dataclass
+class Parts:
+    """Open parts of a running explorer."""
+
+    config: Config
+    pool: EnginePool
+    model: EngineModel
+    runner: TaskRunner
+    rewards: TimedRewards
+    reward_pool: RewardPool
+    schedule: TaskSchedule | None
+    """None where there is no task set to explore: then it only evaluates."""
+    eval_tasksets: list[Taskset]
+    total_steps: int
+    store: ExperienceStore
+    weights: WeightVersions
+    source: WeightSource
+    metrics: MetricsFile
+    operators: Sequence[Callable[[list[Experience]], list[Experience]]]
+
+    def at_once_in_eval(self, taskset: Taskset) -> int:
+        """Workflows at a time in an evaluation: as many answers in flight as an explore step has."""
+        repeats = self.config.algorithm.repeat_times or 1
+        return max(self.runner.at_once, self.runner.at_once * repeats // (taskset.config.repeat_times or 1))
+
+    def close(self) -> None:
+        """Let go of files and processes."""
+        self.reward_pool.close()
+        self.store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What comes from disk; read in a thread while the engines load."""
+
+    encoder: ChatEncoder
+    stop_token_ids: tuple[int, ...]
+    tasksets: list[Taskset]
+    eval_tasksets: list[Taskset]
+    others: list[tuple[ChatEncoder, tuple[int, ...]]]
+
+
+async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> Parts:
+    """Open everything, engines and disk at once. Raises `TrinityError` where something is not as the config says."""
+    pool = EnginePool([as_handle(engine) for engine in engines], config.model.model_path)
+    others = [
+        EnginePool([as_handle(engine) for engine in group], model.model_path)
+        for group, model in zip(auxiliary, config.explorer.auxiliary_models, strict=True)
+    ]
+    reading = asyncio.create_task(asyncio.to_thread(_read, config))
+    await asyncio.gather(reading, pool.start(), *(other.start() for other in others))
+    read = reading.result()
+    model = EngineModel(pool, read.encoder, policy_limits(config, read.stop_token_ids))
+    judges = [
+        EngineModel(other, encoder, auxiliary_limits(config, given, stops), given.name or given.model_path)
+        for other, given, (encoder, stops) in zip(others, config.explorer.auxiliary_models, read.others, strict=True)
+    ]
+    reward_pool = RewardPool(max(1, min(4, (os.cpu_count() or 2) // 2)), REWARD_SECONDS, config.plugin_dir)
+    rewards = TimedRewards(reward_pool)
+    at_once = config.explorer.runner_per_model * len(engines)
+    runner = TaskRunner(
+        model,
+        rewards,
+        at_once,
+        config.explorer.max_timeout,
+        config.explorer.max_retry_times,
+        judges,
+        config.explorer.rollout_model.enable_history,
+        DaemonThreads("workflow"),
+    )
+    batch_size, name = config.buffer.batch_size or 1, config.explorer.name
+    schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name) if read.tasksets else None
+    method = config.synchronizer.sync_method or "memory"
+    pipeline = config.data_processor.experience_pipeline
+    return Parts(
+        config=config,
+        pool=pool,
+        model=model,
+        runner=runner,
+        rewards=rewards,
+        reward_pool=reward_pool,
+        schedule=schedule,
+        eval_tasksets=read.eval_tasksets,
+        total_steps=explore_steps(config, schedule) if schedule else 0,
+        store=_open_store(config),
+        weights=open_versions(method, config.job_dir),
+        source=WeightSource(method, str(config.job_dir)),
+        metrics=MetricsFile(config.job_dir, explorer_source(config.explorer.name)),
+        operators=operators.pipeline(pipeline.operators if pipeline else []),
+    )
+
+
+def _read(config: Config) -> _Read:
+    load_plugins(config.plugin_dir)
+    require_names(config)
+    encoder = policy_encoder(config.model)
+    given = config.buffer.explorer_input
+    tasksets = [Taskset.open(one, config.seed) for one in given.tasksets]
+    evals = [Taskset.open(one, config.seed, is_eval=True) for one in given.eval_tasksets]
+    if not config.model.enable_prompt_truncation and config.model.max_prompt_tokens:
+        longest = config.model.max_prompt_tokens
+        tasksets = [one.without_long_prompts(encoder, longest) for one in tasksets]
+        evals = [one.without_long_prompts(encoder, longest) for one in evals]
+    others = []
+    for model in config.explorer.auxiliary_models:
+        tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)
+        thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
+        other = ChatEncoder(tokenizer, None, thinking)
+        others.append((other, stop_tokens(model.model_path, tokenizer)))
+    return _Read(encoder, stop_tokens(config.model.model_path, encoder.tokenizer), tasksets, evals, others)
+
+
+def _open_store(config: Config) -> ExperienceStore:
+    (config.job_dir / "buffer").mkdir(parents=True, exist_ok=True)
+    return ExperienceStore.open(store_url(config), str(config.job_dir))

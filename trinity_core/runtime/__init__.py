@@ -1,0 +1,1 @@
+"""Runtime: a run's processes on Ray. Starting, placing, watching and ending them."""

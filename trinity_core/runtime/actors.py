@@ -1,0 +1,195 @@
+"""The actors of a run: engines, explorer, trainer workers. Each has a name by which it is found in Ray."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.config import Config
+from trinity_core.config.paths import engine_name
+from trinity_core.runtime.cluster import Cluster
+from trinity_core.runtime.faults import POLL_SECONDS, Stopped, get, result_of
+from trinity_core.runtime.placement import Placement
+from trinity_core.tracking.logs import log_environment
+
+if TYPE_CHECKING:
+    from trinity_core.inference.settings import EngineSettings
+
+SAVE_SECONDS = 20.0
+"""For the trainer to save at the next step boundary. Prefect kills a cancelled run 30 s after asking it to end."""
+EXPLORER_SECONDS = 2.0
+"""For the explorer to end by itself. What it has done is in the store; it has nothing to save."""
+CALLS_AT_ONCE = 1000
+"""An engine is an asynchronous actor: each workflow's call waits within it."""
+KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
+"""Bytes below which a trainer on the CPU keeps memory that it has freed: the next step asks for as much again. Else
+glibc returns most of it, and the system clears 4,500 pages a step of the small model, for 8 ms of each core."""
+
+
+def start_engines(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
+    """The policy's engines. They load in the background; the explorer waits for them.
+
+    Those that an earlier stage has left, and that differ in nothing but the model's path, are taken with other weights.
+    """
+    settings = engine_settings(config, placement)
+    kept = cluster.take("engines", engine_key(settings, placement))
+    if kept:
+        load_folder(kept, settings.model_path)
+        return kept
+    return [
+        _start_engine(cluster, config, engine_name(config, index), settings, placement.engine_gpus)
+        for index in range(placement.engines)
+    ]
+
+
+def keep(cluster: Cluster, config: Config, placement: Placement, engines: list[Any], trainers: list[Any]) -> list[Any]:
+    """Leave engines and trainers to a later stage, where there may be one; the actors that are kept.
+
+    Their processes have imported vLLM, torch and DeepSpeed, which takes longer than a small model's whole stage. On
+    GPUs they end: they would hold memory that another stage needs.
+    """
+    if placement.on_gpu or not cluster.shared:
+        return []
+    if engines:
+        cluster.leave("engines", engine_key(engine_settings(config, placement), placement), engines)
+    if trainers:
+        cluster.leave("trainers", trainer_key(placement), trainers)
+    return [*engines, *trainers]
+
+
+def engine_settings(config: Config, placement: Placement) -> EngineSettings:
+    """The settings of the policy's engines."""
+    from trinity_core.inference.settings import policy_engine
+
+    return policy_engine(config, placement.on_gpu, placement.engine_threads, placement.spin_count)
+
+
+def engine_key(settings: EngineSettings, placement: Placement) -> Hashable:
+    """What two stages' engines have in common if one can use the other's."""
+    return replace(settings, model_path=""), placement.engines
+
+
+def trainer_key(placement: Placement) -> Hashable:
+    """What two stages' trainers have in common if one can use the other's processes."""
+    return placement.trainers, tuple(trainer_environment(placement).items())
+
+
+def load_folder(engines: list[Any], model_path: str) -> None:
+    """Put the weights of a Hugging Face folder into running engines, as version 0."""
+    from trinity_core.inference.requests import WeightSource
+
+    source = WeightSource("folder", str(Path(model_path).absolute()))
+    for ref in [engine.load.remote(source, 0) for engine in engines]:
+        result_of(ref, lambda: False)
+
+
+def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> list[list[Any]]:
+    """The engines of each auxiliary model."""
+    from trinity_core.inference.settings import auxiliary_engine
+
+    made: list[list[Any]] = []
+    for model, gpus in zip(config.explorer.auxiliary_models, placement.auxiliary_gpus, strict=False):
+        settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
+        name = f"{config.name}/auxiliary_{len(made)}"
+        made.append([
+            _start_engine(cluster, config, f"{name}_{index}", settings, gpus) for index in range(model.engine_num)
+        ])  # fmt: skip
+    return made
+
+
+def start_explorer(cluster: Cluster, config: Config, engines: list[Any], auxiliary: list[list[Any]]) -> Any:
+    """The explorer: it drives the engines and holds no model itself."""
+    from trinity_core.rollout.explorer import Explorer
+
+    name, env = f"{config.name}/{config.explorer.name}", dict(config.explorer.env_vars)
+    env |= log_environment(config, name)
+    return cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8)
+
+
+def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
+    """The trainer's workers, one a rank: those that an earlier stage has left, where they fit, or new ones."""
+    from trinity_core.training.worker import TrainerWorker
+
+    kept = cluster.take("trainers", trainer_key(placement))
+    if kept:
+        for ref in [worker.renew.remote(config) for worker in kept]:
+            result_of(ref, lambda: False)
+        return kept
+    return [
+        cluster.actor(
+            TrainerWorker,
+            f"{config.name}/{config.trainer.name}_{rank}",
+            config,
+            rank,
+            placement.trainers,
+            gpus=placement.trainer_gpus,
+            env=trainer_environment(placement) | log_environment(config, f"{config.trainer.name}_{rank}"),
+            concurrency=4,
+        )
+        for rank in range(placement.trainers)
+    ]
+
+
+def connect_trainers(workers: list[Any], stopped: Callable[[], bool]) -> dict[str, Any]:
+    """Let the workers find one another at rank 0's address, load and resume; the progress of rank 0."""
+    address, port = result_of(workers[0].rendezvous.remote(), stopped)
+    progress = [result_of(ref, stopped) for ref in [worker.start.remote(address, port) for worker in workers]]
+    return progress[0]
+
+
+def run_until_done(
+    runs: list[Any],
+    stop: Callable[[], Any],
+    stopping: Callable[[], bool],
+    grace: float,
+    while_waiting: Callable[[], None],
+) -> list[Any]:
+    """What `runs` (references to what `run` returns) come to; the first that fails ends the wait with its error.
+
+    Once `stopping()` is true, `stop` is called, which makes the runs save and return. Raises `Stopped` where they do
+    not return within `grace` seconds. Where `while_waiting` raises, they save and return before that is raised on.
+    """
+    import ray
+
+    asked_at: float | None = None
+    waiting = list(runs)
+    while waiting:
+        ready, waiting = ray.wait(waiting, num_returns=1, timeout=0)
+        if ready:
+            get(ready[0])
+            continue
+        if asked_at is None and stopping():
+            asked_at = time.monotonic()
+            stop()
+        if asked_at is not None and time.monotonic() - asked_at > grace:
+            raise Stopped("The run was stopped before its next step boundary.")
+        try:
+            while_waiting()
+        except BaseException:
+            stop()
+            ray.wait(waiting, num_returns=len(waiting), timeout=grace)
+            raise
+        time.sleep(POLL_SECONDS)
+    return [get(ref) for ref in runs]
+
+
+def trainer_environment(placement: Placement) -> dict[str, str]:
+    """What DeepSpeed and torch read from their environment."""
+    common = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(placement.trainer_threads)}
+    if placement.on_gpu:
+        return common
+    cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": str(placement.spin_count)}
+    return common | cpu | KEPT_MEMORY
+
+
+def _start_engine(cluster: Cluster, config: Config, name: str, settings: EngineSettings, gpus: float) -> Any:
+    from trinity_core.inference.engine import Engine
+
+    env = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+    env |= log_environment(config, name)
+    engine = cluster.actor(Engine, name, settings, gpus=gpus, env=env, concurrency=CALLS_AT_ONCE)
+    engine.start.remote()
+    return engine

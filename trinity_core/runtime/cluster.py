@@ -1,0 +1,269 @@
+"""Ray: started for the run, or joined; and everything that runs on it, ended again.
+
+One process has at most one cluster. A pipeline opens it and its stages use it, because starting Ray takes 6 s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trinity_core.addresses import LOOPBACK
+from trinity_core.config import Config
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime.placement import Machine, Placement, place, weakest
+from trinity_core.runtime.processes import end, families
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 512 * 2**20
+"""Batches and eval results pass through it; weights do not. More would only take shared memory from the hand-over."""
+START_SECONDS = 180
+"""For Ray to start: on a busy machine its own 30 s are too few."""
+END_SECONDS = 5.0
+"""For Ray's processes to end when Ray does."""
+_lock = threading.Lock()
+_current: Cluster | None = None
+
+
+class Cluster:
+    """A connection to Ray. `close` ends all that this process has started on it."""
+
+    def __init__(self, config: Config, machine: Machine) -> None:
+        self.nodes = [machine]
+        """What each node has."""
+        self.address = config.cluster.ray_address
+        self._started: list[Any] = []
+        self._users = 0
+        self._kept: dict[str, tuple[Any, list[Any]]] = {}
+        """What a stage has left for the next: what they do -> (what they fit, actors)."""
+
+    def open(self, namespace: str, gpus: int) -> None:
+        """Start Ray, or join the cluster at `cluster.ray_address`."""
+        import ray
+
+        with _keeping_sigterm():
+            if self.address:
+                ray.init(address=self.address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
+                self.nodes = [machine_of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+                return
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            os.environ.setdefault("RAY_raylet_start_wait_time_s", str(START_SECONDS))
+            # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
+            os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
+            with _on_loopback():
+                ray.init(
+                    address="local",
+                    namespace=namespace,
+                    num_cpus=max(self.nodes[0].cpus, 1),
+                    num_gpus=gpus,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address=LOOPBACK,
+                )
+
+    def actor(
+        self,
+        cls: type,
+        name: str,
+        *args: Any,
+        gpus: float = 0,
+        env: dict[str, str] | None = None,
+        concurrency: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Start a named actor that uses `gpus` GPUs. It has no restarts, because it has state."""
+        import ray
+
+        options: dict[str, Any] = {
+            "name": name,
+            "num_cpus": 0,
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", **(env or {})}},
+        }
+        if not self.address and shlex.quote(sys.executable) != sys.executable:
+            options["runtime_env"]["py_executable"] = shlex.quote(sys.executable)  # Ray lets a shell read it
+        if concurrency:
+            options["max_concurrency"] = concurrency
+        handle: Any = ray.remote(cls).options(**options).remote(*args, **kwargs)
+        self._started.append(handle)
+        return handle
+
+    def check_room(self, wanted: float) -> None:
+        """Before actors start that use `wanted` GPUs together: those that never fit would wait for ever."""
+        import ray
+
+        if not wanted:
+            return
+        total, free = (there.get("GPU", 0) for there in (ray.cluster_resources(), ray.available_resources()))
+        if wanted > total:
+            raise TrinityError(
+                f"The run needs {wanted:g} GPUs, but the Ray cluster has {total:g} ({free:g} free). Let it use fewer "
+                f"engines, trainer workers or nodes, or let more nodes join."
+            )
+        if self.address and wanted > free:
+            log.warning("the run needs %g GPUs and waits until they are free: now %g of %g are", wanted, free, total)
+
+    def kill(self, handles: Sequence[Any]) -> None:
+        """End these actors now."""
+        import ray
+
+        for handle in handles:
+            ray.kill(handle, no_restart=True)
+        self._started = [handle for handle in self._started if handle not in handles]
+
+    @property
+    def shared(self) -> bool:
+        """Whether something else than the one session uses it: then another stage may follow."""
+        return self._users > 1
+
+    def leave(self, what: str, key: Any, actors: list[Any]) -> None:
+        """Keep one stage's actors for the next; those kept before of the same kind end."""
+        self.kill(self._kept.pop(what, (None, []))[1])
+        self._kept[what] = (key, actors)
+
+    def take(self, what: str, key: Any) -> list[Any]:
+        """The kept actors of this kind, where they fit the key; others end, for theirs take the place."""
+        fits, actors = self._kept.pop(what, (None, []))
+        if fits == key:
+            return actors
+        self.kill(actors)
+        return []
+
+    def write_timeline(self, path: Path) -> None:
+        """What each process of the cluster did when, for chrome://tracing."""
+        import ray
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ray.timeline(filename=str(path))
+
+    def close(self) -> None:
+        """End every actor of ours, and Ray itself where we started it."""
+        import ray
+
+        self.kill(self._started)
+        if ray.is_initialized():
+            ours = [] if self.address else families(("raylet", "gcs_server"))
+            with _keeping_sigterm():
+                ray.shutdown()
+            if killed := end(ours, END_SECONDS):
+                log.warning("did not end with Ray and were killed: %s", ", ".join(killed))
+
+
+def machine() -> Machine:
+    """Cores that this process may use, and GPUs that are there (without a CUDA context, which would take memory)."""
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    manager = get_accelerator_manager_for_resource("GPU")
+    gpus = manager.get_current_node_num_accelerators() if manager else 0
+    visible = manager.get_current_process_visible_accelerator_ids() if manager else None
+    return Machine(len(os.sched_getaffinity(0)), gpus if visible is None else len(visible))
+
+
+def machine_of(resources: dict[str, float]) -> Machine:
+    """The same of a node of Ray, by the resources that it has there."""
+    return Machine(int(resources.get("CPU", 1)), int(resources.get("GPU", 0)))
+
+
+def placement_of(config: Config) -> Placement:
+    """Where the processes of a run go on this machine, or on the Ray cluster that it joins."""
+    return place(config, weakest(_nodes(config), config.cluster.node_num))
+
+
+def _nodes(config: Config) -> list[Machine]:
+    """Those of the open cluster, or of the one that the run will have; one to be joined is joined to count them."""
+    if _current:
+        return _current.nodes
+    if not config.cluster.ray_address:
+        return [machine()]
+    joined = _opened(config, 0)
+    try:
+        return joined.nodes
+    finally:
+        close_cluster(joined)
+
+
+def open_cluster(config: Config, gpu_per_node: int) -> Cluster:
+    """The process's cluster; opened where it is not open yet. Each call needs its `close_cluster`.
+
+    Raises TrinityError where one run of this configuration needs more GPUs than there are; a pipeline's stages come
+    here themselves.
+    """
+    opened = _opened(config, gpu_per_node)
+    if config.stages:
+        return opened
+    try:
+        opened.check_room(placement_of(config).gpus)
+    except BaseException:
+        close_cluster(opened)
+        raise
+    return opened
+
+
+def _opened(config: Config, gpu_per_node: int) -> Cluster:
+    global _current
+    with _lock:
+        if _current is None:
+            opened = Cluster(config, machine())
+            try:
+                opened.open(config.ray_namespace or "trinity", gpu_per_node)
+            except Exception as error:  # Ray raises the bare class where a node does not come up in time
+                opened.close()
+                raise TransientFault(f"Ray did not start: {error}") from error
+            _current = opened
+        _current._users += 1
+        return _current
+
+
+def close_cluster(cluster: Cluster) -> None:
+    """The counterpart of `open_cluster`; the last one ends Ray."""
+    global _current
+    with _lock:
+        cluster._users -= 1
+        if cluster._users == 0:
+            _current = None
+            cluster.close()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """A Ray of our own is for this machine alone: none of its processes listens on another interface.
+
+    On Linux Ray takes 127.0.0.1 for a mistake and puts the machine's outer address in its place, by which its servers
+    then listen everywhere; without its clusters of several machines it leaves the address alone.
+    """
+    from ray._private import ray_constants
+
+    several_machines = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = several_machines
+
+
+@contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Ray replaces the SIGTERM handler in the main thread; Prefect hears of a cancellation only through its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is not handler:
+            signal.signal(signal.SIGTERM, handler)

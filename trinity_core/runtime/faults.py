@@ -1,0 +1,115 @@
+"""Which failures are worth another attempt, and what they say."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trinity_core.errors import TransientFault, TrinityError
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+"""Short, so that a cancellation (an exception in the main thread) is heard at once, and no longer wait is needed."""
+
+
+class Stopped(TransientFault):
+    """The run was asked to stop before it was done."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same run may succeed when it goes on from its latest checkpoint.
+
+    Dead actors, lost nodes and time-outs are. A wrong configuration, wrong data, a full disk or a defect is not.
+    """
+    return isinstance(error, (TransientFault, *_losses())) and not isinstance(error, TrinityError)
+
+
+def _losses() -> tuple[type[Exception], ...]:
+    """What Ray raises where a process, a node or an object of the run has gone."""
+    from ray.exceptions import (
+        GetTimeoutError,
+        NodeDiedError,
+        ObjectLostError,
+        OutOfMemoryError,
+        RayActorError,
+        RayChannelError,
+        RaySystemError,
+        WorkerCrashedError,
+    )
+
+    return (
+        GetTimeoutError, NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError, RayChannelError,
+        RaySystemError, WorkerCrashedError,
+    )  # fmt: skip
+
+
+def most_telling(failures: Sequence[BaseException]) -> BaseException:
+    """Of several failures the one that will not go away by itself; `Stopped`, which follows another, comes last."""
+    return min(failures, key=lambda failure: (is_transient(failure), isinstance(failure, Stopped)))
+
+
+@contextmanager
+def first_error_stays(succeeded: bool) -> Iterator[None]:
+    """Around what ends a run: where the run has failed already, another error is logged and does not take its place."""
+    try:
+        yield
+    except Exception as error:
+        if succeeded:
+            raise
+        log.warning("ending the failed run failed too: %s", error, exc_info=error)
+
+
+def result_of(ref: Any, stopped: Callable[[], bool], while_waiting: Callable[[], None] | None = None) -> Any:
+    """What an actor's method returns, polled for; raises what it raised, as it was, or `Stopped`."""
+    import ray
+
+    while True:
+        done, _ = ray.wait([ref], timeout=0)
+        if done:
+            return get(ref)
+        if stopped():
+            raise Stopped("The run was stopped.")
+        if while_waiting:
+            while_waiting()
+        time.sleep(POLL_SECONDS)
+
+
+def get(ref: Any, timeout: float | None = None) -> Any:
+    """`ray.get` that raises what a user reads: the actor's own error of that kind, or which actor died."""
+    import ray
+    from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError, RayTaskError
+
+    try:
+        return ray.get(ref, timeout=timeout)
+    except RayError as error:
+        failed = error.args[0] if isinstance(error, ActorDiedError) and error.actor_init_failed else error
+        cause = failed.cause if isinstance(failed, RayTaskError) else failed
+        if isinstance(cause, TrinityError | TransientFault):
+            raise cause from None
+        if isinstance(cause, ActorUnschedulableError):
+            raise TrinityError(f"Ray cannot start a process of the run. {cause.error_message}") from error
+        if isinstance(cause, _losses()):
+            raise TransientFault(loss_of(cause)) from error
+        raise failed from None
+
+
+def loss_of(error: Exception) -> str:
+    """Which part of the run Ray has lost, by what Ray says of it, and what to do. Ray's guesses at the cause go."""
+    known = dict(re.findall(r"^\t(\w+): (.+)$", str(error), re.MULTILINE))
+    said = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
+    reason = " ".join(said[1:] if known else said).partition(" Some common causes")[0]
+    again = "Start the same run again: it goes on from its latest whole checkpoint."
+    if "name" not in known:
+        return f"Ray has lost a part of the run ({type(error).__name__}): {reason} {again}"
+    actor = known["name"].rpartition("/")[2]
+    process = f", process {known['pid']}" if "pid" in known else ""
+    return (
+        f"{actor} ({known.get('class_name', 'actor')}{process}) died: {reason} Its log is {actor}.log below `log` in "
+        "the run's folder; where that ends without an error, the system may have ended it for lack of memory (`dmesg` "
+        f"says so). {again}"
+    )

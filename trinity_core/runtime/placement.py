@@ -1,0 +1,200 @@
+"""Which process gets which GPUs and how many threads: pure arithmetic, before any process of the run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trinity_core.config import Config
+from trinity_core.config.rules import SHARED_GPU_MEMORY, shares_a_gpu
+from trinity_core.errors import TrinityError
+from trinity_core.inference.settings import SPIN_COUNT, SPIN_COUNT_ALONE
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one node has, or has left."""
+
+    cpus: int
+    gpus: int
+    """GPUs that are free for this run."""
+    gpus_total: int | None = None
+    """All GPUs, where some are in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What each process of a run gets. GPU numbers are Ray's: a fraction shares one GPU."""
+
+    gpu_per_node: int
+    engines: int
+    """Engines of the policy; 0 where nothing is explored."""
+    engine_gpus: float
+    """GPUs of one engine."""
+    auxiliary_gpus: tuple[int, ...]
+    """GPUs of one engine of each auxiliary model."""
+    trainers: int
+    """Trainer workers; 0 where nothing is trained."""
+    trainer_gpus: float
+    """GPUs of one trainer worker."""
+    engine_threads: int
+    trainer_threads: int
+    in_turn: bool
+    """Engines and trainer work one after the other, so that each may use every core."""
+    gpus: float = 0
+    """GPUs of all processes together."""
+
+    @property
+    def spin_count(self) -> int:
+        """Turns that idle OpenMP threads spin: many only where engines and trainer never compute at the same time."""
+        together = bool(self.engines) and bool(self.trainers) and not self.in_turn
+        return SPIN_COUNT if together else SPIN_COUNT_ALONE
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether any process of this run uses a GPU."""
+        return self.gpu_per_node > 0
+
+
+def flow_of(config: Config) -> str:
+    """The flow that runs this configuration: by its stages, its mode, and whether its algorithm uses rollouts."""
+    if config.stages:
+        return "pipeline"
+    if config.mode == "bench":
+        return "evaluate"
+    return "rft" if config.algorithm_type.uses_rollouts else "sft"
+
+
+def weakest(nodes: Sequence[Machine], wanted: int) -> Machine:
+    """What each of the `wanted` nodes with the most GPUs has at least. Raises TrinityError where there are fewer."""
+    if wanted > len(nodes):
+        raise TrinityError(
+            f"cluster.node_num asks for {wanted} nodes, but the Ray cluster has {len(nodes)}. Lower it, or let more "
+            f"nodes join (`ray start --address=…`)."
+        )
+    chosen = sorted(nodes, key=lambda node: node.gpus, reverse=True)[:wanted]
+    return replace(chosen[-1], cpus=min(node.cpus for node in chosen))
+
+
+def place(config: Config, machine: Machine) -> Placement:
+    """Share out `cluster.node_num` nodes, each like `machine`.
+
+    Raises TrinityError where the configuration asks for more than there is, or leaves the trainer without a GPU.
+    """
+    nodes = config.cluster.node_num
+    per_node = _gpus_per_node(config, machine)
+    total = per_node * nodes
+    explores = config.mode in ("both", "explore", "bench") and uses_engines(config)
+    trains = config.mode in ("both", "train")
+    rollout = config.explorer.rollout_model
+    engines = rollout.engine_num if explores else 0
+    models = config.explorer.auxiliary_models if explores else []
+    auxiliary = tuple(each.tensor_parallel_size for each in models)
+    others = sum(each.engine_num for each in models)
+    in_turn = is_in_turn(config) and bool(engines) and trains
+    if not total:
+        trainers = (config.trainer.worker_num or 1) if trains else 0
+        engine_threads, trainer_threads = threads(machine.cpus, engines + others, trainers, in_turn)
+        return Placement(0, engines, 0, (0,) * len(auxiliary), trainers, 0, engine_threads, trainer_threads, in_turn)
+    others_gpus = sum(each.engine_num * each.tensor_parallel_size for each in models)
+    _check_fit(per_node, max(rollout.tensor_parallel_size if engines else 0, *auxiliary, 0))
+    wanted = engines * rollout.tensor_parallel_size + others_gpus
+    trainers, trainer_gpus, engine_gpus = _share_gpus(config, total, wanted, trains)
+    engine_threads, trainer_threads = threads(machine.cpus, engines + others, max(trainers // nodes, 1), False)
+    return Placement(
+        per_node, engines, engine_gpus, auxiliary, trainers, trainer_gpus, engine_threads, trainer_threads, in_turn,
+        engines * engine_gpus + others_gpus + trainers * trainer_gpus,
+    )  # fmt: skip
+
+
+def start_from(config: Config, model_path: str) -> None:
+    """Let a stage begin with the model of the stage before."""
+    config.model.model_path = config.model.critic_model_path = model_path
+
+
+def parts_of(config: Config, placement: Placement) -> set[str]:
+    """Which of `explore` and `train` a run consists of."""
+    wanted = {
+        "explore": placement.engines > 0 and config.mode in ("both", "explore"),
+        "train": placement.trainers > 0,
+    }
+    return {part for part, needed in wanted.items() if needed}
+
+
+def uses_engines(config: Config) -> bool:
+    """Whether the run generates: it explores, or it evaluates."""
+    explores = config.mode in ("both", "explore") and config.algorithm_type.uses_rollouts
+    return explores or config.mode == "bench"
+
+
+def is_in_turn(config: Config) -> bool:
+    """Whether explorer and trainer wait for one another at every step."""
+    sync = config.synchronizer
+    fixed = sync.sync_style == "fixed" and config.mode == "both"
+    return fixed and sync.sync_interval == 1 and sync.sync_offset == 0
+
+
+def threads(cpus: int, engines: int, trainers: int, in_turn: bool) -> tuple[int, int]:
+    """OpenMP threads of (one engine, one trainer worker).
+
+    Threads that spin take cores away from the others, so the shares of all processes that work at a time add up to no
+    more than the cores. In turn, either side may have all of them.
+    """
+    if in_turn:
+        return max(cpus // max(engines, 1), 1), max(cpus // max(trainers, 1), 1)
+    share = max(cpus // max(engines + trainers, 1), 1)
+    return share, share
+
+
+def sync_method(config: Config, placement: Placement) -> tuple[str, str]:
+    """The way weights are handed over, and a notice where that is not what the configuration says ("" otherwise)."""
+    asked = config.synchronizer.sync_method or "memory"
+    if asked == "nccl" and not placement.on_gpu:
+        return "memory", "No GPU is used, so sync_method nccl means memory: weights go through shared memory."
+    if asked == "nccl" and placement.trainer_gpus < 1 and placement.trainers:
+        return "memory", "Engine and trainer share a GPU, which NCCL does not allow: sync_method nccl means memory."
+    return asked, ""
+
+
+def _gpus_per_node(config: Config, machine: Machine) -> int:
+    asked = config.cluster.gpu_per_node
+    if asked is None:
+        return machine.gpus
+    if asked > machine.gpus:
+        total = machine.gpus if machine.gpus_total is None else machine.gpus_total
+        there = f"{machine.gpus} of {total} GPUs are free" if total else "there is none"
+        raise TrinityError(
+            f"cluster.gpu_per_node asks for {asked} GPU{'s' * (asked > 1)}, but {there} ({machine.cpus} CPU cores). "
+            f"Lower it (0 runs engines and trainer on the CPU), or leave it out to use what is there."
+        )
+    return asked
+
+
+def _check_fit(per_node: int, gpus: int) -> None:
+    """An engine is one process, on one node."""
+    if gpus > per_node:
+        raise TrinityError(
+            f"An engine with tensor_parallel_size {gpus} needs that many GPUs of one node, but a node of the run has "
+            f"{per_node}. Lower it, or raise cluster.gpu_per_node."
+        )
+
+
+def _share_gpus(config: Config, total: int, wanted: int, trains: bool) -> tuple[int, float, float]:
+    """(trainer workers, GPUs of one worker, GPUs of one engine)."""
+    rollout = config.explorer.rollout_model
+    needs = f"the engines take {wanted} (engine_num {rollout.engine_num} × tensor_parallel_size and auxiliary models)"
+    if wanted > total:
+        raise TrinityError(f"{needs} GPUs, but the run has {total}. Lower explorer.rollout_model.engine_num.")
+    if not trains:
+        return 0, 0.0, float(rollout.tensor_parallel_size)
+    left = total - wanted
+    if left == 0 and shares_a_gpu(config, total):
+        return 1, 0.5, 0.5
+    workers = config.trainer.worker_num or left
+    if left == 0 or workers > left:
+        raise TrinityError(
+            f"{needs} of {total} GPUs, which leaves {left} for {config.trainer.worker_num or 'at least 1'} trainer "
+            f"worker(s). Use more GPUs or fewer engines; on a single GPU, engine and trainer share it where "
+            f"explorer.rollout_model.gpu_memory_utilization is at most {SHARED_GPU_MEMORY}."
+        )
+    return workers, 1.0, float(rollout.tensor_parallel_size)

@@ -1,0 +1,85 @@
+"""Weights in the checkpoint folders (`global_step_N/actor/weights.safetensors`): for several nodes that share a disk.
+
+They stand beside a full checkpoint of the same step, or alone where only the hand-over needed them; those that stand
+alone are removed when they are no longer among the newest.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from trinity_core.files import clear_errors, remove_tree, sync_file, temporary_sibling, write_atomically
+from trinity_core.layout import MANIFEST, JobLayout
+from trinity_core.sync.tensorfile import Layout, TensorSpec, read_layout, write
+from trinity_core.sync.version_record import VersionRecord, gather
+from trinity_core.sync.versions import DEFAULT_KEEP, WeightVersions
+
+if TYPE_CHECKING:
+    import torch
+
+    from trinity_core.sync.weight_check import WeightCheck
+
+WEIGHTS, RECORD = "weights.safetensors", "weights.json"
+
+
+class CheckpointVersions(WeightVersions):
+    """Versions in the folders of their steps, durable."""
+
+    def publish(
+        self,
+        version: int,
+        named_tensors: Iterable[tuple[str, torch.Tensor]],
+        probe: WeightCheck | None = None,
+        keep: int = DEFAULT_KEEP,
+        specs: Sequence[TensorSpec] | None = None,
+    ) -> VersionRecord:
+        payload = gather(named_tensors, specs)
+        folder = self._record_path(version).parent
+        with clear_errors("publishing weights to", folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = temporary_sibling(folder / WEIGHTS)
+            try:
+                with temporary.open("wb", buffering=0) as file:
+                    write(file.fileno(), payload.layout, payload.tensors)
+                    os.fsync(file.fileno())
+                self._record_path(version).unlink(missing_ok=True)
+                temporary.replace(folder / WEIGHTS)
+            finally:
+                temporary.unlink(missing_ok=True)
+            sync_file(folder)
+        record = VersionRecord(version, WEIGHTS, payload.layout.size, uuid4().hex, payload.aliases, probe)
+        write_atomically(self._record_path(version), record.to_bytes())
+        self._point_to(version, durable=True)
+        for old in self.versions()[: -max(keep, 1)]:
+            if old != version:
+                self._forget(old)
+        return record
+
+    def versions(self) -> list[int]:
+        return [step for step in JobLayout(self.root).steps() if self.has(step)]
+
+    def remove(self) -> None:
+        """Nothing to give back: the weights lie on the disk, where other nodes may still need them."""
+
+    def _record_path(self, version: int) -> Path:
+        return JobLayout(self.root).actor(version) / RECORD
+
+    def _forget(self, version: int) -> None:
+        record = self._record_path(version)
+        record.unlink(missing_ok=True)
+        (record.parent / WEIGHTS).unlink(missing_ok=True)
+        folder = JobLayout(self.root).step(version)
+        if not (folder / MANIFEST).exists():
+            remove_tree(folder)
+
+    def _map(self, record: VersionRecord, record_path: Path) -> tuple[mmap.mmap, Layout]:
+        with (record_path.parent / record.file).open("rb") as file:
+            if VersionRecord.read(record_path) != record:
+                raise FileNotFoundError(record.file)
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return buffer, read_layout(buffer)

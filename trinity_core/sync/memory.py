@@ -1,0 +1,262 @@
+"""Weights in shared memory: a few slots that are written over and over, so that a hand-over costs one copy.
+
+A fresh page of shared memory costs three times the copying that goes into it (`benchmarks/hand_over.py`), so slots are
+kept and their mapping too. A slot is written only while no record names it *and* nobody has it mapped: loaders hold a
+shared `flock` on it, the writer an exclusive one. A map keeps its file description, and with it the lock, until its
+last tensor is gone or the process ends, so a killed loader leaves nothing to clean up. A killed writer leaves a slot
+that no record names. A killed run leaves its folder, whose lock nobody holds: the next run's publisher removes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+from uuid import uuid4
+
+from trinity_core.errors import TrinityError
+from trinity_core.files import clear_errors, write_atomically
+from trinity_core.sync.tensorfile import Layout, TensorSpec, fill, read_layout
+from trinity_core.sync.version_record import VersionRecord, gather
+from trinity_core.sync.versions import DEFAULT_KEEP, WeightVersions
+
+if TYPE_CHECKING:
+    import torch
+
+    from trinity_core.sync.weight_check import WeightCheck
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private sub-folder is made and its owner checked
+PREFIX = "trinity-"
+LOCK = "publisher.lock"
+LOCK_SECONDS = 5.0
+"""For another run to be done with removing what a killed run has left in a folder that is to be used again."""
+log = logging.getLogger(__name__)
+
+
+def memory_root(job_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
+    """The folder in shared memory for the run in `job_dir`; under the temporary directory where there is none."""
+    name = f"{PREFIX}{hashlib.sha256(str(Path(job_dir).resolve()).encode()).hexdigest()[:16]}"
+    if shared_memory.is_dir() and os.access(shared_memory, os.W_OK):
+        return shared_memory / name
+    log.warning("there is no writable %s: weights are handed over through %s", shared_memory, tempfile.gettempdir())
+    return Path(tempfile.gettempdir()) / name
+
+
+def sweep(root: Path) -> None:
+    """Remove the folders beside `root` that killed runs of this user have left: those to which nobody publishes."""
+    for folder in root.parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it has no lock yet, or has gone meanwhile
+            if folder != root and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
+                _remove_abandoned(folder)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Under its lock, which goes last: where this is cut short, the next sweep finds the rest."""
+    lock = _hold(folder, "r+b")
+    if lock is None:
+        return
+    with lock:
+        shutil.rmtree(_spill_of(folder), ignore_errors=True)
+        gone = folder.rename(folder.with_name(f"{PREFIX}{uuid4().hex}"))  # its name is free for its run at once
+        for path in gone.iterdir():
+            if path.name != LOCK:
+                path.unlink()
+        shutil.rmtree(gone)
+    log.info("removed %s: a run that was killed had left it", folder)
+
+
+def _hold(folder: Path, mode: str) -> IO[bytes] | None:
+    """The lock of the folder's publisher; None where another process has it, or has replaced the folder meanwhile."""
+    lock: IO[bytes] = (folder / LOCK).open(mode)
+    if _locked(lock, fcntl.LOCK_EX) and os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat()):
+        return lock
+    lock.close()
+    return None
+
+
+def _spill_of(root: Path) -> Path:
+    return Path(tempfile.gettempdir()) / f"{root.name}-spill"
+
+
+def _private(folder: Path) -> Path:
+    with clear_errors("making", folder), suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise TrinityError(f"{folder} is no folder of yours; weights are not put there. Remove it, or move the run")
+    return folder
+
+
+def _locked(file: IO[bytes], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@dataclass
+class _Slot:
+    """The writer's side of a slot: open file and writable map, kept so that their pages stay in place."""
+
+    path: Path
+    file: IO[bytes]
+    map: mmap.mmap | None = None
+
+    def sized(self, size: int) -> mmap.mmap:
+        """The map, of `size` bytes that exist (a sparse one would end in a bus error when memory runs out)."""
+        if self.map is None or len(self.map) != size:
+            self.map = None
+            os.ftruncate(self.file.fileno(), size)
+            os.posix_fallocate(self.file.fileno(), 0, size)
+            self.map = mmap.mmap(self.file.fileno(), size)
+        return self.map
+
+
+class MemoryVersions(WeightVersions):
+    """Versions in slots of shared memory. `spill` takes slots that do not fit under `root`."""
+
+    def __init__(self, root: Path, spill: Path | None = None) -> None:
+        super().__init__(root)
+        self._spill = spill or _spill_of(root)
+        self._slots: dict[Path, _Slot] = {}
+        self._owner: IO[bytes] | None = None
+
+    def publish(
+        self,
+        version: int,
+        named_tensors: Iterable[tuple[str, torch.Tensor]],
+        probe: WeightCheck | None = None,
+        keep: int = DEFAULT_KEEP,
+        specs: Sequence[TensorSpec] | None = None,
+    ) -> VersionRecord:
+        self._own()
+        payload = gather(named_tensors, specs)
+        slot = self._free_slot(payload.layout.size)
+        try:
+            fill(slot.sized(payload.layout.size), payload.layout, payload.tensors)
+        finally:
+            fcntl.flock(slot.file, fcntl.LOCK_UN)
+        record = VersionRecord(version, str(slot.path), payload.layout.size, uuid4().hex, payload.aliases, probe)
+        write_atomically(self._record_path(version), record.to_bytes(), durable=False)
+        self._point_to(version)
+        for old in self.versions()[: -max(keep, 1)]:
+            if old != version:
+                self._forget(old)
+        self._trim(spare=1)
+        return record
+
+    def versions(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("version_")) for path in self.root.glob("version_*.json"))
+
+    def remove(self) -> None:
+        """Forget every version and delete the folder; loaders keep what they have mapped."""
+        self._slots.clear()
+        self._owner = None
+        for folder in (self.root, self._spill):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _record_path(self, version: int) -> Path:
+        return self.root / f"version_{version}.json"
+
+    def _forget(self, version: int) -> None:
+        self._record_path(version).unlink(missing_ok=True)
+
+    def _map(self, record: VersionRecord, record_path: Path) -> tuple[mmap.mmap, Layout]:
+        with Path(record.file).open("rb") as file:
+            # The order matters: once the lock is held, a record that still stands names a slot nobody writes to.
+            if not _locked(file, fcntl.LOCK_SH) or VersionRecord.read(record_path) != record:
+                raise FileNotFoundError(record.file)
+            buffer = mmap.mmap(file.fileno(), record.size, access=mmap.ACCESS_COPY)
+        return buffer, read_layout(buffer)
+
+    def _own(self) -> None:
+        if self._owner is not None:
+            return
+        sweep(self.root)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while True:
+            with suppress(FileNotFoundError):  # another run's sweep has just taken what was left here
+                self._owner = _hold(_private(self.root), "wb")
+            if self._owner is not None:
+                return
+            if time.monotonic() > deadline:
+                raise TrinityError(f"another process publishes weights to {self.root}; is this run already going on?")
+            time.sleep(0.02)
+
+    def _named_slots(self) -> set[Path]:
+        records = (self.record(version) for version in self.versions())
+        return {Path(record.file) for record in records if record is not None}
+
+    def _slot_paths(self) -> list[Path]:
+        return sorted(path for folder in (self.root, self._spill) for path in folder.glob("slot_*.safetensors"))
+
+    def _slot(self, path: Path) -> _Slot:
+        if path not in self._slots:
+            self._slots[path] = _Slot(path, path.open("r+b" if path.exists() else "w+b", buffering=0))
+        return self._slots[path]
+
+    def _free_slot(self, size: int) -> _Slot:
+        """A slot of `size` bytes that no record names and no loader has mapped, locked for writing."""
+        named = self._named_slots()
+        for path in self._slot_paths():
+            if path not in named and _locked(self._slot(path).file, fcntl.LOCK_EX):
+                try:
+                    self._slot(path).sized(size)
+                    return self._slot(path)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    self._drop(path)
+        return self._new_slot(size)
+
+    def _new_slot(self, size: int) -> _Slot:
+        for folder in (self.root, self._spill):
+            slot = self._slot(_private(folder) / f"slot_{uuid4().hex[:8]}.safetensors")
+            fcntl.flock(slot.file, fcntl.LOCK_EX)
+            try:
+                with clear_errors("reserving memory for weights in", folder):
+                    slot.sized(size)
+                return slot
+            except TrinityError:
+                self._drop(slot.path)
+                if folder == self._spill:
+                    raise
+                log.warning("%s has no room for %d bytes of weights: they go through %s", folder, size, self._spill)
+        raise AssertionError("unreachable: the last folder returns or raises")
+
+    def _drop(self, path: Path) -> None:
+        self._slots.pop(path, None)
+        path.unlink(missing_ok=True)
+
+    def _trim(self, spare: int) -> None:
+        """Give back free slots beyond `spare`: a loader that held on to old versions made them necessary."""
+        named = self._named_slots()
+        for path in [path for path in self._slot_paths() if path not in named]:
+            if not _locked(self._slot(path).file, fcntl.LOCK_EX):
+                continue
+            fcntl.flock(self._slot(path).file, fcntl.LOCK_UN)
+            if spare > 0:
+                spare -= 1
+            else:
+                self._drop(path)
+
+
+class PushedVersions(MemoryVersions):
+    """Versions that lie in the engines alone: each is told of here, with its proof, and has no tensors."""
+
+    def rewind(self, version: int) -> list[int]:
+        """Forget every version: whoever goes on has new engines, which hold none of them."""
+        return super().rewind(-1)

@@ -1,0 +1,76 @@
+"""What a published version says of itself, and how its file's tensors are gathered for writing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trinity_core.sync.tensorfile import Layout, TensorSpec, plan, spec_of
+from trinity_core.sync.weight_check import WeightCheck
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class VersionRecord:
+    """A version that can be loaded. The record is written after the tensors, in one step."""
+
+    version: int
+    file: str
+    """Path of the tensors, relative to the folder that holds the record, or absolute."""
+    size: int
+    """Bytes of that file."""
+    nonce: str
+    """Unique for each publication, so that a reader notices when one number is published anew."""
+    aliases: dict[str, str]
+    """Names whose tensor is stored under another name (tied embeddings)."""
+    probe: WeightCheck | None = None
+    """The proof that a loader must pass."""
+
+    def to_bytes(self) -> bytes:
+        """JSON; the inverse of `read`."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def read(cls, path: Path) -> VersionRecord | None:
+        """The record at `path`; None where there is none."""
+        try:
+            value = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        probe = value.pop("probe")
+        return cls(**value, probe=None if probe is None else WeightCheck.from_json(probe))
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Tensors ready to be written: their layout, the tensors themselves, and names that share another's bytes."""
+
+    layout: Layout
+    tensors: Iterable[tuple[str, torch.Tensor]]
+    aliases: dict[str, str]
+
+
+def gather(named: Iterable[tuple[str, torch.Tensor]], specs: Sequence[TensorSpec] | None) -> Payload:
+    """Plan the file of `named`.
+
+    With `specs` the tensors are taken one at a time (partitions gathered on the way need no second copy of the model).
+    Without, they are all held at once, and names that share memory are stored once.
+    """
+    if specs is not None:
+        return Payload(plan(specs), named, {})
+    seen: dict[tuple[object, ...], str] = {}
+    aliases: dict[str, str] = {}
+    kept: list[tuple[str, torch.Tensor]] = []
+    for name, tensor in named:
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if tensor.numel() and place in seen:
+            aliases[name] = seen[place]
+        else:
+            seen[place] = name
+            kept.append((name, tensor))
+    return Payload(plan(spec_of(name, tensor) for name, tensor in kept), kept, aliases)

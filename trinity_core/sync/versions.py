@@ -1,0 +1,195 @@
+"""Folders of published weight versions: what the trainer writes and the engines load.
+
+`open_versions("memory", job_dir)` keeps versions in shared memory (`slots`), `open_versions("checkpoint", job_dir)` in
+the checkpoint folders (`steps`); that of `nccl` says of versions without tensors what the engines hold. All keep these
+promises:
+
+- A version is seen whole or not at all, whoever is killed when.
+- The tensors of a loaded version do not change while any of them is alive, however many versions are published since.
+- A version of an abandoned lineage is not seen after `rewind`.
+
+One process publishes to a folder at a time; any number load from it.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.files import write_atomically
+from trinity_core.layout import LATEST_STATE_DICT
+from trinity_core.sync.tensorfile import TensorSpec, views
+from trinity_core.sync.version_record import VersionRecord
+
+if TYPE_CHECKING:
+    import mmap
+
+    import torch
+
+    from trinity_core.sync.tensorfile import Layout
+    from trinity_core.sync.weight_check import WeightCheck
+
+DEFAULT_KEEP = 2
+"""Versions that stay loadable: the newest, and the one that an explorer may be about to load."""
+
+QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
+"""Seconds between looks for a version: often in the first two seconds, though every look takes its thread off the cores
+that the trainer works on."""
+
+
+class VersionGone(TransientFault):
+    """A version was removed between being seen and being loaded; look for the latest one."""
+
+
+class WeightVersions(ABC):
+    """Published versions under `root`. See the module for what it promises."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+
+    @abstractmethod
+    def publish(
+        self,
+        version: int,
+        named_tensors: Iterable[tuple[str, torch.Tensor]],
+        probe: WeightCheck | None = None,
+        keep: int = DEFAULT_KEEP,
+        specs: Sequence[TensorSpec] | None = None,
+    ) -> VersionRecord:
+        """Make `version` loadable, and forget all but the newest `keep` versions.
+
+        Tensors may be on any device. With `specs` they are taken one at a time, in any order. Publishing a version
+        again replaces it. Raises `TrinityError` where the disk is full or another process publishes here.
+        """
+
+    @abstractmethod
+    def versions(self) -> list[int]:
+        """Loadable versions, ascending."""
+
+    @abstractmethod
+    def _record_path(self, version: int) -> Path: ...
+
+    @abstractmethod
+    def _map(self, record: VersionRecord, record_path: Path) -> tuple[mmap.mmap, Layout]:
+        """Map the file of `record`, pinned; raise `FileNotFoundError` where the record no longer stands."""
+
+    @abstractmethod
+    def _forget(self, version: int) -> None:
+        """Make `version` unseen; its memory goes when its last reader has gone."""
+
+    def record(self, version: int) -> VersionRecord | None:
+        """What a version says of itself, its probe included; None where it is not there."""
+        return VersionRecord.read(self._record_path(version))
+
+    def probe(self, version: int) -> WeightCheck | None:
+        """The proof that goes with `version`, if it has one. Raises `VersionGone` where the version is not there."""
+        record = self.record(version)
+        if record is None:
+            raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
+        return record.probe
+
+    def latest(self) -> int | None:
+        """The newest loadable version, or None."""
+        try:
+            pointed = int((self.root / LATEST_STATE_DICT).read_text())
+        except (FileNotFoundError, ValueError):
+            pointed = -1
+        if pointed >= 0 and self.has(pointed):
+            return pointed
+        return max(self.versions(), default=None)
+
+    def has(self, version: int) -> bool:
+        """Whether `version` can be loaded."""
+        return self._record_path(version).exists()
+
+    def wait(self, version: int, timeout: float, stop: Callable[[], bool] | None = None) -> int | None:
+        """Wait for `version` (or, where it has been forgotten, the oldest newer one) and return what can be loaded.
+
+        None when `stop()` came true. Raises `TransientFault` after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        polls = 0
+        while True:
+            if self.has(version):
+                return version
+            newer = [v for v in self.versions() if v > version] if polls % 20 == 0 else []
+            if newer and not self.has(version):
+                return newer[0]
+            if stop is not None and stop():
+                return None
+            if time.monotonic() > deadline:
+                raise TransientFault(
+                    f"version {version} of the weights did not appear in {self.root} within {timeout:g} s (the newest "
+                    f"there is {self.latest()}); see whether the trainer is alive, or raise synchronizer.sync_timeout"
+                )
+            time.sleep(QUICK_POLL if polls < QUICK_POLLS else SLOW_POLL)
+            polls += 1
+
+    def load(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of `version` by name, as views of the mapped file: no copy is made.
+
+        The bytes stay as they are for as long as any of the tensors lives, so keep them no longer than needed. Writing
+        to a view changes nobody else's. Raises `VersionGone` where the version is not there, `DataError` where its
+        file is damaged.
+        """
+        path = self._record_path(version)
+        for attempt in range(LOAD_ATTEMPTS):
+            record = VersionRecord.read(path)
+            if record is not None:
+                try:
+                    buffer, layout = self._map(record, path)
+                except FileNotFoundError:
+                    time.sleep(0.01 * attempt)
+                    continue
+                return self._named(record, buffer, layout)
+            time.sleep(0.01 * attempt)
+        raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
+
+    def _named(self, record: VersionRecord, buffer: mmap.mmap, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
+        if layout.size != record.size:
+            raise DataError(f"version {record.version} in {self.root} has {layout.size} bytes instead of {record.size}")
+        tensors = dict(views(buffer, layout))
+        tensors |= {alias: tensors[name] for alias, name in record.aliases.items()}
+        return iter(tensors.items())
+
+    def rewind(self, version: int) -> list[int]:
+        """Forget every version newer than `version` (all of them: -1); return what went. Call before the store's."""
+        gone = [v for v in self.versions() if v > version]
+        self._point_to(max((v for v in self.versions() if v <= version), default=None))
+        for v in gone:
+            self._forget(v)
+        return gone
+
+    def remove(self) -> None:
+        """Forget every version and give the memory back: the end of a run."""
+        self.rewind(-1)
+
+    def _point_to(self, version: int | None, durable: bool = False) -> None:
+        path = self.root / LATEST_STATE_DICT
+        if version is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomically(path, f"{version}\n".encode(), durable)
+
+
+LOAD_ATTEMPTS = 12
+"""Looks at a version's record before it counts as gone: 0.7 s in all. A checkpoint folder that is replaced by its full
+form has no name for an instant."""
+
+
+def open_versions(method: str, job_dir: Path | str) -> WeightVersions:
+    """The folder of a `synchronizer.sync_method` for the run in `job_dir`."""
+    from trinity_core.sync.checkpoint import CheckpointVersions
+    from trinity_core.sync.memory import MemoryVersions, PushedVersions, memory_root
+
+    if method == "memory":
+        return MemoryVersions(memory_root(Path(job_dir)))
+    if method == "nccl":
+        return PushedVersions(memory_root(Path(job_dir)))
+    if method == "checkpoint":
+        return CheckpointVersions(Path(job_dir))
+    raise TrinityError(f"synchronizer.sync_method {method!r} is unknown; choose nccl, memory or checkpoint")

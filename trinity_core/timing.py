@@ -1,0 +1,52 @@
+"""Timers: the time each part of a step takes, and the time anything of a kind is under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+
+
+class BusyTimer:
+    """Adds up the time in which at least one `with` block of it was open. For one thread."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._since = 0.0
+        self._total = 0.0
+
+    def __enter__(self) -> None:
+        if not self._open:
+            self._since = time.perf_counter()
+        self._open += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open -= 1
+        if not self._open:
+            self._total += time.perf_counter() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """The sum so far, blocks still open included."""
+        return self._total + (time.perf_counter() - self._since if self._open else 0.0)
+
+
+@dataclass
+class StepTimer:
+    """Seconds by part of a step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time spent inside to `timing_s/<name>`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            key = f"timing_s/{name}"
+            self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
