@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, StrictInt, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from trinity_core.errors import TrinityError
@@ -28,7 +28,14 @@ def _shown(title: str, description: str) -> FieldInfo:
 Override = Annotated[str, Field(pattern=r"^[^=]*[^=.\[\]\s][^=]*=", examples=["trainer.total_steps=100"])]
 """One setting, as `dotted.key=value`: what `load_config` takes for one."""
 
-Name = Annotated[str | StrictInt, AfterValidator(str)]
+
+def _digits_as_text(value: object) -> object:
+    return str(value) if type(value) is int else value
+
+
+Name = Annotated[
+    str, BeforeValidator(_digits_as_text), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer"}]})
+]
 """A name that may consist of digits: Prefect's command line reads `--param run=20240101` as a number."""
 
 ConfigFile = Annotated[str, Field(min_length=1), _shown("Configuration", "YAML file of the run")]
@@ -41,9 +48,12 @@ RunName = Annotated[
 ]
 BaseModelDir = Annotated[str, _shown("Base model", "For checkpoints that lack their config.json")]
 CHOICES = "base (the model before training), latest, missing (checkpoints without a score), all, or a step"
+WHICH = r"^(base|latest|missing|all|\d+)$"
 Which = Annotated[
-    Annotated[str, Field(pattern=r"^(base|latest|missing|all|\d+)$")] | Annotated[StrictInt, Field(ge=0)],
-    AfterValidator(str),
+    str,
+    Field(pattern=WHICH),
+    BeforeValidator(_digits_as_text),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": WHICH}, {"type": "integer", "minimum": 0}]}),
     _shown("Which", CHOICES),
 ]
 

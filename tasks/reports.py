@@ -47,6 +47,7 @@ class LiveReport:
         self._step = -1
         self._due = 0.0
         self._warned = False
+        self._faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
 
     def __call__(self) -> None:
         """Report where it is time to."""
@@ -59,7 +60,7 @@ class LiveReport:
         """Report now. Where that is not possible (no API, no disk for the picture) it is said once; the run goes on."""
         try:
             self._report(done)
-        except (*api_faults(), OSError) as error:
+        except self._faults as error:
             if not self._warned:
                 get_run_logger().warning("The progress cannot be shown in Prefect, the run goes on: %s", error)
             self._warned = True
