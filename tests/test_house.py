@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
@@ -70,6 +71,21 @@ def test_arrows_point_one_way(path: Path) -> None:
             assert first != "prefect", where
         if top == first == "trinity_core" and package in MAY_IMPORT and rest and rest[0] in MAY_IMPORT:
             assert rest[0] == package or rest[0] in MAY_IMPORT[package], where
+
+
+def test_class_names_are_unique() -> None:
+    """A name found by grep is one thing. Private classes (`_X`) are the business of their file."""
+    homes: dict[str, list[str]] = {}
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(path.relative_to(ROOT).as_posix())
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def test_no_three_files_share_a_basename() -> None:
+    names = Counter(path.name for path in sources() if path.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 2] == []
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -13,7 +13,7 @@ import pytest
 
 from trinity_core.algorithms.entropy import entropy_bonus
 from trinity_core.algorithms.kl import KLCoefficient
-from trinity_core.algorithms.losses.base import INPUTS
+from trinity_core.algorithms.losses.policy_loss import INPUTS
 from trinity_core.algorithms.shaping import overlong_penalty
 from trinity_core.config import Config, config_from_dict, load_config, notices, public_dict
 from trinity_core.config.fields import json_schema, settings

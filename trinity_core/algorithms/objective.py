@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trinity_core.algorithms.advantages import ADVANTAGES
-from trinity_core.algorithms.advantages.base import token_rewards_of
+from trinity_core.algorithms.advantages.grouping import token_rewards_of
 from trinity_core.algorithms.aggregation import AGGREGATIONS
 from trinity_core.algorithms.correction import CORRECTIONS
 from trinity_core.algorithms.entropy import ENTROPY_LOSSES, entropy_bonus

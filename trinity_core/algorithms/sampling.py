@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms.advantages.base import GroupIds, Groups
+from trinity_core.algorithms.advantages.grouping import GroupIds, Groups
 
 
 def groups_with_variance(rewards: Tensor, group_ids: GroupIds, std_threshold: float = 0.0) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms.advantages.base import GroupIds, Groups, advantage, spread
+from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, spread
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.shaping import overlong_penalty
 

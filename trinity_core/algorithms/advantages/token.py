@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms.advantages.base import GroupIds, advantage, spread, token_rewards_of
+from trinity_core.algorithms.advantages.grouping import GroupIds, advantage, spread, token_rewards_of
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, clean, masked_mean, require_finite, whiten
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms.losses.base import policy_loss
+from trinity_core.algorithms.losses.policy_loss import policy_loss
 from trinity_core.algorithms.losses.ppo import ppo
 from trinity_core.algorithms.losses.supervised import sft, sft_phi
 from trinity_core.algorithms.metric_accumulator import Stats

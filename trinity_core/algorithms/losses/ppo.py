@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms.losses.base import clip_bounds, log_ratio_to, policy_loss, ratio_to
+from trinity_core.algorithms.losses.policy_loss import clip_bounds, log_ratio_to, policy_loss, ratio_to
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import first_token, row_mean

@@ -7,7 +7,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from trinity_core.algorithms.losses.base import policy_loss
+from trinity_core.algorithms.losses.policy_loss import policy_loss
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import first_token, row_sum
