@@ -48,16 +48,18 @@ def resolve(
     loaded = load_checked(config, list(overrides))
     found, parent_dir = pick_stage(loaded, stage)
     if base and parent_dir:
-        found.name, parent_dir = loaded.name, None
-    found.name = run or found.name
+        found, parent_dir = found.with_values({"name": loaded.name}), None
+    if run:
+        found = found.with_values({"name": run})
     if model_path:
-        start_from(found, model_path)
+        found = start_from(found, model_path)
     if kind != "evaluate" or (parent_dir and model_path):
         found = in_fresh_folder(found)
     if kind == "evaluate":
-        found.mode = "bench"
+        found = found.with_values({"mode": "bench"})
     placement = placement_of(found)
-    found.synchronizer.sync_method, notice = sync_method(found, placement)  # type: ignore[assignment]
+    method, notice = sync_method(found, placement)
+    found = found.with_values({"synchronizer.sync_method": method})
     for each in (*notices(found), *([notice] if notice else [])):
         get_run_logger().warning(each)
     label_run(found.project, found.name, stage or kind, f"algorithm:{found.algorithm.algorithm_type}")
@@ -87,11 +89,12 @@ def in_fresh_folder(config: Config) -> Config:
 
     A retry goes on in the folder that its flow run has begun.
     """
-    if not config.continue_from_checkpoint:
-        name, begun_by = config.name, flow_run.root_flow_run_id or ""
-        config.name = fresh_name(config.job_dir.parent, name, begun_by)
-        claim(config.job_dir, name, begun_by)
-    return config
+    if config.continue_from_checkpoint:
+        return config
+    begun_by = flow_run.root_flow_run_id or ""
+    fresh = config.with_values({"name": fresh_name(config.job_dir.parent, config.name, begun_by)})
+    claim(fresh.job_dir, config.name, begun_by)
+    return fresh
 
 
 def hold_run(config: Config, parts: set[str]) -> None:

@@ -67,7 +67,7 @@ def finished(parts: list[Config]) -> list[dict[str, Any] | None]:
     for part in parts:
         summary = read_summary(part) if part.continue_from_checkpoint and None not in found else None
         if summary is not None and model_path:
-            start_from(part, model_path)
+            part = start_from(part, model_path)
         if summary is not None and summary.get("made_from") != digest_of(part):
             get_run_logger().warning("%s has been run with other settings: it goes on from its checkpoint", part.name)
             summary = None

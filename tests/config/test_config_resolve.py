@@ -63,9 +63,7 @@ def test_token_limits(given: dict[str, int], resolved: tuple[int, int, int]) -> 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_algorithm_brings_all_its_parts(name: str) -> None:
     known = ALGORITHMS[name]
-    config = Config()
-    config.algorithm.algorithm_type = name
-    algorithm = resolve(config).algorithm
+    algorithm = resolve(Config().with_values({"algorithm.algorithm_type": name})).algorithm
     assert algorithm.policy_loss_fn == known.policy_loss_fn
     assert algorithm.policy_loss_fn_args == dict(known.policy_loss_fn_args)
     assert algorithm.rollout_correction == known.rollout_correction

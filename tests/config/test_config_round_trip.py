@@ -124,6 +124,5 @@ def test_no_value_ends_in_a_traceback(tree: dict[str, Any]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.text(st.sampled_from("\\${}a:. "), min_size=1))
 def test_text_that_looks_like_interpolation_survives(text: str) -> None:
-    config = config_from_dict(GOOD)
-    config.model.custom_chat_template = text
+    config = config_from_dict(GOOD).with_values({"model.custom_chat_template": text})
     assert config_from_text(to_yaml(config)).model.custom_chat_template == text

@@ -16,7 +16,7 @@ selectors = st.sampled_from(sorted(SELECTORS))
 
 
 def taskset(size, selector="shuffle", name="t", seed=None):
-    config = TasksetConfig(name=name, path=name, task_selector=TaskSelectorConfig(selector, seed))
+    config = TasksetConfig(name=name, path=name, task_selector=TaskSelectorConfig(selector_type=selector, seed=seed))
     return Taskset(config, [{"prompt": f"{name}{i}"} for i in range(size)], [])
 
 

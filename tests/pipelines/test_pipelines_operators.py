@@ -62,7 +62,7 @@ def test_a_missing_reward_is_an_error():
 
 def test_a_pipeline_runs_operators_with_their_arguments():
     assert set(OPERATORS) >= {"reward_filter", "flat_group_filter", "dynamic_sampling"}
-    (one,) = pipeline([OperatorConfig("dynamic_sampling", {"rows": 2})])
+    (one,) = pipeline([OperatorConfig(name="dynamic_sampling", args={"rows": 2})])
     assert _names(one([*_group("a", 1, 0), *_group("b", 1, 0)])) == ["a", "a"]
 
 

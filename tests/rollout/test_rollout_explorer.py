@@ -293,8 +293,8 @@ def test_a_checkpoint_is_evaluated_from_its_folder(config, engine, tiny_folder):
 
 def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):
     """As for a stage that trains on a data set; exploring without one says what is missing."""
-    settings = config(mode="bench")
-    settings.buffer.explorer_input.taskset, settings.buffer.explorer_input.tasksets = None, []
+    tasks = "buffer.explorer_input"
+    settings = config(mode="bench").with_values({f"{tasks}.taskset": None, f"{tasks}.tasksets": []})
     explorer = Explorer(settings, [engine])
     scores = asyncio.run(explorer.evaluate(8, str(tiny_folder)))
     assert scores["eval/small/tasks"] == 16

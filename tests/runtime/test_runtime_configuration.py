@@ -99,8 +99,7 @@ def test_a_dotted_path_is_trusted_until_it_is_used(load):
 
 def test_text_becomes_the_number_that_a_reward_takes():
     tree = TREE | {"buffer": {"explorer_input": {"taskset": {"path": "x", "reward_fn_args": {"format_weight": "0.2"}}}}}
-    config = config_from_dict(tree)
-    require_names(config)
+    config = require_names(config_from_dict(tree))
     assert config.buffer.explorer_input.tasksets[0].reward_fn_args == {"format_weight": 0.2}
 
 

@@ -27,7 +27,7 @@ def run_all(root: Path, *overrides: str) -> list[dict[str, Any]]:
     summaries, model_path = [], ""
     for part in loaded(root, *overrides):
         if model_path:
-            start_from(part, model_path)
+            part = start_from(part, model_path)
         summaries.append({"hf_dir": f"{part.job_dir}/model", "made_from": digest_of(part)})
         write_summary(part, summaries[-1])
         model_path = summaries[-1]["hf_dir"]
@@ -61,7 +61,8 @@ def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:
 
 
 def test_a_run_is_the_same_whether_a_number_is_written_whole_or_not() -> None:
-    whole, other, half = (Config(), Config(), Config())
-    for config, coefficient in ((whole, 1), (other, 1.0), (half, 1.5)):
-        config.algorithm.entropy_loss_fn_args = {"entropy_coef": coefficient}
+    whole, other, half = (
+        Config().with_values({"algorithm.entropy_loss_fn_args": {"entropy_coef": coefficient}})
+        for coefficient in (1, 1.0, 1.5)
+    )
     assert digest_of(whole) == digest_of(other) != digest_of(half)

@@ -31,10 +31,8 @@ def test_the_best_by_eval_stays_however_old_it_is(make_config: Any, tmp_path: Pa
     assert other_beginning(config.job_dir, config.model.model_path) is None
     assert other_beginning(config.job_dir, "another") == config.model.model_path
 
-    first, config.model.model_path = (
-        config.model.model_path,
-        str(copytree(config.model.model_path, tmp_path / "another")),
-    )
+    first = config.model.model_path
+    config = config.with_values({"model.model_path": str(copytree(first, tmp_path / "another"))})
     later = Savepoints(config, ranks, learner.engine.module.lm)
     later.load(learner, 5)
     later.save(learner, 6, None)

@@ -68,8 +68,7 @@ def pushing(
     ("method", "way"), [("nccl", PushHandOver), ("memory", FolderHandOver), ("checkpoint", FolderHandOver)]
 )
 def test_the_configuration_chooses(make_config: Any, method: str, way: type, monkeypatch: Any) -> None:
-    config = make_config()
-    config.synchronizer.sync_method = method
+    config = make_config().with_values({"synchronizer.sync_method": method})
     found = open_hand_over(config, TrainingEngine(), ALONE, lambda version: False, lambda: True)
     assert type(found) is way
     assert found.keeps_tensors == (method != "nccl")
@@ -127,8 +126,7 @@ def test_a_push_is_given_up_when_the_run_stops_and_fails_when_nobody_asks(folder
 def test_explorers_are_waited_for_in_fixed_style_alone(
     make_config: Any, style: str, waits: bool, monkeypatch: Any, folder: MemoryVersions
 ) -> None:
-    config = make_config()
-    config.synchronizer.sync_method, config.synchronizer.sync_style = "nccl", style
+    config = make_config().with_values({"synchronizer.sync_method": "nccl", "synchronizer.sync_style": style})
     monkeypatch.setattr(weight_sync, "open_versions", lambda method, job_dir: folder)
     monkeypatch.setattr(weight_sync, "connect_engines", lambda *_: Sender(folder))
     way = open_hand_over(config, TrainingEngine(), ALONE, lambda version: False, lambda: True)

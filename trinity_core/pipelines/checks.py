@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin
 
-from trinity_core.config import Config, TasksetConfig
+from trinity_core.config import Config, OperatorConfig, TasksetConfig
 from trinity_core.config.bind import BAD, convert
 from trinity_core.config.problems import Report, closest
 from trinity_core.config.rules import INPUT, eval_tasksets, training_tasksets
@@ -26,33 +27,55 @@ SCORED = ("prompt", "response", "truth", "task")
 """What every reward function is given."""
 
 
-def require_names(config: Config) -> None:
-    """Raise ConfigError unless all names are found, dotted paths too, and their arguments fit; these get their types.
+def require_names(config: Config) -> Config:
+    """The configuration with the arguments of rewards and operators in the types that they take.
 
-    For the process that uses them.
+    For the process that uses them. Raises ConfigError unless all names are found, dotted paths too, and arguments fit.
     """
     report = Report()
-    check_names(config, report, imports=True)
+    typed = _typed(config, report, imports=True)
     report.check()
+    return typed
 
 
-def check_names(config: Config, report: Report, imports: bool = False) -> None:
-    """Report names that are not found and arguments that do not fit. A dotted path is trusted unless it is imported."""
+def check_names(config: Config, report: Report) -> None:
+    """Report names that are not found and arguments that do not fit. A dotted path is trusted."""
+    _typed(config, report, imports=False)
+
+
+def typed_arguments(config: Config) -> Config:
+    """The configuration with the arguments of rewards and operators in the types that they take."""
+    return _typed(config, Report(), imports=False)
+
+
+def _typed(config: Config, report: Report, imports: bool) -> Config:
+    """`typed_arguments`; what does not fit is reported, and stays as it is."""
     for key, section in ((INPUT, config.buffer.explorer_input), ("buffer", config.buffer)):
         _found(WORKFLOWS, section.default_workflow_type, f"{key}.default_workflow_type", report, imports)
         _found(REWARD_FNS, section.default_reward_fn_type, f"{key}.default_reward_fn_type", report, imports)
-    for key, taskset in (*training_tasksets(config), *eval_tasksets(config)):
-        _check_taskset(config, key, taskset, report, imports)
-    pipeline = config.data_processor.experience_pipeline
-    for index, operator in enumerate(pipeline.operators if pipeline else []):
-        key = f"{OPERATED}[{index}]"
-        function = _found(OPERATORS, operator.name, f"{key}.name", report, imports)
-        if function is not None:
-            experiences = next(iter(inspect.signature(function).parameters), "")
-            operator.args = _fitting(function, operator.name, operator.args, f"{key}.args", [experiences], report)
+    values: dict[str, Any] = {
+        f"{INPUT}.{name}": [_typed_taskset(config, key, taskset, report, imports) for key, taskset in tasksets]
+        for name, tasksets in (("tasksets", training_tasksets(config)), ("eval_tasksets", eval_tasksets(config)))
+    }
+    if pipeline := config.data_processor.experience_pipeline:
+        values[OPERATED] = [
+            _typed_operator(operator, f"{OPERATED}[{index}]", report, imports)
+            for index, operator in enumerate(pipeline.operators)
+        ]
+    return config.with_values(values)
 
 
-def _check_taskset(config: Config, key: str, taskset: TasksetConfig, report: Report, imports: bool) -> None:
+def _typed_operator(operator: OperatorConfig, key: str, report: Report, imports: bool) -> OperatorConfig:
+    function = _found(OPERATORS, operator.name, f"{key}.name", report, imports)
+    if function is None:
+        return operator
+    experiences = next(iter(inspect.signature(function).parameters), "")
+    return replace(
+        operator, args=_fitting(function, operator.name, operator.args, f"{key}.args", [experiences], report)
+    )
+
+
+def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Report, imports: bool) -> TasksetConfig:
     flow, reward = taskset.default_workflow_type, taskset.default_reward_fn_type
     workflow = _found(WORKFLOWS, flow, _place(config, key, "default_workflow_type", flow), report, imports)
     where = _place(config, key, "default_reward_fn_type", reward)
@@ -61,10 +84,12 @@ def _check_taskset(config: Config, key: str, taskset: TasksetConfig, report: Rep
         if reward is None:
             report.add(where, None, f"must be given: workflow '{flow}' has no reward function of its own.")
     function = _found(REWARD_FNS, reward, where, report, imports)
-    if function is not None:
-        taskset.reward_fn_args = _fitting(
-            function, str(reward), taskset.reward_fn_args, f"{key}.reward_fn_args", SCORED, report
-        )
+    if function is None:
+        return taskset
+    given = taskset.reward_fn_args
+    return replace(
+        taskset, reward_fn_args=_fitting(function, str(reward), given, f"{key}.reward_fn_args", SCORED, report)
+    )
 
 
 def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:

@@ -70,6 +70,8 @@ class Parts:
 class _Read:
     """What comes from disk; read in a thread while the engines load."""
 
+    config: Config
+    """The configuration, with the arguments of rewards and operators in the types that they take."""
     encoder: ChatEncoder
     stop_token_ids: tuple[int, ...]
     tasksets: list[Taskset]
@@ -87,6 +89,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     reading = asyncio.create_task(asyncio.to_thread(_read, config))
     await asyncio.gather(reading, pool.start(), *(other.start() for other in others))
     read = reading.result()
+    config = read.config
     model = EngineModel(pool, read.encoder, policy_limits(config, read.stop_token_ids))
     judges = [
         EngineModel(other, encoder, auxiliary_limits(config, given, stops), given.name or given.model_path)
@@ -129,7 +132,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
 
 def _read(config: Config) -> _Read:
     load_plugins(config.plugin_dir)
-    require_names(config)
+    config = require_names(config)
     encoder = policy_encoder(config.model)
     given = config.buffer.explorer_input
     tasksets = [Taskset.open(one, config.seed) for one in given.tasksets]
@@ -144,7 +147,7 @@ def _read(config: Config) -> _Read:
         thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
         other = ChatEncoder(tokenizer, None, thinking)
         others.append((other, stop_tokens(model.model_path, tokenizer)))
-    return _Read(encoder, stop_tokens(config.model.model_path, encoder.tokenizer), tasksets, evals, others)
+    return _Read(config, encoder, stop_tokens(config.model.model_path, encoder.tokenizer), tasksets, evals, others)
 
 
 def _open_store(config: Config) -> ExperienceStore:

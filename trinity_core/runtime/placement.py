@@ -107,9 +107,9 @@ def place(config: Config, machine: Machine) -> Placement:
     )  # fmt: skip
 
 
-def start_from(config: Config, model_path: str) -> None:
-    """Let a stage begin with the model of the stage before."""
-    config.model.model_path = config.model.critic_model_path = model_path
+def start_from(config: Config, model_path: str) -> Config:
+    """The configuration of a stage that begins with the model of the stage before."""
+    return config.with_values({"model.model_path": model_path, "model.critic_model_path": model_path})
 
 
 def parts_of(config: Config, placement: Placement) -> set[str]:

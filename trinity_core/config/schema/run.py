@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -66,6 +68,10 @@ class Config:
     given: Annotated[dict[str, Any], IS_HIDDEN] = field(default_factory=dict, repr=False, compare=False)
     """What the user wrote, interpolated; stages are merged from it."""
 
+    def with_values(self, values: Mapping[str, Any]) -> Config:
+        """A copy with other values at dotted keys, such as `{"synchronizer.sync_method": "memory"}`."""
+        return _with_values(self, values)
+
     @property
     def job_dir(self) -> Path:
         """The run's own folder, absolute."""
@@ -93,3 +99,16 @@ class Config:
             parts.kl_loss_fn,
             parts.kl_loss_fn_args,
         )
+
+
+def _with_values(section: Any, values: Mapping[str, Any]) -> Any:
+    changed: dict[str, Any] = {}
+    below: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        name, _, rest = key.partition(".")
+        if rest:
+            below.setdefault(name, {})[rest] = value
+        else:
+            changed[name] = value
+    changed |= {name: _with_values(getattr(section, name), inner) for name, inner in below.items()}
+    return dataclasses.replace(section, **changed)
