@@ -74,7 +74,8 @@ def test_metrics():
     _, metrics = ADVANTAGES["grpo"](rewards=REWARDS, group_ids=IDS, mask=MASK, std_threshold=0.0)
     assert metrics["group_advantages/reward_mean"] == pytest.approx((1 / 3 + 2 + 5) / 3)
     assert metrics["group_advantages/reward_std"] == pytest.approx((STD_A + 1 + 0) / 3)
-    assert metrics["group_advantages/no_spread"] == pytest.approx(1 / 3)
+    assert metrics["group_advantages/zero_variance_groups"] == pytest.approx(1 / 3)
+    assert metrics["group_advantages/no_spread"] == metrics["group_advantages/zero_variance_groups"]
     assert metrics["filtered_count"] == 1
 
 
@@ -147,7 +148,7 @@ def test_overlong_penalty_before_the_group_is_compared():
     assert advantages.tolist() == [[0.5, 0], [-0.5, -0.5]]
 
 
-def test_informative_groups_and_filling_a_batch():
+def test_batch_is_filled_with_groups_that_have_variance():
     keep = groups_with_variance(torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 5.0]), IDS_7 := list("aabbccd"))
     assert keep.tolist() == [False, False, True, True, True, True, False]
     rows, full = fill_batch(keep, IDS_7, 2)

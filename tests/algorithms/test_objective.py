@@ -71,10 +71,10 @@ def train(spec, inputs, cuts, ranks=1, step=3):
 
 
 def all_reduced(tallies):
-    """What every rank reports after its tally is reduced with the others'."""
+    """What every rank reports after its accumulator is reduced with the others'."""
     packed = {"sum": [], "max": []}
-    for tally in tallies:
-        tally.reduce(lambda tensor, op: packed[op].append(tensor))
+    for accumulator in tallies:
+        accumulator.reduce(lambda tensor, op: packed[op].append(tensor))
     for op, tensors in packed.items():
         if not tensors:
             continue
@@ -82,7 +82,7 @@ def all_reduced(tallies):
         combined = combined.sum(0) if op == "sum" else combined.amax(0)
         for tensor in tensors:
             tensor.copy_(combined)
-    metrics = [tally.metrics() for tally in tallies]
+    metrics = [accumulator.metrics() for accumulator in tallies]
     assert all(m == metrics[0] for m in metrics)
     return metrics[0]
 
@@ -142,12 +142,12 @@ def test_stop_gradient_stands_for_old_logprobs():
     (given_grad, _), given_metrics = train(spec_of("grpo"), inputs, [torch.arange(8)])
     objective = Objective(spec_of("grpo"))
     advantages = objective.advantages(inputs["mask"], rewards=inputs["rewards"], group_ids=["a"] * 4 + ["b"] * 4)
-    logprobs, tally = inputs["logprobs"].clone().requires_grad_(), MetricAccumulator()
+    logprobs, accumulator = inputs["logprobs"].clone().requires_grad_(), MetricAccumulator()
     part = {k: inputs[k] for k in ("mask", "rollout_logprobs", "ref_logprobs", "entropy")}
     weights = objective.weights(inputs["mask"])
-    objective.loss(tally, weights, logprobs=logprobs, advantages=advantages.advantages, **part).backward()
+    objective.loss(accumulator, weights, logprobs=logprobs, advantages=advantages.advantages, **part).backward()
     assert torch.allclose(logprobs.grad, given_grad, atol=1e-7)
-    assert tally.metrics() == pytest.approx(given_metrics, abs=1e-6)
+    assert accumulator.metrics() == pytest.approx(given_metrics, abs=1e-6)
 
 
 def test_experts_take_no_part_in_groups():
@@ -215,12 +215,12 @@ def kl_of(objective, is_expert):
     """The metrics of two rows of three tokens and one, each with log-probs 0.4 and 0.8 away from the reference."""
     mask = torch.tensor([[True, True, True], [True, False, False]])
     gap = torch.tensor([[0.4, 0.4, 0.4], [0.8, 9.0, 9.0]])
-    tally, logprobs = MetricAccumulator(), torch.full((2, 3), -1.0)
+    accumulator, logprobs = MetricAccumulator(), torch.full((2, 3), -1.0)
     objective.loss(
-        tally, objective.weights(mask, is_expert), logprobs=logprobs, mask=mask, ref_logprobs=logprobs - gap,
+        accumulator, objective.weights(mask, is_expert), logprobs=logprobs, mask=mask, ref_logprobs=logprobs - gap,
         advantages=torch.zeros(2, 3), is_expert=is_expert,
     )  # fmt: skip
-    return tally.metrics()
+    return accumulator.metrics()
 
 
 def test_the_adaptive_coefficient_goes_by_the_kl_of_a_token_however_the_loss_adds_up():
@@ -232,14 +232,19 @@ def test_the_adaptive_coefficient_goes_by_the_kl_of_a_token_however_the_loss_add
 
 def test_an_emptied_micro_batch_adds_nothing_to_the_kl_of_a_token():
     """A rank that has fewer micro-batches than others goes through rows whose mask is false."""
-    objective, tally = Objective(spec_of("grpo", kl_loss_fn="k2")), MetricAccumulator()
+    objective, accumulator = Objective(spec_of("grpo", kl_loss_fn="k2")), MetricAccumulator()
     mask, logprobs = torch.ones(1, 2, dtype=torch.bool), torch.full((1, 2), -1.0)
     weights = objective.weights(mask)
     for present in (mask, mask & False):
         objective.loss(
-            tally, weights, logprobs=logprobs, mask=present, ref_logprobs=logprobs - 0.4, advantages=torch.zeros(1, 2)
+            accumulator,
+            weights,
+            logprobs=logprobs,
+            mask=present,
+            ref_logprobs=logprobs - 0.4,
+            advantages=torch.zeros(1, 2),
         )
-    assert tally.metrics()["kl_mean"] == pytest.approx(0.08)
+    assert accumulator.metrics()["kl_mean"] == pytest.approx(0.08)
 
 
 def test_a_kl_beside_sft_is_that_of_the_experts_tokens():

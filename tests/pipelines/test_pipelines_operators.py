@@ -26,7 +26,7 @@ def _names(experiences):
     return [e.group for e in experiences]
 
 
-def test_only_groups_with_spread_are_kept_whole_and_in_order():
+def test_zero_variance_groups_are_dropped_others_kept_in_order():
     rows = [
         *_group("right", 1, 1),
         *_group("b", 1, 0, 1),
@@ -52,7 +52,7 @@ def test_answers_without_a_verdict_are_not_compared():
     unscored = [replace(e, reward=None, action_mask=np.zeros(2, bool)) for e in (*_group("a", 0), *_group("b", 0))]
     rows = [*_group("a", 1, 1), unscored[0], *_group("b", 1, 0), unscored[1]]
     assert _names(dynamic_sampling(rows)) == ["b", "b"]
-    assert _names(OPERATORS["flat_group_filter"](rows)) == ["b", "b", "b"]
+    assert _names(OPERATORS["zero_variance_group_filter"](rows)) == ["b", "b", "b"]
 
 
 def test_a_missing_reward_is_an_error():
@@ -61,20 +61,21 @@ def test_a_missing_reward_is_an_error():
 
 
 def test_a_pipeline_runs_operators_with_their_arguments():
-    assert set(OPERATORS) >= {"reward_filter", "flat_group_filter", "dynamic_sampling"}
+    assert set(OPERATORS) >= {"reward_filter", "zero_variance_group_filter", "dynamic_sampling"}
+    assert OPERATORS["flat_group_filter"] is OPERATORS["zero_variance_group_filter"]
     (one,) = pipeline([OperatorConfig(name="dynamic_sampling", args={"rows": 2})])
     assert _names(one([*_group("a", 1, 0), *_group("b", 1, 0)])) == ["a", "a"]
 
 
-spreads = st.lists(st.lists(st.booleans(), min_size=2, max_size=4), min_size=1, max_size=6)
+variances = st.lists(st.lists(st.booleans(), min_size=2, max_size=4), min_size=1, max_size=6)
 
 
-@given(spreads, st.integers(1, 3), st.integers(0, 2), st.sampled_from([None, 4]))
+@given(variances, st.integers(1, 3), st.integers(0, 2), st.sampled_from([None, 4]))
 @settings(max_examples=25, deadline=None)
 def test_explorer_and_trainer_reach_their_last_step_whatever_is_dropped(
     tmp_path_factory, steps, interval, offset, rows
 ):
-    """Fixed style, batches of 4 rows; each step's groups of 2 have spread or not. Nobody is stuck in any round."""
+    """Fixed style, batches of 4 rows; each step's groups of 2 have variance or not. Nobody is stuck in any round."""
     path = tmp_path_factory.mktemp("store") / "store.db"
     explored = trained = published = 0
     with ExperienceStore.open(path) as store:
@@ -85,7 +86,7 @@ def test_explorer_and_trainer_reach_their_last_step_whatever_is_dropped(
                 needed = required_version(explored + 1, interval, offset)
                 if needed <= published:
                     sampled = [
-                        e for i, spread in enumerate(steps[explored]) for e in _group(f"{explored}/{i}", 1, not spread)
+                        e for i, varies in enumerate(steps[explored]) for e in _group(f"{explored}/{i}", 1, not varies)
                     ]
                     explored += 1
                     store.put("explorer", explored, {}, dynamic_sampling(sampled, rows=rows), needed)

@@ -304,7 +304,7 @@ def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):
 
 def test_operators_change_what_is_stored(config, engine):
     settings = config(
-        mode="explore", data_processor={"experience_pipeline": {"operators": [{"name": "flat_group_filter"}]}}
+        mode="explore", data_processor={"experience_pipeline": {"operators": [{"name": "zero_variance_group_filter"}]}}
     )
     asyncio.run(Explorer(settings, [engine]).run())
     assert stored(settings).stats().ready == 0

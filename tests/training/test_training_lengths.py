@@ -12,7 +12,7 @@ TASKS, EPOCHS, REPEATS = 24, 2, 4
 BOTH = {"mode": "both", "synchronizer__sync_method": "checkpoint"}
 DYNAMIC = BOTH | {"synchronizer__sync_style": "dynamic_by_explorer"}
 DATA = "{path: PATH, format: {prompt_key: question, response_key: answer}}"
-FILTER = {"data_processor__experience_pipeline__operators": "[{name: flat_group_filter}]"}
+FILTER = {"data_processor__experience_pipeline__operators": "[{name: zero_variance_group_filter}]"}
 
 
 @pytest.fixture

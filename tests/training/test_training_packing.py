@@ -51,9 +51,9 @@ def test_keys_copied_to_all_heads_give_the_attention_of_shared_ones():
     key, value = torch.randn(2, 3, 2, 9, 8, generator=generator, dtype=torch.float64)
     mask = torch.rand(3, 1, 4, 9, generator=generator) > 0.3
     outcomes = []
-    for spread in (True, False):
+    for repeat_heads in (True, False):
         inputs = [x.clone().requires_grad_() for x in (query, key, value)]
-        out = masked_attention(*inputs, mask, 0.3, spread)
+        out = masked_attention(*inputs, mask, 0.3, repeat_heads)
         outcomes.append([out.detach(), *torch.autograd.grad(out.square().sum(), inputs)])
     torch.testing.assert_close(*outcomes)
     for head in range(6):

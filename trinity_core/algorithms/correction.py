@@ -41,9 +41,9 @@ class Correction:
         """Weights and the metrics of the gap. Raises InputError for a NaN or infinity at an action token."""
         mask = as_mask(mask)
         require_finite(mask, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
-        tally, weights = MetricAccumulator(), self.weights(old_logprobs, rollout_logprobs, mask, **args)
-        measure_gap(tally, old_logprobs, rollout_logprobs, mask, weights)
-        return weights, tally.metrics()
+        accumulator, weights = MetricAccumulator(), self.weights(old_logprobs, rollout_logprobs, mask, **args)
+        measure_gap(accumulator, old_logprobs, rollout_logprobs, mask, weights)
+        return weights, accumulator.metrics()
 
 
 CORRECTIONS: dict[str, Correction] = {}
@@ -115,7 +115,7 @@ def geometric(log_ratio: Tensor, mask: Tensor, low: float = 0.99, high: float = 
 
 
 def measure_gap(
-    tally: MetricAccumulator,
+    accumulator: MetricAccumulator,
     old_logprobs: Tensor,
     rollout_logprobs: Tensor,
     mask: Tensor,
@@ -129,10 +129,10 @@ def measure_gap(
     """
     gap = log_ratio(old_logprobs, rollout_logprobs, mask)
     held = gap.clamp(-LOG_RATIO_CAP, LOG_RATIO_CAP)
-    tally.mean("rollout_gap/mean", gap.abs(), mask)
-    tally.maximum("rollout_gap/max", gap.abs(), mask)
-    tally.mean("rollout_gap/k3", torch.expm1(held) - held, mask)
-    tally.effective_sample_size("rollout_gap/ess", held.double().exp(), mask)
+    accumulator.mean("rollout_gap/mean", gap.abs(), mask)
+    accumulator.maximum("rollout_gap/max", gap.abs(), mask)
+    accumulator.mean("rollout_gap/k3", torch.expm1(held) - held, mask)
+    accumulator.effective_sample_size("rollout_gap/ess", held.double().exp(), mask)
     if weights is not None:
-        tally.mean("rollout_gap/weight", weights, mask)
-        tally.mean("rollout_gap/masked", (weights == 0).to(gap.dtype), mask)
+        accumulator.mean("rollout_gap/weight", weights, mask)
+        accumulator.mean("rollout_gap/masked", (weights == 0).to(gap.dtype), mask)

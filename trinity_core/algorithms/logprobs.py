@@ -3,7 +3,7 @@
 The `[N, V]` logits of N positions over a vocabulary of V never exist: slices of the vocabulary are computed, reduced
 with a running maximum (as in online softmax, arXiv 1805.02867) and dropped; the backward pass computes each slice
 again. That is one matrix product more than the plain way has, paid for by fewer passes over memory. Rows whose
-gradient is 0 (masked tokens, groups without spread) are left out of the backward pass.
+gradient is 0 (masked tokens, zero-variance groups) are left out of the backward pass.
 No second derivatives. `benchmarks/logprob_memory.py` measures memory and time.
 """
 

@@ -216,7 +216,7 @@ class Objective:
 
     def loss(
         self,
-        tally: MetricAccumulator,
+        accumulator: MetricAccumulator,
         weights: Weights,
         *,
         logprobs: Tensor,
@@ -229,7 +229,7 @@ class Objective:
         is_expert: Tensor | None = None,
         step: int = 0,
     ) -> Tensor:
-        """A micro-batch's part of the loss, with gradient; its metrics go to the `tally`.
+        """A micro-batch's part of the loss, with gradient; its metrics go to the `accumulator`.
 
         All tensors `[b, T]` of the same rows. `old_logprobs` None means the stop-gradient of `logprobs`: no second
         forward pass, and the ratio's clip is skipped. `rollout_logprobs` are measured and corrected for, expert rows
@@ -240,23 +240,32 @@ class Objective:
             "is_expert": is_expert, "step": step,
         }  # fmt: skip
         values = self.policy_loss.corrected(
-            tally, self.correction, self.correction_args, logprobs, mask, rollout_logprobs, self.policy_args, inputs
+            accumulator,
+            self.correction,
+            self.correction_args,
+            logprobs,
+            mask,
+            rollout_logprobs,
+            self.policy_args,
+            inputs,
         )
         loss = (weights.policy * values).sum()
         for name in {"pg_loss", self.policy_loss.metric}:
-            tally.total(name, loss)
+            accumulator.total(name, loss)
         if self.kl_in_loss:
-            loss = loss + self.kl_loss.kl_coef * self._kl(tally, weights, logprobs, ref_logprobs, old_logprobs, mask)
+            loss = loss + self.kl_loss.kl_coef * self._kl(
+                accumulator, weights, logprobs, ref_logprobs, old_logprobs, mask
+            )
         if entropy is not None and self.entropy_loss.name != "none":
             value = (weights.entropy * torch.where(mask, entropy, 0.0)).sum()
-            tally.total("entropy_loss", value)
+            accumulator.total("entropy_loss", value)
             if self.entropy_has_gradient:
                 loss = loss - self.entropy_coef * value
-        tally.total("final_loss", loss)
+        accumulator.total("final_loss", loss)
         return loss
 
     def _kl(
-        self, tally: MetricAccumulator, weights: Weights, logprobs: Tensor, reference: Tensor | None,
+        self, accumulator: MetricAccumulator, weights: Weights, logprobs: Tensor, reference: Tensor | None,
         old: Tensor | None, mask: Tensor,
     ) -> Tensor:  # fmt: skip
         """This micro-batch's part of the aggregated KL, without coefficient."""
@@ -264,8 +273,8 @@ class Objective:
             raise InputError(f"the KL loss '{self.kl_loss_fn.name}' needs ref_logprobs")
         tokens = self.kl_loss_fn.tokens(logprobs, reference, mask, old, **self.kl_loss_args)
         value = (weights.kl * tokens).sum()
-        tally.total("kl_loss", value)
-        tally.mean("kl_mean", tokens, mask & (weights.kl != 0))
+        accumulator.total("kl_loss", value)
+        accumulator.mean("kl_mean", tokens, mask & (weights.kl != 0))
         return value
 
     def after_batch(self, metrics: dict[str, float], experiences: int) -> dict[str, float]:

@@ -27,8 +27,9 @@ def reward_filter(
     return [e for e in experiences if e.reward is not None and min_reward <= e.reward <= max_reward]
 
 
-@OPERATORS.register("flat_group_filter")
-def flat_group_filter(experiences: list[Experience]) -> list[Experience]:
+@OPERATORS.register("zero_variance_group_filter")
+@OPERATORS.register("flat_group_filter")  # old name, still valid in YAML
+def zero_variance_group_filter(experiences: list[Experience]) -> list[Experience]:
     """Drop groups whose rewards are all equal: relative to each other their answers are neither good nor bad."""
     rewards: dict[str, set[float]] = {e.group: set() for e in experiences}
     for e in experiences:

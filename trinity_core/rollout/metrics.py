@@ -22,8 +22,8 @@ def experiences_of(outcomes: Iterable[Outcome]) -> list[Experience]:
 def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Rewards, lengths, reward parts, failures.
 
-    `reward/flat_groups` is the share of groups whose rewards are all equal: a group-relative algorithm learns nothing
-    from them.
+    `reward/zero_variance_groups` is the share of groups whose rewards are all equal: a group-relative algorithm learns
+    nothing from them.
     """
     experiences = experiences_of(outcomes)
     numbers = {
@@ -34,12 +34,14 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
     }
     rewards = [experience.reward for experience in experiences if experience.reward is not None]
     if rewards:
+        zero_variance = _zero_variance_groups(outcomes)
         numbers |= {
             "reward/mean": float(np.mean(rewards)),
             "reward/std": float(np.std(rewards)),
             "reward/max": float(np.max(rewards)),
             "reward/min": float(np.min(rewards)),
-            "reward/flat_groups": _flat_groups(outcomes),
+            "reward/zero_variance_groups": zero_variance,
+            "reward/flat_groups": zero_variance,  # old name, gone in 0.2
         }
     if experiences:
         lengths = [experience.response_length for experience in experiences]
@@ -89,7 +91,7 @@ def combined(experiences: Iterable[Experience]) -> dict[str, float]:
     return {name: float(sum(v) if name in COUNTED else np.mean(v)) for name, v in sorted(values.items())}
 
 
-def _flat_groups(outcomes: Sequence[Outcome]) -> float:
+def _zero_variance_groups(outcomes: Sequence[Outcome]) -> float:
     groups = [{e.reward for e in outcome.experiences} for outcome in outcomes if len(outcome.experiences) > 1]
     return sum(len(rewards - {None}) < 2 for rewards in groups) / len(groups) if groups else 0.0
 

@@ -69,7 +69,7 @@ class Critic:
         Raises TrinityError for a loss or gradient that is not finite.
         """
         weights = AGGREGATIONS["token-mean"].weights(batch.mask)
-        tally = MetricAccumulator()
+        accumulator = MetricAccumulator()
         for i, micro in enumerate(micros):
             values = micro.grid(self.engine(micro))
             mask = batch.mask[micro.rows] if len(micro.cells) else batch.mask[micro.rows] & False
@@ -77,13 +77,13 @@ class Critic:
                 values, returns[micro.rows], mask, old_values[micro.rows], self.settings.cliprange_value
             )
             loss = (weights[micro.rows] * losses).sum()
-            tally.means(stats)
-            tally.total("critic/vf_loss", loss)
+            accumulator.means(stats)
+            accumulator.total("critic/vf_loss", loss)
             self.engine.backward(loss, last=i == len(micros) - 1)
         lr = self.schedule.at(step)
         norm = self.engine.step(lr)
-        tally.reduce(all_reduce(self.ranks))
-        metrics = tally.metrics()
+        accumulator.reduce(all_reduce(self.ranks))
+        metrics = accumulator.metrics()
         inputs = {"the returns": returns, "the values": old_values}
         check_finite("critic", step, metrics["critic/vf_loss"], norm, self.engine, lr, inputs)
         return metrics | {"critic/grad_norm": norm, "critic/lr": lr}

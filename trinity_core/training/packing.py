@@ -137,13 +137,14 @@ class _Unpad(torch.autograd.Function):
 
 
 def masked_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, spread: bool
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, repeat_heads: bool
 ) -> Tensor:
     """Attention under a mask, [b, heads, R, D], with fewer heads of keys and values than of queries.
 
-    `spread` copies them to all heads: with a mask, CUDA's kernels that hold no matrix of scores know no shared heads.
+    `repeat_heads` copies keys and values to all query heads: with a mask, CUDA's memory-efficient kernels do not
+    support grouped heads.
     """
-    if spread and (shared := query.shape[1] // key.shape[1]) > 1:
+    if repeat_heads and (shared := query.shape[1] // key.shape[1]) > 1:
         key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
     grouped = key.shape[1] != query.shape[1]
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
@@ -179,6 +180,6 @@ def attention(
     out_p = scaled_dot_product_attention(q_p, k_p, v_p, is_causal=True, scale=scaling, enable_gqa=grouped)
     k = torch.cat([k_p.index_select(0, packed.prompt_of), k_r], dim=2)
     v = torch.cat([v_p.index_select(0, packed.prompt_of), v_r], dim=2)
-    out_r = masked_attention(q_r, k, v, packed.mask, scaling, spread=query.is_cuda)
+    out_r = masked_attention(q_r, k, v, packed.mask, scaling, repeat_heads=query.is_cuda)
     out = torch.cat([out_p.transpose(1, 2).reshape(-1, heads, D), out_r.transpose(1, 2).reshape(-1, heads, D)])
     return cast("Tensor", _Unpad.apply(out, packed))[None], None

@@ -149,11 +149,11 @@ def update(
     """
     batch = prepared.batch
     weights = objective.weights(batch.mask, batch.is_expert, step)
-    tally = MetricAccumulator()
+    accumulator = MetricAccumulator()
     for i, micro in enumerate(micros):
         logprobs, entropy = engine(micro, temperature, objective.entropy_has_gradient)
         loss = objective.loss(
-            tally,
+            accumulator,
             weights.rows(micro.rows),
             logprobs=micro.grid(logprobs),
             entropy=micro.grid(entropy),
@@ -167,8 +167,8 @@ def update(
         )
         engine.backward(loss, last=i == len(micros) - 1)
     norm = engine.step(lr)
-    tally.reduce(all_reduce(engine.ranks))
-    metrics = tally.metrics()
+    accumulator.reduce(all_reduce(engine.ranks))
+    metrics = accumulator.metrics()
     check_finite("policy", step, metrics["final_loss"], norm, engine, lr, prepared.inputs)
     return metrics | {"grad_norm": norm, "lr": lr}
 

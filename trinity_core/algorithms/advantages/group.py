@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, spread
+from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.shaping import overlong_penalty
 
@@ -49,9 +49,9 @@ def grpo(
     groups = Groups.of(rewards, group_ids)
     scores, metrics = _scaled(groups, epsilon, std_normalize, std_cal_level), groups.metrics()
     if std_threshold is not None:
-        flat = (groups.stds <= std_threshold)[groups.index]
-        scores, metrics["filtered_count"] = torch.where(flat, 0.0, scores), float(flat.sum())
-    return spread(scores, mask), metrics
+        zero_variance = (groups.stds <= std_threshold)[groups.index]
+        scores, metrics["filtered_count"] = torch.where(zero_variance, 0.0, scores), float(zero_variance.sum())
+    return to_tokens(scores, mask), metrics
 
 
 @advantage("rloo")
@@ -59,7 +59,7 @@ def rloo(rewards: Tensor, group_ids: GroupIds, mask: Tensor) -> Result:
     """r minus the mean of the *other* rollouts of its group (RLOO, arXiv 2402.14740); 0 in groups of one."""
     groups = Groups.of(rewards, group_ids)
     counts = groups.counts[groups.index]
-    return spread(groups.deviations * counts / (counts - 1).clamp(min=1), mask), groups.metrics()
+    return to_tokens(groups.deviations * counts / (counts - 1).clamp(min=1), mask), groups.metrics()
 
 
 @advantage("opmd")
@@ -68,12 +68,12 @@ def opmd(rewards: Tensor, group_ids: GroupIds, mask: Tensor, opmd_baseline: str 
     mirror descent derives (Kimi k1.5, arXiv 2501.12599, section 2.3.2). 0 in groups of one."""
     groups = Groups.of(rewards, group_ids)
     if opmd_baseline == "mean":
-        return spread(groups.deviations, mask), groups.metrics()
+        return to_tokens(groups.deviations, mask), groups.metrics()
     if opmd_baseline != "logavgexp" or tau <= 0:
         raise InputError(f"opmd_baseline is mean or logavgexp with tau > 0, not '{opmd_baseline}' with {tau}")
     peak = groups.extreme(groups.rewards, "amax")[groups.index]
     average = groups.sums(((groups.rewards - peak) / tau).exp()) / groups.counts
-    return spread(groups.rewards - peak - tau * average.log()[groups.index], mask), groups.metrics()
+    return to_tokens(groups.rewards - peak - tau * average.log()[groups.index], mask), groups.metrics()
 
 
 @advantage("asymre")
@@ -81,7 +81,7 @@ def asymre(rewards: Tensor, group_ids: GroupIds, mask: Tensor, baseline_shift: f
     """r - (mean of its group + baseline_shift): a baseline below the mean dwells on successes, safe off-policy
     (AsymRE, arXiv 2506.20520, section 4)."""
     groups = Groups.of(rewards, group_ids)
-    return spread(groups.deviations - baseline_shift, mask), groups.metrics()
+    return to_tokens(groups.deviations - baseline_shift, mask), groups.metrics()
 
 
 @advantage("rec")
@@ -113,7 +113,7 @@ def rec(
     scores = torch.zeros_like(groups.rewards)
     rest = Groups.of(groups.rewards[kept], groups.index[kept])
     scores[kept] = _scaled(rest, epsilon, std_normalize, "group")
-    return spread(scores, mask), groups.metrics() | {
+    return to_tokens(scores, mask), groups.metrics() | {
         "drop_balance": float((~kept).double().mean()) if len(kept) else 0.0
     }
 
@@ -122,8 +122,8 @@ def rec(
 def raft(rewards: Tensor, group_ids: GroupIds, mask: Tensor, selection: str = "best", threshold: float = 0.0) -> Result:
     """The weight of each row in SFT on chosen rollouts (RAFT, arXiv 2304.06767, algorithm 1).
 
-    `best`: the rows with their group's best reward, unless it has no spread; `threshold`: those with a reward above
-    it. Chosen rows weigh tokens / chosen tokens, so that under `token-mean` the loss is the mean over chosen tokens.
+    `best`: the rows with their group's best reward, none in zero-variance groups; `threshold`: those with a reward
+    above it. Chosen rows weigh tokens / chosen tokens, so that under `token-mean` the loss is the mean over them.
     """
     groups = Groups.of(rewards, group_ids)
     if selection == "best":
@@ -136,7 +136,7 @@ def raft(rewards: Tensor, group_ids: GroupIds, mask: Tensor, selection: str = "b
     tokens = mask.sum(-1)
     weight = tokens.sum() / (tokens * chosen).sum().clamp(min=1)
     metrics = groups.metrics() | {"raft/chosen": float(chosen.double().mean()) if len(chosen) else 0.0}
-    return spread(chosen * weight, mask), metrics
+    return to_tokens(chosen * weight, mask), metrics
 
 
 @advantage("step_wise_grpo")
@@ -169,9 +169,9 @@ def step_wise_grpo(
     groups = Groups.of(rewards[row], group_of[row])
     scores, metrics = _scaled(groups, epsilon, std_normalize, std_cal_level), groups.metrics()
     if std_threshold is not None:
-        flat = (groups.stds <= std_threshold)[groups.index]
-        metrics["filtered_count"] = float(by_run.counts[flat].sum())
-        scores = torch.where(flat, 0.0, scores)
+        zero_variance = (groups.stds <= std_threshold)[groups.index]
+        metrics["filtered_count"] = float(by_run.counts[zero_variance].sum())
+        scores = torch.where(zero_variance, 0.0, scores)
     if enable_step_norm:
         scores = scores / by_run.counts
-    return spread(scores[by_run.index], mask), metrics
+    return to_tokens(scores[by_run.index], mask), metrics

@@ -80,17 +80,19 @@ class Groups:
         return (self.sums(self.deviations.square()) / (self.counts - 1).clamp(min=1)).sqrt()
 
     def metrics(self) -> dict[str, float]:
-        """Averages over groups of their reward's mean and deviation, and the share of groups without spread."""
+        """Averages over groups of their reward's mean and deviation, and the share of zero-variance groups."""
         if not len(self.rewards):
             return {}
+        zero_variance = float((self.stds == 0).double().mean())
         return {
             "group_advantages/reward_mean": float(self.means.mean()),
             "group_advantages/reward_std": float(self.stds.mean()),
-            "group_advantages/no_spread": float((self.stds == 0).double().mean()),
+            "group_advantages/zero_variance_groups": zero_variance,
+            "group_advantages/no_spread": zero_variance,  # old name, gone in 0.2
         }
 
 
-def spread(scores_B: Tensor, mask: Tensor) -> Tensor:
+def to_tokens(scores_B: Tensor, mask: Tensor) -> Tensor:
     """[B, T] each row's score at all its action tokens, float32."""
     mask = as_mask(mask)
     if mask.shape[0] != len(scores_B):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms.advantages.grouping import GroupIds, advantage, spread, token_rewards_of
+from trinity_core.algorithms.advantages.grouping import GroupIds, advantage, to_tokens, token_rewards_of
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, clean, masked_mean, require_finite, whiten
 
@@ -80,7 +80,7 @@ def reinforce(
     """r - baseline, a constant: no group and no critic is asked."""
     if not bool(torch.isfinite(rewards).all()):
         raise InputError("a reward is not finite")
-    return spread(rewards.detach() - baseline, mask), {}
+    return to_tokens(rewards.detach() - baseline, mask), {}
 
 
 @advantage("on_policy_distill")

@@ -66,26 +66,26 @@ class PolicyLoss:
         return clean(values, mask), stats
 
     def corrected(
-        self, tally: MetricAccumulator, rule: Correction, rule_args: Mapping[str, Any], logprobs: Tensor, mask: Tensor,
-        rollout_logprobs: Tensor | None, args: Mapping[str, Any], inputs: Mapping[str, Any],
+        self, accumulator: MetricAccumulator, rule: Correction, rule_args: Mapping[str, Any], logprobs: Tensor,
+        mask: Tensor, rollout_logprobs: Tensor | None, args: Mapping[str, Any], inputs: Mapping[str, Any],
     ) -> Tensor:  # fmt: skip
-        """`tokens` weighed for the gap between rollout and trainer; stats and the gap go to the tally.
+        """`tokens` weighed for the gap between rollout and trainer; stats and the gap go to the accumulator.
 
         Expert rows (`is_expert`) were not rolled out: they keep weight 1 and are not measured.
         """
         ratio_to = {"old_logprobs": rollout_logprobs} if self.ratio_to_rollout and rollout_logprobs is not None else {}
         values, stats = self.tokens(logprobs, mask, args=args, **{**inputs, **ratio_to})
-        tally.means(stats)
+        accumulator.means(stats)
         if rollout_logprobs is None:
             return values
         is_expert, old = inputs.get("is_expert"), inputs.get("old_logprobs")
         sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
         old = logprobs.detach() if old is None else old
         if self.ratio_to_rollout or not self.corrects_rollouts:
-            measure_gap(tally, old, rollout_logprobs, sampled)
+            measure_gap(accumulator, old, rollout_logprobs, sampled)
             return values
         weights = rule.weights(old, rollout_logprobs, sampled, **rule_args)
-        measure_gap(tally, old, rollout_logprobs, sampled, weights)
+        measure_gap(accumulator, old, rollout_logprobs, sampled, weights)
         return values * weights.to(values.dtype)
 
     def weights(
@@ -132,9 +132,9 @@ class PolicyLoss:
         inputs = {name: value for name, value in rest.items() if name in names}
         args = {name: value for name, value in rest.items() if name not in names}
         self._check(mask, logprobs, rollout_logprobs, inputs)
-        tally, rule = MetricAccumulator(), find(CORRECTIONS, rollout_correction, "rollout correction")
+        accumulator, rule = MetricAccumulator(), find(CORRECTIONS, rollout_correction, "rollout correction")
         values = self.corrected(
-            tally, rule, rollout_correction_args or {}, logprobs, mask, rollout_logprobs, args, inputs
+            accumulator, rule, rollout_correction_args or {}, logprobs, mask, rollout_logprobs, args, inputs
         )
         weights = self.weights(
             mask,
@@ -145,9 +145,9 @@ class PolicyLoss:
             **inputs,
         )
         loss = (weights * values).sum()
-        tally.total("pg_loss", loss)
-        tally.total(self.metric, loss) if self.metric != "pg_loss" else None
-        return loss, tally.metrics()
+        accumulator.total("pg_loss", loss)
+        accumulator.total(self.metric, loss) if self.metric != "pg_loss" else None
+        return loss, accumulator.metrics()
 
     def _check(self, mask: Tensor, logprobs: Tensor, rollout: Tensor | None, inputs: dict[str, Any]) -> None:
         """Raise InputError unless every tensor has the mask's shape and finite values where they count."""
