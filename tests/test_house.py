@@ -101,7 +101,14 @@ def test_no_error_is_caught_blindly(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["trinity_core", "trinity_core.config", "trinity_core.cli", "trinity_core.sync.schedule"]
+    "module",
+    [
+        "trinity_core",
+        "trinity_core.config",
+        "trinity_core.cli",
+        "trinity_core.sync.schedule",
+        "trinity_core.algorithms",
+    ],
 )
 def test_light_modules_import_nothing_heavy(module: str) -> None:
     heavy = ("torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets")

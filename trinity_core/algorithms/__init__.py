@@ -4,14 +4,17 @@ For a whole batch call a part: `POLICY_LOSSES["ppo"](logprobs=, old_logprobs=, a
 with `Objective`, which splits the same loss into weights (once, from the whole batch) and per-token values (for each
 micro-batch), so that any cut gives the same sum. A user's module adds parts with the decorators `policy_loss`,
 `advantage`, `kl_fn`, `aggregation`, `correction`, and algorithm types with `register_algorithm`.
+
+torch is imported when the first part is called, so that a configuration can be checked without it.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from trinity_core.algorithms.advantages import ADVANTAGES, advantage
 from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation, aggregation
 from trinity_core.algorithms.correction import CORRECTIONS, Correction, correction, measure_gap
 from trinity_core.algorithms.entropy import ENTROPY_LOSSES, EntropyLoss
 from trinity_core.algorithms.kl import KL_FNS, KLCoefficient, KLFn, kl_fn
-from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 from trinity_core.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_loss
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.objective import Objective, Weights
@@ -20,6 +23,9 @@ from trinity_core.algorithms.sampling import fill_batch, groups_with_variance
 from trinity_core.algorithms.shaping import overlong_penalty
 from trinity_core.algorithms.value import value_loss, value_tokens
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, register_algorithm
+
+if TYPE_CHECKING:
+    from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
 
 __all__ = [
     "ADVANTAGES",
@@ -55,3 +61,12 @@ __all__ = [
     "value_loss",
     "value_tokens",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`token_logprobs_and_entropy`, whose module defines a `torch.autograd.Function` and so imports torch at once."""
+    if name == "token_logprobs_and_entropy":
+        from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
+
+        return token_logprobs_and_entropy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class Aggregation:
     function: Callable[..., Tensor]
     """(mask [B, T] bool, **args) -> weights [B, T] float64; what it gives to masked tokens is ignored."""
 
-    def weights(self, mask: Tensor, *, dtype: torch.dtype = torch.float32, **args: Any) -> Tensor:
-        """[B, T] weights from the mask of the whole batch; 0 at masked tokens, all 0 for an empty mask."""
+    def weights(self, mask: Tensor, *, dtype: torch.dtype | None = None, **args: Any) -> Tensor:
+        """[B, T] weights, float32 by default, from the mask of the whole batch; 0 at masked tokens."""
         mask = as_mask(mask)
-        return clean(self.function(mask, **args), mask).to(dtype)
+        return clean(self.function(mask, **args), mask).to(dtype or torch.float32)
 
     def __call__(self, values: Tensor, mask: Tensor, **args: Any) -> Tensor:
         """The scalar of `[B, T]` values. Raises InputError for a NaN or infinity at an action token."""

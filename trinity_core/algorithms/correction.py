@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite, row_mean, row_sum
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOG_RATIO_CAP = 20.0
 """Log-ratios are held within +-20 before exp: beyond, a float32 weight says nothing more and its square overflows."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, require_finite
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeAlias
 
 from trinity_core.algorithms.tensors import clean
+from trinity_core.lazy import torch
 
-Stat = tuple[Tensor, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Stat: TypeAlias = "tuple[Tensor, Tensor]"
 """Values `[B, T]` and the bool mask `[B, T]` of the tokens over which they are averaged."""
 Stats = dict[str, Stat]
 

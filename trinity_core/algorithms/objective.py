@@ -8,10 +8,7 @@ batch's loss. Over ranks the gradients are summed, not averaged. The trainer nev
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trinity_core.algorithms.advantages import ADVANTAGES
 from trinity_core.algorithms.advantages.grouping import token_rewards_of
@@ -22,7 +19,11 @@ from trinity_core.algorithms.kl import KL_FNS, split_kl_args
 from trinity_core.algorithms.losses import POLICY_LOSSES
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.registry import InputError, call_with, find, refuse_unknown
-from trinity_core.algorithms.tensors import as_mask, masked_mean
+from trinity_core.algorithms.tensors import as_mask, masked_mean, without_gradient
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class AlgorithmSpec(Protocol):
@@ -148,7 +149,7 @@ class Objective:
             if coefficient.adaptive and name in state:
                 coefficient.kl_coef = state[name]
 
-    @torch.no_grad()
+    @without_gradient
     def advantages(self, mask: Tensor, left_out: Tensor | None = None, **inputs: Any) -> Advantages:
         """Advantages of the whole batch, the same on every rank that is given the same batch.
 
@@ -295,7 +296,7 @@ def _sampled(mask: Tensor, is_expert: Tensor | None) -> Tensor:
 
 def _take(values: Any, rows: Tensor) -> Any:
     """The given rows of a tensor or of a sequence; anything else as it is."""
-    if isinstance(values, Tensor):
+    if isinstance(values, torch.Tensor):
         return values[rows.to(values.device)] if values.dim() else values
     return [values[row] for row in rows.tolist()] if isinstance(values, list | tuple) else values
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, Groups
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def groups_with_variance(rewards: Tensor, group_ids: GroupIds, std_threshold: float = 0.0) -> Tensor:

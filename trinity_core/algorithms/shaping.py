@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.registry import InputError
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def overlong_penalty(lengths_B: Tensor, max_length: int, cache_length: int, factor: float = 1.0) -> Tensor:

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from trinity_core.algorithms.registry import InputError
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def without_gradient(function: Callable[P, R]) -> Callable[P, R]:
+    """`torch.no_grad()` as a decorator that does not import torch before the function is called."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def clean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

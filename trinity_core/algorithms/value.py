@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator, Stats
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def value_tokens(

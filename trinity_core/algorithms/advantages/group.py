@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.shaping import overlong_penalty
+from trinity_core.lazy import torch
 
-Result = tuple[Tensor, dict[str, float]]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Result: TypeAlias = "tuple[Tensor, dict[str, float]]"
 
 
 def _scaled(groups: Groups, epsilon: float, std_normalize: bool, std_cal_level: str) -> Tensor:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trinity_core.algorithms.registry import InputError, register
 from trinity_core.algorithms.tensors import as_mask, clean, last_token, require_finite
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AdvantageFn = Callable[..., Any]
 ADVANTAGES: dict[str, AdvantageFn] = {}
 """By name: (rewards=[B], group_ids=[B], mask=[B, T], ...) -> (advantages [B, T], metrics), without gradient."""
 
-GroupIds = Tensor | Sequence[Hashable]
+GroupIds: TypeAlias = "Tensor | Sequence[Hashable]"
 
 
 def advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
@@ -47,7 +48,7 @@ class Groups:
         if not bool(torch.isfinite(rewards).all()):
             row = int((~torch.isfinite(rewards)).nonzero()[0])
             raise InputError(f"the reward of row {row} is {float(rewards[row])}")
-        if isinstance(group_ids, Tensor):
+        if isinstance(group_ids, torch.Tensor):
             index = torch.unique(group_ids.to(rewards.device), return_inverse=True)[1]
         else:
             numbers = {name: i for i, name in enumerate(dict.fromkeys(group_ids))}

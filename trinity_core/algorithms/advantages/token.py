@@ -5,16 +5,19 @@ All take `group_ids`, as every advantage does, and compare no group.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, advantage, to_tokens, token_rewards_of
 from trinity_core.algorithms.registry import InputError
-from trinity_core.algorithms.tensors import as_mask, clean, masked_mean, require_finite, whiten
+from trinity_core.algorithms.tensors import as_mask, clean, masked_mean, require_finite, whiten, without_gradient
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @advantage("ppo")
-@torch.no_grad()
+@without_gradient
 def gae(
     mask: Tensor,
     values: Tensor,
@@ -53,7 +56,7 @@ def gae(
 
 
 @advantage("reinforceplusplus")
-@torch.no_grad()
+@without_gradient
 def reinforceplusplus(
     mask: Tensor,
     rewards: Tensor | None = None,
@@ -84,7 +87,7 @@ def reinforce(
 
 
 @advantage("on_policy_distill")
-@torch.no_grad()
+@without_gradient
 def on_policy_distill(
     mask: Tensor,
     teacher_logprobs: Tensor,

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.losses.policy_loss import policy_loss
 from trinity_core.algorithms.losses.ppo import ppo
@@ -17,6 +15,10 @@ from trinity_core.algorithms.losses.supervised import sft, sft_phi
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import clean
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def mu_at(step: int, mu_warmup_steps: int, mu_decay_steps: int, mu_peak: float, mu_valley: float) -> float:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation
 from trinity_core.algorithms.correction import CORRECTIONS, Correction, measure_gap
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator, Stats
 from trinity_core.algorithms.registry import InputError, call_with, find, keywords
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INPUTS = ("old_logprobs", "advantages", "ref_logprobs", "rollout_logprobs")
 """Tensors `[B, T]` that a loss may take beside `logprobs` and `mask`; further `is_expert` [B] and the number `step`."""
@@ -95,7 +96,7 @@ class PolicyLoss:
         loss_agg_mode: str | None = None,
         loss_agg_mode_args: Mapping[str, Any] | None = None,
         args: Mapping[str, Any] | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         **inputs: Any,
     ) -> Tensor:
         """`[B, T]` weights from the mask of the whole batch, so that the loss is (weights * values).sum()."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.losses.policy_loss import policy_loss
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import first_token, row_sum
+from trinity_core.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @policy_loss("sft", metric="sft_loss", corrects_rollouts=False)
@@ -74,7 +76,8 @@ def dpo(
     place = _pairs(mask)
     chosen, rejected = (beta * row_sum(logprobs - ref_logprobs, mask)).view(-1, 2, 1).unbind(1)
     margin = chosen - rejected
-    loss = -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
+    logsigmoid = torch.nn.functional.logsigmoid
+    loss = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
 
     def at_place(per_pair: Tensor) -> Tensor:
         return per_pair.repeat_interleave(2, dim=0) * place

@@ -1,0 +1,26 @@
+"""`torch`, imported at the first use of one of its attributes.
+
+The files of an algorithm's parts are imported wherever a configuration is checked, for the names and the arguments of
+the parts; torch takes seconds to import, and only those who compute need it. In these files torch may be used within
+functions and in annotations, but not while the file itself is imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch as torch
+else:
+
+    class LazyModule(ModuleType):
+        """Stands for a module; every attribute is the module's own at the time it is read."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):  # asked for by tools that look at every module, such as inspect
+                raise AttributeError(name)
+            return getattr(importlib.import_module(self.__name__), name)
+
+    torch = LazyModule("torch")
