@@ -1,4 +1,5 @@
-"""The algorithms' parts as pure functions, found by name. Tensors are `[B, T]`, masks bool over action tokens.
+"""The algorithms' parts as pure functions, found by name. Tensors are `[B, T]` (B sequences, T response
+positions), masks bool over action tokens.
 
 For a whole batch call a part: `POLICY_LOSSES["ppo"](logprobs=, old_logprobs=, advantages=, mask=)`. The trainer works
 with `Objective`, which splits the same loss into weights (once, from the whole batch) and per-token values (for each

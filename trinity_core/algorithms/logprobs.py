@@ -1,6 +1,6 @@
 """Log-probs and entropy of tokens straight from the last hidden states, without the full logits.
 
-The `[N, V]` logits of N positions over a vocabulary of V never exist: slices of the vocabulary are computed, reduced
+The `[K, V]` logits of K positions over a vocabulary of V never exist: slices of the vocabulary are computed, reduced
 with a running maximum (as in online softmax, arXiv 1805.02867) and dropped; the backward pass computes each slice
 again. That is one matrix product more than the plain way has, paid for by fewer passes over memory. Rows whose
 gradient is 0 (masked tokens, zero-variance groups) are left out of the backward pass.
@@ -31,9 +31,9 @@ def token_logprobs_and_entropy(
     chunk: int | None = None,
     with_entropy: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """(log-probs [N] of `targets`, entropies [N]) of softmax((hidden @ weight.T + bias) / temperature), in nats.
+    """(log-probs [K] of `targets`, entropies [K]) of softmax((hidden @ weight.T + bias) / temperature), in nats.
 
-    `hidden` [N, H], `lm_head_weight` [V, H], `targets` [N] integers below V, `bias` [V]. Results are float32 (float64
+    `hidden` [K, H], `lm_head_weight` [V, H], `targets` [K] integers below V, `bias` [V]. Results are float32 (float64
     for float64 inputs); half-precision inputs are multiplied as such, all else is float32. `chunk` is the number of
     vocabulary entries at a time, by default as many as `SLICE_ELEMENTS` allow. Without `with_entropy` entropies are 0
     and cost nothing. Raises InputError for shapes that do not fit, a temperature of 0 or below, and (on the CPU, where
@@ -42,7 +42,7 @@ def token_logprobs_and_entropy(
     rows, vocabulary = hidden.shape[0], lm_head_weight.shape[0]
     if hidden.dim() != 2 or targets.shape != (rows,) or hidden.shape[1] != lm_head_weight.shape[1]:
         shapes = [tuple(t.shape) for t in (hidden, lm_head_weight, targets)]
-        raise InputError(f"hidden [N, H], lm_head_weight [V, H] and targets [N] do not fit together: {shapes}")
+        raise InputError(f"hidden [K, H], lm_head_weight [V, H] and targets [K] do not fit together: {shapes}")
     if not temperature > 0:
         raise InputError(f"the temperature must be positive, not {temperature}")
     if targets.device.type == "cpu" and rows and not 0 <= int(targets.min()) <= int(targets.max()) < vocabulary:
@@ -73,7 +73,7 @@ class _Slices:
         return self.weight[start:end].to(self.hidden.dtype)
 
     def logits(self, start: int, end: int) -> Tensor:
-        """[N, end - start], valid until the next call where no conversion is needed."""
+        """[K, end - start], valid until the next call where no conversion is needed."""
         out = self.buffer[: self.hidden.shape[0] * (end - start)].view(-1, end - start)
         out.addmm_(self.hidden, self.head(start, end).t(), beta=0, alpha=self.scale)
         logits = out.to(self.dtype)
@@ -81,13 +81,13 @@ class _Slices:
 
 
 def _place(targets: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
-    """[N, 1] each target's column in a slice, and whether it is there at all."""
+    """[K, 1] each target's column in a slice, and whether it is there at all."""
     column = targets[:, None] - start
     return column.clamp(0, end - start - 1), (column >= 0) & (column < end - start)
 
 
 def _reduce(slices: _Slices, targets: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """[N, 1] each: the target's logit, log sum exp, and entropy (0 unless asked for)."""
+    """[K, 1] each: the target's logit, log sum exp, and entropy (0 unless asked for)."""
     rows = (slices.hidden.shape[0], 1)
     peak = slices.hidden.new_full(rows, -torch.inf, dtype=slices.dtype)
     total, weighed = torch.zeros_like(peak), torch.zeros_like(peak)  # sum e^(z - peak), sum e^(z - peak) (z - peak)

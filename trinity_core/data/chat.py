@@ -25,7 +25,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedConversation:
-    """tokens int32 [T]; answer bool [T], true on the tokens of answers, the end of the turn included."""
+    """tokens int32 [L]; answer bool [L], true on the tokens of answers, the end of the turn included."""
 
     tokens: np.ndarray
     answer: np.ndarray

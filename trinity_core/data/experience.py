@@ -19,26 +19,26 @@ Json = Any
 
 @dataclass(slots=True, eq=False)
 class Experience:
-    """A prompt of P tokens, then R tokens: the policy's actions, tool output between them, an expert's answer.
+    """A prompt of P tokens, then T tokens: the policy's actions, tool output between them, an expert's answer.
 
-    Invariants (checked on construction): `action_mask`, `logprobs` and `versions` have length R = len(tokens) - P,
-    P >= 1, R >= 1.
+    Invariants (checked on construction): `action_mask`, `logprobs` and `versions` have length T = len(tokens) - P,
+    P >= 1, T >= 1.
     """
 
     tokens: np.ndarray
-    """int32 [P + R]: prompt, then response."""
+    """int32 [P + T]: prompt, then response."""
     prompt_length: int
     """P."""
     action_mask: np.ndarray
-    """bool [R]: true where the token was chosen by the policy (or is to be imitated); only these carry loss."""
+    """bool [T]: true where the token was chosen by the policy (or is to be imitated); only these carry loss."""
     logprobs: np.ndarray | None = None
-    """float32 [R]: the engine's log-probs of the chosen tokens, at sampling temperature; 0 where not an action."""
+    """float32 [T]: the engine's log-probs of the chosen tokens, at sampling temperature; 0 where not an action."""
     versions: np.ndarray | None = None
-    """int32 [R]: the policy version (trainer step) that chose each token; -1 where not an action."""
+    """int32 [T]: the policy version (trainer step) that chose each token; -1 where not an action."""
     reward: float | None = None
     """The sequence's scalar reward; None for supervised data, and where a verifier gave no verdict."""
     token_rewards: np.ndarray | None = None
-    """float32 [R]: per-token rewards, where a workflow gives them; they add to `reward`."""
+    """float32 [T]: per-token rewards, where a workflow gives them; they add to `reward`."""
     group: str = ""
     """Rollouts of one task in one explore step (and a DPO pair) share a group; groups are never split over batches."""
     run: int = 0
@@ -52,7 +52,7 @@ class Experience:
     truncated: bool = False
     """The response hit its length limit before it ended."""
     teacher_logprobs: np.ndarray | None = None
-    """float32 [R]: a teacher's log-probs of the same tokens (on-policy distillation)."""
+    """float32 [T]: a teacher's log-probs of the same tokens (on-policy distillation)."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers to average over a step: reward parts, response length, verifier errors."""
     info: dict[str, Json] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Experience:
 
     @property
     def response_length(self) -> int:
-        """R."""
+        """T."""
         return len(self.tokens) - self.prompt_length
 
     @property

@@ -1,6 +1,6 @@
 """What travels between the explorer and an engine: token ids and numbers in flat arrays, never text.
 
-Legend: N requests of a batch, P prompt tokens and R response tokens of one of them.
+Letters of shapes: N requests of a batch, P prompt tokens and T response tokens of one request (`docs/glossary.md`).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """What was sampled: R tokens (the end token included), their log-probs and the policy version of each."""
+    """What was sampled: T tokens (the end token included), their log-probs and the policy version of each."""
 
     tokens: np.ndarray
-    """int32 [R]."""
+    """int32 [T]."""
     logprobs: np.ndarray
-    """float32 [R]."""
+    """float32 [T]."""
     versions: np.ndarray
-    """int32 [R]."""
+    """int32 [T]."""
     reason: StopReason
 
 
@@ -65,13 +65,13 @@ class SampleBatch:
     """N samples as four flat arrays: one buffer each to send, however many samples there are."""
 
     lengths: np.ndarray
-    """int32 [N]: R of each."""
+    """int32 [N]: T of each."""
     tokens: np.ndarray
-    """int32 [sum R]."""
+    """int32 [sum T]."""
     logprobs: np.ndarray
-    """float32 [sum R]."""
+    """float32 [sum T]."""
     versions: np.ndarray
-    """int32 [sum R]."""
+    """int32 [sum T]."""
     reasons: np.ndarray
     """uint8 [N]: index into `STOP_REASONS`."""
 

@@ -3,8 +3,7 @@
 Every rank runs the same loop over the same batch and takes its own share of the micro-batches; rank 0 alone talks to
 the store, publishes weights and writes what all ranks have in common. Start with `worker.py`, then `loop.py`.
 
-Letters in shapes: B rows of a batch, b rows of a micro-batch, R longest response, P longest prompt, G different
-prompts, N tokens without padding, K tokens that carry loss, H hidden size, V vocabulary.
+The letters of tensor shapes are listed in `docs/glossary.md`.
 """
 
 from trinity_core.training.worker import TrainerWorker

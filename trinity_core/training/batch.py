@@ -15,19 +15,19 @@ from trinity_core.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B rows; response token t of each stands in column t of [B, R], and what is no action counts as absent."""
+    """B rows; response token t of each stands in column t of [B, T], and what is no action counts as absent."""
 
     experiences: list[Experience]
     mask: Tensor
-    """bool [B, R]: action tokens."""
+    """bool [B, T]: action tokens."""
     rollout_logprobs: Tensor | None
-    """float32 [B, R]; None where no row has any. 0 in rows without (expert data)."""
+    """float32 [B, T]; None where no row has any. 0 in rows without (expert data)."""
     rewards: Tensor
     """float32 [B]; 0 where a row has none."""
     token_rewards: Tensor | None
-    """float32 [B, R]; None where no row has any. The sequence's reward is not among them."""
+    """float32 [B, T]; None where no row has any. The sequence's reward is not among them."""
     teacher_logprobs: Tensor | None
-    """float32 [B, R]; None where no row has any."""
+    """float32 [B, T]; None where no row has any."""
     is_expert: Tensor
     """bool [B]."""
 
@@ -36,7 +36,7 @@ class Batch:
 
     @property
     def width(self) -> int:
-        """R."""
+        """T."""
         return self.mask.shape[1]
 
     @property

@@ -58,7 +58,7 @@ class Critic:
         return micro_batches(batch, self.cut, self.ranks, self.dtype)
 
     def values(self, batch: Batch, micros: list[Micro]) -> Tensor:
-        """Float32 [B, R]: the value of the state in which each token was chosen."""
+        """Float32 [B, T]: the value of the state in which each token was chosen."""
         return gather(batch, micros, lambda micro: self.engine(micro), self.ranks)
 
     def update(

@@ -1,4 +1,4 @@
-"""One micro-batch as the model takes it, and the way back from loss-carrying tokens to [b, R]."""
+"""One micro-batch as the model takes it, and the way back from loss-carrying tokens to [b, T]."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from trinity_core.training.batching import mask_elements
 from trinity_core.training.packing import Packed, pack
 
 LARGEST_MASK = 1 << 26
-"""Elements of an attention mask (b * R * (P + R)) beyond which rows are padded instead: causal kernels need no mask."""
+"""Elements of an attention mask (b * T * (P + T)) beyond which rows are padded instead: causal kernels need no mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """b rows of T tokens, padded on the right, where causal attention never looks."""
+    """b sequences of up to L tokens, padded on the right, where causal attention never looks."""
 
     tokens: Tensor
-    """int64 [b, T]."""
+    """int64 [b, L]."""
     present: Tensor
-    """int64 [b, T]: 1 where there is a token."""
+    """int64 [b, L]: 1 where there is a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,16 @@ class Micro:
     """int64 [b]: which rows of the batch."""
     inputs: Packed | Padded
     source: Tensor
-    """int64 [K]: flat index (over N, or b * T) of the hidden state that predicts each token."""
+    """int64 [K]: flat index (over S, or b * L) of the hidden state that predicts each token."""
     targets: Tensor
     """int64 [K]: the tokens."""
     cells: Tensor
-    """int64 [K]: their places in the flattened [b, R]."""
+    """int64 [K]: their places in the flattened [b, T]."""
     width: int
-    """R of the batch."""
+    """T of the batch."""
 
     def grid(self, values: Tensor) -> Tensor:
-        """[K] -> [b, R], zero where no loss is."""
+        """[K] -> [b, T], zero where no loss is."""
         flat = values.new_zeros(len(self.rows) * self.width)
         return flat.index_copy(0, self.cells, values).view(len(self.rows), self.width)
 

@@ -1,11 +1,11 @@
 """Rows that share a prompt compute it once, and no linear layer ever sees padding.
 
-The tokens of a micro-batch lie in one row of N: each different prompt once, then all responses. Linear layers and
-norms work on these N tokens. Attention alone needs rectangles: it copies queries, keys and values into padded slots,
+The tokens of a micro-batch lie in one row of S: each different prompt once, then all responses. Linear layers and
+norms work on these S tokens. Attention alone needs rectangles: it copies queries, keys and values into padded slots,
 lets each prompt attend to itself, and each response to its prompt and itself, and copies the result back. That is the
 same function as a padded batch in which each row repeats its prompt (equal up to the order of floating-point sums).
 
-Not covered: sliding windows, attention sinks and soft caps, which `find_ways` in `model.py` finds out by trying; and
+Not covered: sliding windows, attention sinks and soft caps, which `find_ways` in `policy.py` finds out by trying; and
 dropout, which `load_causal_lm` leaves none of.
 """
 
@@ -26,26 +26,26 @@ ATTENTION = "trinity_packed"
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A micro-batch of b rows over G different prompts, laid out in one row of N tokens."""
+    """A micro-batch of b rows over G different prompts, laid out in one row of S tokens."""
 
     tokens: Tensor
-    """int64 [1, N]: the prompts, then the responses."""
+    """int64 [1, S]: the prompts, then the responses."""
     positions: Tensor
-    """int64 [1, N]: each token's position in its own sequence."""
+    """int64 [1, S]: each token's position in its own sequence."""
     slots: Tensor
-    """int64 [G * P + b * R]: the token in each padded slot; 0 where it is padding."""
+    """int64 [G * P + b * T]: the token in each padded slot; 0 where it is padding."""
     home: Tensor
-    """int64 [N]: each token's slot."""
+    """int64 [S]: each token's slot."""
     padding: Tensor
     """int64: the slots that hold no token."""
     prompt_shape: tuple[int, int]
     """(G, P)."""
     response_shape: tuple[int, int]
-    """(b, R)."""
+    """(b, T)."""
     prompt_of: Tensor
     """int64 [b]: the row's prompt, of G."""
     mask: Tensor
-    """float [b, 1, R, P + R]: 0 where a response token may look, -inf elsewhere. Padded queries see the prompt."""
+    """float [b, 1, T, P + T]: 0 where a response token may look, -inf elsewhere. Padded queries see the prompt."""
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Packed:
         """The same on `device`, the mask in the model's `dtype` (which attention asks for)."""
@@ -76,13 +76,13 @@ def pack(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> tupl
         unique[index[key]] = prompt
     p = np.array([len(prompt) for prompt in unique])
     r = np.array([len(response) for response in responses])
-    G, P, b, R = len(p), int(p.max()), len(r), int(r.max())
-    real = np.concatenate([(np.arange(P) < p[:, None]).ravel(), (np.arange(R) < r[:, None]).ravel()])
+    G, P, b, T = len(p), int(p.max()), len(r), int(r.max())
+    real = np.concatenate([(np.arange(P) < p[:, None]).ravel(), (np.arange(T) < r[:, None]).ravel()])
     home = np.flatnonzero(real)
     slots = np.zeros(len(real), dtype=np.int64)
     slots[home] = np.arange(len(home))
     positions = np.concatenate(
-        [np.broadcast_to(np.arange(P), (G, P)).ravel(), (p[prompt_of][:, None] + np.arange(R)).ravel()]
+        [np.broadcast_to(np.arange(P), (G, P)).ravel(), (p[prompt_of][:, None] + np.arange(T)).ravel()]
     )[home]
     ends = np.concatenate([p, r]).cumsum()
     packed = Packed(
@@ -92,22 +92,22 @@ def pack(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> tupl
         torch.from_numpy(home),
         torch.from_numpy(np.flatnonzero(~real)),
         (G, P),
-        (b, R),
+        (b, T),
         torch.from_numpy(prompt_of),
-        _mask(p[prompt_of], P, R),
+        _mask(p[prompt_of], P, T),
     )
     return packed, ends[prompt_of] - 1, ends[G:] - r
 
 
-def _mask(prompt_lengths: np.ndarray, P: int, R: int) -> Tensor:
-    seen = np.zeros((len(prompt_lengths), 1, R, P + R), dtype=np.bool_)
+def _mask(prompt_lengths: np.ndarray, P: int, T: int) -> Tensor:
+    seen = np.zeros((len(prompt_lengths), 1, T, P + T), dtype=np.bool_)
     seen[..., :P] = (np.arange(P) < prompt_lengths[:, None])[:, None, None]
-    seen[..., P:] = np.tri(R, dtype=np.bool_)
+    seen[..., P:] = np.tri(T, dtype=np.bool_)
     return torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), float("-inf"))
 
 
 class _Pad(torch.autograd.Function):
-    """[N, ...] -> [slots, ...]: each token to its slot. Padding holds token 0, whose gradient there is not asked for.
+    """[S, ...] -> [slots, ...]: each token to its slot. Padding holds token 0, whose gradient there is not asked for.
 
     Indexing would send the gradient back with scattered additions, at about five times the cost.
     """
@@ -123,7 +123,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """[slots, ...] -> [N, ...]: the inverse; the gradient of padding is zero."""
+    """[slots, ...] -> [S, ...]: the inverse; the gradient of padding is zero."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Packed) -> Tensor:
@@ -139,7 +139,7 @@ class _Unpad(torch.autograd.Function):
 def masked_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, repeat_heads: bool
 ) -> Tensor:
-    """Attention under a mask, [b, heads, R, D], with fewer heads of keys and values than of queries.
+    """Attention under a mask, [b, heads, T, D], with fewer heads of keys and values than of queries.
 
     `repeat_heads` copies keys and values to all query heads: with a mask, CUDA's memory-efficient kernels do not
     support grouped heads.
@@ -160,20 +160,20 @@ def attention(
     packed: Packed | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' interface: query [1, heads, N, D], key and value [1, key heads, N, D] -> [1, N, heads, D]."""
+    """transformers' interface: query [1, heads, S, D], key and value [1, key heads, S, D] -> [1, S, heads, D]."""
     if packed is None:  # rows padded on the right: causal attention never sees the padding
         assert attention_mask is None
         grouped = key.shape[1] != query.shape[1]
         out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return out.transpose(1, 2), None
-    (G, P), (b, R) = packed.prompt_shape, packed.response_shape
+    (G, P), (b, T) = packed.prompt_shape, packed.response_shape
     heads, _n, D = query.shape[1:]
 
     def padded(x: Tensor) -> tuple[Tensor, Tensor]:
         moved = cast("Tensor", _Pad.apply(x[0].transpose(0, 1), packed))
-        prompt, response = moved.split([G * P, b * R])
+        prompt, response = moved.split([G * P, b * T])
         n = x.shape[1]
-        return prompt.view(G, P, n, D).transpose(1, 2), response.view(b, R, n, D).transpose(1, 2)
+        return prompt.view(G, P, n, D).transpose(1, 2), response.view(b, T, n, D).transpose(1, 2)
 
     (q_p, q_r), (k_p, k_r), (v_p, v_r) = padded(query), padded(key), padded(value)
     grouped = key.shape[1] != heads

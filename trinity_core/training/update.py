@@ -66,7 +66,7 @@ def empty_micro(batch: Batch, cut: Cut) -> Micro:
 
 @torch.no_grad()
 def gather(batch: Batch, micros: list[Micro], forward: Callable[[Micro], Tensor], ranks: Ranks) -> Tensor:
-    """`forward` (float32 [K]) of every row of the batch as [B, R], the same on every rank."""
+    """`forward` (float32 [K]) of every row of the batch as [B, T], the same on every rank."""
     grid = torch.zeros(batch.mask.shape, device=batch.mask.device)
     for micro in micros:
         grid.index_add_(0, micro.rows, micro.grid(forward(micro)))
@@ -82,7 +82,7 @@ def needs_old_logprobs_first(objective: Objective, updates: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch with all that its update needs; [B, R] each."""
+    """A batch with all that its update needs; [B, T] each."""
 
     batch: Batch
     advantages: Tensor

@@ -16,16 +16,16 @@ FinishReason = Literal["stop", "length", "prompt_too_long"]
 
 @dataclass(slots=True, eq=False)
 class Completion:
-    """One answer of the policy to a prompt of P tokens: R tokens, as sampled."""
+    """One answer of the policy to a prompt of P tokens: T tokens, as sampled."""
 
     prompt_tokens: np.ndarray
     """int32 [P]."""
     tokens: np.ndarray
-    """int32 [R], the end-of-turn token included where the policy chose it."""
+    """int32 [T], the end-of-turn token included where the policy chose it."""
     logprobs: np.ndarray
-    """float32 [R]: log-probs of the chosen tokens at sampling temperature."""
+    """float32 [T]: log-probs of the chosen tokens at sampling temperature."""
     version: int | np.ndarray
-    """The policy version that chose the tokens: one for all, or int32 [R]."""
+    """The policy version that chose the tokens: one for all, or int32 [T]."""
     text: str
     """The decoded answer without special tokens."""
     finish_reason: FinishReason = "stop"
