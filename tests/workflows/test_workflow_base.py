@@ -3,72 +3,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from workflow_helpers import ScriptedModel, completion, make_task, run
 
-from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs
 from trinity_core.data.experience import from_bytes, to_bytes
-from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError
 from trinity_core.workflows import (
     WORKFLOWS,
-    Completion,
     RecordingModel,
     Reward,
-    RewardPool,
     Workflow,
     load_plugins,
-    run_workflow,
 )
 from trinity_core.workflows.registry import Registry
 
 
-def completion(text, reason="stop"):
-    tokens = np.arange(len(text) + 1)
-    return Completion(np.arange(3), tokens, -np.ones(len(tokens)), version=4, text=text, finish_reason=reason)
-
-
-class Scripted:
-    """A policy that gives prepared answers and remembers what it was asked."""
-
-    tokenizer = None
-
-    def __init__(self, *texts, reason="stop"):
-        self.texts, self.reason, self.asked = texts, reason, []
-
-    async def chat(self, messages, n=1, tools=None, **args):
-        return self.chat_sync(messages, n, tools, **args)
-
-    def chat_sync(self, messages, n=1, tools=None, **args):
-        self.asked.append((messages, n, tools, args))
-        return [completion(text, self.reason) for text in self.texts[:n]]
-
-    async def generate(self, prompt_tokens, n=1, **args):
-        return self.generate_sync(prompt_tokens, n, **args)
-
-    def generate_sync(self, prompt_tokens, n=1, **args):
-        return [completion(text) for text in self.texts[:n]]
-
-
-def task(workflow="math_workflow", **fields):
-    given = {
-        "index": 5,
-        "raw": {"question": "1+1?", "answer": "1+1=<<1+1=2>>2\n#### 2"},
-        "taskset": "t",
-        "workflow": workflow,
-        "repeat_times": 3,
-        "rollout_args": RolloutArgs(temperature=0.7),
-        "format": FormatConfig(prompt_key="question", response_key="answer"),
-        "group": "explorer/1/0",
-    }
-    return Task(**(given | fields))
-
-
-def run(given, model, rewards=None, **args):
-    return asyncio.run(run_workflow(given, model, rewards=rewards or RewardPool(), **args))
-
-
 def test_math_workflow_scores_all_repeats_of_one_call():
-    model = Scripted("#### 2", "#### 3", "two")
-    given = task()
+    model = ScriptedModel("#### 2", "#### 3", "two")
+    given = make_task()
     experiences = run(given, model)
     messages, n, tools, args = model.asked[0]
     assert len(model.asked) == 1 and n == 3 and tools is None
@@ -87,12 +38,12 @@ def test_math_workflow_scores_all_repeats_of_one_call():
 
 
 def test_a_prompt_that_was_cut_carries_no_loss():
-    one = run(task(repeat_times=1), Scripted("", reason="prompt_too_long"))[0]
+    one = run(make_task(repeat_times=1), ScriptedModel("", reason="prompt_too_long"))[0]
     assert not one.action_mask.any() and one.truncated and one.reward == 0
 
 
 def test_an_answer_cut_at_the_limit_is_marked():
-    one = run(task(repeat_times=1), Scripted("#### 2", reason="length"))[0]
+    one = run(make_task(repeat_times=1), ScriptedModel("#### 2", reason="length"))[0]
     assert one.truncated and one.action_mask.all() and one.metrics["truncated"] == 1
 
 
@@ -101,7 +52,7 @@ def test_an_answer_without_verdict_carries_no_loss_and_is_counted():
         async def score(self, name, items):
             return [Reward(error="too slow") for _ in items]
 
-    one = run(task(repeat_times=1), Scripted("#### 2"), Broken())[0]
+    one = run(make_task(repeat_times=1), ScriptedModel("#### 2"), Broken())[0]
     assert one.reward is None and not one.action_mask.any() and one.without_verdict
     assert one.metrics["verifier_errors"] == 1 and "accuracy" not in one.metrics
     assert one.info["verifier_error"] == "too slow"
@@ -109,8 +60,8 @@ def test_an_answer_without_verdict_carries_no_loss_and_is_counted():
 
 def test_a_simple_workflow_needs_a_reward_function():
     with pytest.raises(TrinityError, match="names no reward function and workflow 'simple_workflow' has none"):
-        run(task("simple_workflow"), Scripted("a", "b", "c"))
-    rewards = run(task("simple_workflow", reward_fn="math_reward"), Scripted("#### 2", "#### 2", "x"))
+        run(make_task("simple_workflow"), ScriptedModel("a", "b", "c"))
+    rewards = run(make_task("simple_workflow", reward_fn="math_reward"), ScriptedModel("#### 2", "#### 2", "x"))
     assert [one.reward for one in rewards] == [1, 1, 0]
 
 
@@ -124,7 +75,7 @@ def test_a_plain_workflow_runs_in_a_thread(monkeypatch):
 
     monkeypatch.setitem(WORKFLOWS, "plain", Plain)
     with ThreadPoolExecutor(1) as threads:
-        experiences = run(task("plain"), Scripted("a", "b", "c"), threads=threads)
+        experiences = run(make_task("plain"), ScriptedModel("a", "b", "c"), threads=threads)
     assert [(one.run, one.reward, one.group) for one in experiences] == [(n, 0.5, "explorer/1/0") for n in range(3)]
 
 
@@ -135,7 +86,7 @@ def test_turns_numbered_by_the_workflow_are_left_alone(monkeypatch):
             return [answer.experience(run=1, turn=turn) for turn in range(3)]
 
     monkeypatch.setitem(WORKFLOWS, "turns", Turns)
-    assert [(one.run, one.turn) for one in run(task("turns"), Scripted("a"))] == [(1, 0), (1, 1), (1, 2)]
+    assert [(one.run, one.turn) for one in run(make_task("turns"), ScriptedModel("a"))] == [(1, 0), (1, 1), (1, 2)]
 
 
 def test_what_is_no_list_of_experiences_is_refused(monkeypatch):
@@ -145,7 +96,7 @@ def test_what_is_no_list_of_experiences_is_refused(monkeypatch):
 
     monkeypatch.setitem(WORKFLOWS, "wrong", Wrong)
     with pytest.raises(TrinityError, match="must return a list of Experience"):
-        run(task("wrong"), Scripted())
+        run(make_task("wrong"), ScriptedModel())
 
 
 @pytest.mark.parametrize("reward", [np.float32(0.5), np.float64(0.5), "0.5", 0.5])
@@ -157,7 +108,7 @@ def test_numbers_may_be_of_numpy(monkeypatch, reward):
             return [answer.experience(reward=reward, metrics={"length": np.float32(2)}, info=info)]
 
     monkeypatch.setitem(WORKFLOWS, "measures", Measures)
-    (one,) = from_bytes(to_bytes(run(task("measures"), Scripted("a"))))
+    (one,) = from_bytes(to_bytes(run(make_task("measures"), ScriptedModel("a"))))
     assert (one.reward, one.metrics) == (0.5, {"length": 2.0})
     assert one.info == {"parts": "{1}", "scores": [0, 1], "best": 0.5}
 
@@ -171,7 +122,7 @@ def test_a_reward_that_is_no_number_is_the_workflows_error(monkeypatch, reward):
 
     monkeypatch.setitem(WORKFLOWS, "praises", Praises)
     with pytest.raises(TrinityError, match="workflow 'praises' gave"):
-        run(task("praises"), Scripted("a"))
+        run(make_task("praises"), ScriptedModel("a"))
 
 
 def test_errors_of_workflows_travel(monkeypatch):
@@ -181,12 +132,12 @@ def test_errors_of_workflows_travel(monkeypatch):
 
     monkeypatch.setitem(WORKFLOWS, "fails", Fails)
     with pytest.raises(ZeroDivisionError, match="mine"):
-        run(task("fails"), Scripted())
+        run(make_task("fails"), ScriptedModel())
 
 
 def test_a_recording_model_keeps_what_it_answered():
     async def rollout():
-        model = RecordingModel(Scripted("a", "bb"))
+        model = RecordingModel(ScriptedModel("a", "bb"))
         await model.chat([{"role": "user", "content": "x"}], n=2)
         await model.generate([1, 2])
         model.chat_sync([])
@@ -229,8 +180,8 @@ def test_plugins_register_their_workflows(tmp_path):
     (tmp_path / "_left_out.py").write_text("raise ValueError\n")
     assert load_plugins(tmp_path) == ["my_plugin_flow", "my_plugin_words"]
     assert load_plugins(tmp_path) == ["my_plugin_flow", "my_plugin_words"]
-    assert [one.reward for one in run(task("mine_x", repeat_times=1), Scripted("#### 2"))] == [1]
-    assert [one.reward for one in run(task("my_plugin_flow.Mine", repeat_times=1), Scripted("#### 2"))] == [1]
+    assert [one.reward for one in run(make_task("mine_x", repeat_times=1), ScriptedModel("#### 2"))] == [1]
+    assert [one.reward for one in run(make_task("my_plugin_flow.Mine", repeat_times=1), ScriptedModel("#### 2"))] == [1]
     assert load_plugins(None) == []
     WORKFLOWS.pop("mine_x")
 

@@ -7,10 +7,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
@@ -18,6 +15,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.workflows.model import Completion, RolloutModel
 from trinity_core.workflows.registry import Registry
 from trinity_core.workflows.rewards import Reward, RewardItem, RewardRunner
+from trinity_core.workflows.unscored import CountedRewards, exclude_unscored
 
 
 class Workflow:
@@ -62,13 +60,14 @@ async def run_workflow(
     rewards: RewardRunner | None = None,
     threads: Executor | None = None,
 ) -> list[Experience]:
-    """Run the task's workflow and give its experiences their group and task.
+    """Run the task's workflow, give its experiences their group and task, and exclude those that were not judged.
 
-    A plain `run` is called in `threads` (by default the loop's own). Raises TrinityError where the workflow does not
-    exist, returns something other than experiences, or rewards that are no finite numbers; whatever the workflow
-    raises, travels.
+    A plain `run` is called in `threads` (by default the loop's own). Raises TrinityError if the workflow does not
+    exist, returns something other than experiences, or rewards that are not finite numbers. Exceptions of the workflow
+    are not caught.
     """
-    workflow = WORKFLOWS.resolve(task.workflow)(task, model, auxiliary, rewards)
+    counted = None if rewards is None else CountedRewards(rewards)
+    workflow = WORKFLOWS.resolve(task.workflow)(task, model, auxiliary, counted)
     if inspect.iscoroutinefunction(workflow.run):
         experiences = await workflow.run()
     else:
@@ -81,6 +80,9 @@ async def run_workflow(
         one.group, one.task_index = task.group, task.index
         if unnumbered:
             one.run = number
+    exclude_unscored(experiences)
+    if counted is not None:
+        counted.warn_if_ignored(task.workflow, experiences)
     return experiences
 
 
@@ -141,14 +143,13 @@ class SimpleWorkflow(Workflow):
         return RewardItem(completion.text, task.truth, self.prompt_text, task.raw, task.reward_fn_args)
 
     def experience(self, completion: Completion, reward: Reward, run: int) -> Experience:
-        """One rollout. Where the verifier gave no verdict, it has no reward and none of its tokens carries loss."""
-        experience = completion.experience(
-            reward=reward.value,
+        """One rollout, unscored if the verifier failed."""
+        return completion.experience(
+            reward=reward,
             group=self.task.group,
             run=run,
             task_index=self.task.index,
             metrics={
-                **reward.metrics,
                 "response_length": float(len(completion.tokens)),
                 "truncated": float(completion.finish_reason != "stop"),
             },
@@ -158,12 +159,8 @@ class SimpleWorkflow(Workflow):
                 "truth": _plain(self.task.truth),
                 "workflow": self.task.workflow,
                 "finish_reason": completion.finish_reason,
-                **({"verifier_error": reward.error} if reward.error else {}),
             },
         )
-        if reward.error is not None:
-            return replace(experience, action_mask=np.zeros_like(experience.action_mask))
-        return experience
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
+from trinity_core.workflows.rewards.base import Reward
 
 FinishReason = Literal["stop", "length", "prompt_too_long"]
 
@@ -31,8 +32,12 @@ class Completion:
     finish_reason: FinishReason = "stop"
     """`prompt_too_long`: the prompt was cut to the limit, nothing was sampled, and the one token given has no loss."""
 
-    def experience(self, **fields: Any) -> Experience:
-        """The experience of this answer; `fields` (reward, group, run, metrics, info …) are laid over it."""
+    def experience(self, reward: Reward | float | None = None, **fields: Any) -> Experience:
+        """The experience of this answer, with `fields` (group, run, turn, metrics, info …) set on it.
+
+        Give the `Reward` as it came from `rewards.score`: its parts become metrics, and if the verifier failed the
+        experience has no reward, no loss, and the error in `info`.
+        """
         length = len(self.tokens)
         sampled = self.finish_reason != "prompt_too_long"
         given: dict[str, Any] = {
@@ -42,8 +47,16 @@ class Completion:
             "logprobs": self.logprobs,
             "versions": np.broadcast_to(np.asarray(self.version, dtype=np.int32), (length,)),
             "truncated": self.finish_reason != "stop",
+            "reward": reward,
+            **fields,
         }
-        return Experience(**(given | fields))
+        if isinstance(reward, Reward):
+            given["reward"] = reward.value
+            given["metrics"] = reward.metrics | fields.get("metrics", {})
+            if reward.error is not None:
+                given["action_mask"] = np.zeros(length, dtype=np.bool_)
+                given["info"] = fields.get("info", {}) | {"verifier_error": reward.error}
+        return Experience(**given)
 
 
 class RolloutModel(Protocol):

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trinity_core.errors import TrinityError
 from trinity_core.workflows.registry import Registry
 
 Parts = dict[str, float]
+VERIFIER_ERRORS = "verifier_errors"
+"""The metric of an experience that is 1 if no verifier could judge it; such experiences carry no loss."""
 
 
 class RewardFn(Protocol):
@@ -44,21 +47,29 @@ class RewardItem:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A score, or why there is none."""
+    """A score in named parts, or the reason why there is none. Raises TrinityError unless exactly one is given.
 
-    parts: Parts = field(default_factory=dict)
+    Pass it on whole, `completion.experience(reward=reward)`: what has an error then has no reward and no loss.
+    """
+
+    parts: Parts | None = None
+    """None if the verifier failed, so that no part can be mistaken for a 0."""
     error: str | None = None
-    """Why the verifier gave no verdict: it timed out, died or raised."""
+    """Why the verifier gave no verdict: it timed out, died, raised or returned no finite number."""
+
+    def __post_init__(self) -> None:
+        if (self.parts is None) == (self.error is None):
+            raise TrinityError("a Reward has either parts or an error")
 
     @property
     def value(self) -> float | None:
-        """The sum of the parts; None where there is no verdict."""
-        return None if self.error is not None else float(sum(self.parts.values()))
+        """The sum of the parts; None if the verifier failed."""
+        return None if self.parts is None else float(sum(self.parts.values()))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The parts and `verifier_errors`, 1 where there is no verdict; then no part is given, so averages skip it."""
-        return {**self.parts, "verifier_errors": float(self.error is not None)}
+        """The parts and `verifier_errors`, 1 if the verifier failed; then no part is given, so averages skip it."""
+        return {**(self.parts or {}), VERIFIER_ERRORS: float(self.error is not None)}
 
 
 REWARD_FNS: Registry[RewardFn] = Registry("reward function")

@@ -182,7 +182,7 @@ class RewardPool:
                 rewards.append(Reward(error=answer))
                 return False
             _raise_fatal(answer)
-            rewards.append(Reward(answer.get("parts", {}), answer.get("error")))
+            rewards.append(Reward(answer.get("parts"), answer.get("error")))
         return True
 
     def _take(self) -> _Worker:

@@ -1,0 +1,250 @@
+"""Whatever workflow meets a broken verifier: the answer has no reward, no loss, and is counted."""
+
+from __future__ import annotations
+
+import logging
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from workflow_helpers import ScriptedModel, make_task, run
+
+from trinity_core.algorithms import ALGORITHMS, Objective
+from trinity_core.data.experience import Experience
+from trinity_core.errors import TrinityError
+from trinity_core.rollout.metrics import eval_numbers, step_numbers
+from trinity_core.rollout.runner import Outcome
+from trinity_core.training.batch import make_batch
+from trinity_core.training.update import prepare
+from trinity_core.workflows import WORKFLOWS, RecordingModel, Reward, RewardItem, RewardPool, Workflow
+
+PLUGIN = """
+import time
+from trinity_core.workflows import REWARD_FNS
+
+@REWARD_FNS.register("fragile")
+def fragile(*, prompt, response, truth, task, **args):
+    if response == "slow":
+        time.sleep(60)
+    if response == "raise":
+        raise RuntimeError("no idea")
+    return {"nan": float("nan"), "none": None}.get(response, {"accuracy": float(response == "right")})
+"""
+DOCS = Path(__file__).parents[2] / "docs" / "workflows.md"
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "fragile_rewards.py").write_text(PLUGIN)
+    pool = RewardPool(workers=2, timeout=1.0, plugin_dir=str(folder))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def workflow(monkeypatch):
+    """Register a class and run a task of it, answered by the given texts."""
+
+    def use(cls, *texts, rewards=None, model=None, **fields):
+        monkeypatch.setitem(WORKFLOWS, "mine", cls)
+        task = make_task("mine", **{"repeat_times": len(texts), **fields})
+        with ThreadPoolExecutor(1) as threads:
+            return run(task, model or ScriptedModel(*texts), rewards, threads=threads)
+
+    return use
+
+
+class Failing:
+    """A reward runner whose every verifier fails, or all but one."""
+
+    def __init__(self, judged=()):
+        self.judged = judged
+
+    async def score(self, name, items):
+        return self.score_sync(name, items)
+
+    def score_sync(self, name, items):
+        verdicts = [n in self.judged for n, _ in enumerate(items)]
+        return [Reward({"accuracy": 0.0}) if judged else Reward(error="too slow") for judged in verdicts]
+
+
+class PassesTheReward(Workflow):
+    async def run(self):
+        answers = await self.model.chat(self.task.messages, n=self.task.repeat_times)
+        rewards = await self.rewards.score("fragile", [RewardItem(answer.text) for answer in answers])
+        return [answer.experience(reward=reward) for answer, reward in zip(answers, rewards, strict=True)]
+
+
+class PassesItsValue(Workflow):
+    async def run(self):
+        answers = await self.model.chat(self.task.messages, n=self.task.repeat_times)
+        rewards = await self.rewards.score("fragile", [RewardItem(answer.text) for answer in answers])
+        return [
+            answer.experience(reward=reward.value, run=run, metrics=reward.metrics)
+            for run, (answer, reward) in enumerate(zip(answers, rewards, strict=True))
+        ]
+
+
+class TakesZeroForNothing(Workflow):
+    def run(self):
+        answers = self.model.chat_sync(self.task.messages, n=self.task.repeat_times)
+        rewards = self.rewards.score_sync("fragile", [RewardItem(answer.text) for answer in answers])
+        return [
+            answer.experience(reward=reward.value or 0.0, metrics=reward.metrics)
+            for answer, reward in zip(answers, rewards, strict=True)
+        ]
+
+
+class SetsItAfterwards(Workflow):
+    def run(self):
+        for _ in range(self.task.repeat_times):
+            self.model.generate_sync([1, 2])
+        experiences = self.model.extract_experience_from_history()
+        texts = self.model.model.texts
+        rewards = self.rewards.score_sync("fragile", [RewardItem(text) for text in texts])
+        for experience, reward in zip(experiences, rewards, strict=True):
+            experience.reward = reward.value
+        return experiences
+
+
+def is_unscored(one: Experience) -> bool:
+    return (
+        one.reward is None
+        and one.token_rewards is None
+        and not one.action_mask.any()
+        and one.metrics["verifier_errors"] == 1
+        and "accuracy" not in one.metrics
+    )
+
+
+BROKEN = ("slow", "raise", "nan", "none")
+
+
+@pytest.mark.parametrize("cls", [PassesTheReward, PassesItsValue, TakesZeroForNothing])
+def test_verifier_failure_is_never_a_wrong_answer(cls, workflow, pool):
+    experiences = workflow(cls, "right", *BROKEN, "wrong", rewards=pool)
+    assert [one.reward for one in experiences] == [1.0, None, None, None, None, 0.0]
+    assert [is_unscored(one) for one in experiences] == [False, True, True, True, True, False]
+    assert experiences[0].action_mask.all() and experiences[-1].action_mask.all()
+
+
+def test_reward_set_on_recorded_experience(workflow):
+    model = RecordingModel(ScriptedModel("right"))
+    (one,) = workflow(SetsItAfterwards, "right", rewards=Failing(), model=model)
+    assert is_unscored(one)
+
+
+def test_error_is_kept_for_people(workflow, pool):
+    (one,) = workflow(PassesTheReward, "raise", rewards=pool)
+    assert one.info["verifier_error"] == "RuntimeError: no idea"
+
+
+def test_unscored_answer_stays_out_of_its_group(workflow, pool):
+    """Mean and deviation are those of the answers that were judged."""
+    kept = workflow(PassesItsValue, "right", "raise", "wrong", rewards=pool)
+    advantages = [advantages_of(rows) for rows in (kept, [kept[0], kept[2]])]
+    assert not advantages[0][1].any()
+    assert torch.equal(advantages[0][[0, 2], :6], advantages[1])
+    assert advantages[1][0, 0] > 0 > advantages[1][1, 0]
+
+
+def advantages_of(rows):
+    objective = Objective(ALGORITHMS["grpo"])
+    batch = make_batch(rows, torch.device("cpu"))
+    return prepare(objective, batch, batch.rollout_logprobs, None, None)[0].advantages
+
+
+def test_step_and_eval_metrics_count_unscored_answers(workflow, pool):
+    experiences = workflow(PassesItsValue, "right", "raise", "wrong", "nan", rewards=pool)
+    outcomes = [Outcome(make_task(), experiences)]
+    step, scores = step_numbers(outcomes), eval_numbers("t", outcomes)
+    assert (step["verifier_errors"], step["reward/mean"], step["accuracy/mean"]) == (2, 0.5, 0.5)
+    assert (scores["eval/t/verifier_errors"], scores["eval/t/accuracy"]) == (2, 0.5)
+
+
+def turns(rewards):
+    """A run of as many turns as `rewards`, the last one first in the list."""
+
+    class Turns(Workflow):
+        async def run(self):
+            (answer,) = await self.model.chat(self.task.messages)
+            made = [answer.experience(reward=reward, run=2, turn=turn) for turn, reward in enumerate(rewards)]
+            return made[::-1]
+
+    return Turns
+
+
+def test_turn_without_reward_takes_that_of_the_last(workflow):
+    experiences = workflow(turns([None, 0.25, Reward({"accuracy": 0.75})]), "a", repeat_times=1)
+    assert [(one.turn, one.reward) for one in experiences] == [(2, 0.75), (1, 0.25), (0, 0.75)]
+    assert all(one.action_mask.all() for one in experiences)
+
+
+def test_unscored_last_turn_excludes_its_whole_run(workflow):
+    experiences = workflow(turns([None, 0.5, Reward(error="died")]), "a", repeat_times=1)
+    assert all(is_unscored(one) for one in experiences)
+
+
+def test_unscored_middle_turn_excludes_only_itself(workflow):
+    experiences = workflow(turns([0.0, Reward(error="died"), 1.0]), "a", repeat_times=1)
+    assert [is_unscored(one) for one in experiences] == [False, True, False]
+
+
+@pytest.mark.parametrize("given", ["token_rewards", "teacher_logprobs"])
+def test_token_scores_count_as_a_judgement(given, workflow):
+    class PerToken(Workflow):
+        async def run(self):
+            (answer,) = await self.model.chat(self.task.messages)
+            return [answer.experience(**{given: np.ones(len(answer.tokens))})]
+
+    (one,) = workflow(PerToken, "a")
+    assert one.reward is None and one.action_mask.all()
+
+
+def test_ignored_verifier_errors_are_logged(workflow, caplog):
+    class Ignores(Workflow):
+        async def run(self):
+            (answer,) = await self.model.chat(self.task.messages)
+            (reward,) = await self.rewards.score("fragile", [RewardItem(answer.text)])
+            return [answer.experience(reward=reward.value or 0.0)]
+
+    with caplog.at_level(logging.WARNING):
+        workflow(Ignores, "a", rewards=Failing())
+    assert "workflow 'mine' got 1 rewards with an error" in caplog.text
+
+
+def test_failed_reward_has_no_parts_to_add_up():
+    reward = Reward(error="too slow")
+    assert reward.parts is None and reward.value is None
+    for given in ({}, {"parts": {"accuracy": 1.0}, "error": "both"}):
+        with pytest.raises(TrinityError, match="either parts or an error"):
+            Reward(**given)
+
+
+@pytest.fixture
+def example():
+    """The workflow that the docs show."""
+    (code,) = re.findall(r"```python\n(.*?class TwoTurns.*?)```", DOCS.read_text(), re.DOTALL)
+    names: dict = {}
+    exec(code, names)
+    WORKFLOWS.pop("two_turns")
+    return names["TwoTurns"]
+
+
+def test_docs_example_takes_two_turns(example, workflow):
+    model = ScriptedModel("#### 3")
+    experiences = workflow(example, model=model, repeat_times=1)
+    assert [(one.run, one.turn, one.reward) for one in experiences] == [(0, 0, 0.0), (0, 1, 0.0)]
+    (_, again) = model.asked
+    first = experiences[0].tokens.tolist()
+    assert again[0][: len(first)] == first and len(again[0]) > len(first)
+
+
+def test_docs_example_excludes_unscored_runs(example, workflow):
+    experiences = workflow(example, "#### 2", "#### 3", rewards=Failing(judged=[1]))
+    assert [is_unscored(one) for one in experiences] == [True, True, False, False]
+    assert [one.reward for one in experiences] == [None, None, 0.0, 0.0]
