@@ -17,7 +17,7 @@ from trinity_core.layout import JobLayout
 from trinity_core.runtime.cluster import close_cluster, open_cluster
 from trinity_core.runtime.faults import POLL_SECONDS, first_error_stays, most_telling
 from trinity_core.runtime.session import Session, Stage
-from trinity_core.tracking.mlflow_writer import close_parent, hold_parent
+from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 
 
 @task(name="cluster", cache_policy=NO_CACHE, persist_result=False)
@@ -53,7 +53,7 @@ def ending(session: Session) -> Iterator[Session]:
 def ending_pipeline(plan: Plan) -> Iterator[None]:
     """Ray stays up between the stages of a pipeline; with the block it ends, and so does the parent run in MLflow."""
     opened = open_cluster(plan.config, plan.gpu_per_node)
-    hold_parent(plan.config.job_dir)
+    keep_parent_open(plan.config.job_dir)
     succeeded = False
     try:
         yield

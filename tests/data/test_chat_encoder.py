@@ -137,8 +137,8 @@ def test_conversations_that_cannot_be_told_apart_do_not_stop_the_others(tokenize
     first, second, third = ChatEncoder(tokenizer, REWRITES).conversations([good, good, good])
     assert all(isinstance(one, DataError) and "once it goes on" in str(one) for one in (first, second, third))
     refuses = "{% if messages[0].content == 'no' %}{{ raise_exception('not this') }}{% endif %}" + HEADERS
-    bad, fine = ChatEncoder(tokenizer, refuses).conversations([Conversation(turns("no", "x")), good])
-    assert "refuses a conversation: not this" in str(bad)
+    rejected, fine = ChatEncoder(tokenizer, refuses).conversations([Conversation(turns("no", "x")), good])
+    assert "refuses a conversation: not this" in str(rejected)
     assert answers(tokenizer, fine) == ["there<|endoftext|>"]
 
 

@@ -40,7 +40,7 @@ def test_every_format_as_one_file(tmp_path, write, name):
     path = write(tmp_path / name, ROWS)
     read = read_rows(str(path))
     assert read.rows == ROWS
-    assert all(place.source == str(path) for place in read.places)
+    assert all(location.source == str(path) for location in read.locations)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_unreadable_lines_are_set_aside_with_their_place(tmp_path):
     path.write_text('{"question": "a"}\n\n{"question": \n[1]\n{"question": "b"}\n')
     read = read_rows(str(path))
     assert [row["question"] for row in read.rows] == ["a", "b"]
-    assert [place.line for place in read.places] == [1, 5]
-    assert [str(bad) for bad in read.bad] == [
+    assert [location.line for location in read.locations] == [1, 5]
+    assert [str(row) for row in read.rejected] == [
         f"{path}:3: the line is no JSON: Expecting value at column 1",
         f"{path}:4: the line is no JSON object",
     ]
@@ -142,16 +142,16 @@ def test_rows_that_could_not_be_passed_on_are_set_aside(tmp_path, line, reason):
     path = tmp_path / "train.jsonl"
     path.write_text(f'{{"a": "ü \\ud83d\\ude00"}}\n{line}\n{{"a": {"[" * 60 + "]" * 60}}}\n')
     read = read_rows(str(path))
-    assert [place.line for place in read.places] == [1, 3] and read.rows[0] == {"a": "ü 😀"}
-    (bad,) = read.bad
-    assert bad.place.line == 2 and bad.reason.startswith(reason)
-    str(bad).encode()  # the log can say it
+    assert [location.line for location in read.locations] == [1, 3] and read.rows[0] == {"a": "ü 😀"}
+    (rejected,) = read.rejected
+    assert rejected.location.line == 2 and rejected.reason.startswith(reason)
+    str(rejected).encode()  # the log can say it
 
 
 def test_items_of_a_json_file_are_set_aside_alike(tmp_path):
     (tmp_path / "train.json").write_text(r'[{"a": "1"}, {"a": "\ud83d"}]')
     read = read_rows(str(tmp_path))
-    assert read.rows == [{"a": "1"}] and [bad.place.line for bad in read.bad] == [2]
+    assert read.rows == [{"a": "1"}] and [row.location.line for row in read.rejected] == [2]
 
 
 def test_csv_lines_of_other_lengths_are_set_aside(tmp_path):
@@ -159,7 +159,9 @@ def test_csv_lines_of_other_lengths_are_set_aside(tmp_path):
     path.write_text('question,answer\n"two\nlines",1\nalone\nb,2\n')
     read = read_rows(str(path))
     assert read.rows == [{"question": "two\nlines", "answer": "1"}, {"question": "b", "answer": "2"}]
-    assert [(bad.place.line, bad.reason) for bad in read.bad] == [(4, "the line does not have the header's 2 columns")]
+    assert [(row.location.line, row.reason) for row in read.rejected] == [
+        (4, "the line does not have the header's 2 columns")
+    ]
 
 
 def test_a_csv_field_may_be_long(tmp_path):
@@ -168,18 +170,18 @@ def test_a_csv_field_may_be_long(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "broken, kept, place, reason",
+    "broken, kept, line, reason",
     [
         ('b,"2\nc,3\nd,4\n', ["a"], 5, "the row that begins in line 3 is no CSV: unexpected end of data"),
         ('b,"2\nc,"3\nd,4\n', ["a", "d"], 4, "the row that begins in line 3 is no CSV: ',' expected after '\"'"),
     ],
     ids=["never closed", "closed in the next row"],
 )
-def test_a_csv_quote_takes_no_lines_in_silence(tmp_path, broken, kept, place, reason):
+def test_a_csv_quote_takes_no_lines_in_silence(tmp_path, broken, kept, line, reason):
     (tmp_path / "train.csv").write_text(f"question,answer\na,1\n{broken}")
     read = read_rows(str(tmp_path))
     assert [row["question"] for row in read.rows] == kept
-    assert [(bad.place.line, bad.reason) for bad in read.bad] == [(place, reason)]
+    assert [(row.location.line, row.reason) for row in read.rejected] == [(line, reason)]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +239,7 @@ def test_hub_rows_come_through_datasets(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     read = read_rows("openai/gsm8k", "test", "main")
-    assert read.rows == ROWS and str(read.places[1]) == "openai/gsm8k (test):2"
+    assert read.rows == ROWS and str(read.locations[1]) == "openai/gsm8k (test):2"
     assert asked == [(("openai/gsm8k", "main"), {"split": "test"})]
 
 

@@ -64,8 +64,8 @@ def test_preferences_in_messages(chosen, rejected):
 
 
 def test_preferences_in_plaintext():
-    form = FormatConfig(prompt_key="q", chosen_key="good", rejected_key="bad", system_prompt="s")
-    better, worse = formats.preference({"q": "q", "good": "yes", "bad": "no"}, form)
+    form = FormatConfig(prompt_key="q", chosen_key="good", rejected_key="rejected", system_prompt="s")
+    better, worse = formats.preference({"q": "q", "good": "yes", "rejected": "no"}, form)
     assert [m["content"] for m in better.messages] == ["s", "q", "yes"]
     assert [m["content"] for m in worse.messages] == ["s", "q", "no"]
 

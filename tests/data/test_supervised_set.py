@@ -68,7 +68,7 @@ def test_the_fingerprint_is_that_of_the_usable_rows(tmp_path, encoder):
         return SupervisedSet.open(config(tmp_path / folder, rows), encoder, **({"seed": 1} | settings)).fingerprint
 
     first = fingerprint("a", ROWS)
-    assert first == fingerprint("moved", ROWS) == fingerprint("with a bad row", [*ROWS, {"question": "x"}], seed=2)
+    assert first == fingerprint("moved", ROWS) == fingerprint("with a rejected row", [*ROWS, {"question": "x"}], seed=2)
     others = [ROWS[::-1], ROWS[1:], [*ROWS[:-1], {"question": "8+1?", "answer": "#### 10"}]]
     assert len({first, *(fingerprint(str(number), rows) for number, rows in enumerate(others))}) == 4
 
@@ -91,8 +91,8 @@ def test_preferences_are_pairs(tmp_path, encoder, tokenizer):
 def test_rows_that_cannot_be_used_are_set_aside_with_their_line(tmp_path, encoder, caplog):
     rows = [*ROWS[:2], {"question": "x"}, {"question": "long", "answer": "word " * 99}, ROWS[2]]
     opened = SupervisedSet.open(config(tmp_path, rows), encoder, seed=1, max_tokens=40)
-    assert len(opened) == 3 and [place.line for place in opened.places] == [1, 2, 5]
-    assert [bad.place.line for bad in opened.bad] == [3, 4]
+    assert len(opened) == 3 and [location.line for location in opened.locations] == [1, 2, 5]
+    assert [row.location.line for row in opened.rejected] == [3, 4]
     assert "tokens, more than model.max_model_len = 40" in caplog.text
     with pytest.raises(DataError, match=r"'sft' has no usable row: .*train.jsonl:1: the row has \d+ tokens"):
         SupervisedSet.open(config(tmp_path, ROWS), encoder, seed=1, max_tokens=4)
@@ -101,7 +101,7 @@ def test_rows_that_cannot_be_used_are_set_aside_with_their_line(tmp_path, encode
 def test_a_row_whose_answer_leaves_no_token_is_set_aside(tmp_path, encoder):
     template = "{% for m in messages if m.role == 'user' or m.content != '#### 3' %}{{ m.content }}{% endfor %}"
     opened = SupervisedSet.open(config(tmp_path, ROWS, chat_template=template), encoder, seed=1)
-    assert [(bad.place.line, bad.reason) for bad in opened.bad] == [
+    assert [(row.location.line, row.reason) for row in opened.rejected] == [
         (3, "the answer is empty once the chat template has rendered it")
     ]
     assert len(opened) == len(ROWS) - 1

@@ -47,10 +47,10 @@ def test_bad_rows_are_set_aside_and_listed(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         taskset = Taskset.open(written(tmp_path, rows), seed=0)
     assert [task.raw["question"] for task in taskset.tasks()] == ["a", "c"]
-    assert sorted(bad.place.line for bad in taskset.bad) == [2, 3, 4, 6, 7]
-    assert "'gsm8k': 5 of 7 rows set aside" in caplog.text
+    assert sorted(row.location.line for row in taskset.rejected) == [2, 3, 4, 6, 7]
+    assert "'gsm8k': 5 of 7 rows rejected" in caplog.text
     assert f"{tmp_path}/train.jsonl:3: column 'question' must hold text, not ''" in caplog.text
-    assert [bad.reason for bad in taskset.bad[2:]] == [
+    assert [row.reason for row in taskset.rejected[2:]] == [
         "column 'answer' (format.response_key) is empty",
         "column 'answer' (format.response_key) is missing here, while other rows have it",
         "column 'answer' (format.response_key) is empty",
@@ -59,7 +59,7 @@ def test_bad_rows_are_set_aside_and_listed(tmp_path, caplog):
 
 def test_a_set_without_reference_answers_is_whole(tmp_path):
     taskset = Taskset.open(written(tmp_path, [{"question": "a"}, {"question": "b", "other": ""}]), seed=0)
-    assert [task.truth for task in taskset.tasks()] == [None, None] and not taskset.bad
+    assert [task.truth for task in taskset.tasks()] == [None, None] and not taskset.rejected
 
 
 def test_an_answer_that_ends_the_conversation_is_a_reference_too(tmp_path):
@@ -68,7 +68,9 @@ def test_an_answer_that_ends_the_conversation_is_a_reference_too(tmp_path):
     config = written(tmp_path, rows)
     config.format = FormatConfig(prompt_type="messages", response_key="answer")
     taskset = Taskset.open(config, seed=0)
-    assert [task.truth for task in taskset.tasks()] == ["1", "a"] and [bad.place.line for bad in taskset.bad] == [3]
+    assert [task.truth for task in taskset.tasks()] == ["1", "a"] and [
+        row.location.line for row in taskset.rejected
+    ] == [3]
 
 
 def test_no_usable_row_is_an_error_that_names_the_columns(tmp_path):
@@ -92,8 +94,8 @@ def test_long_prompts_are_set_aside_before_anything_runs(tmp_path, encoder):
     rows = [{"question": "a"}, {"question": "b " * 50}, {"question": "c"}]
     taskset = Taskset.open(written(tmp_path, rows), seed=0).without_long_prompts(encoder, 30)
     assert [task.raw["question"] for task in taskset.tasks()] == ["a", "c"]
-    assert [str(bad.place).split(":")[-1] for bad in taskset.bad] == ["2"]
-    assert "more than the 30 allowed" in taskset.bad[0].reason
+    assert [str(row.location).split(":")[-1] for row in taskset.rejected] == ["2"]
+    assert "more than the 30 allowed" in taskset.rejected[0].reason
     with pytest.raises(DataError, match="no usable row"):
         taskset.without_long_prompts(encoder, 3)
 

@@ -17,7 +17,7 @@ from store_helpers import ids, make_rows
 from trinity_core.config.paths import database_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.store import database
-from trinity_core.store.database import in_words
+from trinity_core.store.database import explain
 from trinity_core.store.store import ExperienceStore
 
 STEPS = 25
@@ -202,11 +202,11 @@ def test_looking_sees_what_others_change_and_what_they_only_tried(tmp_path):
 
 @given(st.sampled_from(["database is locked", "connection refused", "server closed the connection unexpectedly"]))
 def test_faults_that_pass_are_worth_a_retry(text):
-    error = in_words(OperationalError("select", {}, Exception(text)), make_url("postgresql://u:secret@h/d"))
+    error = explain(OperationalError("select", {}, Exception(text)), make_url("postgresql://u:secret@h/d"))
     assert isinstance(error, TransientFault)
     assert "secret" not in str(error)
 
 
 def test_our_own_mistakes_are_not_dressed_up():
-    assert in_words(IntegrityError("insert", {}, Exception("unique")), make_url("sqlite:///x")) is None
-    assert in_words(DatabaseError("select", {}, Exception("odd")), make_url("sqlite:///x")) is None
+    assert explain(IntegrityError("insert", {}, Exception("unique")), make_url("sqlite:///x")) is None
+    assert explain(DatabaseError("select", {}, Exception("odd")), make_url("sqlite:///x")) is None

@@ -36,9 +36,9 @@ def test_fifo_is_the_shortest_beginning_that_is_enough(groups, rows):
 @given(candidates, st.integers(1, 40), st.integers(0, 5), st.integers(0, 12))
 def test_staleness_splits_by_age(groups, rows, limit, version):
     choice = StalenessControl(limit).choose(groups, rows, version)
-    assert all(version - g.oldest > limit for g in choice.aside)
+    assert all(version - g.oldest > limit for g in choice.stale)
     assert all(version - g.oldest <= limit for g in choice.take)
-    assert not {g.id for g in choice.take} & {g.id for g in choice.aside}
+    assert not {g.id for g in choice.take} & {g.id for g in choice.stale}
 
 
 def test_priority_prefers_new_and_little_used():
@@ -50,11 +50,11 @@ def test_stale_rows_are_set_aside_and_counted(store):
     store.put("e", 1, {}, make_rows(2, version=0, tag="old"), 0)
     store.put("e", 2, {}, make_rows(2, version=3, tag="new"), 3)
     assert store.lease(5, 6, 4, StalenessControl(2)) is None
-    assert store.stats().aside == 4
+    assert store.stats().stale == 4
     store.put("e", 3, {}, make_rows(1, version=4), 4)
     assert ids(store.lease(5, 6, 4, StalenessControl(2)))[0] == "newg0r0"
     store.rewind(4)
-    assert (store.stats().aside, store.stats().ready) == (0, 10)
+    assert (store.stats().stale, store.stats().ready) == (0, 10)
 
 
 def test_reuse_after_the_cooldown_only(store):

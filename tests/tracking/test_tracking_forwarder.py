@@ -18,15 +18,15 @@ from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import (
     Forwarder,
     ForwarderThread,
+    complete_checkpoints,
     eval_scores,
     open_writer,
     run_note,
-    whole_checkpoints,
 )
 from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
-from trinity_core.tracking.mlflow_writer import close_parent, hold_parent
+from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
-from trinity_core.tracking.writers import RunInfo, named
+from trinity_core.tracking.writers import RunInfo, full_names
 
 
 class Recorder:
@@ -171,12 +171,12 @@ def test_scores_are_the_mean_over_eval_sets(tmp_path: Path) -> None:
 
 
 def test_whole_checkpoints_only(tmp_path: Path) -> None:
-    assert whole_checkpoints(tmp_path) == {}
+    assert complete_checkpoints(tmp_path) == {}
     for step in (2, 10):
         save_checkpoint(tmp_path, step)
     (tmp_path / "global_step_6" / "actor" / "huggingface").mkdir(parents=True)  # weights for the explorer alone
     (tmp_path / "global_step_12").mkdir()
-    assert list(whole_checkpoints(tmp_path)) == [2, 10]
+    assert list(complete_checkpoints(tmp_path)) == [2, 10]
 
 
 @pytest.mark.parametrize("left", ["", "7,", "2", None])
@@ -186,7 +186,7 @@ def test_the_file_that_names_the_latest_checkpoint_is_for_people(tmp_path: Path,
         save_checkpoint(tmp_path, step)
     latest = tmp_path / "latest_checkpointed_iteration.txt"
     latest.unlink() if left is None else latest.write_text(left)
-    assert list(whole_checkpoints(tmp_path)) == [2, 10]
+    assert list(complete_checkpoints(tmp_path)) == [2, 10]
 
 
 def test_an_unknown_monitor_is_named(tmp_path: Path) -> None:
@@ -198,10 +198,10 @@ def test_no_two_sources_share_a_name() -> None:
     """Explorers and trainer count steps of their own, and measure rewards, lengths and seconds alike."""
     numbers = {"reward/mean": 0.5, "timing_s/step": 1.0, "version": 3.0}
     sources = ("trainer", "explorer", "explorer_new", "explorer_mine")
-    names = [name for source in sources for name in named(MetricLine(1, source, 0.0, numbers))]
+    names = [name for source in sources for name in full_names(MetricLine(1, source, 0.0, numbers))]
     assert len(set(names)) == len(names) == len(sources) * len(numbers)
     assert {"reward/mean", "explorer/reward/mean", "explorer_new/reward/mean", "trainer/version"} < set(names)
-    assert named(MetricLine(1, "eval", 0.0, {"eval/gsm8k/accuracy": 0.5})) == {"eval/gsm8k/accuracy": 0.5}
+    assert full_names(MetricLine(1, "eval", 0.0, {"eval/gsm8k/accuracy": 0.5})) == {"eval/gsm8k/accuracy": 0.5}
 
 
 def test_tensorboard_files(tmp_path: Path) -> None:
@@ -291,10 +291,10 @@ def test_an_evaluation_ends_no_run_but_its_own(root: Path) -> None:
 
     training = open_writer("mlflow", RunInfo("p", "n", root / "p" / "n"), root)
     client = mlflow_client(root)
-    assert status_after(True, "n", guest=True) == "RUNNING", "the training goes on"
+    assert status_after(True, "n", keeps_status=True) == "RUNNING", "the training goes on"
     training.close(True)
-    assert status_after(False, "n", guest=True) == "FINISHED", "the training was no failure"
-    assert status_after(False, "base", guest=True) == "FAILED"
+    assert status_after(False, "n", keeps_status=True) == "FINISHED", "the training was no failure"
+    assert status_after(False, "base", keeps_status=True) == "FAILED"
     assert status_after(False, "n") == "FAILED"
 
 
@@ -312,9 +312,9 @@ def test_a_stage_by_itself_ends_the_pipelines_run_and_one_of_several_leaves_it(r
     whole, client = root / "p" / "n", mlflow_client(root)
     assert status_after("n_sft", True) == "FINISHED"
     assert status_after("n_rft", False) == "FAILED"
-    hold_parent(whole)
+    keep_parent_open(whole)
     assert status_after("n_rft", True) == "RUNNING", "another stage follows"
-    scoring = open_writer("mlflow", RunInfo("p", "n", whole, guest=True), root)
+    scoring = open_writer("mlflow", RunInfo("p", "n", whole, keeps_status=True), root)
     scoring.close(True)
     assert client.get_run(parent()).info.status == "RUNNING", "the model before training was scored"
     close_parent(whole, True)

@@ -208,13 +208,13 @@ def test_a_narrow_format_sums_micro_batches_in_float32(learner, stage):
     assert norm(400) == pytest.approx(400 * norm(1), rel=1e-3)
 
 
-def _without_verdict(experience):
+def _unscored(experience):
     return replace(experience, reward=None, action_mask=np.zeros_like(experience.action_mask))
 
 
 def test_a_batch_of_answers_without_a_verdict_teaches_nothing(learner):
     """All verifiers failed: the run goes on."""
-    (metrics,), _ = _train(learner(), [[_without_verdict(e) for e in make_batch(1)]])
+    (metrics,), _ = _train(learner(), [[_unscored(e) for e in make_batch(1)]])
     assert metrics["actor/final_loss"] == 0.0 and metrics["actor/grad_norm"] == 0.0
 
 
@@ -224,7 +224,7 @@ def test_the_loss_and_the_norm_are_those_of_a_plain_loop(learner, tiny_model, un
     from transformers import AutoModelForCausalLM
 
     scored = make_batch(1)[unscored:]
-    batch = [_without_verdict(e) for e in make_batch(1)[:unscored]] + scored
+    batch = [_unscored(e) for e in make_batch(1)[:unscored]] + scored
     (metrics,), _ = _train(learner(algorithm__kl_loss_fn="none", algorithm__rollout_correction="none"), [batch])
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     total, loss = sum(int(e.action_mask.sum()) for e in scored), torch.zeros(())

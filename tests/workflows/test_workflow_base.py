@@ -47,13 +47,13 @@ def test_an_answer_cut_at_the_limit_is_marked():
     assert one.truncated and one.action_mask.all() and one.metrics["truncated"] == 1
 
 
-def test_an_answer_without_verdict_carries_no_loss_and_is_counted():
+def test_an_answer_is_unscored_carries_no_loss_and_is_counted():
     class Broken:
         async def score(self, name, items):
             return [Reward(error="too slow") for _ in items]
 
     one = run(make_task(repeat_times=1), ScriptedModel("#### 2"), Broken())[0]
-    assert one.reward is None and not one.action_mask.any() and one.without_verdict
+    assert one.reward is None and not one.action_mask.any() and one.is_unscored
     assert one.metrics["verifier_errors"] == 1 and "accuracy" not in one.metrics
     assert one.info["verifier_error"] == "too slow"
 

@@ -81,7 +81,7 @@ class Experience:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def without_verdict(self) -> bool:
+    def is_unscored(self) -> bool:
         """Whether it says nothing, good or bad, of the policy: it has no reward, and no token of it carries loss."""
         return self.reward is None and not self.action_mask.any()
 

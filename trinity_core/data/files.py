@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.data.hub import read_hub, read_table
-from trinity_core.data.row_validation import unreadable, unusable
+from trinity_core.data.row_validation import json_problem, row_problem
 from trinity_core.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]
-LONGEST_FIELD = 2**31 - 1
+MAX_FIELD = 2**31 - 1
 """Characters of a CSV field."""
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowLocation:
     """Where a row stands: a file (or table, or hub name) and its line (row number from 1 where there are no lines)."""
 
     source: str
@@ -38,14 +38,14 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class BadRow:
+class RejectedRow:
     """A row that was set aside, and why."""
 
-    place: Place
+    location: RowLocation
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}"
+        return f"{self.location}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Rows:
     """The rows of a split in file order, and those that could not be read."""
 
     rows: list[Row]
-    places: list[Place]
-    bad: list[BadRow]
+    locations: list[RowLocation]
+    rejected: list[RejectedRow]
 
 
 def read_rows(
@@ -97,8 +97,8 @@ def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path
     for naming in _NAMINGS:
         for root in roots:
             if named := naming(root, split):
-                _tell_left_out(folder, split, [file for file in _alike(root, split) if file not in named])
-                return _once(folder, split, named)
+                _log_unread(folder, split, [file for file in _alike(root, split) if file not in named])
+                return _without_duplicates(folder, split, named)
     everything = [file for root in roots for file in _data_files(root)]
     if len(everything) == 1 and _split_of(everything[0]) is None and split == "train":
         return everything
@@ -133,13 +133,13 @@ def _alike(root: Path, split: str) -> list[Path]:
 _NAMINGS = (_whole, _shards, _in_folder, _alike)
 
 
-def _tell_left_out(folder: Path, split: str, files: list[Path]) -> None:
+def _log_unread(folder: Path, split: str, files: list[Path]) -> None:
     if files:
-        left_out = ", ".join(str(file.relative_to(folder)) for file in files)
-        logger.warning("%s: %s not read as split '%s', which others are named after exactly", folder, left_out, split)
+        unread = ", ".join(str(file.relative_to(folder)) for file in files)
+        logger.warning("%s: %s not read as split '%s', which others are named after exactly", folder, unread, split)
 
 
-def _once(folder: Path, split: str, files: list[Path]) -> list[Path]:
+def _without_duplicates(folder: Path, split: str, files: list[Path]) -> list[Path]:
     """The files, of which no two are one in several formats."""
     if len({file.stem for file in files}) < len(files):
         found = ", ".join(str(file.relative_to(folder)) for file in files)
@@ -162,7 +162,7 @@ def _split_of(file: Path) -> str | None:
 
 
 def _read_files(files: Iterable[Path]) -> Rows:
-    return _sorted((Place(str(file), line), row) for file in files for line, row in _lines(file))
+    return _validated((RowLocation(str(file), line), row) for file in files for line, row in _lines(file))
 
 
 def _lines(file: Path) -> Iterator[tuple[int, Row | str]]:
@@ -176,21 +176,21 @@ def _lines(file: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 def _numbered(source: str, rows: Iterable[Row]) -> Rows:
-    return _sorted((Place(source, number), row) for number, row in enumerate(rows, 1))
+    return _validated((RowLocation(source, number), row) for number, row in enumerate(rows, 1))
 
 
-def _sorted(read: Iterable[tuple[Place, Row | str]]) -> Rows:
+def _validated(read: Iterable[tuple[RowLocation, Row | str]]) -> Rows:
     """Rows that can be passed on, and those that cannot, which may be just the reason why."""
-    rows, places, bad = [], [], []
-    for place, row in read:
+    rows, locations, rejected = [], [], []
+    for location, row in read:
         if isinstance(row, str):
-            bad.append(BadRow(place, row))
-        elif reason := unusable(row):
-            bad.append(BadRow(place, f"the row {reason}"))
+            rejected.append(RejectedRow(location, row))
+        elif reason := row_problem(row):
+            rejected.append(RejectedRow(location, f"the row {reason}"))
         else:
             rows.append(row)
-            places.append(place)
-    return Rows(rows, places, bad)
+            locations.append(location)
+    return Rows(rows, locations, rejected)
 
 
 # A reader yields (line, row), or (line, what is wrong with the line) where a line cannot be read on its own.
@@ -205,7 +205,7 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                yield number, f"the line {unreadable(error)}"
+                yield number, f"the line {json_problem(error)}"
                 continue
             yield number, row if isinstance(row, dict) else "the line is no JSON object"
 
@@ -220,7 +220,7 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
             return
         raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} {unreadable(error)}") from error
+        raise DataError(f"{file} {json_problem(error)}") from error
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         value = value["data"]
     if isinstance(value, dict):
@@ -232,7 +232,7 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 def _csv(file: Path) -> Iterator[tuple[int, Row | str]]:
-    csv.field_size_limit(LONGEST_FIELD)
+    csv.field_size_limit(MAX_FIELD)
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)  # else a quote that is never closed takes all lines after it in silence
         header = next(reader, [])

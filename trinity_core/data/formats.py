@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.config.schema.buffer import FormatConfig
-from trinity_core.data.row_validation import unreadable, unusable
+from trinity_core.data.row_validation import json_problem, row_problem
 from trinity_core.errors import DataError
 
 Row = Mapping[str, Any]
@@ -150,8 +150,8 @@ def _parsed(value: Any, key: str | None) -> Any:
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"column '{key}' looks like JSON but cannot be read: it {unreadable(error)}") from error
-    if reason := unusable(parsed):
+        raise DataError(f"column '{key}' looks like JSON but cannot be read: it {json_problem(error)}") from error
+    if reason := row_problem(parsed):
         raise DataError(f"column '{key}' {reason}")
     return parsed
 

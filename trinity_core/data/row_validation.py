@@ -9,30 +9,30 @@ import json
 import sys
 from typing import Any
 
-DEEPEST = 64
+MAX_DEPTH = 64
 """Levels of lists and objects in a row; readers and writers of JSON give up at some hundreds."""
 
 
-def unreadable(error: ValueError | RecursionError) -> str:
+def json_problem(error: ValueError | RecursionError) -> str:
     """What is wrong with a JSON text that `json.loads` has refused; reads on from "the line"."""
     if isinstance(error, RecursionError):
-        return f"is nested more than {DEEPEST} levels deep"
+        return f"is nested more than {MAX_DEPTH} levels deep"
     if isinstance(error, json.JSONDecodeError):
         return f"is no JSON: {error.msg} at column {error.colno}"
     return f"holds a number of more than {sys.get_int_max_str_digits()} digits"
 
 
-def unusable(value: Any) -> str | None:
+def row_problem(value: Any) -> str | None:
     """What is wrong with a value that was read, however it is nested; None where it is sound."""
     level = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_DEPTH + 1):
         for text in level:
             if isinstance(text, str) and (reason := _not_unicode(text)):
                 return reason
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return None
-    return f"is nested more than {DEEPEST} levels deep"
+    return f"is nested more than {MAX_DEPTH} levels deep"
 
 
 def _inside(value: Any) -> list[Any]:

@@ -66,7 +66,7 @@ class RowOrder:
         return sum(self.sizes)
 
     def take(self, start: int, count: int) -> list[tuple[int, int]]:
-        """(source, row) for the places start … start + count - 1 of the endless order; places count from 0."""
+        """(source, row) for positions start … start + count - 1 of the endless order, which count from 0."""
         taken: list[tuple[int, int]] = []
         while len(taken) < count:
             epoch, offset = divmod(start + len(taken), self.epoch_length)

@@ -11,9 +11,9 @@ from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.experience import Experience
-from trinity_core.data.files import BadRow, Place, read_rows
+from trinity_core.data.files import RejectedRow, RowLocation, read_rows
 from trinity_core.data.schedule import RowOrder
-from trinity_core.data.taskset import listing, warn_of
+from trinity_core.data.taskset import list_rejected, log_rejected
 from trinity_core.errors import DataError
 
 Kind = Literal["demonstrations", "preferences"]
@@ -32,8 +32,8 @@ class SupervisedSet:
     kind: Kind
     rows: list[list[EncodedConversation]]
     """The conversations of each usable row."""
-    places: list[Place]
-    bad: list[BadRow]
+    locations: list[RowLocation]
+    rejected: list[RejectedRow]
     """Rows set aside, and why."""
     order: RowOrder = field(repr=False)
     fingerprint: str
@@ -57,24 +57,24 @@ class SupervisedSet:
             encoder = ChatEncoder(encoder.tokenizer, config.format.chat_template, encoder.template_args)
         read = read_rows(config.path or "", config.split, config.subset_name, "file")
         kept: list[list[EncodedConversation]] = []
-        places: list[Place] = []
-        bad = list(read.bad)
+        locations: list[RowLocation] = []
+        rejected = list(read.rejected)
         mark = hashlib.blake2b(digest_size=6)
         for start in range(0, len(read.rows), CHUNK):
             stretch = slice(start, start + CHUNK)
             encoded = encode_rows(read.rows[stretch], config.format, encoder, kind, max_tokens)
-            for given, row, place in zip(read.rows[stretch], encoded, read.places[stretch], strict=True):
+            for given, row, location in zip(read.rows[stretch], encoded, read.locations[stretch], strict=True):
                 if isinstance(row, DataError):
-                    bad.append(BadRow(place, str(row)))
+                    rejected.append(RejectedRow(location, str(row)))
                 else:
                     kept.append(row)
-                    places.append(place)
+                    locations.append(location)
                     mark.update(json.dumps(given, default=lambda value: type(value).__name__).encode())
         if not kept:
-            raise DataError(f"data set '{config.name}' has no usable row: {listing(bad) or 'it is empty'}")
-        warn_of(bad, len(kept), config.name)
+            raise DataError(f"data set '{config.name}' has no usable row: {list_rejected(rejected) or 'it is empty'}")
+        log_rejected(rejected, len(kept), config.name)
         order = RowOrder((len(kept),), (selector,), (seed,))
-        return cls(config.name or "dataset", kind, kept, places, bad, order, mark.hexdigest())
+        return cls(config.name or "dataset", kind, kept, locations, rejected, order, mark.hexdigest())
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -17,7 +17,7 @@ class Task:
     """What is asked, how often, and how the answers are sampled and scored."""
 
     index: int
-    """The task's place among the rows of its task set."""
+    """The task's index among the rows of its task set."""
     raw: dict[str, Any]
     """The row as it was read."""
     taskset: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.files import BadRow, Place, Row, Rows, read_rows
+from trinity_core.data.files import RejectedRow, Row, RowLocation, Rows, read_rows
 from trinity_core.data.task import Task
 from trinity_core.errors import DataError
 
@@ -25,9 +25,9 @@ class Taskset:
 
     config: TasksetConfig
     rows: list[Row]
-    places: list[Place]
+    locations: list[RowLocation]
     """Where each row stands."""
-    bad: list[BadRow] = field(default_factory=list)
+    rejected: list[RejectedRow] = field(default_factory=list)
     """Rows set aside, and why."""
     is_eval: bool = False
     seed: int = 0
@@ -37,8 +37,8 @@ class Taskset:
         """Read and check the rows. Raises DataError where none can be used."""
         read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name)
         answered = any(config.format.response_key in row for row in read.rows)
-        checked = set_aside(read, lambda row: _check_task(row, config.format, answered), config.name)
-        return cls(config, checked.rows, checked.places, checked.bad, is_eval, seed)
+        checked = reject_rows(read, lambda row: _check_task(row, config.format, answered), config.name)
+        return cls(config, checked.rows, checked.locations, checked.rejected, is_eval, seed)
 
     @property
     def name(self) -> str:
@@ -85,40 +85,46 @@ class Taskset:
             if lengths[id(row)] > max_tokens:
                 raise DataError(f"the prompt has {lengths[id(row)]} tokens, more than the {max_tokens} allowed")
 
-        kept = set_aside(Rows(self.rows, self.places, []), check, self.name)
-        return Taskset(self.config, kept.rows, kept.places, self.bad + kept.bad, self.is_eval, self.seed)
+        kept = reject_rows(Rows(self.rows, self.locations, []), check, self.name)
+        return Taskset(self.config, kept.rows, kept.locations, self.rejected + kept.rejected, self.is_eval, self.seed)
 
 
-def set_aside(read: Rows, check: Callable[[Row], object], name: str | None) -> Rows:
+def reject_rows(read: Rows, check: Callable[[Row], object], name: str | None) -> Rows:
     """Split rows into those that `check` accepts and those for which it raises DataError; log what is set aside.
 
     Raises DataError, naming the first rows and reasons, where none is left.
     """
-    rows, places, bad = [], [], list(read.bad)
-    for row, place in zip(read.rows, read.places, strict=True):
+    rows, locations, rejected = [], [], list(read.rejected)
+    for row, location in zip(read.rows, read.locations, strict=True):
         try:
             check(row)
         except DataError as error:
-            bad.append(BadRow(place, str(error)))
+            rejected.append(RejectedRow(location, str(error)))
         else:
             rows.append(row)
-            places.append(place)
+            locations.append(location)
     if not rows:
-        raise DataError(f"data set '{name}' has no usable row: {listing(bad) or 'it is empty'}")
-    warn_of(bad, len(rows), name)
-    return Rows(rows, places, bad)
+        raise DataError(f"data set '{name}' has no usable row: {list_rejected(rejected) or 'it is empty'}")
+    log_rejected(rejected, len(rows), name)
+    return Rows(rows, locations, rejected)
 
 
-def warn_of(bad: list[BadRow], kept: int, name: str | None) -> None:
+def log_rejected(rejected: list[RejectedRow], kept: int, name: str | None) -> None:
     """Say in the log which rows were set aside, if any."""
-    if bad:
-        logger.warning("Data set '%s': %d of %d rows set aside: %s", name, len(bad), len(bad) + kept, listing(bad))
+    if rejected:
+        logger.warning(
+            "Data set '%s': %d of %d rows rejected: %s",
+            name,
+            len(rejected),
+            len(rejected) + kept,
+            list_rejected(rejected),
+        )
 
 
-def listing(bad: list[BadRow]) -> str:
-    """The first bad rows and how many more there are, on one line."""
-    more = f"; and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
-    return "; ".join(map(str, bad[:LISTED])) + more
+def list_rejected(rejected: list[RejectedRow]) -> str:
+    """The first rejected rows and how many more there are, on one line."""
+    more = f"; and {len(rejected) - LISTED} more" if len(rejected) > LISTED else ""
+    return "; ".join(map(str, rejected[:LISTED])) + more
 
 
 def _check_task(row: Row, form: FormatConfig, answered: bool) -> None:

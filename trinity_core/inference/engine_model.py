@@ -1,4 +1,4 @@
-"""The policy as workflows see it (`trinity_core.workflows.model.RolloutModel`), on a pool of engines."""
+"""The policy as workflows see it (`trinity_core.workflows.rollout_model.RolloutModel`), on a pool of engines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trinity_core.data.formats import Message, Tool
 from trinity_core.errors import DataError
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, Sampling
-from trinity_core.workflows.model import Completion
+from trinity_core.workflows.rollout_model import Completion
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def dynamic_sampling(
 
     from trinity_core.algorithms.sampling import fill_batch, groups_with_variance
 
-    experiences = [e for e in experiences if not e.without_verdict]
+    experiences = [e for e in experiences if not e.is_unscored]
     rewards = [e.reward for e in experiences if e.reward is not None]
     if len(rewards) < len(experiences):
         raise TrinityError("dynamic_sampling compares rewards, but the workflow gave an experience without one")

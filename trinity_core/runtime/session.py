@@ -174,7 +174,7 @@ class Tracking:
                 parent_dir=self._stage.parent_dir,
                 args=config.monitor.monitor_args,
                 tags={"stage": self._stage.stage, "algorithm": config.algorithm.algorithm_type},
-                guest=config.mode == "bench",
+                keeps_status=config.mode == "bench",
             )
             writer = open_writer(config.monitor.monitor_type, info, Path(config.checkpoint_root_dir))
             self._forwarder = ForwarderThread(Forwarder(config.job_dir, writer, config.mode))

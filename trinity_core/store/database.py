@@ -69,7 +69,7 @@ def _engine(url: URL) -> Engine:
     return engine
 
 
-def in_words(error: DatabaseError | sqlite3.Error, url: URL) -> Exception | None:
+def explain(error: DatabaseError | sqlite3.Error, url: URL) -> Exception | None:
     """What an error of SQLAlchemy or of SQLite itself means to a user; None where it is a mistake of ours."""
     text = str(error.orig if isinstance(error, DatabaseError) else error)
     where = url.render_as_string(hide_password=True)
@@ -170,7 +170,7 @@ class Database:
         try:
             yield
         except (DatabaseError, sqlite3.Error) as error:
-            translated = in_words(error, self.url)
+            translated = explain(error, self.url)
             if translated is None:
                 raise
             raise translated from error

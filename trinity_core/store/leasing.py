@@ -95,10 +95,10 @@ def record_lease(
         connection.execute(update(t.groups).where(t.groups.c.id.in_(ids)).values(state=State.LEASED))
 
 
-def set_aside(connection: Connection, t: Tables, groups: Sequence[Candidate], step: int) -> None:
+def mark_stale(connection: Connection, t: Tables, groups: Sequence[Candidate], step: int) -> None:
     """Take `groups` out of the queue for good, unless the store is rewound to before `step`."""
     for ids in chunks([group.id for group in groups]):
-        connection.execute(update(t.groups).where(t.groups.c.id.in_(ids)).values(state=State.ASIDE, aside_at=step))
+        connection.execute(update(t.groups).where(t.groups.c.id.in_(ids)).values(state=State.STALE, stale_at=step))
 
 
 def expert_position(connection: Connection, t: Tables, step: int) -> ExpertPosition:

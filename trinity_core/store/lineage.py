@@ -64,7 +64,7 @@ def prune(connection: Connection, t: Tables, step: int) -> int:
     """Delete rows whose last batch is `step` or older and final, and rows set aside by then; return how many."""
     g = t.groups.c
     last = select(func.max(t.lease_groups.c.step)).where(t.lease_groups.c.group_id == g.id).scalar_subquery()
-    old = or_((g.state == State.TRAINED) & (last <= step), (g.state == State.ASIDE) & (g.aside_at <= step))
+    old = or_((g.state == State.TRAINED) & (last <= step), (g.state == State.STALE) & (g.stale_at <= step))
     return _delete_groups(connection, t, select(g.id).where(old))
 
 
@@ -85,8 +85,8 @@ def _release(connection: Connection, t: Tables, step: int) -> tuple[list[int], i
     for some in chunks(ids):
         connection.execute(update(t.groups).where(g.id.in_(some), ~kept).values(state=State.READY))
         connection.execute(update(t.groups).where(g.id.in_(some), kept).values(state=State.TRAINED))
-    aside = (g.state == State.ASIDE) & (g.aside_at > step)
-    connection.execute(update(t.groups).where(aside).values(state=State.READY, aside_at=None))
+    stale = (g.state == State.STALE) & (g.stale_at > step)
+    connection.execute(update(t.groups).where(stale).values(state=State.READY, stale_at=None))
     connection.execute(delete(t.lease_groups).where(lg.step > step))
     connection.execute(delete(t.leases).where(t.leases.c.step > step))
     return ids, int(leased) - int(present or 0)

@@ -34,7 +34,7 @@ class State(IntEnum):
     READY = 0
     LEASED = 1
     TRAINED = 2
-    ASIDE = 3
+    STALE = 3
     """Too old for the sampling strategy when it was looked at; counted, never trained on."""
 
 
@@ -79,7 +79,7 @@ def tables(namespace: str) -> Tables:
         Column("explorer", String(200), nullable=False), Column("step", Integer, nullable=False),
         Column("name", Text, nullable=False), Column("size", Integer, nullable=False),
         Column("newest", Integer, nullable=False), Column("oldest", Integer, nullable=False),
-        Column("state", Integer, nullable=False), Column("aside_at", Integer),
+        Column("state", Integer, nullable=False), Column("aside_at", Integer, key="stale_at"),
     )  # fmt: skip
     Index(prefix + "groups_by_state", groups.c.state, groups.c.id)
     Index(prefix + "groups_by_step", groups.c.explorer, groups.c.step)

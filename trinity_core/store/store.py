@@ -58,7 +58,7 @@ class Stats:
     ready: int
     leased: int
     trained: int
-    aside: int
+    stale: int
     ready_groups: int
     oldest_ready_version: int | None
     lineage: int
@@ -199,9 +199,9 @@ class ExperienceStore:
                 raise TrinityError(f"trainer step {step} lies before checkpoint {committed}: rewind the store first")
             choice = strategy.choose(leasing.candidates(connection, t, strategy, wanted, now), wanted, newest_version)
             leasing.check_lineage(choice.take, newest_version)
-            leasing.set_aside(connection, t, choice.aside, step)
+            leasing.mark_stale(connection, t, choice.stale, step)
             enough = choice.rows >= wanted or final or leasing.nothing_more_comes(connection, t, newest_version)
-            if not enough and not choice.aside:
+            if not enough and not choice.stale:
                 raise Unchanged
             if not enough:
                 return None
@@ -308,7 +308,7 @@ class ExperienceStore:
             e.name: {"step": steps.get(e.name, 0), "waiting": e.waiting, "finished": bool(e.finished)} for e in known
         }
         return Stats(
-            ready=rows[State.READY], leased=rows[State.LEASED], trained=rows[State.TRAINED], aside=rows[State.ASIDE],
+            ready=rows[State.READY], leased=rows[State.LEASED], trained=rows[State.TRAINED], stale=rows[State.STALE],
             ready_groups=ready[1] if ready else 0, oldest_ready_version=ready[3] if ready else None,
             lineage=meta.lineage, committed=meta.committed, leased_step=leased_step,
             explorers=explorers,
@@ -341,7 +341,7 @@ def _rows(
         groups.append({
             "id": group_id, "explorer": explorer, "step": step, "name": name, "size": len(members),
             "newest": max(e.newest_version for e in members), "oldest": min(sampled, default=-1),
-            "state": int(State.READY), "aside_at": None,
+            "state": int(State.READY), "stale_at": None,
         })  # fmt: skip
         rows.append({"group_id": group_id, "blob": to_bytes(members)})
     return groups, rows

@@ -30,7 +30,7 @@ class Choice:
     """Groups to train on, in this order, and groups to set aside for good."""
 
     take: list[Candidate] = field(default_factory=list)
-    aside: list[Candidate] = field(default_factory=list)
+    stale: list[Candidate] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -116,9 +116,9 @@ class StalenessControl:
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """The oldest groups that are fresh enough, by the oldest version among their tokens."""
-        aside = [group for group in candidates if 0 <= group.oldest < version - self.max_staleness]
-        gone = {group.id for group in aside}
-        return Choice(take_until([group for group in candidates if group.id not in gone], rows), aside)
+        stale = [group for group in candidates if 0 <= group.oldest < version - self.max_staleness]
+        gone = {group.id for group in stale}
+        return Choice(take_until([group for group in candidates if group.id not in gone], rows), stale)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Forwarder:
         self.writer.close(succeeded)
 
     def _forward_lines(self, tail: Tail) -> int:
-        with tail.turn():
+        with tail.exclusive():
             lines, position = tail.read()
             if lines:
                 self.writer.log(lines)
@@ -98,7 +98,7 @@ class Forwarder:
             self._rollouts_seen.add(path)
 
     def _forward_checkpoints(self) -> None:
-        whole = whole_checkpoints(self.job_dir)
+        whole = complete_checkpoints(self.job_dir)
         for step, path in whole.items():
             if self._registers and step not in self._checkpoints_seen:
                 self.writer.checkpoint(step, path)
@@ -146,7 +146,7 @@ class ForwarderThread:
                 raise
 
 
-def whole_checkpoints(job_dir: Path) -> dict[int, Path]:
+def complete_checkpoints(job_dir: Path) -> dict[int, Path]:
     """step -> folder of each whole checkpoint: those with a manifest.
 
     A folder without one has weights for the hand-over to the explorer, and goes when newer ones are there.

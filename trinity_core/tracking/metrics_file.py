@@ -89,7 +89,7 @@ class Tail:
 
     Its position lies in `monitor/forwarded_<stream>.json`, so that no line is forwarded twice: not by a run that goes
     on, nor by several flows of one job. The position is kept by `advance`, after the lines have arrived where they were
-    sent; `turn` is held meanwhile.
+    sent; `exclusive` is held meanwhile.
     """
 
     def __init__(self, job_dir: Path | str, stream: str) -> None:
@@ -98,7 +98,7 @@ class Tail:
         self._state = self.path.with_name(f"{FORWARDED_PREFIX}{stream}.json")
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Within it no other flow forwards this stream."""
         self._state.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self._state):

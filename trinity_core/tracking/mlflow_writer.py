@@ -25,7 +25,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.params import flatten
-from trinity_core.tracking.writers import RunInfo, named, read_note
+from trinity_core.tracking.writers import RunInfo, full_names, read_note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -90,7 +90,7 @@ class MlflowWriter:
         metrics = (
             Metric(name, value, int(line.time * 1000), line.step)
             for line in lines
-            for name, value in named(line).items()
+            for name, value in full_names(line).items()
             if math.isfinite(value)
         )
         while batch := list(islice(metrics, BATCH)):
@@ -181,7 +181,7 @@ class MlflowWriter:
         note = job_dir / "monitor" / "mlflow.json"
         kept = read_note(note)
         if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
-            if not self._info.guest:
+            if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
                 self._begun[job_dir] = kept["run_id"]
             return kept["run_id"]
@@ -206,7 +206,7 @@ class MlflowWriter:
             return False
 
 
-def hold_parent(job_dir: Path) -> None:
+def keep_parent_open(job_dir: Path) -> None:
     """From now on the run of the pipeline in `job_dir` ends by `close_parent`, and not with one of the stages."""
     _held.add(job_dir)
 

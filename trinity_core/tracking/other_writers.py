@@ -14,7 +14,7 @@ from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.writers import RunInfo, named, read_note
+from trinity_core.tracking.writers import RunInfo, full_names, read_note
 
 
 class TensorBoardWriter:
@@ -35,7 +35,7 @@ class TensorBoardWriter:
     def log(self, lines: Sequence[MetricLine]) -> None:
         """Forward these numbers and flush."""
         for line in lines:
-            for name, value in named(line).items():
+            for name, value in full_names(line).items():
                 self._writer.add_scalar(name, value, line.step, walltime=line.time)
         self._writer.flush()
 
@@ -96,7 +96,7 @@ class WandbWriter:
     def log(self, lines: Sequence[MetricLine]) -> None:
         """Each line carries its own step: sources may be at different steps."""
         for line in lines:
-            self._run.log({"step": line.step, **named(line)})
+            self._run.log({"step": line.step, **full_names(line)})
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Keep a small file with the run."""

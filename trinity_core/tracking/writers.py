@@ -30,7 +30,7 @@ class RunInfo:
     args: Mapping[str, Any] = field(default_factory=dict)
     """`monitor.monitor_args`."""
     tags: Mapping[str, str] = field(default_factory=dict)
-    guest: bool = False
+    keeps_status: bool = False
     """An evaluation: a run that it finds stays as it was, for others may be at work in it."""
 
 
@@ -71,7 +71,7 @@ def read_note(path: Path) -> dict[str, Any]:
     return note if isinstance(note, dict) else {}
 
 
-def named(line: MetricLine) -> dict[str, float]:
+def full_names(line: MetricLine) -> dict[str, float]:
     """The line's metrics by their full names, such that no two sources share one.
 
     Trainer and evals keep their own names (`response_length/mean`, `eval/…`); an explorer's, many of which the trainer

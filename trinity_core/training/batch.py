@@ -42,7 +42,7 @@ class Batch:
     @property
     def left_out(self) -> Tensor:
         """bool [B]: rows that rewards are not compared with: an expert's, and answers without a verdict."""
-        return torch.tensor([e.is_expert or e.without_verdict for e in self.experiences], device=self.mask.device)
+        return torch.tensor([e.is_expert or e.is_unscored for e in self.experiences], device=self.mask.device)
 
     @property
     def groups(self) -> list[str]:

@@ -3,9 +3,9 @@
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run_workflow
 from trinity_core.workflows.builtin import MathWorkflow, SimpleChatWorkflow
 from trinity_core.workflows.history import RecordingModel
-from trinity_core.workflows.model import Completion, RolloutModel
 from trinity_core.workflows.registry import Registry, load_plugins
 from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
+from trinity_core.workflows.rollout_model import Completion, RolloutModel
 
 __all__ = [
     "REWARD_FNS",

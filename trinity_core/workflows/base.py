@@ -12,9 +12,9 @@ from typing import Any
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError
-from trinity_core.workflows.model import Completion, RolloutModel
 from trinity_core.workflows.registry import Registry
 from trinity_core.workflows.rewards import Reward, RewardItem, RewardRunner
+from trinity_core.workflows.rollout_model import Completion, RolloutModel
 from trinity_core.workflows.unscored import CountedRewards, exclude_unscored
 
 

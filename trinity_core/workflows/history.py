@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trinity_core.data.experience import Experience
-from trinity_core.workflows.model import Completion, RolloutModel
+from trinity_core.workflows.rollout_model import Completion, RolloutModel
 
 
 class RecordingModel:
