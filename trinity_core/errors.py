@@ -14,6 +14,10 @@ class DataError(TrinityError):
     """A data set, a row of it or a checkpoint cannot be used as it is."""
 
 
+class InputError(TrinityError, ValueError):
+    """What was given to a part cannot be used: a missing or misshapen tensor, a NaN, an unknown name or argument."""
+
+
 class WeightSyncError(TrinityError):
     """An engine does not hold the weights that the trainer handed over."""
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import get_args
 
 import pytest
 
-from trinity_core.algorithms.entropy import entropy_bonus
-from trinity_core.algorithms.kl import KLCoefficient
-from trinity_core.algorithms.losses.policy_loss import INPUTS
-from trinity_core.algorithms.shaping import overlong_penalty
 from trinity_core.config import Config, config_from_dict, load_config, notices, public_dict
 from trinity_core.config.fields import json_schema, settings
 from trinity_core.config.parts import PARTS
 from trinity_core.config.reference import PAGE, page
 from trinity_core.config.schema import AuxiliaryModelConfig, OptimizerConfig
 from trinity_core.config.verl import spellings
+from trinity_core.registry import registry_of
 
 RECIPES = Path(__file__).parents[2] / "configs"
 
@@ -78,55 +75,18 @@ def test_defaults_fit_their_own_schema() -> None:
                 assert setting.bounds.holds(setting.default)
 
 
-def test_the_names_of_parts_are_those_of_the_parts() -> None:
-    from trinity_core import algorithms
-    from trinity_core.store.strategies import STRATEGIES
-
-    assert set(PARTS["advantage_fn"]) - {"none"} == set(algorithms.ADVANTAGES)
-    assert set(PARTS["policy_loss_fn"]) == set(algorithms.POLICY_LOSSES)
-    assert set(PARTS["kl_loss_fn"]) == set(PARTS["kl_penalty_fn"]) == set(algorithms.KL_FNS)
-    assert set(PARTS["entropy_loss_fn"]) == set(algorithms.ENTROPY_LOSSES)
-    assert set(PARTS["loss_agg_mode"]) == set(algorithms.AGGREGATIONS)
-    assert set(PARTS["rollout_correction"]) == set(algorithms.CORRECTIONS)
-    assert set(PARTS["sample_strategy"]) == set(STRATEGIES)
-
-
-def arguments_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of what a configuration may set of a function: all that is no tensor of a batch."""
-    inputs = {*INPUTS, "logprobs", "mask", "is_expert", "step", "rewards", "group_ids", "run_ids", "turns"}
-    inputs |= {"token_rewards", "values", "teacher_logprobs", "log_ratio", "lengths_B", "return"}
-    return {name: hint for name, hint in get_type_hints(function).items() if name not in inputs}
-
-
-def plain(kind: Any) -> Any:
-    """`Literal["a"] | None` → `str | None`."""
-    choices = [option for option in (kind, *get_args(kind)) if get_origin(option) is Literal]
-    return (str | None if type(None) in get_args(kind) else str) if choices else kind
-
-
-def test_the_arguments_of_parts_are_those_of_the_parts() -> None:
-    from trinity_core import algorithms
-    from trinity_core.store.strategies import Priority, StalenessControl
-
-    functions: dict[str, dict[str, Callable[..., Any]]] = {
-        "advantage_fn": algorithms.ADVANTAGES,
-        "policy_loss_fn": {name: loss.function for name, loss in algorithms.POLICY_LOSSES.items()},
-        "kl_loss_fn": {name: estimator.function for name, estimator in algorithms.KL_FNS.items()},
-        "loss_agg_mode": {name: rule.function for name, rule in algorithms.AGGREGATIONS.items()},
-        "rollout_correction": {name: rule.function for name, rule in algorithms.CORRECTIONS.items()},
-        "entropy_loss_fn": dict.fromkeys(algorithms.ENTROPY_LOSSES, entropy_bonus),
-    }
-    coefficient = {field.name: get_type_hints(KLCoefficient)[field.name] for field in dataclasses.fields(KLCoefficient)}
-    for part, found in functions.items():
-        for name, function in found.items():
-            known = dict(PARTS[part][name])
-            expected = arguments_of(function) | (coefficient if part == "kl_loss_fn" else {})
-            if overlong := known.pop("overlong", None):
-                assert overlong == arguments_of(overlong_penalty) and expected.pop("overlong")
-            assert {name: plain(kind) for name, kind in known.items()} == expected, f"{part} {name}"
-    for strategy, name in ((Priority, "priority"), (StalenessControl, "staleness_control")):
-        kinds = get_type_hints(strategy)
-        assert {name: kinds[name] for name in PARTS["sample_strategy"][name]} == PARTS["sample_strategy"][name]
+@pytest.mark.parametrize("part", PARTS)
+def test_derived_models_equal_the_table(part: str) -> None:
+    registry = registry_of(f"algorithm.{part}")
+    assert set(registry) == set(PARTS[part])
+    for name, known in PARTS[part].items():
+        model = registry.arguments(registry[name], name)
+        assert model is not None
+        kinds = {field: info.annotation for field, info in model.model_fields.items()}
+        if "overlong" in known:
+            section = get_args(kinds.pop("overlong"))[0].model_fields
+            assert {field: info.annotation for field, info in section.items()} == known["overlong"]
+        assert kinds == {field: kind for field, kind in known.items() if field != "overlong"}
 
 
 def test_secrets_are_masked() -> None:

@@ -7,6 +7,7 @@ from workflow_helpers import ScriptedModel, completion, make_task, run
 
 from trinity_core.data.experience import from_bytes, to_bytes
 from trinity_core.errors import TrinityError
+from trinity_core.registry import Registry
 from trinity_core.workflows import (
     WORKFLOWS,
     RecordingModel,
@@ -14,7 +15,6 @@ from trinity_core.workflows import (
     Workflow,
     load_plugins,
 )
-from trinity_core.workflows.registry import Registry
 
 
 def test_math_workflow_scores_all_repeats_of_one_call():

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.algorithms.advantages import ADVANTAGES, advantage
 from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation, aggregation
 from trinity_core.algorithms.correction import CORRECTIONS, Correction, correction, measure_gap
-from trinity_core.algorithms.entropy import ENTROPY_LOSSES, EntropyLoss
+from trinity_core.algorithms.entropy import ENTROPY_LOSSES, EntropyLoss, entropy_loss
 from trinity_core.algorithms.kl import KL_FNS, KLCoefficient, KLFn, kl_fn
 from trinity_core.algorithms.losses import POLICY_LOSSES, PolicyLoss, policy_loss
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
 from trinity_core.algorithms.objective import Objective, Weights
-from trinity_core.algorithms.registry import InputError, register
 from trinity_core.algorithms.sampling import fill_batch, groups_with_variance
 from trinity_core.algorithms.shaping import overlong_penalty
 from trinity_core.algorithms.value import value_loss, value_tokens
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, register_algorithm
+from trinity_core.errors import InputError
+from trinity_core.registry import register
 
 if TYPE_CHECKING:
     from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
@@ -50,6 +51,7 @@ __all__ = [
     "advantage",
     "aggregation",
     "correction",
+    "entropy_loss",
     "fill_batch",
     "groups_with_variance",
     "kl_fn",

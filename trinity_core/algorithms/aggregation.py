@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
+from trinity_core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,17 +41,14 @@ class Aggregation:
         return (clean(values, mask) * self.weights(mask, dtype=values.dtype, **args)).sum()
 
 
-AGGREGATIONS: dict[str, Aggregation] = {}
+AGGREGATIONS: Registry[Aggregation] = Registry("aggregation", inputs=("mask",), functions=lambda rule: (rule.function,))
 
 
 def aggregation(name: str) -> Callable[[Callable[..., Tensor]], Aggregation]:
     """A decorator that registers a function (mask, **args) -> weights as `AGGREGATIONS[name]`."""
 
     def add(function: Callable[..., Tensor]) -> Aggregation:
-        if name in AGGREGATIONS:
-            raise InputError(f"the aggregation '{name}' is registered already")
-        AGGREGATIONS[name] = Aggregation(name, function)
-        return AGGREGATIONS[name]
+        return AGGREGATIONS.register(name)(Aggregation(name, function))
 
     return add
 

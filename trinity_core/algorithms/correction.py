@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
-from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite, row_mean, row_sum
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
+from trinity_core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,17 +48,16 @@ class Correction:
         return weights, accumulator.metrics()
 
 
-CORRECTIONS: dict[str, Correction] = {}
+CORRECTIONS: Registry[Correction] = Registry(
+    "rollout correction", inputs=("log_ratio", "mask"), functions=lambda rule: (rule.function,)
+)
 
 
 def correction(name: str) -> Callable[[Callable[..., Tensor]], Correction]:
     """A decorator that registers a function (log_ratio, mask, **args) -> weights as `CORRECTIONS[name]`."""
 
     def add(function: Callable[..., Tensor]) -> Correction:
-        if name in CORRECTIONS:
-            raise InputError(f"the rollout correction '{name}' is registered already")
-        CORRECTIONS[name] = Correction(name, function)
-        return CORRECTIONS[name]
+        return CORRECTIONS.register(name)(Correction(name, function))
 
     return add
 
@@ -90,7 +90,7 @@ def tis_sequence(log_ratio: Tensor, mask: Tensor, cap: float = 2.0) -> Tensor:
 
 
 @correction("mis")
-def mis(log_ratio: Tensor, mask: Tensor, cap: float = 2.0, level: str = "sequence") -> Tensor:
+def mis(log_ratio: Tensor, mask: Tensor, cap: float = 2.0, level: Literal["sequence", "token"] = "sequence") -> Tensor:
     """Masked importance sampling: r where r <= cap, else 0 (Liu et al. 2025, "When speed kills stability").
 
     `level` is `sequence` (r = prod_t r_t) or `token` (r = r_t).

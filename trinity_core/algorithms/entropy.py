@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS
-from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, require_finite
+from trinity_core.errors import InputError
+from trinity_core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Select: TypeAlias = "Callable[[Tensor, Tensor | None], Tensor]"
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class EntropyLoss:
     """Which tokens' entropy counts. Calling it gives -entropy_coef * aggregate(entropy) and the metric."""
 
     name: str
-    select: Callable[[Tensor, Tensor | None], Tensor]
+    select: Select
     """(mask [B, T], is_expert [B] or None) -> mask [B, T] of the tokens that count."""
 
     def __call__(
@@ -42,27 +45,33 @@ def entropy_bonus(entropy_coef: float = 0.0) -> float:
     return float(entropy_coef)
 
 
+ENTROPY_LOSSES: Registry[EntropyLoss] = Registry("entropy loss", functions=lambda _: (entropy_bonus,))
+"""`default` (also `basic`): all action tokens; `mix`: those the policy sampled, not the expert's; `none`."""
+
+
+def entropy_loss(name: str) -> Callable[[Select], Select]:
+    """A decorator that registers a choice of tokens as `ENTROPY_LOSSES[name]`."""
+
+    def add(select: Select) -> Select:
+        ENTROPY_LOSSES.register(name)(EntropyLoss(name, select))
+        return select
+
+    return add
+
+
+@entropy_loss("none")
 def _no_tokens(mask: Tensor, is_expert: Tensor | None) -> Tensor:
     return mask & False
 
 
+@entropy_loss("basic")
+@entropy_loss("default")
 def _all_tokens(mask: Tensor, is_expert: Tensor | None) -> Tensor:
     return mask
 
 
+@entropy_loss("mix")
 def _non_expert_tokens(mask: Tensor, is_expert: Tensor | None) -> Tensor:
     if is_expert is None:
         raise InputError("the entropy loss 'mix' needs is_expert [B]")
     return mask & ~is_expert[:, None].bool()
-
-
-ENTROPY_LOSSES: dict[str, EntropyLoss] = {
-    name: EntropyLoss(name, select)
-    for name, select in (
-        ("none", _no_tokens),
-        ("default", _all_tokens),
-        ("basic", _all_tokens),
-        ("mix", _non_expert_tokens),
-    )
-}
-"""`default` (also `basic`): all action tokens; `mix`: those the policy sampled, not the expert's; `none`."""

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.algorithms.registry import InputError, call_with
+from trinity_core.algorithms.calls import call_with
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
+from trinity_core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,17 +45,18 @@ class KLFn:
         return self.tokens(logprobs, ref_logprobs, mask, old_logprobs, **args)
 
 
-KL_FNS: dict[str, KLFn] = {}
+KL_FNS: Registry[KLFn] = Registry(
+    "KL estimator",
+    inputs=("logprobs", "ref_logprobs", "old_logprobs"),
+    functions=lambda estimator: (KLCoefficient, estimator.function),
+)
 
 
 def kl_fn(name: str) -> Callable[[Callable[..., Tensor]], KLFn]:
     """A decorator that registers a function of (logprobs, ref_logprobs[, old_logprobs]) as `KL_FNS[name]`."""
 
     def add(function: Callable[..., Tensor]) -> KLFn:
-        if name in KL_FNS:
-            raise InputError(f"the KL estimator '{name}' is registered already")
-        KL_FNS[name] = KLFn(name, function)
-        return KL_FNS[name]
+        return KL_FNS.register(name)(KLFn(name, function))
 
     return add
 

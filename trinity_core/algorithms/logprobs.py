@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trinity_core.algorithms.registry import InputError
+from trinity_core.errors import InputError
 
 SLICE_ELEMENTS = {"cpu": 2**23, "cuda": 2**24}
 """Logits held at once, by device: small enough for 1/10 of the plain way's peak at 2,048 positions, large enough that

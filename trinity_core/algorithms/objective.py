@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from trinity_core.algorithms.advantages import ADVANTAGES
 from trinity_core.algorithms.advantages.grouping import token_rewards_of
 from trinity_core.algorithms.aggregation import AGGREGATIONS
+from trinity_core.algorithms.calls import call_with, refuse_unknown
 from trinity_core.algorithms.correction import CORRECTIONS
 from trinity_core.algorithms.entropy import ENTROPY_LOSSES, entropy_bonus
 from trinity_core.algorithms.kl import KL_FNS, split_kl_args
 from trinity_core.algorithms.losses import POLICY_LOSSES
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator
-from trinity_core.algorithms.registry import InputError, call_with, find, refuse_unknown
 from trinity_core.algorithms.tensors import as_mask, masked_mean, without_gradient
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
@@ -88,22 +89,21 @@ class Objective:
     """
 
     def __init__(self, spec: AlgorithmSpec) -> None:
-        self.policy_loss = find(POLICY_LOSSES, spec.policy_loss_fn or "ppo", "policy loss")
+        self.policy_loss = POLICY_LOSSES.resolve(spec.policy_loss_fn or "ppo")
         self.policy_args = dict(spec.policy_loss_fn_args or {})
         self.advantage_name = spec.advantage_fn or "none"
         self.advantage_args = dict(spec.advantage_fn_args or {})
-        if self.advantage_name != "none":
-            refuse_unknown(find(ADVANTAGES, self.advantage_name, "advantage"), self.advantage_args)
-        self.kl_loss_fn = find(KL_FNS, spec.kl_loss_fn or "none", "KL estimator")
+        refuse_unknown(ADVANTAGES.resolve(self.advantage_name), self.advantage_args)
+        self.kl_loss_fn = KL_FNS.resolve(spec.kl_loss_fn or "none")
         self.kl_loss, self.kl_loss_args = split_kl_args(dict(spec.kl_loss_fn_args or {}))
-        self.kl_penalty_fn = find(KL_FNS, spec.kl_penalty_fn or "none", "KL estimator")
+        self.kl_penalty_fn = KL_FNS.resolve(spec.kl_penalty_fn or "none")
         self.kl_penalty, self.kl_penalty_args = split_kl_args(dict(spec.kl_penalty_fn_args or {}))
-        self.entropy_loss = find(ENTROPY_LOSSES, spec.entropy_loss_fn or "none", "entropy loss")
+        self.entropy_loss = ENTROPY_LOSSES.resolve(spec.entropy_loss_fn or "none")
         self.entropy_coef = call_with(entropy_bonus, {}, spec.entropy_loss_fn_args or {})
         self.loss_agg_mode = spec.loss_agg_mode or self.policy_loss.loss_agg_mode
-        self.aggregation = find(AGGREGATIONS, self.loss_agg_mode, "aggregation")
+        self.aggregation = AGGREGATIONS.resolve(self.loss_agg_mode)
         self.loss_agg_mode_args = dict(spec.loss_agg_mode_args or {})
-        self.correction = find(CORRECTIONS, spec.rollout_correction or "none", "rollout correction")
+        self.correction = CORRECTIONS.resolve(spec.rollout_correction or "none")
         self.correction_args = dict(spec.rollout_correction_args or {})
         for part, args in (
             (self.policy_loss, self.policy_args),

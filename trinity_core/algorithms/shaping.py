@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trinity_core.algorithms.registry import InputError
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 
 if TYPE_CHECKING:

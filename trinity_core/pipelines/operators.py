@@ -16,7 +16,7 @@ from trinity_core.workflows import Registry
 
 Operator = Callable[..., list[Experience]]
 
-OPERATORS: Registry[Operator] = Registry("experience operator")
+OPERATORS: Registry[Operator] = Registry("experience operator", leading=1)
 
 
 @OPERATORS.register("reward_filter")

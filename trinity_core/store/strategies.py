@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 from trinity_core.errors import TrinityError
+from trinity_core.registry import Registry
+from trinity_core.signatures import Choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +41,30 @@ class Choice:
         return sum(group.size for group in self.take)
 
 
-class Strategy(Protocol):
-    """How a batch is chosen."""
+class Strategy(ABC):
+    """How a batch is chosen. The fields of a strategy are what `algorithm.sample_strategy_args` may give."""
 
     @property
     def cooldown(self) -> float | None:
         """Seconds after which a used group may be taken again; None: never."""
+        return None
 
     @property
     def whole_queue(self) -> bool:
         """Whether the order is not that of insertion, so that every ready group must be looked at."""
+        return False
 
     @property
     def expert_ratio(self) -> float:
         """The share of a batch's rows that comes from expert data."""
+        return 0.0
 
+    @abstractmethod
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """Choose at least `rows` rows in whole groups, or all there is. `version` is the trainer's."""
+
+
+STRATEGIES: Registry[type[Strategy]] = Registry("sample strategy")
 
 
 def take_until(candidates: Sequence[Candidate], rows: int) -> list[Candidate]:
@@ -69,35 +79,37 @@ def take_until(candidates: Sequence[Candidate], rows: int) -> list[Candidate]:
     return taken
 
 
+@STRATEGIES.register("fifo")
+@STRATEGIES.register("default")
 @dataclass(frozen=True)
-class Fifo:
-    """`default`: in order of insertion, each group once."""
-
-    cooldown: float | None = None
-    whole_queue: bool = False
-    expert_ratio: float = 0.0
+class Fifo(Strategy):
+    """In order of insertion, each group once."""
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """The oldest groups."""
         return Choice(take_until(candidates, rows))
 
 
+@STRATEGIES.register("priority")
 @dataclass(frozen=True)
-class Priority:
-    """`priority`: the highest `newest version - decay * uses` first, older insertion first among equals.
+class Priority(Strategy):
+    """The highest `newest version - decay * uses` first, older insertion first among equals.
 
     With `reuse_cooldown_time` a group may be taken again that many seconds after it was; without, each is taken once.
     """
 
     reuse_cooldown_time: float | None = None
     decay: float = 2.0
-    whole_queue: bool = True
-    expert_ratio: float = 0.0
 
     @property
     def cooldown(self) -> float | None:
         """`reuse_cooldown_time`."""
         return self.reuse_cooldown_time
+
+    @property
+    def whole_queue(self) -> bool:
+        """True: the newest groups stand at the end."""
+        return True
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """The groups of highest priority."""
@@ -105,14 +117,17 @@ class Priority:
         return Choice(take_until(ranked, rows))
 
 
+@STRATEGIES.register("staleness_control")
 @dataclass(frozen=True)
-class StalenessControl:
-    """`staleness_control`: in order of insertion; what is more than `max_staleness` versions behind is set aside."""
+class StalenessControl(Strategy):
+    """In order of insertion; what is more than `max_staleness` versions behind is set aside."""
 
     max_staleness: int = 1
-    cooldown: float | None = None
-    whole_queue: bool = True
-    expert_ratio: float = 0.0
+
+    @property
+    def whole_queue(self) -> bool:
+        """True: a stale group may stand anywhere."""
+        return True
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """The oldest groups that are fresh enough, by the oldest version among their tokens."""
@@ -121,12 +136,17 @@ class StalenessControl:
         return Choice(take_until([group for group in candidates if group.id not in gone], rows), stale)
 
 
+def _names_within_mix() -> list[str]:
+    return [name for name in STRATEGIES if name != "mix"]
+
+
+@STRATEGIES.register("mix")
 @dataclass(frozen=True)
-class Mix:
-    """`mix`: a share of expert rows in each batch, the rest by `inner` from the rollouts."""
+class Mix(Strategy):
+    """A share of expert rows in each batch, the rest by `inner` from the rollouts."""
 
     expert_data_ratio: float = 0.5
-    inner: Strategy = field(default_factory=Fifo)
+    inner: Annotated[Strategy, Choices(_names_within_mix)] = field(default_factory=Fifo)
 
     def __post_init__(self) -> None:
         if not 0 <= self.expert_data_ratio < 1:
@@ -152,10 +172,6 @@ class Mix:
         return self.inner.choose(candidates, rows, version)
 
 
-_SIMPLE = {"default": Fifo, "fifo": Fifo, "priority": Priority, "staleness_control": StalenessControl}
-STRATEGIES = (*_SIMPLE, "mix")
-
-
 def make_strategy(
     name: str | None, args: dict[str, Any] | None = None, use_priority_queue: bool = False,
     reuse_cooldown_time: float | None = None,
@@ -175,9 +191,7 @@ def make_strategy(
             name = "priority"
         if name == "priority" and reuse_cooldown_time is not None:
             args.setdefault("reuse_cooldown_time", reuse_cooldown_time)
-        if name not in _SIMPLE:
-            raise TrinityError(f"sample_strategy {name!r} is unknown; choose one of {', '.join(STRATEGIES)}")
-        made: Strategy = _SIMPLE[name](**args)
+        made = STRATEGIES.resolve(name)(**args)
     except TypeError as error:
         raise TrinityError(f"sample_strategy_args of {name!r} do not fit: {error}") from error
     return made

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from trinity_core.algorithms.registry import InputError
-from trinity_core.errors import TrinityError
+from trinity_core.errors import InputError, TrinityError
 from trinity_core.training.engine import TrainingEngine
 
 ENLARGERS = (

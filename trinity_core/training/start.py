@@ -9,6 +9,7 @@ import torch
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.config.schema import Config
+from trinity_core.plugins import load_plugins
 from trinity_core.tracking import metrics_file
 from trinity_core.training.distributed import Ranks, broadcast_bytes, join
 from trinity_core.training.learner import Learner
@@ -17,7 +18,6 @@ from trinity_core.training.publish import Publisher
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.sources import BatchSource, is_supervised, open_source, total_steps
 from trinity_core.training.weight_sync import open_hand_over
-from trinity_core.workflows.registry import load_plugins
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from trinity_core.algorithms import ADVANTAGES, MetricAccumulator
+from trinity_core.algorithms.calls import keywords
 from trinity_core.algorithms.objective import Objective
-from trinity_core.algorithms.registry import keywords
 from trinity_core.training.batch import Batch
 from trinity_core.training.batching import pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks

@@ -1,9 +1,10 @@
 """Workflows turn tasks into experiences: they call the policy and score what it answers."""
 
+from trinity_core.plugins import load_plugins
+from trinity_core.registry import Registry
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run_workflow
 from trinity_core.workflows.builtin import MathWorkflow, SimpleChatWorkflow
 from trinity_core.workflows.history import RecordingModel
-from trinity_core.workflows.registry import Registry, load_plugins
 from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
 

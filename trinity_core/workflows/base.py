@@ -7,12 +7,15 @@ import inspect
 import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError
-from trinity_core.workflows.registry import Registry
+from trinity_core.registry import Registry
+from trinity_core.signatures import any_arguments
 from trinity_core.workflows.rewards import Reward, RewardItem, RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
 from trinity_core.workflows.unscored import CountedRewards, exclude_unscored
@@ -24,6 +27,9 @@ class Workflow:
     `run` may be `async` or plain. A plain `run` is called in a thread and uses the `…_sync` methods of model and
     rewards.
     """
+
+    arguments: ClassVar[type[BaseModel] | None] = None
+    """A pydantic model of the task set's `workflow_args`, which are checked against it; None: any."""
 
     def __init__(
         self,
@@ -50,7 +56,7 @@ class Workflow:
         raise NotImplementedError(f"{type(self).__name__} has no run()")
 
 
-WORKFLOWS: Registry[type[Workflow]] = Registry("workflow")
+WORKFLOWS: Registry[type[Workflow]] = Registry("workflow", functions=lambda flow: (flow.arguments or any_arguments,))
 
 
 async def run_workflow(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, Groups, advantage, to_tokens
-from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.shaping import overlong_penalty
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
+from trinity_core.signatures import ArgumentsOf
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,9 +35,9 @@ def grpo(
     mask: Tensor,
     epsilon: float = 1e-6,
     std_normalize: bool = True,
-    std_cal_level: str = "group",
+    std_cal_level: Literal["group", "batch"] = "group",
     std_threshold: float | None = None,
-    overlong: Mapping[str, Any] | None = None,
+    overlong: Annotated[Mapping[str, Any] | None, ArgumentsOf(overlong_penalty, ("lengths_B",))] = None,
 ) -> Result:
     """(r - mean of its group) / (sample deviation + epsilon) (GRPO, arXiv 2402.03300, section 4.1.2).
 
@@ -64,7 +65,13 @@ def rloo(rewards: Tensor, group_ids: GroupIds, mask: Tensor) -> Result:
 
 
 @advantage("opmd")
-def opmd(rewards: Tensor, group_ids: GroupIds, mask: Tensor, opmd_baseline: str = "mean", tau: float = 1.0) -> Result:
+def opmd(
+    rewards: Tensor,
+    group_ids: GroupIds,
+    mask: Tensor,
+    opmd_baseline: Literal["mean", "logavgexp"] = "mean",
+    tau: float = 1.0,
+) -> Result:
     """r minus its group's baseline: the mean, or with `logavgexp` tau log mean exp(r / tau), the softened maximum that
     mirror descent derives (Kimi k1.5, arXiv 2501.12599, section 2.3.2). 0 in groups of one."""
     groups = Groups.of(rewards, group_ids)
@@ -92,7 +99,7 @@ def rec(
     mask: Tensor,
     epsilon: float = 1e-6,
     std_normalize: bool = False,
-    drop: str | None = None,
+    drop: Literal["none", "balance"] | None = None,
     seed: int = 0,
 ) -> Result:
     """r minus its group's mean, by default not divided (arXiv 2509.24203, section 2).
@@ -120,7 +127,13 @@ def rec(
 
 
 @advantage("raft")
-def raft(rewards: Tensor, group_ids: GroupIds, mask: Tensor, selection: str = "best", threshold: float = 0.0) -> Result:
+def raft(
+    rewards: Tensor,
+    group_ids: GroupIds,
+    mask: Tensor,
+    selection: Literal["best", "threshold"] = "best",
+    threshold: float = 0.0,
+) -> Result:
     """The weight of each row in SFT on chosen rollouts (RAFT, arXiv 2304.06767, algorithm 1).
 
     `best`: the rows with their group's best reward, none in zero-variance groups; `threshold`: those with a reward
@@ -149,7 +162,7 @@ def step_wise_grpo(
     turns: Tensor | None = None,
     epsilon: float = 1e-6,
     std_normalize: bool = True,
-    std_cal_level: str = "group",
+    std_cal_level: Literal["group", "batch"] = "group",
     std_threshold: float | None = None,
     enable_step_norm: bool = False,
 ) -> Result:

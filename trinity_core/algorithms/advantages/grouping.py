@@ -6,15 +6,22 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trinity_core.algorithms.registry import InputError, register
 from trinity_core.algorithms.tensors import as_mask, clean, last_token, require_finite
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
+from trinity_core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 AdvantageFn = Callable[..., Any]
-ADVANTAGES: dict[str, AdvantageFn] = {}
+ADVANTAGES: Registry[AdvantageFn] = Registry(
+    "advantage",
+    inputs=(
+        "mask", "rewards", "group_ids", "run_ids", "turns", "token_rewards", "values", "old_logprobs", "ref_logprobs",
+        "teacher_logprobs",
+    ),
+)  # fmt: skip
 """By name: (rewards=[B], group_ids=[B], mask=[B, T], ...) -> (advantages [B, T], metrics), without gradient."""
 
 GroupIds: TypeAlias = "Tensor | Sequence[Hashable]"
@@ -22,7 +29,7 @@ GroupIds: TypeAlias = "Tensor | Sequence[Hashable]"
 
 def advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
     """A decorator that registers a function as `ADVANTAGES[name]`."""
-    return register(ADVANTAGES, name)
+    return ADVANTAGES.register(name)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.advantages.grouping import GroupIds, advantage, to_tokens, token_rewards_of
-from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import as_mask, clean, masked_mean, require_finite, whiten, without_gradient
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@advantage("none")
+def none(
+    mask: Tensor, rewards: Tensor | None = None, group_ids: GroupIds | None = None
+) -> tuple[Tensor, dict[str, float]]:
+    """0 everywhere, for losses that use no advantage."""
+    return torch.zeros(mask.shape, device=mask.device), {}
 
 
 @advantage("ppo")

@@ -13,8 +13,8 @@ from trinity_core.algorithms.losses.policy_loss import policy_loss
 from trinity_core.algorithms.losses.ppo import ppo
 from trinity_core.algorithms.losses.supervised import sft, sft_phi
 from trinity_core.algorithms.metric_accumulator import Stats
-from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import clean
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 
 if TYPE_CHECKING:

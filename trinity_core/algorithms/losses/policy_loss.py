@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.algorithms.aggregation import AGGREGATIONS, Aggregation
+from trinity_core.algorithms.calls import call_with, keywords
 from trinity_core.algorithms.correction import CORRECTIONS, Correction, measure_gap
 from trinity_core.algorithms.metric_accumulator import MetricAccumulator, Stats
-from trinity_core.algorithms.registry import InputError, call_with, find, keywords
 from trinity_core.algorithms.tensors import as_mask, clean, require_finite
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
+from trinity_core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +102,7 @@ class PolicyLoss:
         **inputs: Any,
     ) -> Tensor:
         """`[B, T]` weights from the mask of the whole batch, so that the loss is (weights * values).sum()."""
-        rule = find(AGGREGATIONS, loss_agg_mode or self.loss_agg_mode, "aggregation")
+        rule = AGGREGATIONS.resolve(loss_agg_mode or self.loss_agg_mode)
 
         def aggregate(part: Tensor, rule: Aggregation = rule) -> Tensor:
             return rule.weights(part, dtype=dtype, **(loss_agg_mode_args or {}))
@@ -133,7 +135,7 @@ class PolicyLoss:
         inputs = {name: value for name, value in rest.items() if name in names}
         args = {name: value for name, value in rest.items() if name not in names}
         self._check(mask, logprobs, rollout_logprobs, inputs)
-        accumulator, rule = MetricAccumulator(), find(CORRECTIONS, rollout_correction, "rollout correction")
+        accumulator, rule = MetricAccumulator(), CORRECTIONS.resolve(rollout_correction)
         values = self.corrected(
             accumulator, rule, rollout_correction_args or {}, logprobs, mask, rollout_logprobs, args, inputs
         )
@@ -163,17 +165,16 @@ class PolicyLoss:
         require_finite(sampled, rollout_logprobs=rollout, **given)
 
 
-POLICY_LOSSES: dict[str, PolicyLoss] = {}
+POLICY_LOSSES: Registry[PolicyLoss] = Registry(
+    "policy loss", inputs=("logprobs", "mask", *INPUTS, "is_expert", "step"), functions=lambda loss: (loss.function,)
+)
 
 
 def policy_loss(name: str, **options: Any) -> Callable[[Callable[..., tuple[Tensor, Stats]]], PolicyLoss]:
     """A decorator that registers a per-token function as `POLICY_LOSSES[name]`; `options` are PolicyLoss's fields."""
 
     def add(function: Callable[..., tuple[Tensor, Stats]]) -> PolicyLoss:
-        if name in POLICY_LOSSES:
-            raise InputError(f"the policy loss '{name}' is registered already")
-        POLICY_LOSSES[name] = PolicyLoss(name, function, **options)
-        return POLICY_LOSSES[name]
+        return POLICY_LOSSES.register(name)(PolicyLoss(name, function, **options))
 
     return add
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from trinity_core.algorithms.losses.policy_loss import clip_bounds, log_ratio_to, policy_loss, ratio_to
 from trinity_core.algorithms.metric_accumulator import Stats
-from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import first_token, row_mean
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from trinity_core.algorithms.losses.policy_loss import log_ratio_to, policy_loss, ratio_to
 from trinity_core.algorithms.metric_accumulator import Stats
-from trinity_core.algorithms.registry import InputError
 from trinity_core.algorithms.tensors import row_mean, row_sum
+from trinity_core.errors import InputError
 from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def topr(
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
     advantage_threshold: float = 0.0,
-    level: str = "sequence",
+    level: Literal["sequence", "token"] = "sequence",
 ) -> tuple[Tensor, Stats]:
     """-A sg(a) log pi, a = 1 where A > threshold, else min(pi / mu, 1) (TOPR, arXiv 2503.14286).
 
@@ -93,13 +93,13 @@ def rec(
     *,
     advantages: Tensor,
     old_logprobs: Tensor | None = None,
-    clip_mode: str = "none",
-    weight: str = "none",
+    clip_mode: Literal["none", "one-side", "gspo-one-side", "two-side", "ring"] = "none",
+    weight: Literal["none", "importance_sampling", "gspo_importance_sampling", "advantage"] = "none",
     epsilon_low: float = 0.2,
     epsilon_high: float = 0.2,
     epsilon_low_prime: float = 0.6,
     epsilon_high_prime: float = 2.0,
-    regularizer: str = "none",
+    regularizer: Literal["none", "k2", "forward-kl"] = "none",
     regularizer_coef: float = 0.0,
     temp: float = 1.0,
 ) -> tuple[Tensor, Stats]:

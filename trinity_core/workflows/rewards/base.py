@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from trinity_core.errors import TrinityError
-from trinity_core.workflows.registry import Registry
+from trinity_core.registry import Registry
 
 Parts = dict[str, float]
 VERIFIER_ERRORS = "verifier_errors"
@@ -72,7 +72,7 @@ class Reward:
         return {**(self.parts or {}), VERIFIER_ERRORS: float(self.error is not None)}
 
 
-REWARD_FNS: Registry[RewardFn] = Registry("reward function")
+REWARD_FNS: Registry[RewardFn] = Registry("reward function", inputs=("prompt", "response", "truth", "task"))
 FAST_PATHS: dict[str, FastPath] = {}
 WARM_UPS: dict[str, Callable[[], object]] = {}
 """What a worker does once before its first answer, so that no answer's time-out pays for imports and caches."""

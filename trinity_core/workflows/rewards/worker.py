@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from trinity_core.errors import TrinityError
-from trinity_core.workflows.registry import load_plugins
+from trinity_core.plugins import load_plugins
 from trinity_core.workflows.rewards.base import REWARD_FNS, WARM_UPS, Parts, RewardFn, RewardItem
 
 PR_SET_PDEATHSIG = 1

@@ -1,40 +1,12 @@
-"""How parts are found by name: plain dicts, a decorator to add to them, and errors that say what there is."""
+"""Calling a part with those of its inputs that there are, and with the arguments of a configuration."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from trinity_core.errors import TrinityError
-
-Part = TypeVar("Part")
-
-
-class InputError(TrinityError, ValueError):
-    """What was given to an algorithm cannot be used: a missing or misshapen tensor, a NaN, an unknown argument."""
-
-
-def register(registry: dict[str, Any], name: str) -> Callable[[Part], Part]:
-    """A decorator that makes a part known by `name`: `@register(ADVANTAGES, "mine")`.
-
-    Raises InputError where the name is taken: a module that silently replaced a part would change every run.
-    """
-
-    def add(part: Part) -> Part:
-        if name in registry:
-            raise InputError(f"'{name}' is registered already; choose another name for {part!r}")
-        registry[name] = part
-        return part
-
-    return add
-
-
-def find(registry: Mapping[str, Part], name: str, kind: str) -> Part:
-    """The part of that name, or an InputError that lists the names there are."""
-    if name not in registry:
-        raise InputError(f"there is no {kind} '{name}'; there are: {', '.join(sorted(registry))}")
-    return registry[name]
+from trinity_core.errors import InputError
 
 
 def keywords(function: Callable[..., Any]) -> set[str]:

@@ -1,0 +1,131 @@
+"""One registry for everything that a configuration names.
+
+A registry maps names to parts: functions, classes, or small objects around a function. The package of the parts
+makes the registry and fills it on import; a user's module (`trinity_core.plugins`) adds its own parts with the same
+decorators. `registry_of` imports the package on the first look-up, so that a configuration can be checked without any
+import by hand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from trinity_core.errors import InputError, TrinityError
+from trinity_core.signatures import arguments_model
+
+T = TypeVar("T")
+
+HOMES = {
+    "algorithm.advantage_fn": "trinity_core.algorithms.advantages:ADVANTAGES",
+    "algorithm.policy_loss_fn": "trinity_core.algorithms.losses:POLICY_LOSSES",
+    "algorithm.kl_penalty_fn": "trinity_core.algorithms.kl:KL_FNS",
+    "algorithm.kl_loss_fn": "trinity_core.algorithms.kl:KL_FNS",
+    "algorithm.entropy_loss_fn": "trinity_core.algorithms.entropy:ENTROPY_LOSSES",
+    "algorithm.loss_agg_mode": "trinity_core.algorithms.aggregation:AGGREGATIONS",
+    "algorithm.sample_strategy": "trinity_core.store.strategies:STRATEGIES",
+    "algorithm.rollout_correction": "trinity_core.algorithms.correction:CORRECTIONS",
+    "monitor.monitor_type": "trinity_core.tracking.monitors:MONITORS",
+    "default_workflow_type": "trinity_core.workflows:WORKFLOWS",
+    "default_reward_fn_type": "trinity_core.workflows:REWARD_FNS",
+    "operators": "trinity_core.pipelines.operators:OPERATORS",
+}
+"""Key of a configuration → where the registry of its names is, which imports the built-in parts."""
+
+
+class Registry(dict[str, T]):
+    """Name → part, with a decorator to add parts and a model of the arguments that each part takes."""
+
+    def __init__(
+        self,
+        kind: str,
+        inputs: Collection[str] = (),
+        leading: int = 0,
+        functions: Callable[[T], Iterable[Callable[..., Any]]] | None = None,
+    ) -> None:
+        """`functions` gives those that a part's arguments are passed to; by default the part itself.
+
+        Of their parameters, the first `leading` ones and those named in `inputs` are filled by the caller; all others
+        are arguments that a configuration may give.
+        """
+        super().__init__()
+        self.kind = kind
+        """What an entry is called in messages."""
+        self._inputs = frozenset(inputs)
+        self._leading = leading
+        self._functions = functions
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that adds a part under this name.
+
+        Raises InputError where another part has the name: a module that silently replaced a part would change every
+        run. A part whose file is imported once more, as after a plugin that failed, takes its own place again.
+        """
+
+        def add(part: T) -> T:
+            if name in self and not _reimported(self[name], part):
+                raise InputError(f"the {self.kind} '{name}' is registered already; choose another name")
+            self[name] = part
+            return part
+
+        return add
+
+    def resolve(self, name: str) -> T:
+        """The part of that name or at that dotted path, `package.module.Name`. Raises InputError with the nearest."""
+        if name in self:
+            return self[name]
+        if "." in name:
+            return self._imported(name)
+        near = difflib.get_close_matches(name, self, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(sorted(self))}."
+        raise InputError(
+            f"there is no {self.kind} '{name}'; {hint} Your own is found through --plugin-dir or as package.module.Name"
+        )
+
+    def uses(self, name: str, value: str) -> bool:
+        """Whether the part of that name takes this input; False where the name is not known."""
+        return name in self and any(value in inspect.signature(each).parameters for each in self._called(self[name]))
+
+    def arguments(self, part: T, name: str) -> type[BaseModel] | None:
+        """The model of the arguments that this part takes; None where it takes any, or has no signature to ask."""
+        return arguments_model(name, self._called(part), self._inputs, self._leading)
+
+    def _called(self, part: Any) -> Iterable[Callable[..., Any]]:
+        """The functions that the part's arguments are passed to."""
+        return (part,) if self._functions is None else self._functions(part)
+
+    def _imported(self, path: str) -> T:
+        module_name, _, attribute = path.rpartition(".")
+        try:
+            return vars(importlib.import_module(module_name))[attribute]
+        except ImportError as error:
+            raise TrinityError(f"{self.kind} '{path}' cannot be imported: {error}") from error
+        except KeyError as error:
+            raise TrinityError(f"module {module_name} has no {self.kind} '{attribute}'") from error
+
+
+def register(registry: Registry[T], name: str) -> Callable[[T], T]:
+    """`registry.register(name)`: `@register(ADVANTAGES, "mine")`."""
+    return registry.register(name)
+
+
+def registry_of(key: str) -> Registry[Any]:
+    """The registry of the names at a key of a configuration (see `HOMES`), with all built-in parts in it."""
+    module, _, name = HOMES[key].partition(":")
+    found: Registry[Any] = vars(importlib.import_module(module))[name]
+    return found
+
+
+def _reimported(old: Any, new: Any) -> bool:
+    """True if `new` is the same function or class as `old`, made by importing its file once more."""
+    old, new = getattr(old, "function", old), getattr(new, "function", new)
+    try:
+        files = inspect.getsourcefile(old), inspect.getsourcefile(new)
+        return old is not new and (files[0], old.__qualname__) == (files[1], new.__qualname__)
+    except (TypeError, AttributeError):
+        return False

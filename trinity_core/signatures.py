@@ -1,0 +1,125 @@
+"""The arguments of a function as a pydantic model, derived from its signature: names, types, defaults, bounds, docs.
+
+An annotation may be anything, as it is a user's own: what cannot be read from YAML is `Any`, and so is the text of an
+annotation that names what exists for type checkers alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import warnings
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+PLAIN = (bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class ArgumentsOf:
+    """`Annotated[Mapping[str, Any], ArgumentsOf(function)]`: a section with the arguments of another function."""
+
+    function: Callable[..., Any]
+    inputs: tuple[str, ...] = ()
+    """Its parameters that are no arguments."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """`Annotated[Kind, Choices(names)]`: a configuration gives one of these names."""
+
+    names: Callable[[], Iterable[str]]
+
+
+def any_arguments(**args: Any) -> None:
+    """Stands for a part that takes whatever a configuration gives."""
+
+
+class Arguments(BaseModel):
+    """Base of all models of arguments."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), arbitrary_types_allowed=True)
+
+
+def arguments_model(
+    name: str, functions: Iterable[Callable[..., Any]], inputs: Collection[str] = (), leading: int = 0
+) -> type[BaseModel] | None:
+    """The model, called `name`, of what may be given to these functions together, but for their inputs.
+
+    A pydantic model among the functions stands for itself. `**args` takes any other argument, and `**_`, or any name
+    with a leading underscore, reads none. None where a function has no signature, such as some built-ins.
+    """
+    fields: dict[str, Any] = {}
+    bases: tuple[type[BaseModel], ...] = (Arguments,)
+    for function in functions:
+        if isinstance(function, type) and issubclass(function, BaseModel):
+            bases = (function, *bases)
+            continue
+        try:
+            parameters = list(inspect.signature(function).parameters.values())[leading:]
+        except (TypeError, ValueError):
+            return None
+        if any(each.kind is each.VAR_KEYWORD and not each.name.startswith("_") for each in parameters):
+            bases = (_Open, *(base for base in bases if base is not Arguments))
+        for each in parameters:
+            named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+            if named and each.name not in inputs and not each.name.startswith("_"):
+                default = ... if each.default is each.empty else each.default
+                fields[each.name] = (_kind(function, each), default)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Field name", UserWarning)  # an argument may be called `copy` or `json`
+        return create_model(name, __base__=bases, **fields)
+
+
+class _Open(Arguments):
+    """Takes any other argument too."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def _kind(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The type of a parameter, `Any` where it is not to be read from YAML. A default of None is always allowed."""
+    if parameter.annotation is parameter.empty:
+        return Any
+    kind = _evaluated(function, parameter.annotation)
+    for extra in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
+        if isinstance(extra, ArgumentsOf):
+            kind = arguments_model(parameter.name, (extra.function,), extra.inputs) or Any
+        elif isinstance(extra, Choices):
+            kind = Literal[tuple(extra.names())]
+    if not _from_yaml(kind):
+        return Any
+    return kind | None if parameter.default is None and not _optional(kind) else kind
+
+
+def _evaluated(function: Callable[..., Any], annotation: Any) -> Any:
+    """The type that an annotation's text stands for, `Any` where it stands for none here."""
+    if not isinstance(annotation, str):
+        return annotation
+    module = sys.modules.get(inspect.unwrap(function).__module__)
+    try:
+        return eval(annotation, dict(vars(module)) if module else {})  # noqa: S307 - code of a module that was run
+    except (NameError, SyntaxError, AttributeError, LookupError, TypeError, ValueError):
+        return Any
+
+
+def _from_yaml(kind: Any) -> bool:
+    """True for str, int, float, bool, Literal and sections of arguments, and for lists, dicts and Optional of them."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _from_yaml(args[0])
+    if origin in (types.UnionType, Union):
+        options = [option for option in args if option is not type(None)]
+        return len(options) == 1 and _from_yaml(options[0])
+    if origin in (list, dict):
+        return all(_from_yaml(arg) for arg in args)
+    return kind in PLAIN or origin is Literal or (isinstance(kind, type) and issubclass(kind, Arguments))
+
+
+def _optional(kind: Any) -> bool:
+    inner = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return type(None) in get_args(inner)
