@@ -6,7 +6,6 @@ file and forwards it to MLflow, TensorBoard or W&B, so that no tracking server c
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -16,6 +15,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from filelock import FileLock
+
+LOCK_POLL = 0.01
+"""Seconds between attempts to lock the file; a line is written in well under a millisecond."""
 FORWARDED_PREFIX = "forwarded_"
 STREAMS = ("trainer", "explorer", "eval")
 """What is forwarded independently of the rest."""
@@ -183,8 +186,5 @@ def _replace(path: Path, blob: bytes) -> None:
     temporary.replace(path)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _locked(path: Path) -> FileLock:
+    return FileLock(path.with_suffix(".lock"), poll_interval=LOCK_POLL)

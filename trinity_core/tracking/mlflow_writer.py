@@ -14,11 +14,12 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
 
 from trinity_core.config.public import without_password
 from trinity_core.errors import TrinityError
@@ -235,22 +236,13 @@ def _client(uri: str, args: Any, root: Path) -> MlflowClient:
 
     root.mkdir(parents=True, exist_ok=True)
     try:
-        with _one_at_a_time(root):
+        with FileLock(root / ".mlflow.lock"):
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
     except MlflowException as error:
         reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
         raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.") from None
     return client
-
-
-@contextmanager
-def _one_at_a_time(root: Path) -> Iterator[None]:
-    import fcntl
-
-    with (root / ".mlflow.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _batches(params: dict[str, str], size: int) -> Iterator[list[Any]]:
