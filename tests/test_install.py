@@ -1,10 +1,16 @@
-"""`requirements/install.sh` with a stand-in for Python: what it does about an environment that it finds."""
+"""`requirements/install.sh` with a stand-in for Python, and the requirements against what the code imports."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -61,3 +67,62 @@ def test_an_environment_is_made_once(root: Path) -> None:
 def test_an_environment_that_was_cut_short_is_made_anew(left: str, root: Path) -> None:
     program(root / ".venv/bin/python", left)
     assert install(root) == 1
+
+
+USED_WITHOUT_IMPORT = {
+    "mypy": "run by make check",
+    "psycopg": "SQLAlchemy's driver for postgresql+psycopg",
+    "pytest-timeout": "`timeout` in pyproject.toml",
+    "ruff": "run by make",
+    "types-pyyaml": "mypy's types of PyYAML",
+    "uv": "run by requirements/install.sh",
+}
+OURS = {"flows", "tasks", "trinity_core"}
+
+
+def distributions(*names: str) -> set[str]:
+    """The packages that requirements files name, without versions and extras."""
+    lines = (line for name in names for line in (ROOT / "requirements" / name).read_text().splitlines())
+    return {normalised(re.split(r"[\[=<>~ ;]", line)[0]) for line in lines if line and line[0] not in "#-"}
+
+
+def normalised(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def imported(*folders: str) -> set[str]:
+    """Top-level packages that Python files below `folders` import, within functions too; not the standard library."""
+    found: set[str] = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - OURS
+
+
+@cache
+def installed() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+def providers(package: str) -> set[str]:
+    """The installed distributions that an import comes from; none if it is not installed."""
+    return set(map(normalised, installed().get(package, ())))
+
+
+def test_every_requirement_is_used() -> None:
+    packages = imported("trinity_core", "tasks", "flows", "benchmarks", "tests")
+    used = set().union(*map(providers, packages))
+    assert distributions("core.in", "dev.in") - used == set(USED_WITHOUT_IMPORT)
+
+
+def test_every_import_is_a_direct_requirement() -> None:
+    direct = distributions("core.in", "cpu.in", "gpu.in")
+    assert [package for package in imported("trinity_core", "tasks", "flows") if not providers(package) & direct] == []
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_every_requirement_is_pinned(kind: str) -> None:
+    assert distributions("core.in", f"{kind}.in") <= distributions(f"{kind}.txt")
