@@ -20,7 +20,7 @@ from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.placement import parts_of, start_from, sync_method
 from trinity_core.runtime.session import Stage, holders
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.versions import open_versions
+from trinity_core.sync.methods import run_versions
 from trinity_core.tracking import rewind
 
 OTHER_MODEL = (
@@ -120,7 +120,7 @@ def resume_step(config: Config, parts: set[str]) -> int:
     step = latest_whole(config.job_dir) or 0
     if "explore" not in parts or "train" not in parts or not begun:
         return step
-    open_versions(config.synchronizer.sync_method or "memory", config.job_dir).rewind(step)
+    run_versions(config).rewind(step)
     (config.job_dir / "buffer").mkdir(exist_ok=True)
     with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
         store.rewind(step)

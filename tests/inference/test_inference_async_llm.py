@@ -10,7 +10,8 @@ from trinity_core.errors import DataError
 from trinity_core.inference.async_llm import AsyncLLMBackend
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
-from trinity_core.sync.versions import VersionGone, open_versions
+from trinity_core.sync.methods import open_versions
+from trinity_core.sync.versions import VersionGone
 
 
 class Vllm:

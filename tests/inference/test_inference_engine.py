@@ -12,7 +12,7 @@ import pytest
 from trinity_core.errors import TransientFault, TrinityError, WeightSyncError
 from trinity_core.inference.requests import Request, Sampling, WeightSource
 from trinity_core.layout import JobLayout
-from trinity_core.sync.versions import open_versions
+from trinity_core.sync.methods import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 
 pytestmark = pytest.mark.slow

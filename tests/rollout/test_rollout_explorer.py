@@ -14,7 +14,7 @@ from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.versions import open_versions
+from trinity_core.sync.methods import open_versions
 from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.tracking.rollouts import latest_rollouts
 from trinity_core.workflows import WORKFLOWS, Workflow

@@ -11,7 +11,7 @@ from trinity_core.config import config_from_dict, store_url
 from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.versions import open_versions
+from trinity_core.sync.methods import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.tracking.metrics_file import read_metrics
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trinity_core.sync.memory import MemoryVersions
-from trinity_core.sync.nccl import EngineGroup, NcclSender, TrainerWeights
+from trinity_core.sync.nccl_transfer import EngineGroup, NcclSender, VllmWeights
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
 from trinity_core.sync.weight_check import WeightCheck
 
@@ -61,6 +61,19 @@ def test_a_version_without_tensors_announces(tmp_path):
     assert dict(folder.load(3)) == {}
 
 
+class Weights:
+    gathers = False
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def specs(self):
+        return [spec_of(name, tensor) for name, tensor in self.tensors]
+
+    def __iter__(self):
+        return iter(self.tensors)
+
+
 @pytest.mark.slow
 def test_vllms_interface_is_the_one_this_is_written_for(monkeypatch, tmp_path):
     from vllm.distributed.weight_transfer import nccl_engine
@@ -72,7 +85,7 @@ def test_vllms_interface_is_the_one_this_is_written_for(monkeypatch, tmp_path):
             pass
 
     tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]
-    source = TrainerWeights([spec_of(name, t) for name, t in tensors], lambda: tensors)
+    source = VllmWeights(Weights(tensors))
     assert [(m.name, m.dtype, m.shape) for m in source.metadata()] == [(n, t.dtype, tuple(t.shape)) for n, t in tensors]
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: Group())
     sent = []

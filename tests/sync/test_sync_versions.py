@@ -15,9 +15,10 @@ from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.sync import memory
 from trinity_core.sync.checkpoint import CheckpointVersions
 from trinity_core.sync.memory import MemoryVersions, memory_root
+from trinity_core.sync.methods import open_versions
 from trinity_core.sync.tensorfile import TensorSpec
 from trinity_core.sync.version_record import VersionRecord
-from trinity_core.sync.versions import VersionGone, open_versions
+from trinity_core.sync.versions import VersionGone
 from trinity_core.sync.weight_check import WeightCheck
 
 
@@ -151,15 +152,6 @@ def test_wait_ends_by_stop_and_by_time(folder):
     assert folder.wait(1, timeout=60, stop=lambda: True) is None
     with pytest.raises(TransientFault, match="version 1 "):
         folder.wait(1, timeout=0.05)
-
-
-def test_open_weights(tmp_path):
-    assert isinstance(open_versions("checkpoint", tmp_path), CheckpointVersions)
-    memory = open_versions("memory", tmp_path)
-    assert isinstance(memory, MemoryVersions)
-    assert memory.root == open_versions("memory", tmp_path).root
-    with pytest.raises(TrinityError, match="choose nccl, memory or checkpoint"):
-        open_versions("post", tmp_path)
 
 
 def test_what_was_pushed_into_engines_is_gone_with_them(tmp_path):

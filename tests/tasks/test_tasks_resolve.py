@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tasks.resolve import resume_step
-from trinity_core.config import Config
+from trinity_core.config import Config, SynchronizerConfig
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import TRAINER, hold, release
 from trinity_core.runtime.session import holders
-from trinity_core.sync.versions import open_versions
+from trinity_core.sync.methods import open_versions
 
 PARTS = {"explore", "train"}
 HOLDER = (
@@ -25,7 +25,8 @@ HOLDER = (
 
 @pytest.fixture
 def config(tmp_path: Path) -> Iterator[Config]:
-    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    synchronizer = SynchronizerConfig(sync_method="memory")
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path), synchronizer=synchronizer)
     yield config
     for name in holders(config, PARTS):
         release(config.job_dir, name)

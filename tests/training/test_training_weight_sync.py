@@ -1,4 +1,4 @@
-"""The choice between a folder and a push, and what a push does. No GPU: the sender and the explorers are made up."""
+"""What the trainer publishes: by writing, by pushing, and after a resume. Senders and explorers are fakes; no GPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from safetensors.torch import save_file
 
 from trinity_core.errors import TransientFault
 from trinity_core.store.store import ExperienceStore
+from trinity_core.sync import nccl
 from trinity_core.sync.memory import MemoryVersions
+from trinity_core.sync.methods import run_versions
+from trinity_core.sync.nccl import PushedVersions, PushPublisher
+from trinity_core.sync.nccl_transfer import VllmWeights
 from trinity_core.sync.schedule import required_version
 from trinity_core.sync.tensorfile import spec_of
+from trinity_core.sync.versions import VersionPublisher
 from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.training import weight_sync
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.publish import KEPT, Publisher
-from trinity_core.training.weight_sync import FolderHandOver, PushHandOver, open_hand_over, specs_of, trainer_weights
+from trinity_core.training.weight_sync import PolicyWeights, trainer_rank
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-PROBE = WeightCheck((1, 2), (-1.0,))
+CHECK = WeightCheck((1, 2), (-1.0,))
 
 
 class TrainingEngine:
@@ -39,114 +44,116 @@ class TrainingEngine:
 
 
 class Sender:
-    def __init__(self, folder: MemoryVersions) -> None:
-        self.folder, self.sent = folder, []
+    def __init__(self, versions: MemoryVersions) -> None:
+        self.versions, self.sent = versions, []
 
-    def send(self, version: int, probe: WeightCheck | None = None) -> None:
+    def send(self, version: int, check: WeightCheck | None = None) -> None:
         self.sent.append(version)
-        self.folder.publish(version, [], probe)
+        self.versions.publish(version, [], check)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> MemoryVersions:
-    return MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
+def versions(tmp_path: Path) -> PushedVersions:
+    return PushedVersions(tmp_path / "shm", spill=tmp_path / "spill")
+
+
+def rank_zero(explorers_wait: Any = lambda version: True, stopping: Any = lambda: False, engine: Any = None):
+    return trainer_rank(engine or TrainingEngine(), ALONE, explorers_wait, stopping)
 
 
 def pushing(
-    folder: MemoryVersions, awaited: Any = lambda version: True, stopping: Any = lambda: False, timeout: float = 5
-):
+    versions: MemoryVersions, explorers_wait: Any = lambda version: True, stopping: Any = lambda: False,
+    timeout: float = 5,
+):  # fmt: skip
     senders: list[Sender] = []
 
     def connect() -> Sender:
-        senders.append(Sender(folder))
+        senders.append(Sender(versions))
         return senders[-1]
 
-    return PushHandOver(ALONE, folder, connect, awaited, stopping, timeout), senders
+    return PushPublisher(versions, rank_zero(explorers_wait, stopping), connect, timeout), senders
 
 
 @pytest.mark.parametrize(
-    ("method", "way"), [("nccl", PushHandOver), ("memory", FolderHandOver), ("checkpoint", FolderHandOver)]
+    ("method", "publisher"),
+    [("nccl", PushPublisher), ("memory", VersionPublisher), ("checkpoint", VersionPublisher)],
 )
-def test_the_configuration_chooses(make_config: Any, method: str, way: type, monkeypatch: Any) -> None:
+def test_sync_method_chooses_the_publisher(make_config: Any, method: str, publisher: type) -> None:
     config = make_config().with_values({"synchronizer.sync_method": method})
-    found = open_hand_over(config, TrainingEngine(), ALONE, lambda version: False, lambda: True)
-    assert type(found) is way
-    assert found.keeps_tensors == (method != "nccl")
+    versions = run_versions(config)
+    assert type(versions.publisher(config, rank_zero())) is publisher
+    assert versions.keeps_tensors == (method != "nccl")
 
 
-def test_version_0_is_what_engines_start_with(folder: MemoryVersions) -> None:
-    way, senders = pushing(folder)
-    way.give(0, PROBE)
-    assert folder.latest() == 0 and not senders
-    way.give(1, PROBE)
-    way.give(2, PROBE)
+def test_version_0_is_not_pushed(versions: PushedVersions) -> None:
+    publisher, senders = pushing(versions)
+    publisher.publish(0, CHECK)
+    assert versions.latest() == 0 and not senders
+    publisher.publish(1, CHECK)
+    publisher.publish(2, CHECK)
     assert [sender.sent for sender in senders] == [[1, 2]], "one connection for all"
-    assert folder.probe(2) == PROBE
+    assert versions.probe(2) == CHECK
 
 
-def test_a_push_waits_until_explorers_wait(folder: MemoryVersions) -> None:
+def test_push_waits_until_explorers_wait(versions: PushedVersions) -> None:
     asked: list[int] = []
 
-    def awaited(version: int) -> bool:
+    def explorers_wait(version: int) -> bool:
         asked.append(version)
         return len(asked) == 3
 
-    way, senders = pushing(folder, awaited)
-    way.give(1, PROBE)
+    publisher, senders = pushing(versions, explorers_wait)
+    publisher.publish(1, CHECK)
     assert asked == [1, 1, 1] and senders[0].sent == [1]
     asked.clear()
-    way.give(4, PROBE)
+    publisher.publish(4, CHECK)
     assert asked == [4, 4, 4] and senders[0].sent == [1, 4]
 
 
-def test_a_push_after_a_resume_goes_to_whoever_waits_for_an_older_version(
-    folder: MemoryVersions, tmp_path: Path
-) -> None:
+def test_push_after_resume_serves_waits_for_older_versions(versions: PushedVersions, tmp_path: Path) -> None:
     """Interval 4, resumed at step 6: the explorer waits for version 4, which new engines can no longer be given."""
     with ExperienceStore.open(f"sqlite:///{tmp_path}/store.db", "run") as store:
         store.expect("explorer")
-        way, senders = pushing(folder, store.awaited, timeout=0.2)
+        publisher, senders = pushing(versions, store.awaited, timeout=0.2)
         with pytest.raises(TransientFault, match="version 6"):
-            way.give(6, PROBE)
+            publisher.publish(6, CHECK)
         store.waiting("explorer", 4)
-        way.give(6, PROBE)
-    assert senders[0].sent == [6] and folder.wait(4, timeout=0) == 6
+        publisher.publish(6, CHECK)
+    assert senders[0].sent == [6] and versions.wait(4, timeout=0) == 6
 
 
-def test_a_push_is_given_up_when_the_run_stops_and_fails_when_nobody_asks(folder: MemoryVersions) -> None:
-    way, senders = pushing(folder, lambda version: False, lambda: True)
-    way.give(4, PROBE)
-    assert not senders and folder.latest() is None
-    way, senders = pushing(folder, lambda version: False, timeout=0.05)
+def test_push_ends_when_the_run_stops_or_nobody_asks(versions: PushedVersions) -> None:
+    publisher, senders = pushing(versions, lambda version: False, lambda: True)
+    publisher.publish(4, CHECK)
+    assert not senders and versions.latest() is None
+    publisher, senders = pushing(versions, lambda version: False, timeout=0.05)
     with pytest.raises(TransientFault, match="version 4"):
-        way.give(4, PROBE)
+        publisher.publish(4, CHECK)
 
 
 @pytest.mark.parametrize(("style", "waits"), [("fixed", True), ("dynamic_by_explorer", False)])
-def test_explorers_are_waited_for_in_fixed_style_alone(
-    make_config: Any, style: str, waits: bool, monkeypatch: Any, folder: MemoryVersions
+def test_push_waits_for_explorers_in_fixed_style_only(
+    make_config: Any, style: str, waits: bool, monkeypatch: Any, versions: PushedVersions
 ) -> None:
     config = make_config().with_values({"synchronizer.sync_method": "nccl", "synchronizer.sync_style": style})
-    monkeypatch.setattr(weight_sync, "open_versions", lambda method, job_dir: folder)
-    monkeypatch.setattr(weight_sync, "connect_engines", lambda *_: Sender(folder))
-    way = open_hand_over(config, TrainingEngine(), ALONE, lambda version: False, lambda: True)
-    way.give(3, PROBE)
-    assert (folder.latest() == 3) is not waits
+    monkeypatch.setattr(nccl, "connect_engines", lambda *_: Sender(versions))
+    publisher = versions.publisher(config, rank_zero(lambda version: False, lambda: True))
+    publisher.publish(3, CHECK)
+    assert (versions.latest() == 3) is not waits
 
 
-def test_specs_and_tensors_agree_tied_ones_twice_and_buffers_too() -> None:
-    engine: Any = TrainingEngine()
-    specs = specs_of(engine)
+def test_specs_match_tensors_with_tied_ones_and_buffers() -> None:
+    weights = PolicyWeights(TrainingEngine())
+    specs = weights.specs()
     assert {spec.name for spec in specs} == {
         "embeddings.weight", "head.weight", "norm.weight", "norm.bias", "norm.bias_of_router",
     }  # fmt: skip
     for _ in range(2):
-        tensors = list(trainer_weights(engine))
-        assert specs == [spec_of(name, tensor) for name, tensor in tensors]
+        assert specs == [spec_of(name, tensor) for name, tensor in VllmWeights(weights)]
 
 
-def test_gathered_tensors_outlive_their_turn(monkeypatch: Any) -> None:
-    """Under ZeRO 3 a tensor is whole only until the next one; the sender keeps several."""
+def test_gathered_tensors_are_copied_for_a_push(monkeypatch: Any) -> None:
+    """Under ZeRO 3 a tensor is whole only until the next one; vLLM's sender keeps several."""
     engine: Any = TrainingEngine()
     engine.settings.zero_stage = 3
     one = torch.zeros(1)
@@ -156,17 +163,17 @@ def test_gathered_tensors_outlive_their_turn(monkeypatch: Any) -> None:
             yield str(value), one.fill_(value)
 
     monkeypatch.setattr(weight_sync, "weights", gathered)
-    assert [t.item() for _, t in list(weight_sync._lasting(engine))] == [1.0, 2.0]
+    assert [t.item() for _, t in list(VllmWeights(PolicyWeights(engine)))] == [1.0, 2.0]
 
 
-def test_between_two_hand_overs_a_push_resumes_with_the_checkpoints_own_version(
-    make_config: Any, folder: MemoryVersions, tmp_path: Path, monkeypatch: Any
+def test_push_resumes_between_syncs_with_the_checkpoints_version(
+    make_config: Any, versions: PushedVersions, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: PROBE)
+    monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: CHECK)
     config = make_config(synchronizer__sync_interval=2)
     config.job_dir.mkdir(parents=True)
-    way, senders = pushing(folder)
-    publisher = Publisher(config, SimpleNamespace(ranks=ALONE), way)  # type: ignore[arg-type]
+    pusher, senders = pushing(versions)
+    publisher = Publisher(config, SimpleNamespace(ranks=ALONE), versions, pusher)  # type: ignore[arg-type]
     assert publisher.due(2) and not publisher.due(3)
     publisher.publish(2)
     publisher.keep_for_resume(3, tmp_path)
@@ -176,7 +183,7 @@ def test_between_two_hand_overs_a_push_resumes_with_the_checkpoints_own_version(
 
 
 @pytest.mark.parametrize(
-    ("step", "new_interval", "resumed", "told"),
+    ("step", "new_interval", "resumed", "why"),
     [
         (5, 2, 4, "the older one"),
         (7, 4, 6, "a newer one than was due"),
@@ -186,18 +193,19 @@ def test_between_two_hand_overs_a_push_resumes_with_the_checkpoints_own_version(
     ],
 )
 def test_a_resume_finds_weights_whatever_the_interval_was(
-    make_config: Any, tmp_path: Path, monkeypatch: Any, step: int, new_interval: int, resumed: int, told: str
+    make_config: Any, tmp_path: Path, monkeypatch: Any, step: int, new_interval: int, resumed: int, why: str
 ) -> None:
     """A run hands over every second step and saves at `step`; another one, with no version in memory, goes on."""
-    monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: PROBE)
+    monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: CHECK)
     engine: Any = TrainingEngine()
     weight = engine.module["lm"].norm.weight
 
     def publisher(name: str, interval: int) -> Publisher:
-        way = FolderHandOver(engine, ALONE, MemoryVersions(tmp_path / name, spill=tmp_path / "spill"))
+        versions = MemoryVersions(tmp_path / name, spill=tmp_path / "spill")
         config = make_config(synchronizer__sync_interval=interval)
         config.job_dir.mkdir(parents=True, exist_ok=True)
-        return Publisher(config, SimpleNamespace(ranks=ALONE), way)  # type: ignore[arg-type]
+        writer = VersionPublisher(versions, rank_zero(engine=engine))
+        return Publisher(config, SimpleNamespace(ranks=ALONE), versions, writer)  # type: ignore[arg-type]
 
     def train(step: int) -> None:
         with torch.no_grad():
@@ -209,24 +217,26 @@ def test_a_resume_finds_weights_whatever_the_interval_was(
         if before.due(number):
             before.publish(number)
     before.keep_for_resume(step, tmp_path)
-    before.folder.remove()
+    before.versions.remove()
     assert int(before.told.read_text()) == step - step % 2
     after.resume(step, tmp_path)
     assert int(after.told.read_text()) == resumed
-    assert after.folder.versions() == [resumed], told
-    assert after.folder.probe(resumed) == PROBE
-    assert dict(after.folder.load(resumed))["norm.weight"].tolist() == [resumed] * 3
-    assert after.folder.wait(required_version(step + 1, new_interval), timeout=0) == resumed
-    after.folder.remove()
+    assert after.versions.versions() == [resumed], why
+    assert after.versions.probe(resumed) == CHECK
+    assert dict(after.versions.load(resumed))["norm.weight"].tolist() == [resumed] * 3
+    assert after.versions.wait(required_version(step + 1, new_interval), timeout=0) == resumed
+    after.versions.remove()
 
 
 def test_kept_weights_that_do_not_say_their_version_are_not_used(
-    make_config: Any, folder: MemoryVersions, tmp_path: Path, monkeypatch: Any
+    make_config: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: PROBE)
+    monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: CHECK)
     engine: Any = TrainingEngine()
     config = make_config(synchronizer__sync_interval=2)
     config.job_dir.mkdir(parents=True)
     save_file({"norm.weight": torch.zeros(3)}, tmp_path / KEPT)
-    Publisher(config, SimpleNamespace(ranks=ALONE), FolderHandOver(engine, ALONE, folder)).resume(3, tmp_path)  # type: ignore[arg-type]
-    assert folder.versions() == [3]
+    versions = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
+    writer = VersionPublisher(versions, rank_zero(engine=engine))
+    Publisher(config, SimpleNamespace(ranks=ALONE), versions, writer).resume(3, tmp_path)  # type: ignore[arg-type]
+    assert versions.versions() == [3]

@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_is_skipped(rollouts):
 def test_versions_are_published_with_a_proof(rollouts, tiny_model):
     from transformers import AutoModelForCausalLM
 
-    from trinity_core.sync.versions import open_versions
+    from trinity_core.sync.methods import open_versions
 
     config = rollouts("published", synchronizer__sync_interval=2)
     _put(config, range(1, 5))
@@ -138,7 +138,7 @@ def test_a_checkpoint_becomes_a_model_for_transformers(rollouts):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from trinity_core.checkpoints.convert import convert
-    from trinity_core.sync.versions import open_versions
+    from trinity_core.sync.methods import open_versions
 
     config = rollouts("converted")
     _put(config, range(1, 5))

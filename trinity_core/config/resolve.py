@@ -9,6 +9,7 @@ from pathlib import Path
 from trinity_core.config.algorithm_types import ALGORITHMS, effective_args
 from trinity_core.config.parts import PARTS
 from trinity_core.config.schema import AlgorithmConfig, BufferConfig, Config, ExperienceBufferConfig, TasksetConfig
+from trinity_core.config.sync_methods import default_sync_method
 
 DEFAULT_WORKFLOW = "math_workflow"
 
@@ -26,7 +27,7 @@ def resolve(config: Config) -> Config:
     _tasksets(config)
     _buffers(config)
     if config.synchronizer.sync_method is None:
-        config.synchronizer.sync_method = "nccl" if config.mode == "both" else "checkpoint"
+        config.synchronizer.sync_method = default_sync_method(config.mode)
     critic = config.trainer.trainer_config.critic.model
     if critic.enable_gradient_checkpointing is None:
         critic.enable_gradient_checkpointing = config.trainer.gradient_checkpointing

@@ -14,6 +14,7 @@ from trinity_core.config.paths import is_backup, no_database
 from trinity_core.config.problems import Report, closest
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.config.schema.monitor import MONITOR_ARGS
+from trinity_core.config.sync_methods import SYNC_METHODS
 
 INPUT = "buffer.explorer_input"
 BUFFER = "buffer.trainer_input.experience_buffer"
@@ -270,19 +271,20 @@ def _experiences(config: Config) -> Iterator[Finding]:
 
 
 def _synchronizer(config: Config) -> Iterator[Finding]:
-    method, key = config.synchronizer.sync_method, "synchronizer.sync_method"
+    key, given = "synchronizer.sync_method", config.synchronizer.sync_method
+    method = SYNC_METHODS.get(given)
+    if method is None:
+        return
     known = ALGORITHMS.get(config.algorithm.algorithm_type)
     apart = config.mode == "explore" or (config.mode == "train" and known is not None and known.uses_rollouts)
-    if apart and method != "checkpoint":
-        message = f"must be checkpoint in mode {config.mode}, where explorer and trainer are separate runs."
-        yield Finding(key, method, message, ("mode",), "checkpoint")
-    elif method == "memory" and config.cluster.node_num > 1:
-        yield Finding(
-            key,
-            method,
-            "must be nccl or checkpoint on several nodes: memory is shared within one.",
-            ("cluster.node_num",),
-        )
+    if apart and not method.separate_runs:
+        allowed = [name for name, other in SYNC_METHODS.items() if other.separate_runs]
+        message = f"must be {' or '.join(allowed)} in mode {config.mode}, where explorer and trainer are separate runs."
+        yield Finding(key, given, message, ("mode",), allowed[0])
+    elif method.one_node and config.cluster.node_num > 1:
+        allowed = [name for name, other in SYNC_METHODS.items() if not other.one_node]
+        message = f"must be {' or '.join(allowed)} on several nodes: {given} works within one."
+        yield Finding(key, given, message, ("cluster.node_num",))
 
 
 def _explorer(config: Config) -> Iterator[Finding]:

@@ -73,7 +73,7 @@ class AsyncLLMBackend:
         """
         began = time.perf_counter()
         async with self._changing:
-            if source.method == "nccl":
+            if source.pushed:
                 self._check_received(version)
                 return time.perf_counter() - began
             await asyncio.to_thread(check_there, source.method, source.path, version)

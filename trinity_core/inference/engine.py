@@ -145,7 +145,7 @@ class Engine:
 
 def _probe(source: WeightSource, version: int) -> WeightCheck | None:
     """The proof that goes with the weights: of a converted checkpoint, if they were handed over from its folder too."""
-    from trinity_core.sync.versions import open_versions
+    from trinity_core.sync.methods import open_versions
 
     if source.method != "folder":
         return open_versions(source.method, Path(source.path)).probe(version)

@@ -73,7 +73,7 @@ class RemoteEngine:
         if self.settings is None:
             raise TransientFault("an engine died before it had started; see its log for the reason")
         await self.stop()
-        if self.settings.nccl:
+        if self.settings.weight_transfer:
             raise TransientFault("an engine was lost, and with it the NCCL group that brings the weights")
         settings = replace(self.settings, model_path=model_path)
         environment = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})

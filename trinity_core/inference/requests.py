@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TransientFault
 
 StopReason = Literal["stop", "length", "abort"]
@@ -99,10 +100,14 @@ class SampleBatch:
 class WeightSource:
     """Where an engine finds a version of the weights."""
 
-    method: Literal["memory", "checkpoint", "folder", "nccl"]
-    """`memory` and `checkpoint`: the published versions of the run in `path`; `folder`: a Hugging Face folder;
-    `nccl`: the trainer has sent them already, and announced the version in `path`'s shared memory."""
+    method: str
+    """`folder`: the Hugging Face folder `path`; else the sync method of the run in `path`, which publishes versions."""
     path: str = ""
+
+    @property
+    def pushed(self) -> bool:
+        """True if the trainer has pushed the weights into the engine already, which then loads nothing."""
+        return self.method in SYNC_METHODS and bool(SYNC_METHODS[self.method].vllm_backend)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import AuxiliaryModelConfig, Config, RolloutModelConfig
+from trinity_core.config.sync_methods import SYNC_METHODS
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU. vLLM's default of 128 is longer than a short prompt, so that the samples of a group
@@ -54,8 +55,8 @@ class EngineSettings:
     """KV block, tokens; None: vLLM's choice on a GPU, `CPU_BLOCK_TOKENS` on the CPU."""
     takes_weights: bool = True
     """Whether a trainer hands weights over to it; not so for auxiliary models."""
-    nccl: bool = False
-    """Whether hand-overs come over NCCL."""
+    weight_transfer: str = ""
+    """vLLM's weight-transfer backend through which the trainer pushes weights; empty if none are pushed."""
 
     @property
     def eager(self) -> bool:
@@ -101,7 +102,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
         spin_count=spin_count,
         seed=config.seed if model.seed is None else model.seed,
         trust_remote_code=config.model.trust_remote_code,
-        nccl=on_gpu and config.synchronizer.sync_method == "nccl",
+        weight_transfer=SYNC_METHODS[config.synchronizer.sync_method].vllm_backend if on_gpu else "",
     )
 
 

@@ -55,10 +55,10 @@ def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
     }
     if settings.tensor_parallel_size > 1:
         arguments["distributed_executor_backend"] = "mp"
-    if settings.nccl:
+    if settings.weight_transfer:
         from vllm.config import WeightTransferConfig
 
-        arguments["weight_transfer_config"] = WeightTransferConfig(backend="nccl")
+        arguments["weight_transfer_config"] = WeightTransferConfig(backend=settings.weight_transfer)
     return arguments
 
 

@@ -66,7 +66,7 @@ def check_there(method: str, path: str, version: int) -> None:
 
 
 def _published(method: str, path: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-    from trinity_core.sync.versions import open_versions
+    from trinity_core.sync.methods import open_versions
 
     return open_versions(method, path).load(version)
 

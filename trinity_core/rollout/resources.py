@@ -24,7 +24,8 @@ from trinity_core.pipelines import operators
 from trinity_core.pipelines.checks import require_names
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.versions import WeightVersions, open_versions
+from trinity_core.sync.methods import run_versions
+from trinity_core.sync.versions import WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
 from trinity_core.workflows import RewardPool, load_plugins
@@ -110,7 +111,6 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     )
     batch_size, name = config.buffer.batch_size or 1, config.explorer.name
     schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name) if read.tasksets else None
-    method = config.synchronizer.sync_method or "memory"
     pipeline = config.data_processor.experience_pipeline
     return Parts(
         config=config,
@@ -123,8 +123,8 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         eval_tasksets=read.eval_tasksets,
         total_steps=explore_steps(config, schedule) if schedule else 0,
         store=_open_store(config),
-        weights=open_versions(method, config.job_dir),
-        source=WeightSource(method, str(config.job_dir)),
+        weights=run_versions(config),
+        source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
         metrics=MetricsFile(config.job_dir, explorer_source(config.explorer.name)),
         operators=operators.pipeline(pipeline.operators if pipeline else []),
     )

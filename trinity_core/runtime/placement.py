@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from trinity_core.config import Config
 from trinity_core.config.rules import SHARED_GPU_MEMORY, shares_a_gpu
+from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
 from trinity_core.inference.settings import SPIN_COUNT, SPIN_COUNT_ALONE
 
@@ -147,12 +148,17 @@ def threads(cpus: int, engines: int, trainers: int, in_turn: bool) -> tuple[int,
 
 
 def sync_method(config: Config, placement: Placement) -> tuple[str, str]:
-    """The way weights are handed over, and a notice where that is not what the configuration says ("" otherwise)."""
-    asked = config.synchronizer.sync_method or "memory"
-    if asked == "nccl" and not placement.on_gpu:
-        return "memory", "No GPU is used, so sync_method nccl means memory: weights go through shared memory."
-    if asked == "nccl" and placement.trainer_gpus < 1 and placement.trainers:
-        return "memory", "Engine and trainer share a GPU, which NCCL does not allow: sync_method nccl means memory."
+    """The sync method of the run, and a notice if it is not the configured one ("" otherwise)."""
+    asked = config.synchronizer.sync_method
+    instead = SYNC_METHODS[asked].without_own_gpus
+    route = f"weights go {SYNC_METHODS[instead].route}" if instead else ""
+    if instead and not placement.on_gpu:
+        return instead, f"No GPU is used, so sync_method {asked} means {instead}: {route}."
+    if instead and placement.trainer_gpus < 1 and placement.trainers:
+        return instead, (
+            f"Engine and trainer share a GPU, which {asked.upper()} does not allow: "
+            f"sync_method {asked} means {instead}: {route}."
+        )
     return asked, ""
 
 

@@ -185,6 +185,6 @@ class Tracking:
 
 def remove_shared_weights(config: Config) -> None:
     """Weights that were handed over through shared memory are of no use to anyone after the run."""
-    from trinity_core.sync.versions import open_versions
+    from trinity_core.sync.methods import run_versions
 
-    open_versions(config.synchronizer.sync_method or "memory", config.job_dir).remove()
+    run_versions(config).remove()

@@ -30,6 +30,11 @@ WEIGHTS, RECORD = "weights.safetensors", "weights.json"
 class CheckpointVersions(WeightVersions):
     """Versions in the folders of their steps, durable."""
 
+    @classmethod
+    def open(cls, job_dir: Path) -> CheckpointVersions:
+        """The versions in `job_dir` itself."""
+        return cls(job_dir)
+
     def publish(
         self,
         version: int,

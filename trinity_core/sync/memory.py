@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Self
 from uuid import uuid4
 
 from trinity_core.errors import TrinityError
@@ -133,6 +133,11 @@ class MemoryVersions(WeightVersions):
         self._spill = spill or _spill_of(root)
         self._slots: dict[Path, _Slot] = {}
         self._owner: IO[bytes] | None = None
+
+    @classmethod
+    def open(cls, job_dir: Path) -> Self:
+        """The versions under `memory_root(job_dir)`."""
+        return cls(memory_root(job_dir))
 
     def publish(
         self,
@@ -252,11 +257,3 @@ class MemoryVersions(WeightVersions):
                 spare -= 1
             else:
                 self._drop(path)
-
-
-class PushedVersions(MemoryVersions):
-    """Versions that lie in the engines alone: each is told of here, with its proof, and has no tensors."""
-
-    def rewind(self, version: int) -> list[int]:
-        """Forget every version: whoever goes on has new engines, which hold none of them."""
-        return super().rewind(-1)

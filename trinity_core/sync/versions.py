@@ -17,9 +17,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.errors import DataError, TransientFault
 from trinity_core.files import write_atomically
 from trinity_core.layout import LATEST_STATE_DICT
 from trinity_core.sync.tensorfile import TensorSpec, views
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from trinity_core.config import Config
+    from trinity_core.sync.publisher import TrainerRank, WeightPublisher
     from trinity_core.sync.tensorfile import Layout
     from trinity_core.sync.weight_check import WeightCheck
 
@@ -48,8 +50,20 @@ class VersionGone(TransientFault):
 class WeightVersions(ABC):
     """Published versions under `root`. See the module for what it promises."""
 
+    keeps_tensors: ClassVar[bool] = True
+    """True if `load` can return the tensors of a published version."""
+
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
+
+    @classmethod
+    @abstractmethod
+    def open(cls, job_dir: Path) -> WeightVersions:
+        """The versions of the run in `job_dir`. Nothing is read or written yet."""
+
+    def publisher(self, config: Config, trainer: TrainerRank) -> WeightPublisher:
+        """The publisher for one trainer rank."""
+        return VersionPublisher(self, trainer)
 
     @abstractmethod
     def publish(
@@ -181,15 +195,18 @@ LOAD_ATTEMPTS = 12
 form has no name for an instant."""
 
 
-def open_versions(method: str, job_dir: Path | str) -> WeightVersions:
-    """The folder of a `synchronizer.sync_method` for the run in `job_dir`."""
-    from trinity_core.sync.checkpoint import CheckpointVersions
-    from trinity_core.sync.memory import MemoryVersions, PushedVersions, memory_root
+class VersionPublisher:
+    """Publishes by writing each version, with all its tensors, to `versions`, from which the engines load it."""
 
-    if method == "memory":
-        return MemoryVersions(memory_root(Path(job_dir)))
-    if method == "nccl":
-        return PushedVersions(memory_root(Path(job_dir)))
-    if method == "checkpoint":
-        return CheckpointVersions(Path(job_dir))
-    raise TrinityError(f"synchronizer.sync_method {method!r} is unknown; choose nccl, memory or checkpoint")
+    def __init__(self, versions: WeightVersions, trainer: TrainerRank) -> None:
+        self._versions = versions
+        self._trainer = trainer
+
+    def publish(self, version: int, check: WeightCheck) -> None:
+        """See `WeightPublisher`."""
+        weights = self._trainer.weights
+        if self._trainer.rank == 0:
+            self._versions.publish(version, weights, check, specs=weights.specs() if weights.gathers else None)
+        elif weights.gathers:
+            for _ in weights:
+                pass

@@ -18,10 +18,12 @@ from trinity_core.training.compiled import uncompiled
 from trinity_core.training.distributed import any_rank
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
-from trinity_core.training.weight_sync import HandOver
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from trinity_core.sync.publisher import WeightPublisher
+    from trinity_core.sync.versions import WeightVersions
 
 KEPT = "rollout_weights.safetensors"
 """In a checkpoint between two hand-overs: the weights that the engines sampled with, their version and proof."""
@@ -32,11 +34,11 @@ PROBE_TOKENS = 48
 class Publisher:
     """Publishes versions of the policy's weights. Collective; rank 0 writes."""
 
-    def __init__(self, config: Config, learner: Learner, hand_over: HandOver) -> None:
+    def __init__(self, config: Config, learner: Learner, versions: WeightVersions, publisher: WeightPublisher) -> None:
         self.learner = learner
         self.interval = config.synchronizer.sync_interval
-        self.hand_over = hand_over
-        self.folder = hand_over.folder
+        self.versions = versions
+        self._publisher = publisher
         self.told = JobLayout(config.job_dir).latest_state_dict
         """Where the run's folder names the newest version, for people and other tools."""
 
@@ -46,19 +48,19 @@ class Publisher:
 
     def publish(self, version: int) -> None:
         """Give the present weights to the engines as `version`."""
-        self.hand_over.give(version, make_weight_check(self.learner))
+        self._publisher.publish(version, make_weight_check(self.learner))
         self._tell()
 
     def _tell(self) -> None:
         """Write down the newest version, unless the folder of weights is the run's own, which names it itself."""
-        newest = self.folder.latest() if self.learner.ranks.first and self.folder.root != self.told.parent else None
+        newest = self.versions.latest() if self.learner.ranks.first and self.versions.root != self.told.parent else None
         if newest is not None:
             write_atomically(self.told, f"{newest}\n".encode(), durable=False)
 
     def rewind(self, step: int) -> None:
         """Forget versions newer than the checkpoint that the run goes on from."""
         if self.learner.ranks.first:
-            self.folder.rewind(step)
+            self.versions.rewind(step)
 
     def resume(self, step: int, checkpoint: Path) -> None:
         """Make sure that explorers find weights after `step`: those they had, where these are still to be had.
@@ -75,26 +77,26 @@ class Publisher:
 
     def _bring_back(self, due: int, checkpoint: Path) -> bool:
         """Whether the folder has version `due` or a newer one, if need be that of the checkpoint."""
-        if not self.hand_over.keeps_tensors:
+        if not self.versions.keeps_tensors:
             return False
-        if any(version >= due for version in self.folder.versions()):
+        if any(version >= due for version in self.versions.versions()):
             return True
         kept = _read_kept(checkpoint / KEPT)
         if kept is None or kept[0] < due:
             return False
         version, probe, tensors = kept
-        self.folder.publish(version, tensors.items(), probe)
+        self.versions.publish(version, tensors.items(), probe)
         return True
 
     def keep_for_resume(self, step: int, checkpoint: Path) -> None:
         """Where `step` is no hand-over, put the weights that the engines hold now into its checkpoint (rank 0)."""
-        version = self.folder.latest() if self.hand_over.keeps_tensors else None
+        version = self.versions.latest() if self.versions.keeps_tensors else None
         if version is not None and version != step:
             from safetensors.torch import save_file
 
-            probe = self.folder.probe(version)
+            probe = self.versions.probe(version)
             told = {"version": str(version), "probe": json.dumps(None if probe is None else probe.to_json())}
-            tensors = {name: t.clone() for name, t in self.folder.load(version)}
+            tensors = {name: t.clone() for name, t in self.versions.load(version)}
             with clear_errors("writing", checkpoint / KEPT):
                 save_file(tensors, checkpoint / KEPT, told)
 

@@ -10,6 +10,7 @@ import torch
 from trinity_core.algorithms.objective import Objective
 from trinity_core.config.schema import Config
 from trinity_core.plugins import load_plugins
+from trinity_core.sync.methods import run_versions
 from trinity_core.tracking import metrics_file
 from trinity_core.training.distributed import Ranks, broadcast_bytes, join
 from trinity_core.training.learner import Learner
@@ -17,7 +18,7 @@ from trinity_core.training.loop import Loop, Progress
 from trinity_core.training.publish import Publisher
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.sources import BatchSource, is_supervised, open_source, total_steps
-from trinity_core.training.weight_sync import open_hand_over
+from trinity_core.training.weight_sync import trainer_rank
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,10 @@ def make_loop(config: Config, rank: int, world_size: int, master: tuple[str, int
 
 
 def _open_publisher(config: Config, learner: Learner, source: BatchSource | None, stopping: Event) -> Publisher:
-    awaited = source.awaited if source is not None else _never
-    return Publisher(config, learner, open_hand_over(config, learner.engine, learner.ranks, awaited, stopping.is_set))
+    explorers_wait = source.awaited if source is not None else _never
+    trainer = trainer_rank(learner.engine, learner.ranks, explorers_wait, stopping.is_set)
+    versions = run_versions(config)
+    return Publisher(config, learner, versions, versions.publisher(config, trainer))
 
 
 def _never(version: int) -> bool:

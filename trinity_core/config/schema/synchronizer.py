@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trinity_core.config.sync_methods import SyncMethodName
 from trinity_core.config.types import DERIVED, Derived, Seconds, Steps, StepsOrNone
 
 
@@ -12,7 +13,7 @@ from trinity_core.config.types import DERIVED, Derived, Seconds, Steps, StepsOrN
 class SynchronizerConfig:
     """Hand-over of weights. With interval 2 and offset 1: explorer 1 2 3 |sync| 4, trainer 1 2 |sync| 3 4."""
 
-    sync_method: Derived[Literal["nccl", "memory", "checkpoint"]] = DERIVED
+    sync_method: Derived[SyncMethodName] = DERIVED
     """`nccl`: from GPU to GPU; `memory`: through shared memory on one node; `checkpoint`: through the run's folder, the
     only one for modes `explore` and `train`. By default `nccl` in mode `both`, else `checkpoint`."""
     sync_style: Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"] = "fixed"
