@@ -19,14 +19,13 @@ def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir
     from flows.local.connection import Here
     from trinity_core.runtime.configuration import load_checked
     from trinity_core.runtime.placement import flow_of
+    from trinity_core.runtime.summary import summary_text
 
     given = with_plugins(overrides, plugin_dir)
     with Here() as here:
         loaded = load_checked(config, given)
         summary = here.flow(flow_of(loaded), loaded)(config=str(config), overrides=given)
-    typer.echo(f"\n{summary['project']}/{summary['name']}: step {summary['step']}, scores {summary['scores']}")
-    for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
-        typer.echo(f"{title:11}{summary[key]}")
+    typer.echo(summary_text(summary))
 
 
 @app.command()
@@ -46,13 +45,12 @@ def evaluate(
     from flows.local.connection import Here
     from flows.parameters import check_which
     from trinity_core.runtime.configuration import load_checked
+    from trinity_core.runtime.stage import pick_stage
 
     check_which(which)
     given = with_plugins(overrides, plugin_dir)
     with Here() as here:
         loaded = load_checked(config, given)
-        from tasks.resolve import pick_stage  # it imports Prefect, beside the server's start
-
         pick_stage(loaded, stage)
         flow = here.flow("evaluate", loaded)
         summary = flow(config=str(config), overrides=given, stage=stage, which=which, run=run)

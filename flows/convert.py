@@ -5,8 +5,10 @@ from __future__ import annotations
 from prefect import flow
 
 from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, Overrides, StageName
-from tasks.checkpoints import convert_folder, job_dir_of
+from tasks.checkpoints import convert_folder
 from tasks.retries import retry_only_transient_faults
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.stage import job_dir_of
 
 
 @flow(name="convert", persist_result=False)
@@ -22,4 +24,5 @@ def convert(
     Of a configuration with stages the run is that of `stage`, or else of the last one that trains.
     """
     with retry_only_transient_faults():
-        return convert_folder(checkpoint_dir or job_dir_of(config, overrides, stage), base_model_dir or None)
+        folder = checkpoint_dir or str(job_dir_of(load_checked(config, overrides), stage))
+        return convert_folder(folder, base_model_dir or None)

@@ -21,7 +21,7 @@ from flows.parameters import (
 from tasks.evaluation import publish_scores, score, unscored
 from tasks.resolve import resolve
 from tasks.retries import retry_only_transient_faults
-from tasks.session import cluster, ending
+from tasks.session import cluster
 
 
 @flow(name="evaluate", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
@@ -39,6 +39,6 @@ def evaluate(
         targets = unscored(plan, which)
         if not targets:
             return publish_scores(plan)
-        with ending(cluster(plan)) as session:
+        with cluster(plan) as session:
             score(session, targets)
             return publish_scores(plan, time.monotonic() - session.began)

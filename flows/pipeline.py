@@ -10,9 +10,10 @@ from flows.evaluate import evaluate
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides
 from flows.rft import rft
 from flows.sft import sft
+from tasks.checkpoints import publish_pipeline
+from tasks.resolve import plan_pipeline
 from tasks.retries import retry_only_transient_faults
-from tasks.session import ending_pipeline
-from tasks.stages import finish_pipeline, plan_pipeline
+from trinity_core.runtime.pipeline import pipeline_cluster
 
 FLOWS: dict[str, Flow[..., dict[str, Any]]] = {"rft": rft, "sft": sft, "evaluate": evaluate}
 
@@ -25,7 +26,7 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[st
     """
     with retry_only_transient_faults():
         plan = plan_pipeline(config, overrides)
-        with ending_pipeline(plan):
+        with pipeline_cluster(plan):
             before = evaluate(config, overrides, plan.evaluates, which="base") if plan.evaluates else {}
             summaries: dict[str, dict[str, Any]] = {}
             model_path = ""
@@ -36,4 +37,4 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[st
             if plan.evaluates == last and summaries[last]["score"] is None:
                 scored = evaluate(config, overrides, last, which="latest", run=summaries[last]["name"])
                 summaries[last] |= {"score": scored["score"], "scores": scored["scores"]}
-            return finish_pipeline(plan, before, summaries)
+            return publish_pipeline(plan, before, summaries)

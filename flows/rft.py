@@ -12,7 +12,7 @@ from tasks.evaluation import evaluate_result
 from tasks.explore import explore
 from tasks.resolve import resolve
 from tasks.retries import retry_only_transient_faults
-from tasks.session import cluster, ending, together
+from tasks.session import cluster, together
 from tasks.train import train
 
 
@@ -23,7 +23,7 @@ def rft(
     """Explore and train (or one of them, by the configuration's mode), evaluate the result and publish it."""
     with retry_only_transient_faults():
         plan = resolve(config, overrides, stage, model_path, "rft")
-        with ending(cluster(plan)) as session:
+        with cluster(plan) as session:
             results = together(session, explore, train)
             evaluate_result(session)
             return publish(session, results)

@@ -10,7 +10,7 @@ from flows.parameters import NO_OVERRIDES, RETRIES, RETRY_DELAY, ConfigFile, Mod
 from tasks.checkpoints import publish
 from tasks.resolve import resolve
 from tasks.retries import retry_only_transient_faults
-from tasks.session import cluster, ending, together
+from tasks.session import cluster, together
 from tasks.train import train
 
 
@@ -21,6 +21,6 @@ def sft(
     """Train on the configuration's data set and publish the model."""
     with retry_only_transient_faults():
         plan = resolve(config, overrides, stage, model_path, "sft")
-        with ending(cluster(plan)) as session:
+        with cluster(plan) as session:
             results = together(session, train)
             return publish(session, results)

@@ -95,9 +95,47 @@ def test_no_error_is_caught_blindly(path: Path) -> None:
             assert node.type is not None, f"{path}:{node.lineno} catches everything"
             names = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
             if "BaseException" in names or "Exception" in names:
-                reraised = any(isinstance(n, ast.Raise) for n in ast.walk(node))
-                reported = any(isinstance(n, ast.Attribute) and n.attr == "set_exception" for n in ast.walk(node))
-                assert reraised or reported, f"{path}:{node.lineno} swallows errors"
+                assert passes_on(node), f"{path}:{node.lineno} swallows errors"
+
+
+def passes_on(handler: ast.ExceptHandler) -> bool:
+    """True if a handler raises, logs with the traceback, or keeps the error: in a future or an attribute `…error`."""
+
+    def is_the_error(node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id == handler.name
+
+    for node in ast.walk(handler):
+        if isinstance(node, ast.Raise):
+            return True
+        if isinstance(node, ast.Assign) and is_the_error(node.value):
+            return any(isinstance(target, ast.Attribute) and target.attr.endswith("error") for target in node.targets)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            kept = node.func.attr == "set_exception" and any(map(is_the_error, node.args))
+            logged = any(keyword.arg == "exc_info" and is_the_error(keyword.value) for keyword in node.keywords)
+            if kept or logged or node.func.attr == "exception":
+                return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("body", "passed_on"),
+    [
+        ("raise", True),
+        ("raise ValueError from e", True),
+        ("self._error = e", True),
+        ("future.set_exception(e)", True),
+        ("log.warning('x', exc_info=e)", True),
+        ("log.exception('x')", True),
+        ("self._error = None", False),
+        ("found = e", False),
+        ("log.warning('x: %s', e)", False),
+        ("pass", False),
+    ],
+)
+def test_what_counts_as_passing_an_error_on(body: str, passed_on: bool) -> None:
+    tree = ast.parse(f"try:\n    f()\nexcept Exception as e:\n    {body}")
+    [handler] = (node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))
+    assert passes_on(handler) == passed_on
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -94,10 +95,12 @@ def convert(
         typer.echo(folder)
 
 
-def run_app(application: typer.Typer) -> None:
-    """Run the command line; the process ends with 0, 1 after one clear message, or 2 after wrong usage."""
+def run_app(application: Callable[[], object]) -> None:
+    """Run a command line; the process ends with 0, 1 after one clear message, 2 after wrong usage, 130 after Ctrl+C."""
     try:
         application()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (TrinityError, TransientFault) as error:
         if os.environ.get("TRINITY_TRACEBACK"):
             raise

@@ -60,7 +60,7 @@ class Here:
         found: Callable[..., Any] = getattr(importlib.import_module(f"flows.{name}"), name)
         _show_our_log()
         if self._temporary:
-            self._open.enter_context(importlib.import_module("tasks.stages").early_cluster(config))
+            self._open.enter_context(importlib.import_module("trinity_core.runtime.pipeline").early_cluster(config))
             self._temporary.wait()
         return found
 

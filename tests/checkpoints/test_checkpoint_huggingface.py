@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tasks.stages import scores_by_stage
 from trinity_core.checkpoints.huggingface import weights_digest
 from trinity_core.errors import TrinityError
+from trinity_core.runtime.pipeline import scores_by_stage
 
 
 def test_the_digest_does_not_depend_on_files(tmp_path: Path) -> None:

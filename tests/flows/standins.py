@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Explorer:
     async def progress(self) -> dict[str, Any]:
         return {"total_steps": STEPS}
 
-    async def run(self) -> dict[str, Any]:
+    async def run(self, loop: Callable[..., Any]) -> dict[str, Any]:
         metrics = MetricsFile(self.config.job_dir, "explorer")
         for step in range(1, STEPS + 1):
             await asyncio.sleep(0.05)
@@ -69,7 +70,7 @@ class Trainer:
     def stop(self) -> None:
         self.stopped = True
 
-    def run(self) -> dict[str, Any]:
+    def run(self, loop: Callable[..., Any]) -> dict[str, Any]:
         job_dir = self.config.job_dir
         layout = JobLayout(job_dir).create()
         step = latest_whole(job_dir) or 0

@@ -133,7 +133,7 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
     from flows.pipeline import pipeline
 
     use_standins()
-    monkeypatch.setattr("tasks.evaluation.huggingface_folder", lambda config, step: config.job_dir)
+    monkeypatch.setattr("trinity_core.runtime.evaluation.huggingface_folder", lambda config, step: config.job_dir)
     path = written(folder, name)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages, "continue_from_checkpoint": False}))
     return pipeline(config=str(path))

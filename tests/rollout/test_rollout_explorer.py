@@ -13,6 +13,7 @@ from trinity_core.config import config_from_dict, store_url
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.rollout.explorer import Explorer
+from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
 from trinity_core.tracking.metrics_file import read_metrics
@@ -82,7 +83,7 @@ def stored(config) -> ExperienceStore:
 def test_each_step_uses_the_version_that_is_due(config, engine):
     settings = config()
     publish(settings, 0, 1, 2, 3)
-    summary = asyncio.run(Explorer(settings, [engine]).run())
+    summary = asyncio.run(Explorer(settings, [engine]).run(explore))
     assert (summary["step"], summary["version"]) == (4, 3)
     assert [version for _, version in engine.loaded] == [0, 1, 2, 3]
     store = stored(settings)
@@ -100,7 +101,7 @@ def test_it_waits_for_the_trainer_and_says_so(config, engine):
 
     async def main():
         explorer = Explorer(settings, [engine])
-        running = asyncio.create_task(explorer.run())
+        running = asyncio.create_task(explorer.run(explore))
         while not (settings.job_dir / "buffer").exists() or stored(settings).stats().ready < 6:
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.1)
@@ -118,26 +119,26 @@ def test_it_waits_for_the_trainer_and_says_so(config, engine):
 def test_a_run_goes_on_where_it_stopped_with_the_same_tasks(config, engine, tmp_path):
     through = config(name="through")
     publish(through, 0, 1, 2, 3)
-    asyncio.run(Explorer(through, [engine]).run())
+    asyncio.run(Explorer(through, [engine]).run(explore))
 
     broken = config(name="broken")
     publish(broken, 0, 1, 2, 3)
     first = Explorer(broken, [engine])
 
     async def two_steps():
-        keep = first.keep
+        store = first.store
 
-        async def keep_and_stop(batch, waits_for=None):
-            await keep(batch, waits_for)
-            if batch.step == 2:
+        async def store_and_stop(rollouts):
+            await store(rollouts)
+            if rollouts.step == 2:
                 await first.stop()
 
-        first.keep = keep_and_stop
-        return await first.run()
+        first.store = store_and_stop
+        return await first.run(explore)
 
     assert asyncio.run(two_steps())["step"] == 2
     assert not stored(broken).stats().explorers["explorer"]["finished"]
-    asyncio.run(Explorer(broken, [engine]).run())
+    asyncio.run(Explorer(broken, [engine]).run(explore))
     rows = [[(e.task_index, e.group, e.run) for e in stored(c).lease(1, 24, 9)] for c in (through, broken)]
     assert rows[0] == rows[1]
 
@@ -147,7 +148,7 @@ def test_stop_ends_a_wait(config, engine):
 
     async def main():
         explorer = Explorer(settings, [engine])
-        running = asyncio.create_task(explorer.run())
+        running = asyncio.create_task(explorer.run(explore))
         while (await explorer.progress())["state"] != "waiting for version 1":
             await asyncio.sleep(0.02)
         await explorer.stop()
@@ -159,7 +160,7 @@ def test_stop_ends_a_wait(config, engine):
 def test_a_trainer_that_never_comes_is_a_transient_fault(config, engine):
     settings = config(synchronizer={"sync_timeout": 0.2})
     with pytest.raises(TransientFault, match="version 1"):
-        asyncio.run(Explorer(settings, [engine]).run())
+        asyncio.run(Explorer(settings, [engine]).run(explore))
 
 
 def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine):
@@ -167,7 +168,7 @@ def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine)
     publish(settings, 0, 1)
 
     async def main():
-        running = asyncio.create_task(Explorer(settings, [engine]).run())
+        running = asyncio.create_task(Explorer(settings, [engine]).run(explore))
         store = None
         while store is None or store.stats().ready < 12:
             await asyncio.sleep(0.05)
@@ -195,7 +196,7 @@ def test_an_engine_with_other_weights_ends_the_run(config):
     settings = config()
     publish(settings, 0)
     with pytest.raises(WeightSyncError):
-        asyncio.run(Explorer(settings, [Lying()]).run())
+        asyncio.run(Explorer(settings, [Lying()]).run(explore))
 
 
 def test_on_its_own_it_takes_the_newest_version_at_its_interval(config, engine):
@@ -204,21 +205,21 @@ def test_on_its_own_it_takes_the_newest_version_at_its_interval(config, engine):
 
     async def main():
         explorer = Explorer(settings, [engine])
-        keep = explorer.keep
+        store = explorer.store
 
-        async def keep_and_publish(batch, waits_for=None):
-            await keep(batch, waits_for)
-            publish(settings, 5 + batch.step)
+        async def store_and_publish(rollouts):
+            await store(rollouts)
+            publish(settings, 5 + rollouts.step)
 
-        explorer.keep = keep_and_publish
-        await explorer.run()
+        explorer.store = store_and_publish
+        await explorer.run(explore)
 
     asyncio.run(main())
     assert [version for _, version in engine.loaded] == [5, 7]
 
 
 def test_on_its_own_it_starts_with_what_the_engines_hold(config, engine):
-    asyncio.run(Explorer(config(mode="explore"), [engine]).run())
+    asyncio.run(Explorer(config(mode="explore"), [engine]).run(explore))
     assert engine.loaded == []
     assert len(engine.calls) == 4
 
@@ -236,7 +237,7 @@ def test_a_step_whose_tasks_all_fail_ends_the_run_with_the_first_cause(config, e
     settings = config(mode="explore")
     settings.buffer.explorer_input.tasksets[0].default_workflow_type = "broken"
     with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 1 failed; the first, .*RuntimeError: task 0"):
-        asyncio.run(Explorer(settings, [engine]).run())
+        asyncio.run(Explorer(settings, [engine]).run(explore))
 
 
 def test_a_step_with_one_failure_goes_on_and_counts_it(config, engine, monkeypatch):
@@ -244,7 +245,7 @@ def test_a_step_with_one_failure_goes_on_and_counts_it(config, engine, monkeypat
     settings = config(mode="explore")
     settings.buffer.explorer_input.tasksets[0].default_workflow_type = "broken"
     settings.buffer.explorer_input.tasksets[0].workflow_args = {"only": 1}
-    asyncio.run(Explorer(settings, [engine]).run())
+    asyncio.run(Explorer(settings, [engine]).run(explore))
     lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert sum(line.metrics["failed_tasks"] for line in lines) == 1
 
@@ -252,7 +253,7 @@ def test_a_step_with_one_failure_goes_on_and_counts_it(config, engine, monkeypat
 def test_numbers_and_samples_of_every_step_are_written_down(config, engine):
     settings = config()
     publish(settings, 0, 1, 2, 3)
-    asyncio.run(Explorer(settings, [engine]).run())
+    asyncio.run(Explorer(settings, [engine]).run(explore))
     lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert [line.step for line in lines] == [1, 2, 3, 4]
     assert [line.metrics["version"] for line in lines] == [0, 1, 2, 3]
@@ -268,7 +269,7 @@ def test_numbers_and_samples_of_every_step_are_written_down(config, engine):
 def test_evaluation_at_start_and_when_the_version_passes_the_interval(config, engine):
     settings = config(explorer={"eval_on_startup": True, "eval_interval": 2})
     publish(settings, 0, 1, 2, 3)
-    asyncio.run(Explorer(settings, [engine]).run())
+    asyncio.run(Explorer(settings, [engine]).run(explore))
     lines = [line for line in read_metrics(settings.job_dir) if line.source == "eval"]
     assert [line.step for line in lines] == [0, 2]
     truths = [json.loads(row)["answer"].split("####")[1].strip() for row in _rows(settings)]
@@ -279,7 +280,7 @@ def test_a_resumed_run_is_not_evaluated_as_if_it_began(config, engine):
     settings = config(explorer={"eval_on_startup": True, "eval_interval": 3})
     publish(settings, 0, 1, 2, 3)
     for _ in range(2):
-        asyncio.run(Explorer(settings, [engine]).run())
+        asyncio.run(Explorer(settings, [engine]).run(explore))
     assert [line.step for line in read_metrics(settings.job_dir) if line.source == "eval"] == [0, 3]
 
 
@@ -299,14 +300,14 @@ def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):
     scores = asyncio.run(explorer.evaluate(8, str(tiny_folder)))
     assert scores["eval/small/tasks"] == 16
     with pytest.raises(DataError, match=r"buffer\.explorer_input\.taskset"):
-        asyncio.run(Explorer(settings, [engine]).run())
+        asyncio.run(Explorer(settings, [engine]).run(explore))
 
 
 def test_operators_change_what_is_stored(config, engine):
     settings = config(
         mode="explore", data_processor={"experience_pipeline": {"operators": [{"name": "zero_variance_group_filter"}]}}
     )
-    asyncio.run(Explorer(settings, [engine]).run())
+    asyncio.run(Explorer(settings, [engine]).run(explore))
     assert stored(settings).stats().ready == 0
 
 

@@ -10,6 +10,7 @@ import pytest
 from trinity_core.config import config_from_dict, store_url
 from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.explorer import Explorer
+from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.weight_check import WeightCheck
@@ -54,7 +55,7 @@ def explored(config, engine, model) -> list:
     probe = WeightCheck(tuple(tokens.tolist()), tuple(logprobs_of(model, tokens).tolist()))
     for version in (0, 1):
         folder.publish(version, model.state_dict().items(), probe)
-    asyncio.run(Explorer(config, [engine]).run())
+    asyncio.run(Explorer(config, [engine]).run(explore))
     folder.remove()
     return ExperienceStore.open(store_url(config), str(config.job_dir)).lease(1, 32, 1)
 

@@ -12,6 +12,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.pipelines.checks import require_names
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.run import explore
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, SimpleWorkflow
 
 TREE = {
@@ -127,7 +128,7 @@ def test_an_explorer_does_not_begin_with_a_name_that_is_not_there(tiny_folders, 
         }
     )
     with pytest.raises(ConfigError, match=r"tasksets\[1\]\.default_reward_fn_type: .*did you mean 'math_reward'"):
-        asyncio.run(Explorer(config, [FakeEngine()]).run())
+        asyncio.run(Explorer(config, [FakeEngine()]).run(explore))
     assert not (config.job_dir / "buffer").exists()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
-from trinity_core.runtime.placement import Machine, flow_of, parts_of, place, sync_method, threads, weakest
+from trinity_core.runtime.placement import Machine, components_of, flow_of, place, sync_method, threads, weakest
 
 TASKS = {"path": "data", "format": {"prompt_key": "question", "response_key": "answer"}}
 
@@ -32,7 +32,7 @@ def test_without_a_gpu_everything_runs_on_the_cpu_and_nccl_means_memory() -> Non
     assert (placed.gpu_per_node, placed.engines, placed.trainers, placed.on_gpu) == (0, 1, 1, False)
     method, notice = sync_method(config, placed)
     assert method == "memory" and "No GPU" in notice
-    assert parts_of(config, placed) == {"explore", "train"}
+    assert components_of(config, placed) == {"explore", "train"}
 
 
 def test_what_the_machine_has_is_taken_and_shared_out() -> None:
@@ -94,7 +94,7 @@ def test_supervised_runs_use_no_engine() -> None:
     config = configured(mode="train", algorithm={"algorithm_type": "sft", "repeat_times": 1}, buffer=buffer)
     placed = place(config, Machine(cpus=2, gpus=0))
     assert (placed.engines, placed.trainers) == (0, 1)
-    assert (flow_of(config), parts_of(config, placed)) == ("sft", {"train"})
+    assert (flow_of(config), components_of(config, placed)) == ("sft", {"train"})
 
 
 def test_in_turn_each_side_has_every_core() -> None:

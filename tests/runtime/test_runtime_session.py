@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tasks.session import ending, together
 from trinity_core.config import config_from_dict
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.session import Session, Stage
+from trinity_core.runtime.session import Session
+from trinity_core.runtime.stage import Stage
+from trinity_core.runtime.together import run_together
 from trinity_core.tracking import MetricsFile
 
 
@@ -32,7 +31,7 @@ def begin(root: Path, **monitor: Any) -> Session:
     })  # fmt: skip
     cluster = Cluster(config, Machine(1, 0))
     cluster._users = 1
-    return Session(Stage(config, place(config, Machine(1, 0)), "sft"), cluster)
+    return Session(Stage(config, place(config, Machine(1, 0)), "sft"), cluster).start()
 
 
 def lose_the_store(session: Session) -> None:
@@ -47,7 +46,7 @@ def test_a_failed_run_keeps_its_own_error_when_tracking_fails_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = begin(tmp_path)
-    with pytest.raises(TransientFault, match="the node died"), ending(session):
+    with pytest.raises(TransientFault, match="the node died"), session:
         lose_the_store(session)
         raise TransientFault("the node died")
     assert "not a database" in caplog.text
@@ -56,37 +55,28 @@ def test_a_failed_run_keeps_its_own_error_when_tracking_fails_too(
 @pytest.mark.slow
 def test_a_run_whose_numbers_did_not_arrive_fails(tmp_path: Path) -> None:
     session = begin(tmp_path)
-    with pytest.raises(Exception, match="not a database"), ending(session):
+    with pytest.raises(Exception, match="not a database"), session:
         lose_the_store(session)
 
 
-class Endless:
-    """A part that works until the session stops."""
-
-    name = "train"
-
-    def submit(self, session: Session) -> SimpleNamespace:
-        future: Future[None] = Future()
-
-        def wait() -> None:
-            assert session.stopping
-            future.set_result(None)
-
-        return SimpleNamespace(wrapped_future=future, wait=wait)
+def until_stopped(session: Session) -> None:
+    """A component that works until the session stops."""
+    while not session.is_stopping():
+        time.sleep(0.01)
 
 
 @pytest.mark.slow
 def test_a_store_that_cannot_be_opened_ends_the_run_before_it_is_trained(tmp_path: Path) -> None:
     session = begin(tmp_path, monitor_args={"uri": "nonsense://nowhere"})
-    with pytest.raises(TrinityError, match=r"monitor_args.uri"), ending(session):
-        together(session, Endless())  # type: ignore[arg-type]
+    with pytest.raises(TrinityError, match=r"monitor_args.uri"), session:
+        run_together(session, {"train": lambda: until_stopped(session)})
 
 
 @pytest.mark.slow
 def test_a_store_that_is_away_for_a_while_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     session = begin(tmp_path)
     store = Path(session.config.checkpoint_root_dir) / "mlflow.db"
-    with ending(session):
+    with session:
         session.tracking()
         whole = store.read_bytes()
         lose_the_store(session)

@@ -24,7 +24,8 @@ def test_a_run_goes_on_where_prefect_is_away(
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
     monkeypatch.setattr(reports, "get_run_logger", lambda: logging.getLogger("run"))
     numbers, others = (MetricsFile(config.job_dir, explorer_source(name)) for name in ("one", "one_more"))
-    report = LiveReport(config, explorer_source("one"), 10)
+    report = LiveReport(config, explorer_source("one"))
+    report.total_steps = 10
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}), caplog.at_level(logging.INFO):
         for step in (1, 2):
             numbers.write(step, {"reward/mean": 0.5})

@@ -9,6 +9,7 @@ from batches import make_batch
 
 from trinity_core.data.experience import to_bytes
 from trinity_core.data.tiny import make_problems, write_jsonl
+from trinity_core.runtime.run import train
 from trinity_core.training import TrainerWorker
 
 pytestmark = pytest.mark.slow
@@ -19,7 +20,7 @@ COLUMNS = "{prompt_key: question, response_key: answer}"
 def _run(config):
     worker = TrainerWorker(config)
     worker.start()
-    return worker.run()
+    return worker.run(train)
 
 
 def _put(config):

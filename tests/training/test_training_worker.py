@@ -11,6 +11,7 @@ from batches import make_batch
 
 from trinity_core.data.tiny import make_problems, write_jsonl
 from trinity_core.errors import DataError
+from trinity_core.runtime.run import train
 from trinity_core.training import TrainerWorker
 
 pytestmark = pytest.mark.slow
@@ -59,7 +60,7 @@ def _assert_same_checkpoints(one, other):
 def _run(config):
     worker = TrainerWorker(config)
     worker.start()
-    return worker.run()
+    return worker.run(train)
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
@@ -69,7 +70,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     _put(stopped, (1, 2, 3))
     worker = TrainerWorker(stopped)
     worker.start()
-    runner = Thread(target=worker.run)
+    runner = Thread(target=worker.run, args=(train,))
     runner.start()
     while worker.progress()["step"] < 3 or worker.progress()["state"] != "waiting":
         runner.join(0.02)
@@ -80,7 +81,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     again = TrainerWorker(stopped)
     assert again.start()["step"] == 2
     _put(stopped, range(1, 5))
-    assert again.run()["ended"] == "finished"
+    assert again.run(train)["ended"] == "finished"
     assert _losses(stopped) == _losses(whole)
     _assert_same_checkpoints(stopped, whole)
 
@@ -93,10 +94,10 @@ def test_a_renewed_worker_trains_as_a_new_one_would(rollouts):
     _run(fresh)
     worker = TrainerWorker(before)
     worker.start()
-    worker.run()
+    worker.run(train)
     worker.renew(renewed)
     assert worker.progress()["state"] == "starting" and worker.start()["step"] == 0
-    assert worker.run()["ended"] == "finished"
+    assert worker.run(train)["ended"] == "finished"
     assert _losses(renewed) == _losses(fresh)
     _assert_same_checkpoints(renewed, fresh)
 
@@ -158,7 +159,7 @@ def test_an_empty_batch_is_an_empty_step_and_the_end_of_data_ends_the_run(rollou
         store.waiting("explorer", 2)
         worker = TrainerWorker(config)
         worker.start()
-        runner = Thread(target=worker.run)
+        runner = Thread(target=worker.run, args=(train,))
         runner.start()
         while worker.progress()["step"] < 2:
             runner.join(0.02)

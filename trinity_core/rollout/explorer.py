@@ -1,7 +1,7 @@
-"""The Explorer: it takes tasks, lets the engines answer, scores, and stores what came of it, step by step.
+"""The explorer: takes tasks, lets the engines answer them, scores the answers and stores the rollouts, step by step.
 
-It holds no model. What it has done stands in the store, so it may die at any moment and go on where it was: the rows
-of a step and the position after it are one transaction.
+The loop over its verbs is `trinity_core.runtime.run.explore`. The explorer holds no model. Its progress is in the
+store, so it may die at any moment and resume: the rows of a step and the position after it are one transaction.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,11 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.inference.requests import WeightSource
-from trinity_core.rollout import loops
 from trinity_core.rollout.metrics import eval_numbers, experiences_of, step_numbers
-from trinity_core.rollout.resources import Parts, open_resources
+from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import Outcome, cause
 from trinity_core.store.store import LineageChanged
+from trinity_core.sync.schedule import dynamic_version, required_version
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log
@@ -44,7 +44,7 @@ PULL_ATTEMPTS = 3
 
 @dataclass
 class StepRollouts:
-    """What one explore step came to."""
+    """The rollouts of one explore step, with its metrics."""
 
     step: int
     experiences: list[Experience]
@@ -69,8 +69,8 @@ class Explorer:
         self._untouched = True
         """Whether the engines hold what they started with, which is version 0."""
         self._engines, self._auxiliary = engines, auxiliary
-        self._preparing: asyncio.Task[Parts] | None = None
-        self._parts: Parts | None = None
+        self._preparing: asyncio.Task[Resources] | None = None
+        self._resources: Resources | None = None
         self._stopping = False
         self._step = 0
         self._lineage: int | None = None
@@ -88,21 +88,20 @@ class Explorer:
         if self._preparing is None:
             os.environ.update(self.config.explorer.env_vars)
             self._preparing = asyncio.ensure_future(open_resources(self.config, self._engines, self._auxiliary))
-        self._parts = await asyncio.shield(self._preparing)
+        self._resources = await asyncio.shield(self._preparing)
 
-    async def run(self) -> dict[str, Any]:
-        """Explore to the last step, or until `stop`. Returns a summary.
+    async def run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
+        """Explore by `loop` (`trinity_core.runtime.run.explore`) to the last step, or until `stop`; a summary.
 
-        Raises `TrinityError` where all tasks of a step fail, `WeightSyncError` where an engine does not hold the
-        trainer's weights, `TransientFault` where engines or trainer are lost.
+        The loop starts over when the trainer went back to a checkpoint. Raises `TrinityError` if all tasks of a step
+        fail, `WeightSyncError` if an engine does not hold the trainer's weights, `TransientFault` if engines or trainer
+        are lost.
         """
         with Logged(f"exploring by {self.name}", log):
-            return await self._run()
+            return await self._run(loop)
 
-    async def _run(self) -> dict[str, Any]:
+    async def _run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
         await self.prepare()
-        in_step = self.config.mode == "both" and self.config.synchronizer.sync_style == "fixed"
-        loop = loops.explore_in_step if in_step else loops.explore_freely
         while True:
             try:
                 self._start_over()
@@ -127,7 +126,7 @@ class Explorer:
             await self._open.pool.load(WeightSource("folder", path), version)
             self.version = version
         elif version != (self.version or 0):
-            await self.take(version)
+            await self.load(version)
         return await self._evaluate(version)
 
     async def stop(self) -> None:
@@ -140,10 +139,10 @@ class Explorer:
 
     async def close(self) -> None:
         """Let go of store and reward processes; the engines go on."""
-        if self._parts is not None:
-            self._parts.close()
+        if self._resources is not None:
+            self._resources.close()
 
-    # ---- the verbs of the loops ----
+    # ---- the verbs of the loop ----
 
     @property
     def weights(self) -> WeightVersions:
@@ -155,15 +154,34 @@ class Explorer:
         """Explore steps of the whole run."""
         return self._open.total_steps
 
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether each step waits for the version that is due (`sync_style: fixed`, with a trainer beside it)."""
+        return self.config.mode == "both" and self.config.synchronizer.sync_style == "fixed"
+
+    def due_version(self, step: int) -> int:
+        """The version that `step` uses if the explorer is synchronous."""
+        sync = self.config.synchronizer
+        return required_version(step, sync.sync_interval, sync.sync_offset)
+
     def steps(self) -> Iterator[int]:
         """The steps that are left, until `stop`."""
         while self._step < self.total_steps and not self._stopping:
             yield self._step + 1
 
-    async def wait_for(self, version: int) -> int | None:
-        """Wait until `version` can be taken, and return what can be (a newer one, where it is gone); None after `stop`.
+    async def newest_version(self, step: int) -> int | None:
+        """The version that `step` uses if the explorer is asynchronous: every `sync_interval` steps the newest one.
 
-        Raises `LineageChanged` where the trainer went back meanwhile, `TransientFault` after `sync_timeout`.
+        Waits only for the first version; None after `stop`.
+        """
+        interval = self.config.synchronizer.sync_interval
+        version = dynamic_version(step, interval, self.version, self.weights.latest())
+        return await self.wait_for(0) if version is None else version
+
+    async def wait_for(self, version: int) -> int | None:
+        """Wait until `version`, or a newer one if it is gone, can be loaded, and return which; None after `stop`.
+
+        Raises `LineageChanged` if the trainer went back meanwhile, `TransientFault` after `sync_timeout` seconds.
         """
         if self._holds_start(version):
             return 0
@@ -177,11 +195,11 @@ class Explorer:
             raise LineageChanged(f"the trainer went back while version {version} was waited for")
         return found
 
-    async def take(self, version: int) -> None:
-        """Hand `version` to all engines and have them prove it; nothing to do where they hold it."""
+    async def load(self, version: int) -> None:
+        """Load `version` into all engines, each of which then passes the weight check; nothing if they hold it."""
         if version == self.version or self._holds_start(version):
             return
-        self._state, self._untouched = f"taking version {version}", False
+        self._state, self._untouched = f"loading version {version}", False
         with self._spending("hand_over"):
             for attempt in range(PULL_ATTEMPTS):
                 try:
@@ -212,49 +230,55 @@ class Explorer:
         if due:
             await self._evaluate(version)
 
-    async def explore(self, step: int) -> StepRollouts:
-        """Run the workflows of a step. Raises `TrinityError` where every one of its tasks fails."""
+    async def generate_and_score(self, step: int) -> StepRollouts:
+        """Run the workflows of a step, which generate answers and score them; then the experience operators.
+
+        Raises `TrinityError` if every one of its tasks fails.
+        """
         self._state = f"exploring step {step}"
-        parts, began = self._open, time.perf_counter()
-        before = (parts.pool.busy.seconds, parts.rewards.busy.seconds, parts.pool.tokens)
-        outcomes = await parts.runner.run(self._schedule.tasks(step))
+        resources, began = self._open, time.perf_counter()
+        before = (resources.pool.busy.seconds, resources.rewards.busy.seconds, resources.pool.tokens)
+        outcomes = await resources.runner.run(self._schedule.tasks(step))
         _check_failures(step, outcomes)
         experiences = experiences_of(outcomes)
-        for operator in parts.operators:
+        for operator in resources.operators:
             experiences = operator(experiences)
-        generate, tokens = parts.pool.busy.seconds - before[0], parts.pool.tokens - before[2]
+        generate, tokens = resources.pool.busy.seconds - before[0], resources.pool.tokens - before[2]
         self._spent["generate"] = generate
-        self._spent["reward"] = parts.rewards.busy.seconds - before[1]
+        self._spent["reward"] = resources.rewards.busy.seconds - before[1]
         numbers = step_numbers(outcomes) | {"experiences/kept": float(len(experiences))}
         numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}
         if generate:
             numbers["tokens_per_second"] = tokens / generate
         return StepRollouts(step, experiences, outcomes, numbers, began)
 
-    async def keep(self, batch: StepRollouts, waits_for: int | None = None) -> None:
-        """Store a step with the position after it, and write its numbers down."""
-        store, step = self._open.store, batch.step
+    async def store(self, rollouts: StepRollouts) -> None:
+        """Store the rollouts of a step with the position after it, and write its metrics.
+
+        A synchronous explorer also says which version it waits for next, so that the trainer need not wait for more.
+        """
+        store, step = self._open.store, rollouts.step
         position = self._schedule.position(step) | {"evaluated": self._evaluated}
-        last = step == self.total_steps
+        waits = self.is_synchronous and step < self.total_steps
         with self._spending("store"):
             await asyncio.to_thread(
                 store.put,
                 self.name,
                 step,
                 position,
-                batch.experiences,
+                rollouts.experiences,
                 self.version or 0,
-                None if last else waits_for,
+                self.due_version(step + 1) if waits else None,
             )
         self._step = step
-        self._write(batch)
+        self._write(rollouts)
 
     # ---- inside ----
 
     @property
-    def _open(self) -> Parts:
-        assert self._parts is not None, "prepare() comes first"
-        return self._parts
+    def _open(self) -> Resources:
+        assert self._resources is not None, "prepare() comes first"
+        return self._resources
 
     @property
     def _schedule(self) -> TaskSchedule:
@@ -281,10 +305,10 @@ class Explorer:
 
     async def _evaluate(self, version: int) -> dict[str, float]:
         self._state = f"evaluating version {version}"
-        parts, began = self._open, time.perf_counter()
+        resources, began = self._open, time.perf_counter()
         numbers: dict[str, float] = {}
-        for taskset in parts.eval_tasksets:
-            outcomes = await parts.runner.run(taskset.tasks(), parts.at_once_in_eval(taskset))
+        for taskset in resources.eval_tasksets:
+            outcomes = await resources.runner.run(taskset.tasks(), resources.at_once_in_eval(taskset))
             _check_failures(version, outcomes, taskset.name)
             numbers |= eval_numbers(taskset.name, outcomes)
             self._sample(f"eval_{taskset.name}", version, experiences_of(outcomes))
@@ -310,7 +334,7 @@ class Explorer:
         save_rollouts(self.config.job_dir, source, step, map(SampledRollout.of, experiences[::every][:SAMPLED]))
 
     def _summary(self) -> dict[str, Any]:
-        total = self._parts.total_steps if self._parts else None
+        total = self._resources.total_steps if self._resources else None
         return {"step": self._step, "total_steps": total, "version": self.version or 0, "evaluated": self._evaluated}
 
     def _spending(self, what: str) -> _Spending:

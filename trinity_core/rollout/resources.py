@@ -37,8 +37,8 @@ REWARD_SECONDS = 10.0
 
 
 @dataclass
-class Parts:
-    """Open parts of a running explorer."""
+class Resources:
+    """What a running explorer holds open."""
 
     config: Config
     pool: EnginePool
@@ -80,7 +80,7 @@ class _Read:
     others: list[tuple[ChatEncoder, tuple[int, ...]]]
 
 
-async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> Parts:
+async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> Resources:
     """Open everything, engines and disk at once. Raises `TrinityError` where something is not as the config says."""
     pool = EnginePool([as_handle(engine) for engine in engines], config.model.model_path)
     others = [
@@ -112,7 +112,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     batch_size, name = config.buffer.batch_size or 1, config.explorer.name
     schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name) if read.tasksets else None
     pipeline = config.data_processor.experience_pipeline
-    return Parts(
+    return Resources(
         config=config,
         pool=pool,
         model=model,

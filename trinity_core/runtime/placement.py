@@ -108,18 +108,13 @@ def place(config: Config, machine: Machine) -> Placement:
     )  # fmt: skip
 
 
-def start_from(config: Config, model_path: str) -> Config:
-    """The configuration of a stage that begins with the model of the stage before."""
-    return config.with_values({"model.model_path": model_path, "model.critic_model_path": model_path})
-
-
-def parts_of(config: Config, placement: Placement) -> set[str]:
+def components_of(config: Config, placement: Placement) -> set[str]:
     """Which of `explore` and `train` a run consists of."""
     wanted = {
         "explore": placement.engines > 0 and config.mode in ("both", "explore"),
         "train": placement.trainers > 0,
     }
-    return {part for part, needed in wanted.items() if needed}
+    return {name for name, needed in wanted.items() if needed}
 
 
 def uses_engines(config: Config) -> bool:

@@ -1,49 +1,42 @@
-"""A session: one attempt at one stage. It owns the actors, the tracking thread and the word "stop"."""
+"""A session: one attempt at one stage. It owns the actors, the tracking thread and the request to stop."""
 
 from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.config import Config, public_dict
+from trinity_core.layout import JobLayout
 from trinity_core.runlock import release
 from trinity_core.runtime import actors
-from trinity_core.runtime.cluster import Cluster, close_cluster
-from trinity_core.runtime.faults import result_of
-from trinity_core.runtime.placement import Placement, parts_of
+from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
+from trinity_core.runtime.faults import first_error_stays, result_of
+from trinity_core.runtime.placement import components_of
+from trinity_core.runtime.progress import ProgressReport
+from trinity_core.runtime.stage import Stage, lock_names
 from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
+from trinity_core.tracking.metrics_file import explorer_source
 from trinity_core.tracking.writers import RunInfo, Writer
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What `resolve` has found out: one run, ready to start."""
-
-    config: Config
-    placement: Placement
-    stage: str
-    """`rft`, `sft`, `evaluate` …, or the stage's name in a pipeline."""
-    parent_dir: Path | None = None
-    """The pipeline's folder."""
-    resumed_step: int = 0
-    """The checkpoint that the run goes on from; 0 for a new run."""
-
-
-def holders(config: Config, parts: set[str]) -> list[str]:
-    """Names of the locks that the flow of these parts of a run holds. Explorers of one run have names of their own."""
-    names = {"train": "training", "explore": f"explorer_{config.explorer.name}"}
-    return [names[part] for part in sorted(parts)]
+def open_session(stage: Stage) -> Session:
+    """Start or join Ray and begin to load the engines; the trainer starts when it is first used."""
+    return Session(stage, open_cluster(stage.config, stage.placement.gpu_per_node)).start()
 
 
 class Session:
-    """The live parts of one attempt. Handed from task to task within one process, never stored."""
+    """The processes of one attempt. Use it as a context: they end with the block, however the block ends.
+
+    Passed from task to task within one process, never stored.
+    """
 
     def __init__(self, stage: Stage, cluster: Cluster) -> None:
+        self.stage = stage
         self.config = stage.config
         self.placement = stage.placement
         self.cluster = cluster
@@ -54,22 +47,88 @@ class Session:
         self._auxiliary: list[list[Any]] = []
         self._explorer: Any = None
         self._trainers: list[Any] = []
-        self._tracking = Tracking(stage)
-        self.engines()
+        self._tracking: TrackingThread | None = None
+
+    def start(self) -> Session:
+        """Open tracking and start the engines. If that fails, everything that was started ends."""
+        try:
+            self._tracking = TrackingThread(self.stage)
+            self.engines()
+        except BaseException:
+            with first_error_stays(succeeded=False):
+                self.close(succeeded=False)
+            raise
+        return self
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        succeeded = error is None
+        self.stop()
+        with first_error_stays(succeeded):
+            try:
+                if self.config.monitor.enable_ray_timeline:
+                    self.cluster.write_timeline(JobLayout(self.config.job_dir).monitor / "timeline.json")
+            finally:
+                self.close(succeeded)
 
     @property
-    def parts(self) -> set[str]:
+    def components(self) -> set[str]:
         """Which of `explore` and `train` this run consists of."""
-        return parts_of(self.config, self.placement)
+        return components_of(self.config, self.placement)
 
-    @property
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether the run is to end at the next step boundary."""
         return self._stop.is_set()
 
     def stop(self) -> None:
         """Ask everything to save and end."""
         self._stop.set()
+
+    # ---- what the stage does ----
+
+    def explore(self, loop: Callable[..., Any], report: ProgressReport | None = None) -> dict[str, Any]:
+        """Run the explorer by `loop` until all tasks are done or the session stops; the explorer's summary."""
+        explorer = self.explorer()
+        result_of(explorer.prepare.remote(), self.is_stopping)
+        progress = result_of(explorer.progress.remote(), self.is_stopping)
+        report = report or ProgressReport(self.config, explorer_source(self.config.explorer.name))
+        report.total_steps = progress["total_steps"]
+        run = explorer.run.remote(loop)
+        [summary] = actors.run_until_done(
+            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, report.report_if_due
+        )
+        report.report(done=True)
+        return summary
+
+    def train(self, loop: Callable[..., Any], report: ProgressReport | None = None) -> dict[str, Any]:
+        """Run the trainer's workers by `loop` until the last step or until the session stops; rank 0's summary."""
+        workers = self.trainers()
+        progress = actors.connect_trainers(workers, self.is_stopping)
+        report = report or ProgressReport(self.config, "trainer")
+        report.total_steps = progress["total_steps"]
+        runs = [worker.run.remote(loop) for worker in workers]
+
+        def stop() -> None:
+            for worker in workers:
+                worker.stop.remote()
+
+        summaries = actors.run_until_done(runs, stop, self.is_stopping, actors.SAVE_SECONDS, report.report_if_due)
+        report.report(done=True)
+        return summaries[0]
+
+    def score(self, step: int, folder: Path | None) -> dict[str, float]:
+        """Score the weights of `step` on every eval set: metric name -> value.
+
+        They are those of a Hugging Face folder, or (None) what the engines started with.
+        """
+        scoring = self.explorer().evaluate.remote(step, str(folder) if folder else None)
+        return result_of(scoring, self.is_stopping, self.check)
+
+    # ---- its processes ----
 
     def engines(self) -> list[Any]:
         """The engines, started on first use."""
@@ -95,7 +154,7 @@ class Session:
             return self._trainers
 
     def huggingface_folder(self, step: int) -> Path:
-        """The checkpoint of `step` in Hugging Face format, made by the trainer where there is one.
+        """The checkpoint of `step` in Hugging Face format, converted by the trainer if it runs.
 
         The trainer has torch loaded; in this process its import alone takes longer than a small model's conversion.
         """
@@ -105,22 +164,25 @@ class Session:
 
     def tracking(self) -> Writer:
         """The tracking system's writer, once it is open; raises why it does not open."""
+        assert self._tracking is not None, "start() comes first"
         return self._tracking.writer()
 
     def check(self) -> None:
-        """Raise what keeps the numbers from ever being tracked. For those who wait, so that it is said at once."""
-        self._tracking.check()
+        """Raise what keeps the metrics from ever being tracked: whoever waits for the run hears of it at once."""
+        if self._tracking is not None:
+            self._tracking.check()
 
     def close(self, succeeded: bool) -> None:
-        """Forward the last numbers, and end every actor. Nothing stays behind, whatever fails on the way."""
+        """Forward the last metrics, and end every actor. Nothing is left running, whatever fails on the way."""
         try:
-            self._tracking.close(succeeded)
+            if self._tracking is not None:
+                self._tracking.close(succeeded)
         finally:
             try:
                 self._end_actors(succeeded)
             finally:
                 close_cluster(self.cluster)
-                for name in holders(self.config, self.parts):
+                for name in lock_names(self.config, self.components):
                     release(self.config.job_dir, name)
 
     def _end_actors(self, succeeded: bool) -> None:
@@ -131,37 +193,46 @@ class Session:
             actors.keep(self.cluster, self.config, self.placement, self._engines, self._trainers) if succeeded else []
         )
         self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
-        if "train" in self.parts:
+        if "train" in self.components:
             remove_shared_weights(self.config)
 
 
-class Tracking:
-    """The forwarding thread of a session. MLflow's import and a new database take seconds, in which engines start."""
+class TrackingThread:
+    """Opens the tracking system in a thread, then forwards to it in another.
+
+    MLflow's import and a new database take seconds, in which the engines start.
+    """
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._opened: Future[Writer] = Future()
+        self._writer: Writer | None = None
         self._forwarder: ForwarderThread | None = None
-        threading.Thread(target=self._open, name="tracking", daemon=True).start()
+        self._error: BaseException | None = None
+        self._opening = threading.Thread(target=self._open, name="tracking", daemon=True)
+        self._opening.start()
 
     def writer(self) -> Writer:
         """The writer, once it is open; raises why it does not open."""
-        return self._opened.result()
+        self._opening.join()
+        if self._error is not None:
+            raise self._error
+        assert self._writer is not None, "the thread opened it or left an error"
+        return self._writer
 
     def check(self) -> None:
         """Raise why tracking has been given up. A tracking system that does not answer now is no such reason."""
-        if self._opened.done():
-            self._opened.result()
+        if self._error is not None:
+            raise self._error
         if self._forwarder is not None:
             self._forwarder.check()
 
     def close(self, succeeded: bool) -> None:
-        """Forward what is left, and end the run there."""
-        error = self._opened.exception()
+        """Forward what is left, and end the run in the tracking system."""
+        self._opening.join()
         if self._forwarder is not None:
             self._forwarder.close(succeeded)
-        elif succeeded and error is not None:
-            raise error
+        elif succeeded and self._error is not None:
+            raise self._error
 
     def _open(self) -> None:
         try:
@@ -176,15 +247,14 @@ class Tracking:
                 tags={"stage": self._stage.stage, "algorithm": config.algorithm.algorithm_type},
                 keeps_status=config.mode == "bench",
             )
-            writer = open_writer(config.monitor.monitor_type, info, Path(config.checkpoint_root_dir))
-            self._forwarder = ForwarderThread(Forwarder(config.job_dir, writer, config.mode))
-            self._opened.set_result(writer)
-        except BaseException as error:  # noqa: BLE001 - for whoever asks
-            self._opened.set_exception(error)
+            self._writer = open_writer(config.monitor.monitor_type, info, Path(config.checkpoint_root_dir))
+            self._forwarder = ForwarderThread(Forwarder(config.job_dir, self._writer, config.mode))
+        except BaseException as error:  # noqa: BLE001 - raised to whoever asks for the writer
+            self._error = error
 
 
 def remove_shared_weights(config: Config) -> None:
-    """Weights that were handed over through shared memory are of no use to anyone after the run."""
+    """Remove the weights published through shared memory, which are of no use after the run."""
     from trinity_core.sync.methods import run_versions
 
     run_versions(config).remove()

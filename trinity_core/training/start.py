@@ -14,16 +14,16 @@ from trinity_core.sync.methods import run_versions
 from trinity_core.tracking import metrics_file
 from trinity_core.training.distributed import Ranks, broadcast_bytes, join
 from trinity_core.training.learner import Learner
-from trinity_core.training.loop import Loop, Progress
 from trinity_core.training.publish import Publisher
 from trinity_core.training.savepoints import Savepoints
 from trinity_core.training.sources import BatchSource, is_supervised, open_source, total_steps
+from trinity_core.training.trainer import Progress, Trainer
 from trinity_core.training.weight_sync import trainer_rank
 
 log = logging.getLogger(__name__)
 
 
-def make_loop(config: Config, rank: int, world_size: int, master: tuple[str, int], stopping: Event) -> Loop:
+def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, int], stopping: Event) -> Trainer:
     """Join the ranks, load what is needed, resume from the latest whole checkpoint, publish its weights. Collective."""
     load_plugins(config.plugin_dir)
     ranks = join(rank, world_size, *master, use_gpu=torch.cuda.is_available())
@@ -46,7 +46,7 @@ def make_loop(config: Config, rank: int, world_size: int, master: tuple[str, int
     if publisher is not None:
         publisher.resume(step, savepoints.layout.step(step))
     progress = Progress(step, total, "ready", step)
-    return Loop(config, learner, ranks, source, publisher, savepoints, progress, stopping)
+    return Trainer(config, learner, ranks, source, publisher, savepoints, progress, stopping)
 
 
 def _open_publisher(config: Config, learner: Learner, source: BatchSource | None, stopping: Event) -> Publisher:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.tracking.logs import Logged, start_log
 
 if TYPE_CHECKING:
-    from trinity_core.training.loop import Loop
+    from trinity_core.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class TrainerWorker:
         self.rank = rank
         self.world_size = world_size
         self._stopping = Event()
-        self._loop: Loop | None = None
+        self._trainer: Trainer | None = None
 
     def renew(self, config: Config) -> None:
         """Become the same rank of another trainer, which `start` loads; what this one held is let go.
@@ -41,7 +42,7 @@ class TrainerWorker:
         release(self.config.job_dir, TRAINER)
         self.config = config
         self._stopping = Event()
-        self._loop = None
+        self._trainer = None
         gc.collect()  # DeepSpeed's engines refer to themselves
 
     def rendezvous(self) -> tuple[str, int]:
@@ -56,21 +57,23 @@ class TrainerWorker:
         from trinity_core.imports import without_sklearn
 
         without_sklearn()
-        from trinity_core.training.start import make_loop
+        from trinity_core.training.start import make_trainer
 
         if self.rank == 0:
             hold(self.config.job_dir, TRAINER, LINGER_SECONDS)
         if master_port == 0:
             master_addr, master_port = self.rendezvous()
         with Logged(f"the start of trainer rank {self.rank} of {self.world_size}", log):
-            self._loop = make_loop(self.config, self.rank, self.world_size, (master_addr, master_port), self._stopping)
+            master = (master_addr, master_port)
+            self._trainer = make_trainer(self.config, self.rank, self.world_size, master, self._stopping)
         return self.progress()
 
-    def run(self) -> dict[str, Any]:
-        """Train to the end, or until `stop`. The summary: step, total_steps, ended, stopped, checkpoint, metrics."""
-        assert self._loop is not None, "start comes before run"
+    def run(self, loop: Callable[[Trainer], None]) -> dict[str, Any]:
+        """Train by `loop` (`trinity_core.runtime.run.train`) to the end, or until `stop`; the trainer's summary."""
+        assert self._trainer is not None, "start comes before run"
         with Logged(f"training on rank {self.rank}", log):
-            return self._loop.run()
+            loop(self._trainer)
+            return self._trainer.summary()
 
     def convert(self, step: int) -> str:
         """The checkpoint of `step` as a Hugging Face folder, made in this process, which has torch loaded already."""
@@ -89,6 +92,6 @@ class TrainerWorker:
         """step, total_steps, state, saved_step and the metrics of the last step."""
         from dataclasses import asdict
 
-        if self._loop is None:
+        if self._trainer is None:
             return {"step": 0, "total_steps": self.config.buffer.total_steps, "state": "starting"}
-        return asdict(self._loop.progress)
+        return asdict(self._trainer.progress)

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.resolve import resume_step
 from trinity_core.config import Config, SynchronizerConfig
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import TRAINER, hold, release
-from trinity_core.runtime.session import holders
+from trinity_core.runtime.stage import lock_names, resume_step
 from trinity_core.sync.methods import open_versions
 
 PARTS = {"explore", "train"}
@@ -28,7 +27,7 @@ def config(tmp_path: Path) -> Iterator[Config]:
     synchronizer = SynchronizerConfig(sync_method="memory")
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path), synchronizer=synchronizer)
     yield config
-    for name in holders(config, PARTS):
+    for name in lock_names(config, PARTS):
         release(config.job_dir, name)
 
 

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.logging import disable_run_logger
 
 from flows.quickstart import claim
-from tasks.checkpoints import digest_of, write_summary
-from tasks.stages import finished
 from trinity_core.config import Config, load_config, stages
 from trinity_core.errors import TrinityError
-from trinity_core.runtime.placement import start_from
+from trinity_core.runtime.configuration import start_from
+from trinity_core.runtime.pipeline import finished
+from trinity_core.runtime.summary import digest_of, write_summary
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
 
@@ -37,20 +36,18 @@ def run_all(root: Path, *overrides: str) -> list[dict[str, Any]]:
 def test_stages_are_done_whose_settings_are_the_same(tmp_path: Path) -> None:
     summaries = run_all(tmp_path)
     assert len(summaries) == 2
-    with disable_run_logger():
-        assert finished(loaded(tmp_path)) == summaries
-        assert finished(loaded(tmp_path, "cluster.gpu_per_node=0", "monitor.monitor_type=tensorboard")) == summaries
-        assert finished(loaded(tmp_path, "continue_from_checkpoint=false")) == [None, None]
+    assert finished(loaded(tmp_path)) == summaries
+    assert finished(loaded(tmp_path, "cluster.gpu_per_node=0", "monitor.monitor_type=tensorboard")) == summaries
+    assert finished(loaded(tmp_path, "continue_from_checkpoint=false")) == [None, None]
 
 
 def test_stages_are_run_again_from_the_first_one_that_has_changed(tmp_path: Path) -> None:
     first, _ = run_all(tmp_path)
-    with disable_run_logger():
-        assert finished(loaded(tmp_path, "seed=7")) == [None, None]
-        assert finished(loaded(tmp_path, "model.model_path=other")) == [None, None]
-        changed = loaded(tmp_path)
-        changed[1].buffer.total_steps = 500
-        assert finished(changed) == [first, None]
+    assert finished(loaded(tmp_path, "seed=7")) == [None, None]
+    assert finished(loaded(tmp_path, "model.model_path=other")) == [None, None]
+    changed = loaded(tmp_path)
+    changed[1].buffer.total_steps = 500
+    assert finished(changed) == [first, None]
 
 
 def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.checkpoints import SUMMARY, read_summary, write_summary
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
+from trinity_core.runtime.summary import SUMMARY, read_summary, write_summary
 
 TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}
 

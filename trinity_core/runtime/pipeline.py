@@ -1,0 +1,131 @@
+"""The stages of a pipeline: what they are, which are done, and the summary of all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from trinity_core.config import Config, stages
+from trinity_core.runtime.cluster import close_cluster, open_cluster, placement_of
+from trinity_core.runtime.configuration import start_from
+from trinity_core.runtime.faults import first_error_stays
+from trinity_core.runtime.placement import flow_of
+from trinity_core.runtime.stage import stage_names
+from trinity_core.runtime.summary import digest_of, read_summary
+from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStage:
+    """One subflow of a pipeline."""
+
+    name: str
+    """The stage's name in the configuration."""
+    flow: str
+    """`sft`, `rft` or `evaluate`."""
+    config: Config
+    done: dict[str, Any] | None
+    """The summary of a stage that an earlier attempt has finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A pipeline that can start."""
+
+    config: Config
+    stages: list[PlannedStage]
+    evaluates: str
+    """The stage whose eval sets score the model before training; "" if no stage has any."""
+    gpu_per_node: int
+
+
+def plan_stages(config: Config) -> Plan:
+    """The stages of a checked configuration, with those that are done."""
+    configs = stages(config)
+    done = finished(configs)
+    planned = [
+        PlannedStage(*each) for each in zip(stage_names(config), map(flow_of, configs), configs, done, strict=True)
+    ]
+    with_eval = [each.name for each in planned if each.config.buffer.explorer_input.eval_tasksets]
+    return Plan(config, planned, with_eval[-1] if with_eval else "", gpus_of(configs))
+
+
+def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
+    """The summary of each stage that is done; None from the first one on that is not, or was made from other settings.
+
+    A stage that is run again resumes from its latest checkpoint.
+    """
+    found: list[dict[str, Any] | None] = []
+    model_path = ""
+    for config in configs:
+        summary = read_summary(config) if config.continue_from_checkpoint and None not in found else None
+        if summary is not None:
+            started = start_from(config, model_path) if model_path else config
+            if summary.get("made_from") != digest_of(started):
+                log.warning("%s has been run with other settings: it goes on from its checkpoint", config.name)
+                summary = None
+        found.append(summary)
+        model_path = (summary or {}).get("hf_dir") or model_path
+    return found
+
+
+def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Scores, steps and seconds by stage, and where the model is that the last one trained."""
+    last = list(summaries.values())[-1]
+    trained = [each for each in summaries.values() if each["hf_dir"]] or [last]
+    return {
+        **{name: value for name, value in trained[-1].items() if name != "results"},
+        "name": plan.config.name,
+        "score": last["score"],
+        "scores": scores_by_stage(before, summaries),
+        "steps": {name: each["step"] for name, each in summaries.items()},
+        "stage_seconds": {"before": before.get("seconds", 0.0)}
+        | {name: each["seconds"] for name, each in summaries.items()},
+    }
+
+
+@contextmanager
+def pipeline_cluster(plan: Plan) -> Iterator[None]:
+    """Within this context Ray stays up between the stages; at its end the pipeline's run in MLflow ends too."""
+    opened = open_cluster(plan.config, plan.gpu_per_node)
+    keep_parent_open(plan.config.job_dir)
+    succeeded = False
+    try:
+        yield
+        succeeded = True
+    finally:
+        with first_error_stays(succeeded):
+            try:
+                close_cluster(opened)
+            finally:
+                close_parent(plan.config.job_dir, succeeded)
+
+
+@contextmanager
+def early_cluster(config: Config) -> Iterator[None]:
+    """Within this context Ray is up, before a flow needs it: it starts while something else is waited for."""
+    opened = open_cluster(config, gpus_of(stages(config)))
+    try:
+        yield
+    finally:
+        close_cluster(opened)
+
+
+def gpus_of(configs: list[Config]) -> int:
+    """GPUs of each node that the most demanding of these runs takes."""
+    return max(placement_of(config).gpu_per_node for config in configs)
+
+
+def scores_by_stage(before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, float | None]:
+    """`before` and each stage's name -> score. A stage that evaluates nothing has the next one's score at step 0."""
+    found: dict[str, float | None] = {"before": before.get("score")}
+    following: float | None = None
+    for name, summary in reversed(summaries.items()):
+        found[name] = following if summary["score"] is None else summary["score"]
+        following = summary["scores"].get("step 0")
+    return found

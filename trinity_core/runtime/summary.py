@@ -1,0 +1,101 @@
+"""What a run leaves behind for others to use: `summary.json`, and the digest of the settings that it was made from."""
+
+from __future__ import annotations
+
+import json
+import time
+from hashlib import sha256
+from typing import Any
+
+from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.config import Config, to_dict
+from trinity_core.files import read_json, write_atomically
+from trinity_core.runtime.session import Session
+from trinity_core.tracking import read_metrics
+from trinity_core.tracking.curve import draw_curve
+from trinity_core.tracking.forwarder import eval_scores, run_note
+
+SUMMARY = "summary.json"
+OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
+"""Sections of a configuration that decide what a run makes."""
+
+
+def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
+    """Convert the last checkpoint, sum up the run and write that to the job's `summary.json`; returns it.
+
+    A run that only evaluates has its scores as its summary, which is not written: the one of the training stays.
+    """
+    config = session.config
+    if config.mode == "bench":
+        return summary_of_scores(config, time.monotonic() - session.began)
+    step = latest_whole(config.job_dir) or 0
+    scores = eval_scores(read_metrics(config.job_dir))
+    curve = draw_curve(config.job_dir, f"{config.project} / {config.name}")
+    summary: dict[str, Any] = {
+        "project": config.project,
+        "name": config.name,
+        "step": step,
+        "scores": {f"step {each}": value for each, value in scores.items()},
+        "score": scores.get(step),
+        "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
+        "hf_dir": str(session.huggingface_folder(step)) if step else None,
+        "tracking": session.tracking().link,
+        "tracking_uri": run_note(config.job_dir).get("uri"),
+        "curve": None if curve is None else str(curve),
+        "seconds": round(time.monotonic() - session.began, 2),
+        "made_from": digest_of(config),
+        "results": results,
+    }
+    write_summary(config, summary)
+    return summary
+
+
+def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
+    """All scores of the run, by step; `score` is the latest."""
+    scores = eval_scores(read_metrics(config.job_dir))
+    latest = max(scores, default=0)
+    return {
+        "project": config.project,
+        "name": config.name,
+        "step": latest,
+        "scores": {f"step {step}": value for step, value in scores.items()},
+        "score": scores.get(latest),
+        "checkpoint_dir": str(config.job_dir),
+        "hf_dir": None,
+        "tracking": str(config.job_dir / "monitor" / "metrics.jsonl"),
+        "seconds": round(seconds, 2),
+    }
+
+
+def summary_text(summary: dict[str, Any]) -> str:
+    """A summary on a few lines, for the terminal."""
+    lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}, scores {summary['scores']}"]
+    for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
+        lines.append(f"{title:11}{summary[key]}")
+    return "\n".join(lines)
+
+
+def digest_of(config: Config) -> str:
+    """SHA-256 of what decides the outcome of a run: its settings except those of machines, names and tracking."""
+    sections = _normalised({name: value for name, value in to_dict(config).items() if name in OUTCOME})
+    return sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def write_summary(config: Config, summary: dict[str, Any]) -> None:
+    """`<job_dir>/summary.json`, whole or not at all."""
+    config.job_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(config.job_dir / SUMMARY, json.dumps(summary, indent=2, default=str).encode() + b"\n")
+
+
+def read_summary(config: Config) -> dict[str, Any] | None:
+    """The summary of a finished run; None if there is none, or a damaged one: then the run counts as not done."""
+    return read_json(config.job_dir / SUMMARY)
+
+
+def _normalised(value: Any) -> Any:
+    """Equal numbers become the same text: 1024 and 1024.0."""
+    if isinstance(value, dict):
+        return {name: _normalised(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_normalised(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,153 @@
+"""The trainer: draws a batch, updates, publishes, saves. The loop over these verbs is `trinity_core.runtime.run.train`.
+
+Version n is the weights after step n. Every rank calls the verbs in the same order; rank 0 draws and writes. What it
+drew, and whether to stop, reaches the others in one message a step.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from threading import Event
+
+import torch
+
+from trinity_core.config.schema import Config
+from trinity_core.data.experience import Experience, from_bytes, to_bytes
+from trinity_core.layout import JobLayout
+from trinity_core.timing import StepTimer
+from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes
+from trinity_core.training.learner import Learner
+from trinity_core.training.publish import Publisher
+from trinity_core.training.savepoints import Savepoints
+from trinity_core.training.sources import BatchSource
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """How far a trainer is; JSON."""
+
+    step: int = 0
+    total_steps: int = 0
+    state: str = "starting"
+    """starting, waiting (for a batch), training, publishing, saving, done, stopped."""
+    saved_step: int = 0
+    metrics: dict[str, float] | None = None
+    """Those of the last step."""
+
+
+class Trainer:
+    """One rank of a trainer that is ready for the step after `progress.step`."""
+
+    def __init__(
+        self, config: Config, learner: Learner, ranks: Ranks, source: BatchSource | None, publisher: Publisher | None,
+        savepoints: Savepoints, progress: Progress, stopping: Event,
+    ) -> None:  # fmt: skip
+        self.learner = learner
+        self.ranks = ranks
+        self.source = source
+        self.publisher = publisher
+        self.savepoints = savepoints
+        self.progress = progress
+        self.stopping = stopping
+        self.save_interval = config.trainer.save_interval
+        self.metrics = MetricsFile(JobLayout(config.job_dir).root, "trainer") if ranks.first else None
+        self._ended = "finished"
+        self._timer = StepTimer()
+        self._step_began = 0.0
+
+    def next_batch(self) -> list[Experience] | None:
+        """The batch of the next step on every rank (empty: the step is skipped).
+
+        None after the last step, when the explorers have finished, and when asked to stop.
+        """
+        if self.progress.step >= self.progress.total_steps:
+            return None
+        self._timer, self._step_began = StepTimer(), time.perf_counter()
+        self.progress.state = "waiting"
+        with self._timer.part("wait"):
+            batch = self._draw(self.progress.step + 1)
+        if batch is None:
+            self._ended = "stopped" if any_rank(self.stopping.is_set(), self.ranks) else "no more experiences"
+        return batch
+
+    def update(self, batch: list[Experience]) -> None:
+        """Take one gradient step on the batch."""
+        progress = self.progress
+        progress.state = "training"
+        step = progress.step + 1
+        progress.metrics = self.learner.step(batch, step) if batch else {"skipped_step": 1.0}
+        progress.step = step
+
+    def publish_if_due(self) -> None:
+        """Publish the weights every `sync_interval` steps, where there is an explorer to load them."""
+        if self.publisher is not None and self.publisher.due(self.progress.step):
+            self.progress.state = "publishing"
+            with self._timer.part("publish"):
+                self.publisher.publish(self.progress.step)
+
+    def save_if_due(self) -> None:
+        """Save a checkpoint every `save_interval` steps and after the last one."""
+        step = self.progress.step
+        if step == self.progress.total_steps or (self.save_interval and step % self.save_interval == 0):
+            with self._timer.part("save"):
+                self._save()
+
+    def write_metrics(self) -> None:
+        """Write the metrics of the step and where its time went."""
+        elapsed = {"timing_s/step": time.perf_counter() - self._step_began}
+        self.progress.metrics = (self.progress.metrics or {}) | self._timer.seconds | elapsed
+        if self.metrics is not None:
+            self.metrics.write(self.progress.step, self.progress.metrics)
+
+    def finish(self) -> None:
+        """Save the last step, unless it is saved, and note why training ends."""
+        progress = self.progress
+        if progress.saved_step != progress.step:
+            with torch.no_grad():
+                self._save()
+        progress.state = "stopped" if self._ended == "stopped" else "done"
+        if self._ended == "no more experiences" and self.ranks.first:
+            log.warning("the explorers finished; training ends at step %d of %d", progress.step, progress.total_steps)
+
+    def summary(self) -> dict[str, object]:
+        """step, total_steps, ended (why), stopped, checkpoint (its folder), metrics (of the last step)."""
+        progress = self.progress
+        return {
+            "step": progress.step,
+            "total_steps": progress.total_steps,
+            "ended": self._ended,
+            "stopped": self._ended == "stopped",
+            "checkpoint": str(self.savepoints.layout.step(progress.saved_step)),
+            "metrics": progress.metrics or {},
+        }
+
+    def _draw(self, step: int) -> list[Experience] | None:
+        """The batch of `step` on every rank; None: stop."""
+        if any_rank(self.stopping.is_set(), self.ranks):
+            return None
+        drawn = self.source.draw(step, self.stopping.is_set) if self.source is not None else None
+        if self.ranks.world_size == 1:
+            return drawn
+        if self.ranks.first:
+            broadcast_bytes(b"" if drawn is None else to_bytes(drawn), self.ranks)
+            return drawn
+        message = broadcast_bytes(None, self.ranks)
+        return from_bytes(message) if message else None
+
+    def _save(self) -> None:
+        """Save a checkpoint of the present step. Collective.
+
+        It is named only when the checkpoint and all it builds on are on the disk.
+        """
+        self.progress.state = "saving"
+        if self.source is not None:
+            self.source.before_save(self.progress.step)
+        self.savepoints.save(self.learner, self.progress.step, self.publisher)
+        self.progress.saved_step = self.progress.step
+        if self.source is not None:
+            self.source.commit(self.progress.step, self.savepoints.oldest())
