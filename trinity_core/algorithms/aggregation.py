@@ -41,7 +41,7 @@ class Aggregation:
         return (clean(values, mask) * self.weights(mask, dtype=values.dtype, **args)).sum()
 
 
-AGGREGATIONS: Registry[Aggregation] = Registry("aggregation", inputs=("mask",), functions=lambda rule: (rule.function,))
+AGGREGATIONS: Registry[Aggregation] = Registry("aggregation", leading=1, functions=lambda rule: (rule.function,))
 
 
 def aggregation(name: str) -> Callable[[Callable[..., Tensor]], Aggregation]:

@@ -48,9 +48,7 @@ class Correction:
         return weights, accumulator.metrics()
 
 
-CORRECTIONS: Registry[Correction] = Registry(
-    "rollout correction", inputs=("log_ratio", "mask"), functions=lambda rule: (rule.function,)
-)
+CORRECTIONS: Registry[Correction] = Registry("rollout correction", leading=2, functions=lambda rule: (rule.function,))
 
 
 def correction(name: str) -> Callable[[Callable[..., Tensor]], Correction]:

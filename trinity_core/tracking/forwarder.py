@@ -17,12 +17,12 @@ from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.tracking.metrics_file import STREAMS, MetricLine, Tail, read_metrics, stream_of
+from trinity_core.tracking.monitors import MONITORS
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
 from trinity_core.tracking.writers import RunInfo, Writer, read_note
 
 log = logging.getLogger(__name__)
 
-MONITORS = ("mlflow", "tensorboard", "wandb")
 ROLES = {
     "both": STREAMS,
     "train": ("trainer",),
@@ -35,18 +35,13 @@ REGISTERING = ("train", "both")
 
 
 def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> Writer:
-    """The tracking system by its name in `monitor.monitor_type`."""
-    if monitor_type == "mlflow":
-        from trinity_core.tracking.mlflow_writer import MlflowWriter
-
-        return MlflowWriter(info, checkpoint_root_dir)
-    from trinity_core.tracking.other_writers import TensorBoardWriter, WandbWriter
-
-    if monitor_type == "tensorboard":
-        return TensorBoardWriter(info)
-    if monitor_type == "wandb":
-        return WandbWriter(info)
-    raise TrinityError(f"monitor.monitor_type is {monitor_type!r}; it may be one of {', '.join(MONITORS)}.")
+    """The tracking system by its name in `monitor.monitor_type`, with those of `info.args` that it takes."""
+    if monitor_type not in MONITORS:
+        raise TrinityError(f"monitor.monitor_type is {monitor_type!r}; it may be one of {', '.join(MONITORS)}.")
+    monitor = MONITORS[monitor_type]
+    model = MONITORS.arguments(monitor, monitor_type)
+    args = {name: value for name, value in info.args.items() if model is None or name in model.model_fields}
+    return monitor(info, checkpoint_root_dir, **args)
 
 
 class Forwarder:

@@ -26,7 +26,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.params import flatten
-from trinity_core.tracking.writers import RunInfo, full_names, read_note
+from trinity_core.tracking.writers import MONITORS, RunInfo, full_names, read_note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -56,10 +56,18 @@ def registered_name(project: str, name: str) -> str:
     return re.sub(r"[/:]+", ".", f"{project}.{name}")
 
 
+@MONITORS.register("mlflow")
 class MlflowWriter:
     """One MLflow run. Opening it makes the store, the experiment and the run where they do not exist."""
 
-    def __init__(self, info: RunInfo, checkpoint_root_dir: Path) -> None:
+    def __init__(
+        self,
+        info: RunInfo,
+        checkpoint_root_dir: Path,
+        uri: str | None = None,
+        username: str | None = None,
+        password: str | None = None,
+    ) -> None:
         from mlflow.exceptions import MlflowException
         from requests.exceptions import RequestException
         from sqlalchemy.exc import SQLAlchemyError
@@ -67,9 +75,9 @@ class MlflowWriter:
         self.faults: tuple[type[Exception], ...] = (MlflowException, RequestException, SQLAlchemyError, OSError)
         self._info = info
         self._root = checkpoint_root_dir.absolute()
-        self.uri = str(info.args.get("uri") or default_uri(self._root))
+        self.uri = uri or default_uri(self._root)
         self._name = registered_name(info.project, info.name)
-        self._client = _client(self.uri, info.args, self._root)
+        self._client = _client(self.uri, username, password, self._root)
         self._experiment = self._open_experiment()
         self._begun: dict[Path, str] = {}
         """Folders of the runs that were made or begun again here -> their runs."""
@@ -217,18 +225,18 @@ def close_parent(job_dir: Path, succeeded: bool) -> None:
     _held.discard(job_dir)
     kept = read_note(job_dir / "monitor" / "mlflow.json")
     if kept:
-        _client(kept["uri"], {}, job_dir).set_terminated(kept["run_id"], _status(succeeded))
+        _client(kept["uri"], None, None, job_dir).set_terminated(kept["run_id"], _status(succeeded))
 
 
 def _status(succeeded: bool) -> str:
     return "FINISHED" if succeeded else "FAILED"
 
 
-def _client(uri: str, args: Any, root: Path) -> MlflowClient:
+def _client(uri: str, username: str | None, password: str | None, root: Path) -> MlflowClient:
     """A client; a new SQLite store is made here, once, however many runs open it at the same time."""
-    for key, variable in (("username", "MLFLOW_TRACKING_USERNAME"), ("password", "MLFLOW_TRACKING_PASSWORD")):
-        if args.get(key):
-            os.environ[variable] = str(args[key])
+    for value, variable in ((username, "MLFLOW_TRACKING_USERNAME"), (password, "MLFLOW_TRACKING_PASSWORD")):
+        if value:
+            os.environ[variable] = value
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     from mlflow import MlflowClient

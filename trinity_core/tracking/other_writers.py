@@ -14,13 +14,14 @@ from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.writers import RunInfo, full_names, read_note
+from trinity_core.tracking.writers import MONITORS, RunInfo, full_names, read_note
 
 
+@MONITORS.register("tensorboard")
 class TensorBoardWriter:
     """Event files in `<job_dir>/monitor/tensorboard`. A run that goes on adds a file of its own."""
 
-    def __init__(self, info: RunInfo) -> None:
+    def __init__(self, info: RunInfo, _checkpoint_root_dir: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.faults: tuple[type[Exception], ...] = (OSError,)
@@ -57,10 +58,18 @@ class TensorBoardWriter:
         self._writer.close()
 
 
+@MONITORS.register("wandb")
 class WandbWriter:
     """A W&B run in `<job_dir>/monitor/wandb`; `mode: offline` in `monitor_args` (or WANDB_MODE) needs no network."""
 
-    def __init__(self, info: RunInfo) -> None:
+    def __init__(
+        self,
+        info: RunInfo,
+        _checkpoint_root_dir: Path,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        mode: str | None = None,
+    ) -> None:
         import wandb
         from wandb.errors import Error
 
@@ -68,7 +77,8 @@ class WandbWriter:
         folder = info.job_dir / "monitor"
         folder.mkdir(parents=True, exist_ok=True)
         settings: dict[str, Any] = {"silent": True, "console": "off"}
-        settings |= {name: info.args[name] for name in ("base_url", "api_key") if info.args.get(name)}
+        given = {"base_url": base_url, "api_key": api_key}
+        settings |= {name: value for name, value in given.items() if value}
         try:
             self._run = wandb.init(
                 project=info.project,
@@ -78,7 +88,7 @@ class WandbWriter:
                 resume="allow",
                 dir=str(folder),
                 config=without_secrets(info.config),
-                mode=info.args.get("mode") or os.environ.get("WANDB_MODE"),  # type: ignore[arg-type]
+                mode=mode or os.environ.get("WANDB_MODE"),  # type: ignore[arg-type]
                 tags=sorted(info.tags.values()),
                 settings=wandb.Settings(**settings),
             )

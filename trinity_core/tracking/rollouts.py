@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trinity_core.data.experience import Experience
+if TYPE_CHECKING:
+    from trinity_core.data.experience import Experience
 
 _NAME = re.compile(r"(?P<source>.+)_step_(?P<step>\d+)\.jsonl")
 

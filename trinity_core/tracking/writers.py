@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from trinity_core.registry import Registry
 from trinity_core.tracking.metrics_file import MetricLine, stream_of
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,10 @@ class Writer(Protocol):
     @property
     def link(self) -> str:
         """Where a person finds the run: an address, or the command that opens it."""
+
+
+MONITORS: Registry[Callable[..., Writer]] = Registry("monitor", leading=2)
+"""By name: (info, checkpoint_root_dir, **monitor_args) -> Writer. Libraries are imported when a writer opens."""
 
 
 def read_note(path: Path) -> dict[str, Any]:

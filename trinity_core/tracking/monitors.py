@@ -1,0 +1,6 @@
+"""The built-in tracking systems, found by name in `MONITORS`."""
+
+from trinity_core.tracking import mlflow_writer, other_writers
+from trinity_core.tracking.writers import MONITORS
+
+__all__ = ["MONITORS", "mlflow_writer", "other_writers"]
