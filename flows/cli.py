@@ -16,15 +16,15 @@ Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.
 @app.command()
 def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
     """Run a configuration here and now, with all its stages; no server needs to be up."""
-    from flows.local.connection import Here
+    from flows.local.connection import PrefectConnection
     from trinity_core.runtime.configuration import load_checked
     from trinity_core.runtime.placement import flow_of
     from trinity_core.runtime.summary import summary_text
 
     given = with_plugins(overrides, plugin_dir)
-    with Here() as here:
+    with PrefectConnection() as prefect:
         loaded = load_checked(config, given)
-        summary = here.flow(flow_of(loaded), loaded)(config=str(config), overrides=given)
+        summary = prefect.flow(flow_of(loaded), loaded)(config=str(config), overrides=given)
     typer.echo(summary_text(summary))
 
 
@@ -42,17 +42,17 @@ def evaluate(
     ] = "",
 ) -> None:
     """Score a model or the checkpoints of a run on the configuration's eval sets."""
-    from flows.local.connection import Here
+    from flows.local.connection import PrefectConnection
     from flows.parameters import check_which
     from trinity_core.runtime.configuration import load_checked
     from trinity_core.runtime.stage import pick_stage
 
     check_which(which)
     given = with_plugins(overrides, plugin_dir)
-    with Here() as here:
+    with PrefectConnection() as prefect:
         loaded = load_checked(config, given)
         pick_stage(loaded, stage)
-        flow = here.flow("evaluate", loaded)
+        flow = prefect.flow("evaluate", loaded)
         summary = flow(config=str(config), overrides=given, stage=stage, which=which, run=run)
     typer.echo(json.dumps(summary["scores"], indent=2))
 

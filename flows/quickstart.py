@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import which
 from typing import Any
 
-from flows.local.connection import Here
+from flows.local.connection import PrefectConnection
 from trinity_core.data.tiny import make_tiny
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
@@ -36,10 +36,10 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
         f"model.model_path={out / 'model'}",
     ]
     os.environ["TRINITY_TASKSET_PATH"] = str((out / "data").absolute())
-    with Here() as here:
+    with PrefectConnection() as prefect:
         make_tiny(out, seed)
         made = time.monotonic()
-        pipeline = here.flow("pipeline", load_checked(config, overrides))
+        pipeline = prefect.flow("pipeline", load_checked(config, overrides))
         result = pipeline(config=str(config), overrides=overrides)
     summary = summarise(result, {"model and data": made - began, "total": time.monotonic() - began})
     write_json(out / "summary.json", summary)

@@ -77,12 +77,12 @@ def test_run_fails_on_a_wrong_configuration_before_a_server_is_waited_for(tmp_pa
 def test_what_evaluate_cannot_mean_is_said_before_ray_starts(
     given: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = mock.MagicMock()
-    monkeypatch.setattr("flows.local.connection.Here", here)
+    connection = mock.MagicMock()
+    monkeypatch.setattr("flows.local.connection.PrefectConnection", connection)
     result = CliRunner().invoke(app, ["evaluate", "--config", str(ROOT / "configs/quickstart/quickstart.yaml"), *given])
     assert isinstance(result.exception, TrinityError)
     assert re.search(said, str(result.exception))
-    here().__enter__().flow.assert_not_called()
+    connection().__enter__().flow.assert_not_called()
 
 
 def test_a_missing_file_is_named() -> None:
@@ -99,7 +99,7 @@ def test_a_prefect_server_that_does_not_answer_is_named(url: str) -> None:
 
 def test_a_prefect_server_that_wants_a_key_is_left_to_prefect() -> None:
     """Its client knows the key."""
-    from flows.local.connection import Here
+    from flows.local.connection import PrefectConnection
 
     class Closed(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -108,7 +108,7 @@ def test_a_prefect_server_that_wants_a_key_is_left_to_prefect() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Closed) as server, mock.patch.dict(os.environ):
         Thread(target=server.serve_forever, daemon=True).start()
         os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{server.server_port}/api"
-        with Here():
+        with PrefectConnection():
             pass
         server.shutdown()
 

@@ -9,8 +9,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.local.runs import END_SECONDS, cancel, is_shared, mark_crashed, paused, prefect_api
-from flows.local.server import Process, Up, environment, is_healthy, spawn, state_dir, wait_until_healthy
+from flows.local.runs import END_SECONDS, api_client, cancel_runs, mark_crashed, pause_pool, pool_is_shared
+from flows.local.server import (
+    Process,
+    UpState,
+    is_healthy,
+    prefect_environment,
+    start_process,
+    state_dir,
+    wait_until_healthy,
+)
 from tasks.retries import api_faults
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
@@ -22,9 +30,9 @@ SETTINGS_NOTE = (
 )
 
 
-def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
+def up(root: Path, port: int, say: Callable[[str], None]) -> UpState:
     """Start what is not running yet. Where a step fails, everything started is stopped again."""
-    running = Up.load(root)
+    running = UpState.load(root)
     if running and is_healthy(running.api_url) and all(process.alive() for process in running.processes):
         say(f"Already up: {running.api_url.removesuffix('/api')}")
         _warn_of_another_server(running.api_url, say)
@@ -36,7 +44,7 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
     api_url = f"http://{LOOPBACK}:{port}/api"
     if is_healthy(api_url):
         raise TrinityError(f"Another Prefect server answers at {api_url}. Choose another port with --port.")
-    env = environment(root) | {"PREFECT_API_URL": api_url}
+    env = prefect_environment(root) | {"PREFECT_API_URL": api_url}
     started: list[Process] = []
     try:
         say(f"Starting the Prefect server on port {port} …")
@@ -48,8 +56,8 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
         _mark_left_runs(root, api_url, say)
         worker = ["worker", "start", "--pool", POOL, "--name", worker_name(root), "--limit", "2"]
         env_worker = env | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
-        started.append(Process.of("worker", spawn("worker", _command(*worker), env_worker, root).pid))
-        state = Up(api_url, started)
+        started.append(Process.of("worker", start_process("worker", _command(*worker), env_worker, root).pid))
+        state = UpState(api_url, started)
         state.save(root)
     except BaseException:
         _stop(started, say)
@@ -62,20 +70,20 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> Up:
 def down(root: Path, say: Callable[[str], None]) -> bool:
     """Stop exactly what `up` has started here: the worker's runs, which save as on a cancellation, the worker, and then
     the server."""
-    state = Up.load(root)
+    state = UpState.load(root)
     remove_settings(root)
     if state is None:
         return False
     if any(process.alive() for process in _named("server", state)) and is_healthy(state.api_url):
         _end_runs(root, state, say)
     _stop(state.processes, say)
-    Up.forget(root)
+    UpState.forget(root)
     return True
 
 
 def status(root: Path) -> list[str]:
     """One line for each thing that is, or should be, running."""
-    state = Up.load(root)
+    state = UpState.load(root)
     if state is None:
         return ["Nothing is up in this folder. Start it with `trinity up`."]
     health = "answers" if is_healthy(state.api_url) else "does not answer"
@@ -101,7 +109,7 @@ def remove_settings(root: Path) -> None:
 
 def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], started: list[Process]) -> None:
     command = _command("server", "start", "--host", LOOPBACK, "--port", str(port))
-    server = spawn("server", command, env, root)
+    server = start_process("server", command, env, root)
     started.append(Process.of("server", server.pid))
     wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")
 
@@ -120,26 +128,26 @@ def worker_name(root: Path) -> str:
 
 def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None]) -> None:
     """Before there is a worker: what counts as running was killed, with the worker or the machine."""
-    with prefect_api(api_url) as client:
-        if is_shared(client, POOL, worker_name(root)):
+    with api_client(api_url) as client:
+        if pool_is_shared(client, POOL, worker_name(root)):
             return
         for run in mark_crashed(client, POOL, "Killed before `trinity up` started Prefect again"):
             say(f"The run {run.name} was killed. `prefect flow-run retry {run.id}` goes on from its latest checkpoint.")
 
 
-def _end_runs(root: Path, state: Up, say: Callable[[str], None]) -> None:
+def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
     """Cancel what the worker runs, and end the worker before it can take more.
 
     Where runs may be those of another folder's worker, nothing is done here: `_stop` tells our own by SIGTERM.
     """
     worker = _named("worker", state)
     try:
-        with prefect_api(state.api_url) as client:
-            if is_shared(client, POOL, worker_name(root)):
+        with api_client(state.api_url) as client:
+            if pool_is_shared(client, POOL, worker_name(root)):
                 return
-            with paused(client, POOL):
+            with pause_pool(client, POOL):
                 if any(process.alive() for process in worker):
-                    cancel(client, POOL, say)
+                    cancel_runs(client, POOL, say)
                 _stop(worker, say)
                 mark_crashed(client, POOL, "Its worker ended before it did")
     except api_faults() as error:
@@ -156,7 +164,7 @@ def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
             process.stop(grace=END_SECONDS if process.name == "worker" else 15)
 
 
-def _named(name: str, state: Up) -> list[Process]:
+def _named(name: str, state: UpState) -> list[Process]:
     return [process for process in state.processes if process.name == name]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from flows.local.server import TemporaryServer, Up, environment, is_healthy
+from flows.local.server import TemporaryServer, UpState, is_healthy, prefect_environment
 from trinity_core.config import Config
 from trinity_core.config.public import without_password
 from trinity_core.errors import TrinityError
@@ -26,7 +26,7 @@ ANSWER_SECONDS = 10.0
 """For the server that PREFECT_API_URL names, which may be far away."""
 
 
-class Here:
+class PrefectConnection:
     """A place to run flows in, as a context.
 
     Prefect's API is, in this order: PREFECT_API_URL, the server of `trinity up`, a temporary server. The temporary
@@ -38,9 +38,9 @@ class Here:
         self._temporary: TemporaryServer | None = None
         self._open = ExitStack()
 
-    def __enter__(self) -> Here:
+    def __enter__(self) -> PrefectConnection:
         self._open.enter_context(ending_on_sigterm())
-        os.environ.update(environment(self._root))
+        os.environ.update(prefect_environment(self._root))
         known = _known_server(self._root)
         if known is None:
             self._temporary = TemporaryServer(self._root)
@@ -73,7 +73,7 @@ def _known_server(root: Path | None) -> str | None:
                 "correct the variable, or unset it: then the server of `trinity up`, or a temporary one, is taken."
             )
         return given
-    state = Up.load(root)
+    state = UpState.load(root)
     return state.api_url if state and is_healthy(state.api_url) else None
 
 

@@ -17,7 +17,7 @@ POLL_SECONDS = 0.5
 
 
 @contextmanager
-def prefect_api(api_url: str) -> Iterator[SyncPrefectClient]:
+def api_client(api_url: str) -> Iterator[SyncPrefectClient]:
     """A client of the server there, on this machine, whatever server or proxy the environment names."""
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -28,7 +28,7 @@ def prefect_api(api_url: str) -> Iterator[SyncPrefectClient]:
 
 
 @contextmanager
-def paused(client: SyncPrefectClient, pool: str) -> Iterator[None]:
+def pause_pool(client: SyncPrefectClient, pool: str) -> Iterator[None]:
     """Within this context no worker takes a new run from the pool: what is scheduled stays so."""
     from prefect.client.schemas.actions import WorkPoolUpdate
 
@@ -42,7 +42,7 @@ def paused(client: SyncPrefectClient, pool: str) -> Iterator[None]:
         client.update_work_pool(pool, WorkPoolUpdate(is_paused=False))
 
 
-def is_shared(client: SyncPrefectClient, pool: str, worker: str) -> bool:
+def pool_is_shared(client: SyncPrefectClient, pool: str, worker: str) -> bool:
     """Whether another worker than the one of that name takes runs from the pool: one database may serve two folders."""
     from prefect.client.schemas.objects import WorkerStatus
 
@@ -50,13 +50,13 @@ def is_shared(client: SyncPrefectClient, pool: str, worker: str) -> bool:
     return any(each.status == WorkerStatus.ONLINE for each in others)
 
 
-def cancel(client: SyncPrefectClient, pool: str, say: Callable[[str], None]) -> None:
+def cancel_runs(client: SyncPrefectClient, pool: str, say: Callable[[str], None]) -> None:
     """Cancel the pool's runs and wait until its worker has ended them; they save first."""
     from prefect.states import Cancelling
 
     asked: set[Any] = set()
     deadline = time.monotonic() + END_SECONDS
-    while (left := unfinished(client, pool)) and time.monotonic() < deadline:
+    while (left := unfinished_runs(client, pool)) and time.monotonic() < deadline:
         for run in left:
             if run.id not in asked:
                 asked.add(run.id)
@@ -72,7 +72,7 @@ def mark_crashed(client: SyncPrefectClient, pool: str, message: str) -> list[Flo
     """
     from prefect.states import Crashed
 
-    found = unfinished(client, pool)
+    found = unfinished_runs(client, pool)
     marked = list(found)
     while found:
         for run in found:
@@ -81,7 +81,7 @@ def mark_crashed(client: SyncPrefectClient, pool: str, message: str) -> list[Flo
     return marked
 
 
-def unfinished(client: SyncPrefectClient, pool: str) -> list[FlowRun]:
+def unfinished_runs(client: SyncPrefectClient, pool: str) -> list[FlowRun]:
     """The pool's runs that a worker has taken and that have not ended."""
     from prefect.client.schemas.filters import WorkPoolFilter
 

@@ -77,7 +77,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
+class UpState:
     """What `trinity up` has started."""
 
     api_url: str
@@ -90,7 +90,7 @@ class Up:
         write_json(path, asdict(self))
 
     @classmethod
-    def load(cls, root: Path | None = None) -> Up | None:
+    def load(cls, root: Path | None = None) -> UpState | None:
         """The record, or None where nothing was started here or the record cannot be read, which is warned of."""
         path = state_dir(root) / "up.json"
         with clear_errors("reading", path, ELSEWHERE):
@@ -103,7 +103,7 @@ class Up:
         (state_dir(root) / "up.json").unlink(missing_ok=True)
 
 
-def environment(root: Path | None = None) -> dict[str, str]:
+def prefect_environment(root: Path | None = None) -> dict[str, str]:
     """What every process of this machine that we start is told; what the user has set stays.
 
     Prefect's settings, and that its server is asked without a proxy.
@@ -140,7 +140,7 @@ def is_healthy(api_url: str) -> bool:
         return False
 
 
-def spawn(
+def start_process(
     name: str, command: list[str], env: Mapping[str, str], root: Path | None = None, outlive_us: bool = True
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own; its output goes to `.trinity/log/<name>.log`."""
@@ -169,7 +169,7 @@ class TemporaryServer:
         self._note = _migration_note(root)
         self.port = free_port()
         self.api_url = f"http://{LOOPBACK}:{self.port}/api"
-        self._process = spawn("temporary-server", self._command(), self._environment(), root, outlive_us=False)
+        self._process = start_process("temporary-server", self._command(), self._environment(), root, outlive_us=False)
 
     def wait(self) -> None:
         """Until the server answers. Raises TrinityError where it does not come up."""
@@ -195,7 +195,7 @@ class TemporaryServer:
     def _environment(self) -> dict[str, str]:
         """Migrations take 3 s even where there is nothing to do: they are left out for a database of this version."""
         known = self._note is not None and _migrated_by(self._note) == version("prefect")
-        return environment(self._root) | {
+        return prefect_environment(self._root) | {
             "PREFECT_UI_ENABLED": "0",
             "PREFECT__SERVER_EPHEMERAL": "1",
             "PREFECT__SERVER_FINAL": "1",
@@ -209,7 +209,7 @@ def _migration_note(root: Path | None) -> Path | None:
     parts = ("CONNECTION_URL", "DRIVER", "NAME")
     if any(f"PREFECT_{owner}_DATABASE_{part}" in os.environ for owner in ("API", "SERVER") for part in parts):
         return None
-    return (root or Path.cwd()) / Path(environment(root)["PREFECT_HOME"]).expanduser() / "migrated"
+    return (root or Path.cwd()) / Path(prefect_environment(root)["PREFECT_HOME"]).expanduser() / "migrated"
 
 
 def _migrated_by(note: Path) -> str:

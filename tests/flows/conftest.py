@@ -13,11 +13,11 @@ import pytest
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from prefect.context import refresh_global_settings_context
 
-    from flows.local.server import TemporaryServer, environment
+    from flows.local.server import TemporaryServer, prefect_environment
 
     root = tmp_path_factory.mktemp("prefect")
     server = TemporaryServer(root)
-    with mock.patch.dict(os.environ, environment(root) | {"PREFECT_API_URL": server.api_url}):
+    with mock.patch.dict(os.environ, prefect_environment(root) | {"PREFECT_API_URL": server.api_url}):
         server.wait()
         refresh_global_settings_context()  # other tests' modules may have imported Prefect, which read its settings
         yield server.api_url

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, up, write_settings
-from flows.local.runs import cancel
-from flows.local.server import Process, TemporaryServer, Up, environment, is_healthy, state_dir
+from flows.local.runs import cancel_runs
+from flows.local.server import Process, TemporaryServer, UpState, is_healthy, prefect_environment, state_dir
 from trinity_core.addresses import free_port
 from trinity_core.errors import TrinityError
 
@@ -41,14 +41,14 @@ def test_a_process_is_known_by_its_start_time_too() -> None:
 
 def test_down_stops_exactly_what_is_recorded(tmp_path: Path) -> None:
     ours, other = sleeper(), sleeper()
-    Up("http://127.0.0.1:1/api", [Process.of("server", ours.pid)]).save(tmp_path)
+    UpState("http://127.0.0.1:1/api", [Process.of("server", ours.pid)]).save(tmp_path)
     write_settings(tmp_path, "http://127.0.0.1:1/api")
     said: list[str] = []
     assert any(f"pid {ours.pid} runs" in line for line in status(tmp_path))
     assert down(tmp_path, said.append)
     assert ours.poll() is not None and other.poll() is None
     assert said == ["Stopping the server …"]
-    assert not (tmp_path / SETTINGS_FILE).exists() and Up.load(tmp_path) is None
+    assert not (tmp_path / SETTINGS_FILE).exists() and UpState.load(tmp_path) is None
     assert not down(tmp_path, said.append)
     other.kill()
     other.wait()
@@ -69,7 +69,7 @@ def test_down_lets_a_run_save_also_where_no_server_answers(tmp_path: Path) -> No
     command = [sys.executable, "-c", worker, run, str(tmp_path / "saved")]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
     assert child.stdout is not None and child.stdout.readline()
-    Up(f"http://127.0.0.1:{free_port()}/api", [Process.of("worker", child.pid)]).save(tmp_path)
+    UpState(f"http://127.0.0.1:{free_port()}/api", [Process.of("worker", child.pid)]).save(tmp_path)
     assert down(tmp_path, print)
     assert (tmp_path / "saved").exists() and child.wait(timeout=5) == 0
 
@@ -81,9 +81,9 @@ def test_down_leaves_the_runs_of_a_server_alone_that_has_taken_the_port(
     gone = sleeper()
     known = [Process.of(name, gone.pid) for name in ("server", "worker")]
     known[0].stop()
-    Up("http://127.0.0.1:1/api", known).save(tmp_path)
+    UpState("http://127.0.0.1:1/api", known).save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
-    monkeypatch.setattr("flows.local.commands.prefect_api", lambda api_url: pytest.fail("it is another's"))
+    monkeypatch.setattr("flows.local.commands.api_client", lambda api_url: pytest.fail("it is another's"))
     said: list[str] = []
     assert down(tmp_path, said.append)
     assert not said
@@ -97,7 +97,7 @@ def test_a_run_that_does_not_end_is_waited_for_so_long_and_asked_once(monkeypatc
     )
     monkeypatch.setattr("flows.local.runs.END_SECONDS", 0.3)
     monkeypatch.setattr("flows.local.runs.POLL_SECONDS", 0.1)
-    cancel(client, "trinity", print)
+    cancel_runs(client, "trinity", print)
     assert asked == [1]
 
 
@@ -113,12 +113,12 @@ def test_a_damaged_record_is_warned_of_and_taken_as_missing(
 
 
 def test_a_full_disk_leaves_the_record_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Up("http://127.0.0.1:1/api", [])
+    before = UpState("http://127.0.0.1:1/api", [])
     before.save(tmp_path)
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(TrinityError, match="no space left"):
-        Up("http://127.0.0.1:2/api", []).save(tmp_path)
-    assert Up.load(tmp_path) == before
+        UpState("http://127.0.0.1:2/api", []).save(tmp_path)
+    assert UpState.load(tmp_path) == before
 
 
 def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +132,12 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
     monkeypatch.setattr("flows.local.commands._start_server", start)
     monkeypatch.setattr("flows.local.commands._prefect", lambda *args: None)
     monkeypatch.setattr("flows.local.commands._mark_left_runs", lambda *args: None)
-    monkeypatch.setattr("flows.local.commands.spawn", lambda *args: children.append(sleeper()) or children[1])
+    monkeypatch.setattr("flows.local.commands.start_process", lambda *args: children.append(sleeper()) or children[1])
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(TrinityError, match="no space left"):
         up(tmp_path, free_port(), print)
     assert [child.wait(timeout=10) is not None for child in children] == [True, True]
-    assert not (tmp_path / SETTINGS_FILE).exists() and Up.load(tmp_path) is None
+    assert not (tmp_path / SETTINGS_FILE).exists() and UpState.load(tmp_path) is None
 
 
 TERMINATED_UP = """
@@ -180,7 +180,7 @@ def with_our_path() -> dict[str, str]:
 def test_up_says_that_prefect_commands_go_to_another_server(
     given: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Up("http://127.0.0.1:4200/api", []).save(tmp_path)
+    UpState("http://127.0.0.1:4200/api", []).save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
     monkeypatch.setenv("PREFECT_API_URL", given)
     said: list[str] = []
@@ -244,7 +244,7 @@ def test_what_we_start_asks_no_proxy_for_this_machine(
 ) -> None:
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    found = environment()
+    found = prefect_environment()
     assert (found["no_proxy"], found["NO_PROXY"]) == (lower, upper)
 
 
@@ -277,15 +277,15 @@ def test_a_file_in_the_place_of_our_folder_is_named(tmp_path: Path) -> None:
 
 def test_what_the_user_has_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_HOME", "elsewhere")
-    assert environment(tmp_path)["PREFECT_HOME"] == "elsewhere"
+    assert prefect_environment(tmp_path)["PREFECT_HOME"] == "elsewhere"
     monkeypatch.delenv("PREFECT_HOME")
-    assert environment(tmp_path)["PREFECT_HOME"] == str(tmp_path / ".trinity" / "prefect")
+    assert prefect_environment(tmp_path)["PREFECT_HOME"] == str(tmp_path / ".trinity" / "prefect")
 
 
 def migrates(root: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether a temporary server there migrates its database, before it answers."""
     told: list[dict[str, str]] = []
-    monkeypatch.setattr("flows.local.server.spawn", lambda name, command, env, *_, **__: told.append(env))
+    monkeypatch.setattr("flows.local.server.start_process", lambda name, command, env, *_, **__: told.append(env))
     monkeypatch.setattr("flows.local.server.wait_until_healthy", lambda *_: None)
     TemporaryServer(root).wait()
     return told[0]["PREFECT_API_DATABASE_MIGRATE_ON_START"] == "true"
@@ -315,8 +315,9 @@ def test_a_database_is_migrated_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from flows.local.server import spawn\n"
-        "child = spawn('x', [sys.executable, '-c', 'import time; time.sleep(60)'], {}, Path(sys.argv[1]), False)\n"
+        "import sys, time; from pathlib import Path; from flows.local.server import start_process\n"
+        "sleeps = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "child = start_process('x', sleeps, {}, Path(sys.argv[1]), False)\n"
         "print(child.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
