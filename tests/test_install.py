@@ -57,14 +57,14 @@ def install(root: Path) -> int:
     return (root / "calls").read_text().count("-m venv")
 
 
-def test_an_environment_is_made_once(root: Path) -> None:
+def test_environment_is_created_once(root: Path) -> None:
     assert [install(root), install(root)] == [1, 0]
     (root / "pyproject.toml").write_text("# other pins")
     assert install(root) == 0
 
 
 @pytest.mark.parametrize("left", [WITHOUT_PIP, "#!/nowhere/python\n"])
-def test_an_environment_that_was_cut_short_is_made_anew(left: str, root: Path) -> None:
+def test_incomplete_environment_is_recreated(left: str, root: Path) -> None:
     program(root / ".venv/bin/python", left)
     assert install(root) == 1
 

@@ -34,7 +34,7 @@ def test_many_run_at_once() -> None:
     )
 
 
-def test_a_process_ends_though_one_of_its_threads_waits() -> None:
+def test_waiting_daemon_thread_does_not_block_exit() -> None:
     command = [sys.executable, "-c", WAITS_FOR_EVER]
     done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "done\n")

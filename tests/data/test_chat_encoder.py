@@ -43,7 +43,7 @@ def answers(tokenizer, encoded):
     return [tokenizer.decode(encoded.tokens[a:b]) for a, b in edges.reshape(-1, 2)]
 
 
-def test_only_the_last_answer_carries_loss_end_of_turn_included(tokenizer, encoder):
+def test_last_answer_carries_loss_with_its_end_of_turn(tokenizer, encoder):
     (one,) = encoder.conversations([Conversation(turns("hi", "first", "and", "second"))])
     assert answers(tokenizer, one) == ["second<|im_end|>"]
     assert tokenizer.decode(one.tokens).endswith("second<|im_end|>\n")
@@ -89,7 +89,7 @@ def test_tokens_are_those_of_the_template(tokenizer, template, contents, every):
 @pytest.mark.parametrize("template", [None, HEADERS], ids=["chatml", "headers"])
 @given(question=st.text("ab1 .é", max_size=5), answer=st.text("ab1 .é", min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None)
-def test_a_demonstration_continues_the_very_prompt_of_a_rollout(tokenizer, template, question, answer):
+def test_demonstration_starts_with_the_rollouts_prompt(tokenizer, template, question, answer):
     encoder = ChatEncoder(tokenizer, template)
     messages = turns(question, answer)
     (one,) = encoder.conversations([Conversation(messages)])
@@ -112,12 +112,12 @@ def test_ends_of_turns_in_other_templates(tokenizer, template, expected):
     assert answers(tokenizer, one) == expected
 
 
-def test_a_template_without_ends_takes_the_last_answer_to_the_end_of_the_text(tokenizer):
+def test_template_without_end_token_marks_up_to_end_of_text(tokenizer):
     (one,) = ChatEncoder(tokenizer, NO_END).conversations([Conversation(turns("hi", "there"))])
     assert answers(tokenizer, one) == ["there\n"]
 
 
-def test_a_token_that_holds_the_end_of_the_prompt_and_the_beginning_of_the_answer_belongs_to_the_prompt(tokenizer):
+def test_token_across_prompt_boundary_counts_as_prompt(tokenizer):
     spaced = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     spaced += "{% if add_generation_prompt %}assistant: {% endif %}"
     (one,) = ChatEncoder(tokenizer, spaced).conversations([Conversation(turns("hi", "has 3"))])
@@ -125,14 +125,14 @@ def test_a_token_that_holds_the_end_of_the_prompt_and_the_beginning_of_the_answe
     assert answers(tokenizer, one) == [" 3\n"]
 
 
-def test_thoughts_that_a_template_forgets_are_not_learned(tokenizer):
+def test_thoughts_dropped_by_the_template_carry_no_loss(tokenizer):
     encoder = ChatEncoder(tokenizer, FORGETS_THOUGHTS)
     messages = turns("hi", "a</think>first", "and", "b</think>second")
     (one,) = encoder.conversations([Conversation(messages, every_turn=True)])
     assert answers(tokenizer, one) == ["first<|im_end|>", "b</think>second<|im_end|>"]
 
 
-def test_conversations_that_cannot_be_told_apart_do_not_stop_the_others(tokenizer, encoder):
+def test_rewritten_conversations_do_not_stop_the_others(tokenizer, encoder):
     good = Conversation(turns("hi", "there"))
     first, second, third = ChatEncoder(tokenizer, REWRITES).conversations([good, good, good])
     assert all(isinstance(one, DataError) and "once it goes on" in str(one) for one in (first, second, third))
@@ -148,7 +148,7 @@ def test_an_answer_needs_something_before_it(tokenizer):
     assert "nothing before the answer" in str(one)
 
 
-def test_prompts_are_cut_on_the_right_and_say_so(encoder):
+def test_long_prompts_are_truncated_and_marked(encoder):
     messages = turns("one two three")[:1]
     whole = encoder.prompt(messages)
     assert not whole.too_long and encoder.prompt(messages, max_tokens=len(whole.tokens)) == whole

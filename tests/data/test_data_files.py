@@ -81,13 +81,13 @@ def test_folders_by_split(tmp_path, files):
         (["train_sft.jsonl", "train_sft_old.jsonl"], "train_sft", ["train_sft.jsonl"]),
     ],
 )
-def test_the_better_name_of_a_split_wins(tmp_path, files, split, taken):
+def test_exact_split_name_wins(tmp_path, files, split, taken):
     for file in files:
         jsonl(tmp_path / file, [{"file": file}])
     assert [row["file"] for row in read_rows(str(tmp_path), split).rows] == taken
 
 
-def test_files_that_a_split_leaves_out_are_named(tmp_path, caplog):
+def test_unread_files_of_a_split_are_logged(tmp_path, caplog):
     for file in ("train.jsonl", "train_old.jsonl", "test.jsonl"):
         jsonl(tmp_path / file, [{"file": file}])
     assert len(read_rows(str(tmp_path), "train").rows) == len(read_rows(str(tmp_path), "test").rows) == 1
@@ -103,7 +103,7 @@ def test_a_split_in_several_formats_is_not_read_twice(tmp_path, names):
         read_rows(str(tmp_path))
 
 
-def test_subset_that_is_no_folder_is_left_alone(tmp_path):
+def test_subset_without_a_folder_is_ignored(tmp_path):
     jsonl(tmp_path / "train.jsonl", ROWS)
     assert read_rows(str(tmp_path), "train", "main").rows == ROWS
 
@@ -114,7 +114,7 @@ def test_a_folder_of_one_file_is_its_train_split(tmp_path):
         read_rows(str(tmp_path), "test")
 
 
-def test_unreadable_lines_are_set_aside_with_their_place(tmp_path):
+def test_unreadable_lines_are_rejected_with_their_location(tmp_path):
     path = tmp_path / "train.jsonl"
     path.write_text('{"question": "a"}\n\n{"question": \n[1]\n{"question": "b"}\n')
     read = read_rows(str(path))
@@ -138,7 +138,7 @@ def test_unreadable_lines_are_set_aside_with_their_place(tmp_path):
     ],
     ids=["text", "inner text", "name", "digits", "deep beyond reading", "deep"],
 )
-def test_rows_that_could_not_be_passed_on_are_set_aside(tmp_path, line, reason):
+def test_rows_that_cannot_be_serialised_are_rejected(tmp_path, line, reason):
     path = tmp_path / "train.jsonl"
     path.write_text(f'{{"a": "ü \\ud83d\\ude00"}}\n{line}\n{{"a": {"[" * 60 + "]" * 60}}}\n')
     read = read_rows(str(path))
@@ -148,13 +148,13 @@ def test_rows_that_could_not_be_passed_on_are_set_aside(tmp_path, line, reason):
     str(rejected).encode()  # the log can say it
 
 
-def test_items_of_a_json_file_are_set_aside_alike(tmp_path):
+def test_bad_items_of_a_json_file_are_rejected(tmp_path):
     (tmp_path / "train.json").write_text(r'[{"a": "1"}, {"a": "\ud83d"}]')
     read = read_rows(str(tmp_path))
     assert read.rows == [{"a": "1"}] and [row.location.line for row in read.rejected] == [2]
 
 
-def test_csv_lines_of_other_lengths_are_set_aside(tmp_path):
+def test_csv_rows_with_wrong_column_count_are_rejected(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text('question,answer\n"two\nlines",1\nalone\nb,2\n')
     read = read_rows(str(path))
@@ -177,7 +177,7 @@ def test_a_csv_field_may_be_long(tmp_path):
     ],
     ids=["never closed", "closed in the next row"],
 )
-def test_a_csv_quote_takes_no_lines_in_silence(tmp_path, broken, kept, line, reason):
+def test_unclosed_csv_quote_is_reported(tmp_path, broken, kept, line, reason):
     (tmp_path / "train.csv").write_text(f"question,answer\na,1\n{broken}")
     read = read_rows(str(tmp_path))
     assert [row["question"] for row in read.rows] == kept
@@ -212,7 +212,7 @@ def test_missing_paths(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["./x", "/x/y", "~/x", "a/b/c", "data.jsonl", "gsm8k/train.parquet"])
-def test_paths(path):
+def test_looks_local(path):
     assert looks_local(path)
 
 
@@ -221,7 +221,7 @@ def test_hub_names(path):
     assert not looks_local(path)
 
 
-def test_hub_without_network_says_what_to_do(monkeypatch):
+def test_hub_without_network_names_the_fix(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)

@@ -19,7 +19,7 @@ def test_plaintext():
     assert formats.demonstration(row, form).messages[-1] == {"role": "assistant", "content": "a"}
 
 
-def test_system_prompts_the_rows_own_first():
+def test_row_system_prompt_overrides_the_default():
     form = FormatConfig(system_prompt_key="sys", system_prompt="general")
     assert formats.prompt_messages({"prompt": "q", "sys": "own"}, form)[0] == {"role": "system", "content": "own"}
     assert formats.prompt_messages({"prompt": "q", "sys": ""}, form)[0]["content"] == "general"
@@ -86,12 +86,12 @@ def test_preferences_in_plaintext():
         ({"messages": [ANSWER]}, {"prompt_type": "messages"}, "has no message to answer"),
     ],
 )
-def test_rows_that_cannot_be_asked(row, form, message):
+def test_unusable_prompts_are_refused(row, form, message):
     with pytest.raises(DataError, match=message):
         formats.prompt_messages(row, FormatConfig(**form))
 
 
-def test_rows_that_cannot_be_learned_from():
+def test_unusable_demonstrations_are_refused():
     form = FormatConfig(prompt_type="messages", tools_key="tools")
     with pytest.raises(DataError, match="no assistant's answer"):
         formats.demonstration({"messages": [USER]}, form)

@@ -88,7 +88,7 @@ def test_preferences_are_pairs(tmp_path, encoder, tokenizer):
         pairs.batch(1, 5)
 
 
-def test_rows_that_cannot_be_used_are_set_aside_with_their_line(tmp_path, encoder, caplog):
+def test_unusable_rows_are_rejected_with_their_line(tmp_path, encoder, caplog):
     rows = [*ROWS[:2], {"question": "x"}, {"question": "long", "answer": "word " * 99}, ROWS[2]]
     opened = SupervisedSet.open(config(tmp_path, rows), encoder, seed=1, max_tokens=40)
     assert len(opened) == 3 and [location.line for location in opened.locations] == [1, 2, 5]
@@ -98,7 +98,7 @@ def test_rows_that_cannot_be_used_are_set_aside_with_their_line(tmp_path, encode
         SupervisedSet.open(config(tmp_path, ROWS), encoder, seed=1, max_tokens=4)
 
 
-def test_a_row_whose_answer_leaves_no_token_is_set_aside(tmp_path, encoder):
+def test_row_with_an_empty_answer_is_rejected(tmp_path, encoder):
     template = "{% for m in messages if m.role == 'user' or m.content != '#### 3' %}{{ m.content }}{% endfor %}"
     opened = SupervisedSet.open(config(tmp_path, ROWS, chat_template=template), encoder, seed=1)
     assert [(row.location.line, row.reason) for row in opened.rejected] == [
@@ -107,7 +107,7 @@ def test_a_row_whose_answer_leaves_no_token_is_set_aside(tmp_path, encoder):
     assert len(opened) == len(ROWS) - 1
 
 
-def test_concatenated_turns_and_a_template_of_its_own(tmp_path, encoder, tokenizer):
+def test_concatenated_turns_with_a_custom_template(tmp_path, encoder, tokenizer):
     messages = [{"role": role, "content": role[:4]} for role in ("user", "assistant") * 2]
     template = "{% for m in messages %}{{ m.role }}={{ m.content }}{{ eos_token }}{% endfor %}"
     template += "{% if add_generation_prompt %}assistant={% endif %}"
@@ -124,7 +124,7 @@ def test_concatenated_turns_and_a_template_of_its_own(tmp_path, encoder, tokeniz
     assert tokenizer.decode(response[one.action_mask]) == "assi<|im_end|>assi<|im_end|>"
 
 
-def test_thousands_of_rows_are_tokenised_in_a_moment(tmp_path, encoder):
+def test_tokenising_thousands_of_rows_is_fast(tmp_path, encoder):
     start = time.perf_counter()
     opened = SupervisedSet.open(config(tmp_path, ROWS * 250), encoder, seed=1)
     assert len(opened) == 2250

@@ -48,7 +48,7 @@ def test_an_epoch_takes_every_row_once(counts, selector, seed, epoch):
 
 
 @given(sizes, selectors, st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
-def test_a_stretch_does_not_depend_on_how_it_is_cut(counts, selector, start, first, second):
+def test_rows_do_not_depend_on_batch_boundaries(counts, selector, start, first, second):
     order = RowOrder(tuple(counts), (selector,) * len(counts), (1,) * len(counts))
     assert order.take(start, first) + order.take(start + first, second) == order.take(start, first + second)
 
@@ -126,7 +126,7 @@ def test_a_position_of_another_selector_is_refused(sets, message):
     changed.check(position)
 
 
-def test_tasksets_that_have_changed_places_are_refused():
+def test_reordered_tasksets_are_refused():
     first, second = taskset(5, name="a"), taskset(5, name="b")
     with pytest.raises(DataError, match=r"tasksets was \{'a': 5, 'b': 5\}, is \{'b': 5, 'a': 5\}"):
         TaskSchedule([second, first], 3, 0).check(TaskSchedule([first, second], 3, 0).position(2))

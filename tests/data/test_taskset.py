@@ -16,7 +16,7 @@ def written(tmp_path, rows, **config):
     return TasksetConfig(name="gsm8k", path=str(tmp_path), format=form, **config)
 
 
-def test_a_task_knows_all_that_a_workflow_needs(tmp_path):
+def test_task_carries_what_its_workflow_needs(tmp_path):
     config = written(
         tmp_path,
         [{"question": "1+1?", "answer": "#### 2"}],
@@ -34,7 +34,7 @@ def test_a_task_knows_all_that_a_workflow_needs(tmp_path):
     assert (task.workflow_args, task.reward_fn_args) == ({"a": 1}, {"format_weight": 0.1})
 
 
-def test_bad_rows_are_set_aside_and_listed(tmp_path, caplog):
+def test_bad_rows_are_rejected_and_listed(tmp_path, caplog):
     rows = [
         {"question": "a", "answer": "1"},
         "{",
@@ -57,12 +57,12 @@ def test_bad_rows_are_set_aside_and_listed(tmp_path, caplog):
     ]
 
 
-def test_a_set_without_reference_answers_is_whole(tmp_path):
+def test_taskset_may_have_no_reference_answers(tmp_path):
     taskset = Taskset.open(written(tmp_path, [{"question": "a"}, {"question": "b", "other": ""}]), seed=0)
     assert [task.truth for task in taskset.tasks()] == [None, None] and not taskset.rejected
 
 
-def test_an_answer_that_ends_the_conversation_is_a_reference_too(tmp_path):
+def test_final_assistant_message_is_the_reference(tmp_path):
     asked, answered = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     rows = [{"messages": [asked], "answer": "1"}, {"messages": [asked, answered]}, {"messages": [asked]}]
     config = written(tmp_path, rows)
@@ -90,7 +90,7 @@ def test_an_empty_file_is_an_error(tmp_path):
         Taskset.open(written(tmp_path, []), seed=0)
 
 
-def test_long_prompts_are_set_aside_before_anything_runs(tmp_path, encoder):
+def test_long_prompts_are_rejected_at_the_start(tmp_path, encoder):
     rows = [{"question": "a"}, {"question": "b " * 50}, {"question": "c"}]
     taskset = Taskset.open(written(tmp_path, rows), seed=0).without_long_prompts(encoder, 30)
     assert [task.raw["question"] for task in taskset.tasks()] == ["a", "c"]
@@ -100,7 +100,7 @@ def test_long_prompts_are_set_aside_before_anything_runs(tmp_path, encoder):
         taskset.without_long_prompts(encoder, 3)
 
 
-def test_seeds_of_requests_differ_by_all_they_derive_from():
+def test_seed_depends_on_run_task_group_repeat_and_turn():
     def seeds(**fields):
         task = Task(
             **({"index": 1, "raw": {}, "taskset": "t", "workflow": "w", "repeat_times": 4, "group": "e/1/0"} | fields)

@@ -16,7 +16,7 @@ def test_rows_are_in_gsm8k_format_and_right():
         assert re.findall(r"\d", row["question"]) == [a, b]
 
 
-def test_no_problem_occurs_twice_over_splits():
+def test_problems_are_unique_across_splits():
     splits = tiny.make_problems(5, 2000, 400, 1000)
     questions = [row["question"] for rows in splits.values() for row in rows]
     assert len(questions) == len(set(questions)) == 3400
@@ -27,7 +27,7 @@ def test_same_seed_same_rows():
     assert tiny.make_problems(1, 20, 5, 5) == tiny.make_problems(1, 20, 5, 5) != tiny.make_problems(2, 20, 5, 5)
 
 
-def test_worked_examples_seldom_subtract_and_hardly_ever_with_other_verbs():
+def test_worked_examples_rarely_subtract():
     def shares(rows):
         verbs = [row["question"].split(" and ")[1].split()[0] for row in rows]
         subtractions = [verb for verb in verbs if verb in SUBTRACTIONS]
@@ -44,12 +44,12 @@ def test_worked_examples_seldom_subtract_and_hardly_ever_with_other_verbs():
         tiny.Difficulty(largest=12)
 
 
-def test_more_problems_than_there_are():
+def test_asking_for_too_many_problems_raises():
     with pytest.raises(DataError, match="there are not 12000 more different problems; ask for fewer rows"):
         tiny.make_problems(1, 12_000, 10, 10, tiny.Difficulty(largest=2, subtractions=0.1))
 
 
-def test_tokenizer_has_words_and_digits_whole_and_loses_nothing():
+def test_tokenizer_keeps_words_whole_and_is_lossless():
     tokenizer = tiny.make_tokenizer()
     for word in [*NAMES, *(f" {thing}" for thing in THINGS), *"0123456789", tiny.END_OF_TURN, tiny.START_OF_TURN]:
         assert len(tokenizer.encode(word, add_special_tokens=False)) == 1, word
@@ -88,7 +88,7 @@ def test_same_seed_same_weights(tmp_path):
     assert a == b != c
 
 
-def test_a_rejected_answer_takes_a_sum_for_a_difference_or_the_other_way_round():
+def test_rejected_answer_swaps_sum_and_difference():
     taken = tiny.make_problems(1, 300, 50, 50)
     rows = tiny.make_pairs(1, 200, taken["train"])
     assert rows == tiny.make_pairs(1, 200, taken["train"])
@@ -99,7 +99,7 @@ def test_a_rejected_answer_takes_a_sum_for_a_difference_or_the_other_way_round()
         assert {right[0], right[2]} == {wrong[0], wrong[2]} and right[3] != wrong[3]
 
 
-def test_a_file_in_the_way_is_named(tmp_path):
+def test_blocking_file_is_named_in_the_error(tmp_path):
     (tmp_path / "taken").touch()
     with pytest.raises(TrinityError, match=r"taken/here failed: .* choose another folder"):
         tiny.make_tiny(tmp_path / "taken/here", 1, 2, 2, 2, count_dpo=2)

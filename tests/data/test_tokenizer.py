@@ -12,7 +12,7 @@ from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tok
 TEXTS = ("Anna has 3 apples and buys 4.", "3+4=<<3+4=7>>7 apples.\n#### 7<|im_end|>", "Ünïcode, 漢字 and\ttabs\n\n")
 
 
-def test_it_gives_the_tokens_of_transformers_own_way(tmp_path):
+def test_fast_tokenizer_equals_auto_tokenizer(tmp_path):
     from transformers import AutoTokenizer
 
     make_tokenizer().save_pretrained(tmp_path)
@@ -26,7 +26,7 @@ def test_it_gives_the_tokens_of_transformers_own_way(tmp_path):
     assert (light.eos_token_id, light.pad_token_id) == (auto.eos_token_id, auto.pad_token_id)
 
 
-def test_it_loads_without_torch(tmp_path):
+def test_tokenizer_loads_without_torch(tmp_path):
     make_tokenizer().save_pretrained(tmp_path)
     program = (
         "import sys; from trinity_core.data.tokenizer import load_tokenizer, stop_tokens;"
@@ -36,7 +36,7 @@ def test_it_loads_without_torch(tmp_path):
     assert done.stdout.strip() == "False"
 
 
-def test_answers_end_at_the_tokens_of_tokenizer_and_generation_config(tmp_path):
+def test_stop_tokens_join_tokenizer_and_generation_config(tmp_path):
     make_tokenizer().save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     assert stop_tokens(str(tmp_path), tokenizer) == (tokenizer.eos_token_id,)

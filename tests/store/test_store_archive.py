@@ -25,7 +25,7 @@ def steps(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_each_final_batch_is_there_once(tmp_path: Path) -> None:
+def test_each_committed_batch_is_archived_once(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     archive = Archive(path)
     archive.extend(2, batch)
@@ -37,7 +37,7 @@ def test_each_final_batch_is_there_once(tmp_path: Path) -> None:
     assert line["response"] == "zwei · 二"
 
 
-def test_a_workflow_may_use_the_lines_own_names(tmp_path: Path) -> None:
+def test_workflow_info_cannot_overwrite_archive_fields(tmp_path: Path) -> None:
     def own(step: int) -> list[Experience]:
         given = batch(step)
         for each in given:
@@ -52,7 +52,7 @@ def test_a_workflow_may_use_the_lines_own_names(tmp_path: Path) -> None:
     assert (line["reward"], line["tool"]) == (1.0, "search")
 
 
-def test_text_that_is_not_unicode_is_no_obstacle(tmp_path: Path) -> None:
+def test_lone_surrogates_are_archived_as_question_marks(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     (experience, _) = batch(1)
     experience.info = {"response": "cut \ud83d 😀", "inner": ["\udc00"]}
@@ -61,7 +61,7 @@ def test_text_that_is_not_unicode_is_no_obstacle(tmp_path: Path) -> None:
     assert (line["response"], line["inner"]) == ("cut ? 😀", ["?"])
 
 
-def test_going_back_forgets_and_mends(tmp_path: Path) -> None:
+def test_rewind_truncates_and_repairs_the_archive(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     Archive(path).extend(4, batch)
     with path.open("a") as file:
@@ -74,7 +74,7 @@ def test_going_back_forgets_and_mends(tmp_path: Path) -> None:
     assert steps(path) == [1, 1, 2, 2, 3, 3]
 
 
-def test_a_crash_amid_a_step_leaves_no_line_out_and_none_twice(tmp_path: Path) -> None:
+def test_crash_within_a_step_loses_and_repeats_no_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     Archive(path).extend(4, batch)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -85,6 +85,6 @@ def test_a_crash_amid_a_step_leaves_no_line_out_and_none_twice(tmp_path: Path) -
     assert steps(path) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
-def test_without_rollouts_there_is_nothing_to_rewind(tmp_path: Path) -> None:
+def test_rewind_without_a_file_does_nothing(tmp_path: Path) -> None:
     Archive(tmp_path / "a.jsonl").rewind(0)
     assert not list(tmp_path.iterdir())

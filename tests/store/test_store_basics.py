@@ -12,7 +12,7 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.store import ExperienceStore, LineageChanged
 
 
-def test_round_trip_keeps_everything(store):
+def test_experiences_round_trip_through_the_store(store):
     row = make_rows(1, 1)[0]
     row.metrics = {"accuracy": 0.5}
     row.token_rewards = np.arange(4)
@@ -37,7 +37,7 @@ def test_groups_given_interleaved_are_kept_together(store):
     assert ids(store.lease(1, 2, 0)) == ["g0r0", "g0r1"]
 
 
-def test_rows_without_a_group_stand_alone(store):
+def test_rows_without_a_group_are_groups_of_one(store):
     rows = make_rows(2, 2)
     for row in rows:
         row.group = ""
@@ -67,7 +67,7 @@ def test_an_empty_step_moves_the_position(store):
     assert store.stats().ready == 0
 
 
-def test_an_unknown_explorer_begins_at_the_beginning(store):
+def test_unknown_explorer_starts_at_step_zero(store):
     position = store.position("new")
     assert (position.step, position.position, position.lineage) == (0, None, 0)
 
@@ -78,13 +78,13 @@ def test_a_gap_is_refused(store):
         store.put("e", 3, {}, [], 0)
 
 
-def test_groups_of_one_name_from_different_steps_stay_apart(store):
+def test_equal_group_names_of_two_steps_stay_separate(store):
     store.put("a", 1, {}, make_rows(1), 0)
     store.put("b", 1, {}, make_rows(1), 0)
     assert len({row.group for row in store.lease(1, 4, 0)}) == 2
 
 
-def test_no_short_batch_before_anyone_came(store):
+def test_no_short_batch_before_an_explorer_appears(store):
     assert store.lease(1, 4, 0) is None
 
 
@@ -112,7 +112,7 @@ def test_empty_batch_when_nothing_more_comes(store):
     assert store.exhausted()
 
 
-def test_a_finished_explorer_that_is_started_again_is_waited_for(store):
+def test_restarted_explorer_is_waited_for(store):
     store.finished("e")
     store.expect("e")
     assert store.lease(1, 4, 0) is None
@@ -121,12 +121,12 @@ def test_a_finished_explorer_that_is_started_again_is_waited_for(store):
     assert store.lease(1, 4, 0) is None
 
 
-def test_final_takes_what_there_is(store):
+def test_final_lease_takes_an_incomplete_batch(store):
     store.put("e", 1, {}, make_rows(1), 0)
     assert len(store.lease(1, 4, 0, final=True)) == 2
 
 
-def test_rows_of_an_unknown_version_stop_the_trainer(store):
+def test_rows_of_a_future_version_stop_the_trainer(store):
     store.put("e", 1, {}, make_rows(2, version=7), 7)
     with pytest.raises(TrinityError, match="version 7"):
         store.lease(1, 4, 3)
@@ -160,7 +160,7 @@ def test_wait_lease_stops_and_times_out(store):
     assert len(store.wait_lease(1, 4, 0, timeout=0.02)) == 2
 
 
-def test_pruning_forgets_what_is_long_trained(store):
+def test_pruning_deletes_old_trained_rows(store):
     for step in (1, 2, 3):
         store.put("e", step, {}, make_rows(2), 0)
         store.lease(step, 4, step - 1)
@@ -171,7 +171,7 @@ def test_pruning_forgets_what_is_long_trained(store):
     assert store.prune(9) == 4, "what no checkpoint holds is not pruned"
 
 
-def test_runs_in_one_database_do_not_meet(tmp_path):
+def test_runs_sharing_a_database_are_isolated(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db"
     with ExperienceStore.open(url, "one") as one, ExperienceStore.open(url, "two") as two:
         one.put("e", 1, {}, make_rows(2), 0)

@@ -115,7 +115,7 @@ def test_a_batch_is_put_and_leased_in_milliseconds(store):
 
 
 @pytest.mark.parametrize("url", ["nonsense://", "sqlite://", "sqlite:///:memory:"])
-def test_urls_that_cannot_be_stores(url):
+def test_unusable_urls_are_refused(url):
     with pytest.raises(TrinityError):
         ExperienceStore.open(url)
 
@@ -175,7 +175,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path):
         assert store.stats().ready == 8
 
 
-def test_a_flush_that_another_writer_holds_up_is_worth_a_retry(tmp_path, monkeypatch):
+def test_blocked_flush_is_a_transient_fault(tmp_path, monkeypatch):
     import sqlite3
 
     monkeypatch.setattr(database, "BUSY_TIMEOUT", 0.1)
@@ -188,7 +188,7 @@ def test_a_flush_that_another_writer_holds_up_is_worth_a_retry(tmp_path, monkeyp
         store.flush()
 
 
-def test_looking_sees_what_others_change_and_what_they_only_tried(tmp_path):
+def test_watching_notices_commits_of_other_processes(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db"
     with ExperienceStore.open(url) as mine, ExperienceStore.open(url) as other, mine._database.watching() as look:
         before = look()
@@ -201,12 +201,12 @@ def test_looking_sees_what_others_change_and_what_they_only_tried(tmp_path):
 
 
 @given(st.sampled_from(["database is locked", "connection refused", "server closed the connection unexpectedly"]))
-def test_faults_that_pass_are_worth_a_retry(text):
+def test_passing_faults_are_transient(text):
     error = explain(OperationalError("select", {}, Exception(text)), make_url("postgresql://u:secret@h/d"))
     assert isinstance(error, TransientFault)
     assert "secret" not in str(error)
 
 
-def test_our_own_mistakes_are_not_dressed_up():
+def test_programming_errors_are_not_translated():
     assert explain(IntegrityError("insert", {}, Exception("unique")), make_url("sqlite:///x")) is None
     assert explain(DatabaseError("select", {}, Exception("odd")), make_url("sqlite:///x")) is None

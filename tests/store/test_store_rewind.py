@@ -24,7 +24,7 @@ def on_policy(store, first, last, batches):
     return batches
 
 
-def test_on_policy_goes_back_exactly(store):
+def test_on_policy_rewind_is_exact(store):
     batches = on_policy(store, 1, 6, {})
     store.commit(3)
     done = store.rewind(3)
@@ -36,21 +36,21 @@ def test_on_policy_goes_back_exactly(store):
     assert on_policy(store, 5, 6, {})[5] == batches[5]
 
 
-def test_rows_of_known_policies_return_in_their_old_order(store):
+def test_rewound_rows_return_in_their_old_order(store):
     batches = play(store, 4, offset=9)
     done = store.rewind(1)
     assert (done.returned_rows, done.dropped_rows) == (12, 8), "versions 2 and 3 are not known at checkpoint 1"
     assert {step: ids(store.lease(step, 4, step - 1)) for step in (2, 3, 4)} == {s: batches[s] for s in (2, 3, 4)}
 
 
-def test_going_back_behind_a_newer_checkpoint(store):
+def test_rewind_past_a_newer_checkpoint(store):
     batches = on_policy(store, 1, 4, {})
     store.commit(4)
     assert store.rewind(2).returned_rows == 4
     assert ids(store.lease(3, 4, 2)) == batches[3]
 
 
-def test_nothing_after_the_checkpoint_changes_nothing(store):
+def test_rewind_to_the_newest_checkpoint_is_a_no_op(store):
     on_policy(store, 1, 2, {})
     store.put("e", 3, {}, make_rows(2, version=2), 2)
     before = store.stats()
@@ -68,7 +68,7 @@ def test_a_fresh_start_beside_a_running_explorer(store):
     assert store.put("e", 2, {}, [], 0)
 
 
-def test_an_explorer_of_the_old_lineage_is_turned_away(store):
+def test_put_from_an_old_lineage_is_refused(store):
     on_policy(store, 1, 3, {})
     store.rewind(2)
     with pytest.raises(LineageChanged):
@@ -77,7 +77,7 @@ def test_an_explorer_of_the_old_lineage_is_turned_away(store):
     assert store.put("e", 4, {}, make_rows(2, version=2), 2)
 
 
-def test_an_explorer_that_held_a_forgotten_version_is_turned_away(store):
+def test_explorer_with_a_rewound_version_is_refused(store):
     on_policy(store, 1, 3, {})  # version 3 was made after the lease of step 3
     assert store.position("e").step == 3
     assert store.rewind(2).lineage == 1
@@ -85,7 +85,7 @@ def test_an_explorer_that_held_a_forgotten_version_is_turned_away(store):
         store.put("e", 4, {}, make_rows(2, version=3), 3)
 
 
-def test_only_those_who_used_newer_weights_go_back(store):
+def test_rewind_affects_only_users_of_newer_weights(store):
     store.put("slow", 1, {"o": 1}, make_rows(2, tag="slow"), 0)
     on_policy(store, 1, 3, {})
     store.finished("slow")
@@ -97,7 +97,7 @@ def test_only_those_who_used_newer_weights_go_back(store):
     assert not explorers["e"]["finished"]
 
 
-def test_who_does_not_go_back_still_waits(store):
+def test_unaffected_explorer_still_waits(store):
     on_policy(store, 1, 2, {})
     store.waiting("e", 2)
     store.rewind(1)

@@ -26,7 +26,7 @@ candidates = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 9)), max_size=
 
 
 @given(candidates, st.integers(1, 40))
-def test_fifo_is_the_shortest_beginning_that_is_enough(groups, rows):
+def test_fifo_takes_the_shortest_sufficient_prefix(groups, rows):
     taken = take_until(groups, rows)
     assert taken == groups[: len(taken)]
     assert sum(g.size for g in taken[:-1]) < rows
@@ -41,12 +41,12 @@ def test_staleness_splits_by_age(groups, rows, limit, version):
     assert not {g.id for g in choice.take} & {g.id for g in choice.stale}
 
 
-def test_priority_prefers_new_and_little_used():
+def test_priority_prefers_new_and_rarely_used_groups():
     groups = [Candidate(1, 1, 5, 5), Candidate(2, 1, 6, 6, uses=1), Candidate(3, 1, 5, 5), Candidate(4, 1, 7, 7)]
     assert [g.id for g in Priority(decay=2.0).choose(groups, 4, 9).take] == [4, 1, 3, 2]
 
 
-def test_stale_rows_are_set_aside_and_counted(store):
+def test_stale_groups_are_counted_and_never_trained(store):
     store.put("e", 1, {}, make_rows(2, version=0, tag="old"), 0)
     store.put("e", 2, {}, make_rows(2, version=3, tag="new"), 3)
     assert store.lease(5, 6, 4, StalenessControl(2)) is None
@@ -94,7 +94,7 @@ def expert(length=5, seed=None, per_row=1):
     return ExpertData(length, make, seed)
 
 
-def test_expert_rows_go_round_and_resume():
+def test_expert_rows_repeat_by_epoch_and_resume():
     data = expert(seed=3)
     whole, _ = data.take(12)
     first, position = data.take(7)
@@ -105,7 +105,7 @@ def test_expert_rows_go_round_and_resume():
     assert [e.tokens[0] for e in whole[:5]] != [e.tokens[0] for e in whole[5:10]]
 
 
-def test_expert_rows_at_the_very_end_of_an_epoch():
+def test_expert_rows_across_an_epoch_boundary():
     data = expert()
     _, position = data.take(5)
     assert [int(e.tokens[0]) for e in data.take(2, position)[0]] == [0, 1]

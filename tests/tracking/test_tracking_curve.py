@@ -8,7 +8,7 @@ from trinity_core.tracking.curve import choose_curves, draw_curve
 from trinity_core.tracking.metrics_file import MetricsFile, read_metrics
 
 
-def test_one_curve_a_source_and_one_an_eval_set(tmp_path: Path) -> None:
+def test_one_curve_per_source_and_eval_set(tmp_path: Path) -> None:
     for step in (2, 1):
         MetricsFile(tmp_path, "trainer").write(step, {"reward/mean": 1, "actor/final_loss": step, "other": 1})
         MetricsFile(tmp_path, "explorer").write(step, {"reward/mean": step / 2, "actor/final_loss": 9})
@@ -23,7 +23,7 @@ def test_one_curve_a_source_and_one_an_eval_set(tmp_path: Path) -> None:
     assert path == tmp_path / "monitor" / "curve.png" and path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_nothing_to_draw(tmp_path: Path) -> None:
+def test_no_metrics_give_no_curve(tmp_path: Path) -> None:
     assert draw_curve(tmp_path) is None
     MetricsFile(tmp_path, "trainer").write(1, {"unknown": 1})
     assert draw_curve(tmp_path) is None

@@ -110,7 +110,7 @@ def test_forwards_each_thing_once(tmp_path: Path) -> None:
     assert recorder.calls[-1] == ("close", True)
 
 
-def test_two_flows_of_one_job_share_the_work(tmp_path: Path) -> None:
+def test_two_flows_of_one_job_forward_each_line_once(tmp_path: Path) -> None:
     trainer, explorer = Recorder(), Recorder()
     for source in ("trainer", "explorer", "eval"):
         MetricsFile(tmp_path, source).write(1, {"a": 1})
@@ -120,7 +120,7 @@ def test_two_flows_of_one_job_share_the_work(tmp_path: Path) -> None:
     assert explorer.calls == [("log", "explorer", 1), ("log", "eval", 1)]
 
 
-def test_an_evaluation_beside_a_run_forwards_scores_alone_and_no_line_goes_twice(tmp_path: Path) -> None:
+def test_evaluation_forwards_its_scores_exactly_once(tmp_path: Path) -> None:
     recorder = Recorder()
     training, evaluation = Forwarder(tmp_path, recorder, "both"), Forwarder(tmp_path, recorder, "bench")
     for source in ("trainer", "my_explorer", "eval"):
@@ -134,7 +134,7 @@ def test_an_evaluation_beside_a_run_forwards_scores_alone_and_no_line_goes_twice
     assert recorder.calls[1:] == [("log", "trainer", 1), ("log", "my_explorer", 1), ("log", "eval", 2)]
 
 
-def test_what_cannot_be_sent_now_is_sent_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsent_metrics_are_sent_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder()
     recorder.broken = True
     MetricsFile(tmp_path, "trainer").write(1, {"a": 1})
@@ -149,7 +149,7 @@ def test_what_cannot_be_sent_now_is_sent_later(tmp_path: Path, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_table_that_was_not_taken_is_sent_again(tmp_path: Path, again: bool) -> None:
+def test_table_that_failed_to_send_is_sent_again(tmp_path: Path, again: bool) -> None:
     """By the same flow, or by the one that goes on after it; once taken, by none."""
     recorder = Recorder()
     recorder.broken = True
@@ -170,7 +170,7 @@ def test_scores_are_the_mean_over_eval_sets(tmp_path: Path) -> None:
     assert eval_scores(read_metrics(tmp_path)) == {3: 0.4, 4: 0.5}
 
 
-def test_whole_checkpoints_only(tmp_path: Path) -> None:
+def test_only_complete_checkpoints_are_forwarded(tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path) == {}
     for step in (2, 10):
         save_checkpoint(tmp_path, step)
@@ -180,7 +180,7 @@ def test_whole_checkpoints_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["", "7,", "2", None])
-def test_the_file_that_names_the_latest_checkpoint_is_for_people(tmp_path: Path, left: str | None) -> None:
+def test_latest_checkpoint_file_is_not_read(tmp_path: Path, left: str | None) -> None:
     """A wrong one, or none, hides no checkpoint."""
     for step in (2, 10):
         save_checkpoint(tmp_path, step)
@@ -194,7 +194,7 @@ def test_an_unknown_monitor_is_named(tmp_path: Path) -> None:
         open_writer("mlfow", RunInfo("p", "n", tmp_path), tmp_path)
 
 
-def test_no_two_sources_share_a_name() -> None:
+def test_metric_names_differ_between_sources() -> None:
     """Explorers and trainer count steps of their own, and measure rewards, lengths and seconds alike."""
     numbers = {"reward/mean": 0.5, "timing_s/step": 1.0, "version": 3.0}
     sources = ("trainer", "explorer", "explorer_new", "explorer_mine")
@@ -235,7 +235,7 @@ def test_wandb_offline_keeps_its_run_and_no_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_wandb_without_a_key_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_without_a_key_names_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -263,7 +263,7 @@ def test_two_flows_of_one_job_register_a_checkpoint_once(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_versions_that_a_user_registers_from_the_run_are_left_alone(root: Path) -> None:
+def test_model_versions_registered_by_the_user_are_ignored(root: Path) -> None:
     """Under a name of their own, or beside those of the checkpoints."""
     info = RunInfo("p", "n", root / "p" / "n")
     writer = open_writer("mlflow", info, root)
@@ -283,7 +283,7 @@ def test_versions_that_a_user_registers_from_the_run_are_left_alone(root: Path) 
 
 
 @pytest.mark.slow
-def test_an_evaluation_ends_no_run_but_its_own(root: Path) -> None:
+def test_evaluation_ends_only_its_own_run(root: Path) -> None:
     def status_after(succeeded: bool, name: str, **more: Any) -> str:
         writer = open_writer("mlflow", RunInfo("p", name, root / "p" / name, **more), root)
         writer.close(succeeded)
@@ -299,7 +299,7 @@ def test_an_evaluation_ends_no_run_but_its_own(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stage_by_itself_ends_the_pipelines_run_and_one_of_several_leaves_it(root: Path) -> None:
+def test_only_a_lone_stage_ends_the_pipelines_run(root: Path) -> None:
     def status_after(stage: str, succeeded: bool) -> str:
         writer = open_writer("mlflow", RunInfo("p", stage, root / "p" / stage, parent_dir=whole), root)
         assert client.get_run(parent()).info.status == "RUNNING"
@@ -323,7 +323,7 @@ def test_a_stage_by_itself_ends_the_pipelines_run_and_one_of_several_leaves_it(r
 
 
 @pytest.mark.slow
-def test_the_password_of_a_store_stays_in_a_file_for_its_user_alone(tmp_path: Path) -> None:
+def test_store_password_is_kept_in_a_private_file_only(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/a://me:secret@host/mlflow.db"  # a path that reads like a login
     (tmp_path / "a:" / "me:secret@host").mkdir(parents=True)
     info = RunInfo("p", "n", tmp_path / "p" / "n", args={"uri": uri})
@@ -341,7 +341,7 @@ def test_the_password_of_a_store_stays_in_a_file_for_its_user_alone(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize(("monitor", "args"), [("mlflow", {}), ("wandb", {"mode": "offline"})])
 @pytest.mark.parametrize("left", ["", '{"run_id": "4', "null"])
-def test_a_note_that_was_cut_short_begins_a_new_run(root: Path, monitor: str, args: dict, left: str) -> None:
+def test_truncated_run_note_starts_a_new_run(root: Path, monitor: str, args: dict, left: str) -> None:
     info = RunInfo("p", "n", root / "p" / "n", args=args)
     note = info.job_dir / "monitor" / f"{monitor}.json"
     note.parent.mkdir(parents=True)

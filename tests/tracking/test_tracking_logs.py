@@ -57,7 +57,7 @@ def test_level_and_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "not so bad" not in text and "training fails" in text and "Traceback" in text and "hunter2" not in text
 
 
-def test_without_an_environment_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_log_without_environment_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = list(logging.getLogger().handlers)
     monkeypatch.delenv("TRINITY_LOG_DIR", raising=False)
     assert start_log() is None and logging.getLogger().handlers == before

@@ -19,7 +19,7 @@ def write_many(job_dir: Path, source: str) -> None:
         file.write(step, {"value": step, "text" * 50: 1.0})
 
 
-def test_lines_of_two_processes_stay_whole(tmp_path: Path) -> None:
+def test_concurrent_writers_never_tear_a_line(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     writers = [
         context.Process(target=write_many, args=(tmp_path, name), daemon=True) for name in ("trainer", "explorer")
@@ -34,14 +34,14 @@ def test_lines_of_two_processes_stay_whole(tmp_path: Path) -> None:
         assert [line.step for line in lines if line.source == source] == list(range(200))
 
 
-def test_numbers_that_are_not_finite_stay_json(tmp_path: Path) -> None:
+def test_non_finite_metrics_are_written_as_null(tmp_path: Path) -> None:
     MetricsFile(tmp_path, "trainer").write(1, {"a": math.nan, "b": math.inf, "c": 2})
     assert json.loads(metrics_path(tmp_path).read_text())["metrics"] == {"a": None, "b": None, "c": 2.0}
     [line] = read_metrics(tmp_path)
     assert math.isnan(line.metrics["a"]) and line.metrics["c"] == 2
 
 
-def test_a_line_cut_short_by_a_crash_is_left_out_and_the_next_run_goes_on(tmp_path: Path) -> None:
+def test_reader_skips_a_line_cut_short_by_a_crash(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path, "trainer")
     file.write(1, {"a": 1})
     with metrics_path(tmp_path).open("a") as raw:
@@ -52,7 +52,7 @@ def test_a_line_cut_short_by_a_crash_is_left_out_and_the_next_run_goes_on(tmp_pa
     assert position == metrics_path(tmp_path).read_bytes().index(b"\n") + 1
 
 
-def test_a_line_after_a_cut_one_is_not_lost(tmp_path: Path) -> None:
+def test_line_after_a_truncated_one_is_kept(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path, "trainer")
     file.write(1, {"a": 1})
     with metrics_path(tmp_path).open("a") as raw:
@@ -61,7 +61,7 @@ def test_a_line_after_a_cut_one_is_not_lost(tmp_path: Path) -> None:
     assert [line.step for line in read_metrics(tmp_path)] == [1, 2]
 
 
-def test_a_tail_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_tail_resumes_at_its_position(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path, "trainer")
     file.write(1, {"a": 1})
     lines, position = Tail(tmp_path, "trainer").read()
@@ -78,7 +78,7 @@ def test_a_tail_goes_on_where_it_was(tmp_path: Path) -> None:
     checkpoint=st.integers(0, 20),
 )
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_rewinding_forgets_the_future_only(
+def test_rewind_drops_only_later_lines(
     tmp_path_factory, steps: list[tuple[str, int]], forwarded: int, checkpoint: int
 ) -> None:
     job_dir = tmp_path_factory.mktemp("job")

@@ -11,7 +11,7 @@ def test_flat_names() -> None:
     assert flatten(config) == {"a.b": "1", "betas": "[0.9, 0.99]", "sets.0.name": "x", "on": "False"}
 
 
-def test_secrets_are_masked_and_limits_of_tokens_are_not() -> None:
+def test_secrets_are_masked_but_token_limits_are_not() -> None:
     config = {
         "monitor_args": {"api_key": "k", "password": "p", "username": "u", "credentials": {"id": "i"}},
         "explorer": {"env_vars": {"PGPASSWORD": "p", "OPENAI_KEY": "k", "GITHUB_PAT": "t", "DB_PWD": "p", "EMPTY": ""}},

@@ -42,7 +42,7 @@ def test_of_an_experience() -> None:
     assert SampledRollout.of(experience) == SampledRollout("p", "r", 0.5, {"format": 0.5}, "0", 9, 1)
 
 
-def test_a_model_cannot_break_the_table() -> None:
+def test_model_text_cannot_break_the_table() -> None:
     table = rollouts_table([SampledRollout("a|b\nc", "<script>alert(1)</script> `x`", None)])
     assert len(table.splitlines()) == 3
     row = table.splitlines()[2]

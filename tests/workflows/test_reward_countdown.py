@@ -24,7 +24,7 @@ def test_the_last_answer_counts():
     assert score("7*3+5-2") == {"accuracy": 0.0, "format": 0.0}
 
 
-def test_the_puzzle_may_be_the_reference_answer():
+def test_puzzle_may_be_given_as_reference_answer():
     assert score("<answer>2+2</answer>", task={}, truth={"nums": [2, 2], "target": 4})["accuracy"] == 1
     assert score("<answer>2+2</answer>", {"n": [2, 2], "t": 4}, numbers_key="n", target_key="t")["accuracy"] == 1
     with pytest.raises(DataError, match="needs the columns 'nums' and 'target'"):
@@ -54,5 +54,5 @@ def test_values_are_exact():
         "(" * 99,
     ],
 )
-def test_everything_else_is_no_expression(text):
+def test_other_syntax_is_not_an_expression(text):
     assert evaluate(text) is None

@@ -31,14 +31,14 @@ def test_the_fast_path_gives_the_verifiers_verdict(answer, truth):
 
 @given(number=integers)
 @settings(max_examples=50, deadline=None)
-def test_the_fast_path_knows_equal_integers(number):
+def test_fast_path_decides_plain_integers(number):
     assert math_fast(response=f"\\boxed{{{number}}}", truth=f"#### {number}") == {"accuracy": 1.0}
     assert math_fast(response=f"#### {number + 1}", truth=f"#### {number}") == {"accuracy": 0.0}
 
 
 @given(text=st.text("#0123456789 -+.,$%{}\\boxed\n", max_size=20), truth=st.sampled_from(["#### 5", "#### -12", "3"]))
 @settings(max_examples=150, deadline=None)
-def test_the_fast_path_never_differs_where_it_speaks(text, truth):
+def test_fast_path_never_contradicts_the_verifier(text, truth):
     pytest.importorskip("math_verify")
     fast = math_fast(response=text, truth=truth)
     if fast is not None:
@@ -126,13 +126,13 @@ def test_a_bare_reference_is_the_answer():
             reference(empty)
 
 
-def test_a_reference_that_cannot_be_read_is_no_wrong_answer():
+def test_unreadable_reference_is_a_verifier_error():
     pytest.importorskip("math_verify")
     with pytest.raises(ValueError, match="cannot read the reference"):
         full("#### 5", "\\text{}")
 
 
-def test_format_is_a_part_of_its_own_where_it_has_weight():
+def test_format_weight_adds_a_format_part():
     assert full("nothing", "5", format_weight=0.5) == {"accuracy": 0.0, "format": 0.0}
     assert math_fast(response="#### 4", truth="5", format_weight=0.5) == {"accuracy": 0.0, "format": 0.5}
     assert math_fast(response="#### 5", truth="5", format_weight=0.5) == {"accuracy": 1.0, "format": 0.5}

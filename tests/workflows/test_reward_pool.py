@@ -67,7 +67,7 @@ def test_results_come_in_order(pool):
     assert pool.score_sync("by_order", []) == []
 
 
-def test_every_failure_is_told_apart_from_a_wrong_answer(pool):
+def test_every_verifier_failure_is_reported_as_an_error(pool):
     before = pool.started
     rewards = pool.score_sync(
         "by_order", items("1", "hang", "raise", "die", "nan", "2", "none", "memory", "noisy", "0")
@@ -82,7 +82,7 @@ def test_every_failure_is_told_apart_from_a_wrong_answer(pool):
     assert pool.started > before
 
 
-def test_a_worker_that_died_while_it_had_nothing_to_do_is_replaced(plugins):
+def test_worker_that_died_idle_is_replaced(plugins):
     pool = RewardPool(workers=1, timeout=3.0, plugin_dir=plugins)
     assert pool.score_sync("by_order", items("1"))[0].value == 1
     (idle,) = [pool._idle.get_nowait()]
@@ -94,7 +94,7 @@ def test_a_worker_that_died_while_it_had_nothing_to_do_is_replaced(plugins):
     pool.close()
 
 
-def test_the_event_loop_never_waits(pool):
+def test_scoring_never_blocks_the_event_loop(pool):
     async def run():
         beats = []
 
@@ -113,7 +113,7 @@ def test_the_event_loop_never_waits(pool):
     assert longest < 1.0
 
 
-def test_an_unknown_function_is_an_error_and_not_a_zero(pool):
+def test_unknown_reward_function_raises(pool):
     with pytest.raises(DataError, match="no reward function 'by_ordr'; did you mean 'by_order'"):
         pool.score_sync("by_ordr", items("1"))
     assert pool.score_sync("by_order", items("1"))[0].value == 1
@@ -148,7 +148,7 @@ def test_scoring_128_plain_integers_takes_milliseconds():
     assert pool.started == 0
 
 
-def test_missing_reference_answers_are_an_error_at_once():
+def test_missing_reference_answer_ends_the_run():
     with pytest.raises(DataError, match="no reference answer"):
         RewardPool().score_sync("math_reward", [RewardItem("#### 3", None)])
 
@@ -183,7 +183,7 @@ def running(pid):
         return False
 
 
-def test_closing_ends_the_workers_and_scoring_again_starts_new_ones(plugins):
+def test_scoring_after_close_starts_new_workers(plugins):
     pool = RewardPool(workers=1, plugin_dir=plugins)
     pool.score_sync("by_order", items("1"))
     worker = pool._idle.get()

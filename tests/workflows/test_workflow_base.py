@@ -47,7 +47,7 @@ def test_an_answer_cut_at_the_limit_is_marked():
     assert one.truncated and one.action_mask.all() and one.metrics["truncated"] == 1
 
 
-def test_an_answer_is_unscored_carries_no_loss_and_is_counted():
+def test_unscored_answer_carries_no_loss_and_is_counted():
     class Broken:
         async def score(self, name, items):
             return [Reward(error="too slow") for _ in items]
@@ -79,7 +79,7 @@ def test_a_plain_workflow_runs_in_a_thread(monkeypatch):
     assert [(one.run, one.reward, one.group) for one in experiences] == [(n, 0.5, "explorer/1/0") for n in range(3)]
 
 
-def test_turns_numbered_by_the_workflow_are_left_alone(monkeypatch):
+def test_turn_numbers_of_the_workflow_are_kept(monkeypatch):
     class Turns(Workflow):
         async def run(self):
             (answer,) = await self.model.chat(self.task.messages)
@@ -89,7 +89,7 @@ def test_turns_numbered_by_the_workflow_are_left_alone(monkeypatch):
     assert [(one.run, one.turn) for one in run(make_task("turns"), ScriptedModel("a"))] == [(1, 0), (1, 1), (1, 2)]
 
 
-def test_what_is_no_list_of_experiences_is_refused(monkeypatch):
+def test_result_other_than_experiences_is_refused(monkeypatch):
     class Wrong(Workflow):
         async def run(self):
             return [1]
@@ -114,7 +114,7 @@ def test_numbers_may_be_of_numpy(monkeypatch, reward):
 
 
 @pytest.mark.parametrize("reward", ["good", [1, 2], float("nan"), np.float32("inf")])
-def test_a_reward_that_is_no_number_is_the_workflows_error(monkeypatch, reward):
+def test_non_numeric_reward_is_a_workflow_error(monkeypatch, reward):
     class Praises(Workflow):
         async def run(self):
             (answer,) = await self.model.chat(self.task.messages)
@@ -125,7 +125,7 @@ def test_a_reward_that_is_no_number_is_the_workflows_error(monkeypatch, reward):
         run(make_task("praises"), ScriptedModel("a"))
 
 
-def test_errors_of_workflows_travel(monkeypatch):
+def test_workflow_errors_propagate(monkeypatch):
     class Fails(Workflow):
         async def run(self):
             raise ZeroDivisionError("mine")
