@@ -1,4 +1,4 @@
-"""From conversations to token ids, exactly as the chat template writes them, and back to which tokens are answers."""
+"""Conversations as token ids, exactly as the chat template renders them, and the mask of their answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EncodedConversation:
 
     @property
     def prompt_length(self) -> int:
-        """The tokens before the first answer."""
+        """Number of tokens before the first answer."""
         return int(self.answer.argmax())
 
 
@@ -40,8 +40,8 @@ class EncodedConversation:
 class ChatEncoder:
     """A tokenizer and the chat template in force.
 
-    The tokens of a conversation are always those of the whole rendered text: never of pieces put together, and never of
-    a decoded text. Raises DataError where there is no template or it refuses a conversation.
+    A conversation is always rendered and tokenised as a whole: pieces are never joined, and decoded text is never
+    tokenised again. Raises DataError if there is no template or it refuses a conversation.
     """
 
     tokenizer: Any
@@ -63,7 +63,7 @@ class ChatEncoder:
         self._ends = frozenset(number for number, token in added.items() if token.special)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, prompt: bool = False) -> str:
-        """The text of a conversation; with `prompt`, up to where the next answer begins."""
+        """The text of a conversation; with `prompt`, up to the start of the next answer."""
         from jinja2 import TemplateError
 
         try:
@@ -81,19 +81,19 @@ class ChatEncoder:
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, max_tokens: int | None = None
     ) -> EncodedPrompt:
-        """The tokens that come before an answer, cut on the right to `max_tokens`."""
+        """The tokens of a prompt, truncated on the right to `max_tokens`."""
         text = self.render(messages, tools, prompt=True)
         tokens = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         too_long = max_tokens is not None and len(tokens) > max_tokens
         return EncodedPrompt(tokens[:max_tokens] if too_long else tokens, too_long)
 
     def prompt_lengths(self, prompts: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[int]:
-        """How many tokens each prompt has; many at once, in parallel."""
+        """The number of tokens of each prompt, tokenised in parallel."""
         texts = [self.render(messages, tools, prompt=True) for messages, tools in prompts]
         return [len(encoding.ids) for encoding in self._encodings(texts)]
 
     def conversations(self, given: Sequence[Conversation]) -> list[EncodedConversation | DataError]:
-        """The tokens of each conversation and which are answers; a DataError in place of one that cannot be told."""
+        """The tokens and answer mask of each conversation, or a DataError if its answers cannot be located."""
         results: list[EncodedConversation | DataError] = []
         rendered: list[tuple[str, list[int]]] = []
         for conversation in given:
@@ -107,7 +107,7 @@ class ChatEncoder:
         return results
 
     def _encodings(self, texts: list[str]) -> list[Encoding]:
-        """Many texts at once, in parallel; each knows which character fell into which token."""
+        """Tokenise texts in parallel; each encoding maps characters to tokens."""
         return self.tokenizer(texts, add_special_tokens=False, verbose=False).encodings if texts else []
 
     def _answers(self, conversation: Conversation) -> tuple[str, list[int]]:
@@ -152,7 +152,7 @@ class ChatEncoder:
 
 def _first_token(encoding: Encoding, start: int) -> int:
     """The first token that begins at or after a character."""
-    # A token that straddles the character begins before it; a character that fell into no token has none.
+    # A token that straddles the character begins before it. Some characters belong to no token.
     length = len(encoding.ids)
     end = encoding.offsets[-1][1] if length else 0
     token = next((t for c in range(start, end) if (t := encoding.char_to_token(c)) is not None), length)

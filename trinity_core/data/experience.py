@@ -1,4 +1,4 @@
-"""Experience: one sampled (or given) sequence, with all that training needs to know of it."""
+"""Experience: one sampled or given sequence with everything training needs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Experience:
     versions: np.ndarray | None = None
     """int32 [T]: the policy version (trainer step) that chose each token; -1 where not an action."""
     reward: float | None = None
-    """The sequence's scalar reward; None for supervised data, and where a verifier gave no verdict."""
+    """Scalar reward of the sequence; None for supervised data and for answers that could not be judged."""
     token_rewards: np.ndarray | None = None
-    """float32 [T]: per-token rewards, where a workflow gives them; they add to `reward`."""
+    """float32 [T]: per-token rewards, if the workflow gives any; they add to `reward`."""
     group: str = ""
     """Rollouts of one task in one explore step (and a DPO pair) share a group; groups are never split over batches."""
     run: int = 0
@@ -54,7 +54,7 @@ class Experience:
     teacher_logprobs: np.ndarray | None = None
     """float32 [T]: a teacher's log-probs of the same tokens (on-policy distillation)."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Numbers to average over a step: reward parts, response length, verifier errors."""
+    """Numbers averaged over a step: reward parts, response length; `verifier_errors` is summed."""
     info: dict[str, Json] = field(default_factory=dict)
     """JSON for people: prompt and response text, reference answer, workflow name."""
 
@@ -82,12 +82,12 @@ class Experience:
 
     @property
     def is_unscored(self) -> bool:
-        """Whether it says nothing, good or bad, of the policy: it has no reward, and no token of it carries loss."""
+        """True if unscored and fully masked: excluded from advantages and loss."""
         return self.reward is None and not self.action_mask.any()
 
     @property
     def newest_version(self) -> int:
-        """The newest policy version that chose a token of it; -1 where no policy did."""
+        """The newest policy version among its tokens; -1 if no policy sampled any."""
         return -1 if self.versions is None else int(self.versions.max())
 
 
@@ -101,7 +101,7 @@ _SCALARS = (
 def to_bytes(experiences: Sequence[Experience]) -> bytes:
     """Serialise as one safetensors file: each array of all experiences end to end, the scalars as JSON in its metadata.
 
-    No pickle is involved. Much cheaper than one file an experience.
+    No pickle is involved. Much cheaper than one file per experience.
     """
     rows: list[dict[str, Json]] = []
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
@@ -116,12 +116,12 @@ def to_bytes(experiences: Sequence[Experience]) -> bytes:
 
 
 def _as_json(value: Any) -> Json:
-    """What people read of something in `info` that JSON does not know."""
+    """JSON for a value in `info` that JSON does not know: NumPy as lists and numbers, the rest as text."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
 def from_bytes(blob: bytes) -> list[Experience]:
-    """The inverse of `to_bytes`; the arrays are views of common ones."""
+    """The inverse of `to_bytes`. The arrays of the experiences are views of shared arrays."""
     header_length = int.from_bytes(blob[:8], "little")
     rows = json.loads(json.loads(blob[8 : 8 + header_length])["__metadata__"]["experiences"])
     arrays: dict[str, np.ndarray] = load_arrays(blob)

@@ -1,6 +1,6 @@
 """Reading data sets: local files and folders, tables of a database, and names on the Hugging Face hub.
 
-Every row knows its file and line, so that whatever is wrong with it later can be pointed at.
+Every row keeps its file and line, so that later errors can name them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 @dataclass(frozen=True, slots=True)
 class RowLocation:
-    """Where a row stands: a file (or table, or hub name) and its line (row number from 1 where there are no lines)."""
+    """A file (or table, or hub name) and a line number; the row number from 1 if the source has no lines."""
 
     source: str
     line: int
@@ -39,7 +39,7 @@ class RowLocation:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRow:
-    """A row that was set aside, and why."""
+    """A row that cannot be used, and why."""
 
     location: RowLocation
     reason: str
@@ -50,7 +50,7 @@ class RejectedRow:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a split in file order, and those that could not be read."""
+    """The rows of a split in file order, and the rejected ones."""
 
     rows: list[Row]
     locations: list[RowLocation]
@@ -64,7 +64,7 @@ def read_rows(
 
     `path` is a file, a folder whose files are named by split (`train.jsonl`, `test-00000-of-00002.parquet`,
     `train/0.json`, all also below a folder named by `subset` or `data`), a hub name, or with `storage="sql"` the URL
-    of a database. Raises DataError, with the file and what to do, where there is nothing to read.
+    of a database. Raises DataError, with the file and a remedy, if there is nothing to read.
     """
     if not path:
         raise DataError("a data set has no path; set it to a file, a folder or a hub name")
@@ -83,14 +83,14 @@ def read_rows(
 
 
 def looks_local(path: str) -> bool:
-    """Whether a path that does not exist was meant as one, rather than as a hub name (`owner/name` or `name`)."""
+    """True if a missing path was meant as a local path rather than as a hub name (`owner/name` or `name`)."""
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix in READERS
 
 
 def find_files(folder: Path, split: str, subset: str | None = None) -> list[Path]:
-    """The files of a split, in name order: those named best by `_NAMINGS`, in the folder or its `data`.
+    """The files of a split in name order, by the first of `_NAMINGS` that matches in the folder or its `data`.
 
-    Raises DataError listing what is there instead, or what holds the split twice.
+    Raises DataError, listing the files found, if none matches or the split exists in several formats.
     """
     base = folder / subset if subset and (folder / subset).is_dir() else folder
     roots = (base, base / "data")
@@ -140,7 +140,7 @@ def _log_unread(folder: Path, split: str, files: list[Path]) -> None:
 
 
 def _without_duplicates(folder: Path, split: str, files: list[Path]) -> list[Path]:
-    """The files, of which no two are one in several formats."""
+    """The files. Raises DataError if two differ only in their format."""
     if len({file.stem for file in files}) < len(files):
         found = ", ".join(str(file.relative_to(folder)) for file in files)
         raise DataError(
@@ -156,7 +156,7 @@ def _data_files(folder: Path) -> list[Path]:
 
 
 def _split_of(file: Path) -> str | None:
-    """The split in a file's name: what stands before the first `.`, `-` or `_` (`train-00000-of-00001.parquet`)."""
+    """The split that a file name starts with, up to the first `.`, `-` or `_` (`train-00000-of-00001.parquet`)."""
     first = file.name.replace("-", ".").replace("_", ".").split(".")[0]
     return first if first in SPLITS or first == file.stem else None
 
@@ -180,7 +180,7 @@ def _numbered(source: str, rows: Iterable[Row]) -> Rows:
 
 
 def _validated(read: Iterable[tuple[RowLocation, Row | str]]) -> Rows:
-    """Rows that can be passed on, and those that cannot, which may be just the reason why."""
+    """Split rows into usable and rejected ones. A string in place of a row is the reason why it could not be read."""
     rows, locations, rejected = [], [], []
     for location, row in read:
         if isinstance(row, str):
@@ -193,7 +193,7 @@ def _validated(read: Iterable[tuple[RowLocation, Row | str]]) -> Rows:
     return Rows(rows, locations, rejected)
 
 
-# A reader yields (line, row), or (line, what is wrong with the line) where a line cannot be read on its own.
+# A reader yields (line, row), or (line, reason) for a line that cannot be read.
 Reader = Callable[[Path], Iterator[tuple[int, Row | str]]]
 
 
@@ -215,7 +215,7 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data" and text.lstrip().startswith("{"):  # one object a line under another name
+        if error.msg == "Extra data" and text.lstrip().startswith("{"):  # JSON Lines named .json
             yield from _jsonl(file)
             return
         raise DataError(f"{file}:{error.lineno}: the file is no JSON: {error.msg}") from error
@@ -234,7 +234,7 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
 def _csv(file: Path) -> Iterator[tuple[int, Row | str]]:
     csv.field_size_limit(MAX_FIELD)
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        reader = csv.reader(lines, strict=True)  # else a quote that is never closed takes all lines after it in silence
+        reader = csv.reader(lines, strict=True)  # else an unclosed quote silently swallows all lines after it
         header = next(reader, [])
         while True:
             first = reader.line_num + 1

@@ -22,7 +22,7 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages of which the last is an answer to be imitated (or preferred, or not)."""
+    """Messages ending with an answer to imitate, prefer or reject."""
 
     messages: list[Message]
     tools: list[Tool] | None = None
@@ -31,9 +31,9 @@ class Conversation:
 
 
 def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
-    """The conversation a policy is to continue; answers at the end of a `messages` row are left out.
+    """The conversation a policy continues; trailing answers of a `messages` row are dropped.
 
-    Raises DataError where the column is missing or holds something else.
+    Raises DataError if the column is missing or has the wrong type.
     """
     if form.prompt_type == "plaintext":
         return [*_system(row, form), {"role": "user", "content": _text(row, form.prompt_key, "prompt_key")}]
@@ -56,7 +56,7 @@ def truth(row: Row, form: FormatConfig) -> Any:
 
 
 def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
-    """The tools of a row, None where it offers none."""
+    """The tools of a row, None if it has none."""
     given = row.get(form.tools_key) if form.tools_key else None
     given = _parsed(given, form.tools_key)
     if not given:
@@ -67,7 +67,7 @@ def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
 
 
 def demonstration(row: Row, form: FormatConfig) -> Conversation:
-    """A row of a supervised data set, whose last message is the answer. Raises DataError where there is none."""
+    """A row of a supervised data set, whose last message is the answer. Raises DataError if there is no answer."""
     if form.prompt_type == "plaintext":
         answer = {"role": "assistant", "content": _text(row, form.response_key, "response_key")}
         return Conversation([*prompt_messages(row, form), answer], tools(row, form))
@@ -83,7 +83,7 @@ def preference(row: Row, form: FormatConfig) -> tuple[Conversation, Conversation
     """The preferred and the other conversation of a row of a preference data set.
 
     In `messages` rows the two answers may be whole conversations (prompt included), lists of the messages after the
-    prompt, one message, or a string. Raises DataError where a column is missing or the two answers are the same.
+    prompt, one message, or a string. Raises DataError if a column is missing or the answers are equal.
     """
     pair = tuple(
         Conversation(_preferred(row, form, key, setting), tools(row, form))
@@ -139,7 +139,7 @@ def _checked(messages: Any, key: str) -> list[Message]:
             raise DataError(f"column '{key}' must hold messages with a role and content, not {_short(message)}")
         if not (isinstance(message.get("content"), str | list) or message.get("tool_calls")):
             raise DataError(f"column '{key}' has a message without content: {_short(message)}")
-    # Columnar files give every message every key: what is null was never said.
+    # Columnar files give every message every key; a null means that the key was absent.
     return [{name: value for name, value in message.items() if value is not None} for message in messages]
 
 

@@ -1,4 +1,4 @@
-"""Data sets that are no local files: names on the Hugging Face hub, and tables of a database."""
+"""Data sets that are not local files: Hugging Face hub names and database tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trinity_core.errors import DataError
 
 
 def read_hub(name: str, subset: str | None, split: str) -> Iterator[dict[str, Any]]:
-    """The rows of a hub data set, downloaded or from the local cache. Raises DataError where it cannot be had."""
+    """The rows of a hub data set, downloaded or from the local cache. Raises DataError if it cannot be loaded."""
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 

@@ -1,4 +1,4 @@
-"""How long a run is: explore steps and training steps, each worked out from the other's."""
+"""Length of a run: explore steps and train steps, each derived from the other."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from trinity_core.data.schedule import TaskSchedule
 
 
 def explore_steps(config: Config, schedule: TaskSchedule) -> int:
-    """Explore steps of the run: `total_steps`, else what the epochs give.
+    """Explore steps of the run: from `total_steps`, else from the epochs.
 
-    In fixed style each explore step answers one trainer step. Otherwise there are as many as give the rows that the
-    trainer's steps take.
+    In fixed style each explore step feeds one train step. Otherwise the explore steps produce the rows that the train
+    steps take.
     """
     total = config.buffer.total_steps
     if total is None:
@@ -22,10 +22,10 @@ def explore_steps(config: Config, schedule: TaskSchedule) -> int:
 
 
 def training_steps(config: Config, schedule: TaskSchedule) -> int:
-    """Training steps that take all that the epochs' explore steps give.
+    """Train steps that consume everything the epochs' explore steps produce.
 
-    In fixed style at least one an explore step, which waits for its weights; batches are short where it gives less than
-    they take. What experience operators leave is not known beforehand: there it is one an explore step.
+    In fixed style at least one per explore step, because the next one waits for its weights; a batch is short if the
+    step produced fewer rows. With experience operators the number of rows is unknown, so it is one per explore step.
     """
     explored = schedule.steps(config.buffer.total_epochs)
     pipeline = config.data_processor.experience_pipeline
@@ -38,7 +38,7 @@ def training_steps(config: Config, schedule: TaskSchedule) -> int:
 def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:
     """Rows of a batch from rollouts and from expert data: `round(rows * expert_ratio)`, but at least one of each.
 
-    Expert rows are left out altogether where the ratio is 0, or where there is only one row.
+    There are no expert rows if the ratio is 0 or the batch has only one row.
     """
     expert = min(max(round(rows * expert_ratio), expert_ratio > 0), rows - 1)
     return rows - expert, expert
@@ -49,7 +49,7 @@ def _in_step(config: Config) -> bool:
 
 
 def _tasks_taken(config: Config, schedule: TaskSchedule) -> int:
-    """Tasks whose rollouts a training step takes, in whole groups of the task sets' mean size."""
+    """Tasks per train step, in whole groups of the task sets' mean size."""
     rows = config.buffer.train_batch_size
     rollouts, _ = split_rows(rows, expert_share(config.algorithm))
     an_epoch = sum(len(taskset) * (taskset.config.repeat_times or 1) for taskset in schedule.tasksets)

@@ -1,6 +1,6 @@
-"""What makes a row unusable whatever its columns mean: JSON that cannot be read, and values that cannot be passed on.
+"""Checks of a row that do not depend on what its columns mean: readable JSON, encodable text, limited nesting.
 
-Rows travel: through tokenizers, pickles, JSON and files of UTF-8. What would fail there is found when it is read.
+Rows pass through tokenizers, pickles, JSON and UTF-8 files. A value that would fail there is found on reading.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from typing import Any
 
 MAX_DEPTH = 64
-"""Levels of lists and objects in a row; readers and writers of JSON give up at some hundreds."""
+"""Levels of lists and objects in a row; JSON readers and writers fail at a few hundred."""
 
 
 def json_problem(error: ValueError | RecursionError) -> str:
-    """What is wrong with a JSON text that `json.loads` has refused; reads on from "the line"."""
+    """The reason why `json.loads` refused a text, phrased to follow "the line"."""
     if isinstance(error, RecursionError):
         return f"is nested more than {MAX_DEPTH} levels deep"
     if isinstance(error, json.JSONDecodeError):
@@ -23,7 +23,7 @@ def json_problem(error: ValueError | RecursionError) -> str:
 
 
 def row_problem(value: Any) -> str | None:
-    """What is wrong with a value that was read, however it is nested; None where it is sound."""
+    """The reason why a parsed value cannot be used, at any depth of nesting; None if it can."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         for text in level:
@@ -42,7 +42,7 @@ def _inside(value: Any) -> list[Any]:
 
 
 def _not_unicode(text: str) -> str | None:
-    """JSON can spell half of a surrogate pair (a cut emoji), which UTF-8 cannot."""
+    """The reason if a text cannot be encoded: JSON can hold half a surrogate pair (a cut emoji), UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

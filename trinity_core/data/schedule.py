@@ -1,6 +1,6 @@
-"""The order of rows and tasks: pure arithmetic on (sizes, seed, step), so any step can be worked out on its own.
+"""The order of rows and tasks: a pure function of (sizes, seed, step), so any step is computed on its own.
 
-There is no iterator to save: a run that resumes at step e asks for step e and gets what it would have got.
+No iterator state is saved: a run that resumes at step e asks for step e and gets the same tasks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trinity_core.data.taskset import Taskset
 from trinity_core.errors import DataError
 
 Selector = Callable[[int, np.random.Generator], np.ndarray]
-"""`(count, random) -> order`: int64 [count] of row numbers, one epoch's worth."""
+"""`(count, random) -> order`: int64 [count], the row numbers of one epoch."""
 
 
 def sequential(count: int, random: np.random.Generator) -> np.ndarray:
@@ -44,14 +44,14 @@ SELECTORS: dict[str, Selector] = {"sequential": sequential, "shuffle": shuffle, 
 class RowOrder:
     """An endless order over one or several row sources, epoch after epoch.
 
-    Within an epoch every source gives as many rows as it has, in its selector's order; several sources are mixed by
-    a permutation drawn anew each epoch, so that a stretch of any length holds them in proportion to their sizes.
+    In an epoch every source gives as many rows as it has, in the order of its selector. Several sources are mixed by a
+    permutation drawn anew each epoch, so that they appear in proportion to their sizes.
     """
 
     sizes: tuple[int, ...]
     selectors: tuple[str, ...]
     seeds: tuple[int, ...]
-    """One a source. The mixing uses the first."""
+    """One per source. Mixing uses the first."""
 
     def __post_init__(self) -> None:
         for name in self.selectors:
@@ -94,7 +94,7 @@ def _epoch(order: RowOrder, epoch: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True)
 class TaskSchedule:
-    """Which tasks an explore step takes. Steps count from 1 and flow over the ends of epochs: no task is dropped."""
+    """Which tasks an explore step takes. Steps count from 1 and run across epoch boundaries: no task is dropped."""
 
     tasksets: Sequence[Taskset]
     batch_size: int
@@ -127,16 +127,16 @@ class TaskSchedule:
         return max(1, epochs * self.order.epoch_length // self.batch_size)
 
     def position(self, step: int) -> dict[str, Any]:
-        """Where the schedule stands after `step` steps, as JSON, with what it depends on."""
+        """The schedule's position after `step` steps, as JSON, with the settings that it depends on."""
         epoch, offset = divmod(step * self.batch_size, self.order.epoch_length)
-        return {"step": step, "epoch": epoch, "offset": offset, **self._decisive()}
+        return {"step": step, "epoch": epoch, "offset": offset, **self._order_inputs()}
 
     def check(self, position: dict[str, Any]) -> None:
-        """Raise DataError where a recorded position belongs to another order of tasks: see `check_order`."""
-        check_order(position, self._decisive())
+        """Raise DataError if a recorded position belongs to another order of tasks: see `check_order`."""
+        check_order(position, self._order_inputs())
 
-    def _decisive(self) -> dict[str, Any]:
-        """What decides which tasks come when."""
+    def _order_inputs(self) -> dict[str, Any]:
+        """The settings that determine the order of tasks."""
         names = [taskset.name for taskset in self.tasksets]
         return {
             "batch_size": self.batch_size,
@@ -148,7 +148,10 @@ class TaskSchedule:
 
 
 def check_order(was: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise DataError where what decides the order of rows is not what was recorded; what was not is not compared."""
+    """Raise DataError if a setting that determines the order of rows differs from the recorded one.
+
+    Settings that were not recorded are not compared.
+    """
     changed = [
         f"{key} was {was[key]}, is {value}"
         for key, value in now.items()
@@ -157,6 +160,6 @@ def check_order(was: dict[str, Any], now: dict[str, Any]) -> None:
     if changed:
         raise DataError(
             f"the run cannot go on where it stopped, its rows would come in another order: {'; '.join(changed)}. Set "
-            "it back, or start anew: with another name, or with continue_from_checkpoint: false. (Rows set aside are "
-            "named in the log; a newer version may set aside what an older one took.)"
+            "it back, or start anew: with another name, or with continue_from_checkpoint: false. (Rejected rows are "
+            "named in the log; a newer version may reject rows that an older one took.)"
         )

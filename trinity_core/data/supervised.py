@@ -18,7 +18,7 @@ from trinity_core.errors import DataError
 
 Kind = Literal["demonstrations", "preferences"]
 CHUNK = 2048
-"""Rows that are tokenised together: enough to keep all cores busy, few enough to hold their texts."""
+"""Rows tokenised together: enough to keep all cores busy, few enough to hold their texts in memory."""
 
 
 @dataclass(slots=True)
@@ -34,10 +34,10 @@ class SupervisedSet:
     """The conversations of each usable row."""
     locations: list[RowLocation]
     rejected: list[RejectedRow]
-    """Rows set aside, and why."""
+    """Rejected rows and their reasons."""
     order: RowOrder = field(repr=False)
     fingerprint: str
-    """Of the usable rows as they were read, in order; wherever they lie, the same rows have the same."""
+    """Hash of the usable rows as read, in order; it does not depend on the path."""
 
     @classmethod
     def open(
@@ -49,9 +49,9 @@ class SupervisedSet:
         max_tokens: int | None = None,
         selector: str = "shuffle",
     ) -> SupervisedSet:
-        """Read, render, tokenise and check all rows; those longer than `max_tokens` are set aside.
+        """Read, render, tokenise and check all rows; those longer than `max_tokens` are rejected.
 
-        Raises DataError where the data set cannot be read or no row can be used.
+        Raises DataError if the data set cannot be read or no row is usable.
         """
         if config.format.chat_template:
             encoder = ChatEncoder(encoder.tokenizer, config.format.chat_template, encoder.template_args)
@@ -102,7 +102,7 @@ class SupervisedSet:
     def batch(self, step: int, size: int) -> list[Experience]:
         """The `size` experiences of training step `step` (from 1): a pure function of (data, seed, step, size).
 
-        Batches flow over the ends of epochs. Raises DataError where preferences do not come in pairs.
+        Batches run across epoch boundaries. Raises DataError if `size` splits a preference pair.
         """
         if size % self.experiences_per_row:
             raise DataError(f"a batch of preference pairs needs an even size, not train_batch_size = {size}")
@@ -115,7 +115,7 @@ class SupervisedSet:
         ]
 
     def steps(self, epochs: int, size: int) -> int:
-        """Batches of `size` experiences that take each row at least `epochs` times; the last goes on into another."""
+        """The fewest batches of `size` experiences that train each row at least `epochs` times."""
         return -(-epochs * len(self) * self.experiences_per_row // size)
 
 
@@ -126,7 +126,7 @@ def encode_rows(
     kind: Kind = "demonstrations",
     max_tokens: int | None = None,
 ) -> list[list[EncodedConversation] | DataError]:
-    """The tokens of each row's conversations, or the reason why the row cannot be used."""
+    """The tokens of each row's conversations, or the error that rejects it."""
     given: list[list[formats.Conversation] | DataError] = []
     for row in rows:
         try:

@@ -1,4 +1,4 @@
-"""Task: one row of a task set with all that a workflow needs to explore it."""
+"""Task: one row of a task set with everything its workflow needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "max_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is asked, how often, and how the answers are sampled and scored."""
+    """A prompt, its number of rollouts, and how they are sampled and scored."""
 
     index: int
     """The task's index among the rows of its task set."""
@@ -25,7 +25,7 @@ class Task:
     workflow: str
     """Registered name or dotted path of its workflow."""
     repeat_times: int = 1
-    """Rollouts to make of it."""
+    """Number of rollouts."""
     reward_fn: str | None = None
     """Registered name or dotted path of its reward function; None leaves it to the workflow."""
     rollout_args: RolloutArgs = field(default_factory=RolloutArgs)
@@ -37,7 +37,7 @@ class Task:
     reward_fn_args: dict[str, Any] = field(default_factory=dict)
     """The user's arguments for the reward function."""
     is_eval: bool = False
-    """Explored to measure, not to learn from."""
+    """True for evaluation, whose rollouts are not trained on."""
     seed: int = 0
     """The run's seed."""
     group: str = ""
@@ -45,22 +45,22 @@ class Task:
 
     @property
     def messages(self) -> list[formats.Message]:
-        """The conversation that the policy is to continue."""
+        """The conversation that the policy continues."""
         return formats.prompt_messages(self.raw, self.format)
 
     @property
     def tools(self) -> list[formats.Tool] | None:
-        """The tools the row offers."""
+        """The tools of the row, None if it has none."""
         return formats.tools(self.raw, self.format)
 
     @property
     def truth(self) -> Any:
-        """The reference answer, None where the row has none."""
+        """The reference answer, None if the row has none."""
         return formats.truth(self.raw, self.format)
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """Sampling arguments that the task set sets: those of temperature, top_p, top_k, max_tokens that are given."""
+        """The sampling arguments set by the task set, out of temperature, top_p, top_k and max_tokens."""
         given = {name: getattr(self.rollout_args, name) for name in SAMPLING_FIELDS}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -70,5 +70,5 @@ class Task:
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1
 
     def rollout_seeds(self, turn: int = 0) -> list[int]:
-        """The seeds of all repeats of one turn."""
+        """The seeds of one turn for all repeats."""
         return [self.rollout_seed(run, turn) for run in range(self.repeat_times)]

@@ -1,4 +1,4 @@
-"""Task sets: rows that have been read and checked before anything heavy starts."""
+"""Task sets: rows read and checked before engines or trainer start."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from trinity_core.errors import DataError
 logger = logging.getLogger(__name__)
 
 LISTED = 5
-"""Bad rows named one by one in messages; the rest are counted."""
+"""Rejected rows listed one by one in messages; the rest are counted."""
 
 
 @dataclass(slots=True)
 class Taskset:
-    """The tasks of one `TasksetConfig`. `taskset[i]` is the task of row i; rows that were set aside do not count."""
+    """The tasks of one `TasksetConfig`. `taskset[i]` is the task of row i; rejected rows are not counted."""
 
     config: TasksetConfig
     rows: list[Row]
     locations: list[RowLocation]
-    """Where each row stands."""
+    """The location of each row."""
     rejected: list[RejectedRow] = field(default_factory=list)
-    """Rows set aside, and why."""
+    """Rejected rows and their reasons."""
     is_eval: bool = False
     seed: int = 0
 
     @classmethod
     def open(cls, config: TasksetConfig, seed: int, is_eval: bool = False) -> Taskset:
-        """Read and check the rows. Raises DataError where none can be used."""
+        """Read and check the rows. Raises DataError if no row is usable."""
         read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name)
         answered = any(config.format.response_key in row for row in read.rows)
         checked = reject_rows(read, lambda row: _check_task(row, config.format, answered), config.name)
@@ -67,13 +67,13 @@ class Taskset:
         )
 
     def tasks(self, limit: int | None = None) -> list[Task]:
-        """The tasks in file order, all or the first `limit`: what an evaluation goes through."""
+        """The tasks of an evaluation in file order: all, or the first `limit`."""
         return [self[index] for index in range(len(self) if limit is None else min(limit, len(self)))]
 
     def without_long_prompts(self, encoder: ChatEncoder, max_tokens: int) -> Taskset:
-        """The same task set with the rows set aside whose prompts have more than `max_tokens` tokens.
+        """The same task set without rows whose prompts have more than `max_tokens` tokens; these are rejected.
 
-        For runs that do not truncate prompts. Raises DataError where no row is left.
+        For runs that do not truncate prompts. Raises DataError if no row is left.
         """
         prompts = [
             (formats.prompt_messages(row, self.config.format), formats.tools(row, self.config.format))
@@ -90,9 +90,9 @@ class Taskset:
 
 
 def reject_rows(read: Rows, check: Callable[[Row], object], name: str | None) -> Rows:
-    """Split rows into those that `check` accepts and those for which it raises DataError; log what is set aside.
+    """Reject the rows for which `check` raises DataError, and log them.
 
-    Raises DataError, naming the first rows and reasons, where none is left.
+    Raises DataError, naming the first rows and reasons, if no row is left.
     """
     rows, locations, rejected = [], [], list(read.rejected)
     for row, location in zip(read.rows, read.locations, strict=True):
@@ -110,7 +110,7 @@ def reject_rows(read: Rows, check: Callable[[Row], object], name: str | None) ->
 
 
 def log_rejected(rejected: list[RejectedRow], kept: int, name: str | None) -> None:
-    """Say in the log which rows were set aside, if any."""
+    """Log the rejected rows, if any."""
     if rejected:
         logger.warning(
             "Data set '%s': %d of %d rows rejected: %s",
@@ -122,13 +122,13 @@ def log_rejected(rejected: list[RejectedRow], kept: int, name: str | None) -> No
 
 
 def list_rejected(rejected: list[RejectedRow]) -> str:
-    """The first rejected rows and how many more there are, on one line."""
+    """One line with the first rejected rows and the number of the others."""
     more = f"; and {len(rejected) - LISTED} more" if len(rejected) > LISTED else ""
     return "; ".join(map(str, rejected[:LISTED])) + more
 
 
 def _check_task(row: Row, form: FormatConfig, answered: bool) -> None:
-    """`answered`: the set has a column of reference answers, so that each row must have one."""
+    """Raise DataError for a bad row. With `answered` the set has reference answers, so each row needs one."""
     formats.prompt_messages(row, form)
     formats.tools(row, form)
     answer = formats.truth(row, form)

@@ -1,4 +1,4 @@
-"""A data set and a model small enough to learn on a laptop's CPU in minutes: `trinity tiny`.
+"""A data set and a model small enough to train on a laptop's CPU in minutes: `trinity tiny`.
 
 What you get: word problems in GSM8K's own format (`question`, `answer` with `<<a+b=c>>` and `#### c`), and a Qwen2
 model of about a million random parameters with a tokenizer of its own, as an ordinary Hugging Face folder.
@@ -28,7 +28,7 @@ END_OF_TURN, START_OF_TURN, PAD = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """Which problems there are, and what the worked examples leave to be found by exploring.
+    """The distribution of problems, and what the worked examples leave to be learned by exploring.
 
     A verb says whether to add or to subtract. Worked examples show all sums and differences, but differences seldom,
     and most of their verbs hardly ever: a warm-up learns to write answers and to calculate, and mostly adds.
@@ -71,7 +71,7 @@ class TinySize:
 
 @dataclass(frozen=True, slots=True)
 class TinyFolders:
-    """Where `make_tiny` has put things."""
+    """The files that `make_tiny` has written."""
 
     model: Path
     data: Path

@@ -1,4 +1,4 @@
-"""The policy's tokenizer, its chat template in force, and the tokens that end an answer."""
+"""The policy's tokenizer, the chat template in use, and the tokens that end an answer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from trinity_core.data.chat import ChatEncoder
 def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder or hub name.
 
-    A `tokenizer.json` says all that there is to know, and reading it takes neither torch nor the registry of model
-    classes: 2.6 s of one core against 18 s for `AutoTokenizer` (`python -X importtime`). Models without one take that
-    way.
+    A `tokenizer.json` is complete, and reading it needs neither torch nor the registry of model classes: 2.6 s of one
+    core against 18 s for `AutoTokenizer` (`python -X importtime`), which is used for models without that file.
     """
     from transformers.utils import cached_file
 
@@ -29,7 +28,7 @@ def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
 
 
 def policy_encoder(model: ModelConfig) -> ChatEncoder:
-    """The policy's tokenizer with the chat template in force."""
+    """The policy's tokenizer with the chat template in use."""
     template = model.custom_chat_template
     if template is None and model.chat_template_path:
         template = Path(model.chat_template_path).expanduser().read_text(encoding="utf-8")
@@ -50,7 +49,7 @@ def stop_tokens(model_path: str, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _has(cached_file: Any, model_path: str, name: str) -> str | None:
-    """The local path of a file of the model, or None where the model has none of that name."""
+    """The local path of a file of the model, or None if it has no such file."""
     try:
         return cached_file(model_path, name)
     except OSError:
