@@ -15,7 +15,7 @@ from pathlib import Path
 
 from measured import by_source, cycles, run_rft
 
-EXPLORER = {"generate": "generate", "reward": "reward", "store": "store", "hand over": "hand_over"}
+EXPLORER = {"generate": "generate", "reward": "reward", "store": "store", "weight sync": "weight_sync"}
 TRAINER = {
     "train": ("lay_out", "log_probs", "values", "advantages", "update_critic", "update_actor"),
     "publish": ("publish",),

@@ -257,7 +257,7 @@ def test_numbers_and_samples_of_every_step_are_written_down(config, engine):
     lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert [line.step for line in lines] == [1, 2, 3, 4]
     assert [line.metrics["version"] for line in lines] == [0, 1, 2, 3]
-    spent = {f"timing_s/{part}" for part in ("generate", "reward", "store", "hand_over")}
+    spent = {f"timing_s/{part}" for part in ("generate", "reward", "store", "weight_sync")}
     wanted = {"reward/mean", "response_length/mean"} | spent
     assert wanted <= lines[0].metrics.keys()
     source, step, rollouts = latest_rollouts(settings.job_dir)

@@ -52,9 +52,9 @@ def explored(config, engine, model) -> list:
     """Two steps, with versions 0 and 1 published as a trainer would; what the store holds then."""
     folder = open_versions("memory", config.job_dir)
     tokens = np.arange(3, 40, 4)
-    probe = WeightCheck(tuple(tokens.tolist()), tuple(logprobs_of(model, tokens).tolist()))
+    check = WeightCheck(tuple(tokens.tolist()), tuple(logprobs_of(model, tokens).tolist()))
     for version in (0, 1):
-        folder.publish(version, model.state_dict().items(), probe)
+        folder.publish(version, model.state_dict().items(), check)
     asyncio.run(Explorer(config, [engine]).run(explore))
     folder.remove()
     return ExperienceStore.open(store_url(config), str(config.job_dir)).lease(1, 32, 1)
@@ -72,5 +72,5 @@ def test_what_is_stored_can_be_trained_on_and_is_repeated_by_the_same_seed(
     assert [int(e.versions[0]) for e in first] == [0] * 16 + [1] * 16
     assert len({tuple(e.tokens.tolist()) for e in first}) > 16
     assert [e.tokens.tolist() for e in first] == [e.tokens.tolist() for e in second]
-    gaps = [line.metrics["hand_over/probe_gap"] for line in read_metrics(configs[0].job_dir)]
+    gaps = [line.metrics["weight_sync/check_gap"] for line in read_metrics(configs[0].job_dir)]
     assert max(gaps) < 1e-4

@@ -54,10 +54,10 @@ def test_an_engines_error_travels():
 
 def test_a_version_without_tensors_announces(tmp_path):
     folder = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
-    probe = WeightCheck((1, 2), (-1.0,))
-    folder.publish(3, [], probe)
+    check = WeightCheck((1, 2), (-1.0,))
+    folder.publish(3, [], check)
     assert folder.latest() == 3
-    assert folder.probe(3) == probe
+    assert folder.check(3) == check
     assert dict(folder.load(3)) == {}
 
 

@@ -48,9 +48,9 @@ def loaded(folder, version):
     return dict(folder.load(version))
 
 
-def test_round_trip_with_types_aliases_and_probe(folder):
-    probe = WeightCheck((1, 2, 3), (-0.5, -1.25), "bfloat16")
-    folder.publish(3, tensors(3), probe)
+def test_round_trip_with_types_aliases_and_check(folder):
+    check = WeightCheck((1, 2, 3), (-0.5, -1.25), "bfloat16")
+    folder.publish(3, tensors(3), check)
     got = loaded(folder, 3)
     assert set(got) == set(dict(tensors(3)))
     for name, tensor in tensors(3):
@@ -58,7 +58,7 @@ def test_round_trip_with_types_aliases_and_probe(folder):
         assert got[name].dtype == tensor.dtype
     assert got["lm_head.weight"].data_ptr() == got["embed.weight"].data_ptr()
     assert folder.latest() == 3
-    assert folder.probe(3) == probe
+    assert folder.check(3) == check
 
 
 def test_the_file_is_plain_safetensors(folder):

@@ -34,6 +34,12 @@ def test_concurrent_writers_never_tear_a_line(tmp_path: Path) -> None:
         assert [line.step for line in lines if line.source == source] == list(range(200))
 
 
+def test_renamed_metrics_keep_their_former_name(tmp_path: Path) -> None:
+    MetricsFile(tmp_path, "explorer").write(1, {"weight_sync/check_gap": 0.25, "timing_s/step": 1.0})
+    [line] = read_metrics(tmp_path)
+    assert line.metrics == {"weight_sync/check_gap": 0.25, "hand_over/probe_gap": 0.25, "timing_s/step": 1.0}
+
+
 def test_non_finite_metrics_are_written_as_null(tmp_path: Path) -> None:
     MetricsFile(tmp_path, "trainer").write(1, {"a": math.nan, "b": math.inf, "c": 2})
     assert json.loads(metrics_path(tmp_path).read_text())["metrics"] == {"a": None, "b": None, "c": 2.0}

@@ -129,10 +129,10 @@ def test_versions_are_published_with_a_proof(rollouts, tiny_model):
     state = dict(folder.load(4))
     assert "lm_head.weight" in state
     lm.load_state_dict(state)
-    probe = folder.probe(4)
-    tokens = torch.tensor([probe.tokens])
+    check = folder.check(4)
+    tokens = torch.tensor([check.tokens])
     logprobs = lm(tokens).logits[0, :-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
-    torch.testing.assert_close(logprobs.detach(), torch.tensor(probe.logprobs), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logprobs.detach(), torch.tensor(check.logprobs), atol=1e-5, rtol=1e-5)
 
 
 def test_a_checkpoint_becomes_a_model_for_transformers(rollouts):
@@ -189,5 +189,5 @@ def test_sft_from_a_file_goes_on_where_it_stopped(make_config, tmp_path):
     whole, halves = config("whole", 4), config("halves", 4)
     assert _losses(halves) == _losses(whole)
     _assert_same_checkpoints(halves, whole)
-    assert not (whole.job_dir / "latest_state_dict_iteration.txt").exists(), "no weights were handed over"
+    assert not (whole.job_dir / "latest_state_dict_iteration.txt").exists(), "no weights were published"
     assert summary["step"] == 4 and _losses(whole)[-1][1] < _losses(whole)[0][1]

@@ -148,10 +148,10 @@ def _probe(source: WeightSource, version: int) -> WeightCheck | None:
     from trinity_core.sync.methods import open_versions
 
     if source.method != "folder":
-        return open_versions(source.method, Path(source.path)).probe(version)
+        return open_versions(source.method, Path(source.path)).check(version)
     folder = Path(source.path).absolute()
     step, job_dir = step_of(folder.parent.parent), folder.parent.parent.parent
     if step is None or folder != JobLayout(job_dir).huggingface(step):
         return None
     record = open_versions("checkpoint", job_dir).record(step)
-    return None if record is None else record.probe
+    return None if record is None else record.check

@@ -200,7 +200,7 @@ class Explorer:
         if version == self.version or self._holds_start(version):
             return
         self._state, self._untouched = f"loading version {version}", False
-        with self._spending("hand_over"):
+        with self._spending("weight_sync"):
             for attempt in range(PULL_ATTEMPTS):
                 try:
                     done = await self._open.pool.load(self._open.source, version)
@@ -211,9 +211,9 @@ class Explorer:
                         raise
                     version = max(version, newest)
         self.version = self._open.model.version = version
-        self._spent["hand_over_engine"] = done.seconds
+        self._spent["weight_sync_engine"] = done.seconds
         if done.gap is not None:
-            self._last["hand_over/probe_gap"] = done.gap
+            self._last["weight_sync/check_gap"] = done.gap
 
     async def evaluate_if_due(self) -> None:
         """Evaluate at the start of a new run (`eval_on_startup`), and when the version passes an `eval_interval`."""
@@ -320,8 +320,8 @@ class Explorer:
     def _write(self, batch: StepRollouts) -> None:
         """The metrics line of a step: its numbers and where its time went."""
         spent, self._spent = self._spent, {}
-        spent["step"] = time.perf_counter() - batch.began + spent.get("wait", 0.0) + spent.get("hand_over", 0.0)
-        gap = {name: value for name, value in self._last.items() if name == "hand_over/probe_gap"}
+        spent["step"] = time.perf_counter() - batch.began + spent.get("wait", 0.0) + spent.get("weight_sync", 0.0)
+        gap = {name: value for name, value in self._last.items() if name == "weight_sync/check_gap"}
         numbers = batch.numbers | gap | {f"timing_s/{name}": seconds for name, seconds in spent.items()}
         numbers["engine_restarts"] = float(self._open.pool.restarts)
         self._last = numbers

@@ -39,7 +39,7 @@ class CheckpointVersions(WeightVersions):
         self,
         version: int,
         named_tensors: Iterable[tuple[str, torch.Tensor]],
-        probe: WeightCheck | None = None,
+        check: WeightCheck | None = None,
         keep: int = DEFAULT_KEEP,
         specs: Sequence[TensorSpec] | None = None,
     ) -> VersionRecord:
@@ -57,7 +57,7 @@ class CheckpointVersions(WeightVersions):
             finally:
                 temporary.unlink(missing_ok=True)
             sync_file(folder)
-        record = VersionRecord(version, WEIGHTS, payload.layout.size, uuid4().hex, payload.aliases, probe)
+        record = VersionRecord(version, WEIGHTS, payload.layout.size, uuid4().hex, payload.aliases, check)
         write_atomically(self._record_path(version), record.to_bytes())
         self._point_to(version, durable=True)
         for old in self.versions()[: -max(keep, 1)]:

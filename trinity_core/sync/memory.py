@@ -143,7 +143,7 @@ class MemoryVersions(WeightVersions):
         self,
         version: int,
         named_tensors: Iterable[tuple[str, torch.Tensor]],
-        probe: WeightCheck | None = None,
+        check: WeightCheck | None = None,
         keep: int = DEFAULT_KEEP,
         specs: Sequence[TensorSpec] | None = None,
     ) -> VersionRecord:
@@ -154,7 +154,7 @@ class MemoryVersions(WeightVersions):
             fill(slot.sized(payload.layout.size), payload.layout, payload.tensors)
         finally:
             fcntl.flock(slot.file, fcntl.LOCK_UN)
-        record = VersionRecord(version, str(slot.path), payload.layout.size, uuid4().hex, payload.aliases, probe)
+        record = VersionRecord(version, str(slot.path), payload.layout.size, uuid4().hex, payload.aliases, check)
         write_atomically(self._record_path(version), record.to_bytes(), durable=False)
         self._point_to(version)
         for old in self.versions()[: -max(keep, 1)]:

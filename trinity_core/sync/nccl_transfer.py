@@ -163,15 +163,15 @@ class NcclSender:
         weights: Any = source
         self._engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=weights)
 
-    def send(self, version: int, probe: WeightCheck | None = None) -> None:
+    def send(self, version: int, check: WeightCheck | None = None) -> None:
         """Push the present weights to every engine as `version`, and announce it (rank 0)."""
         if self._engines is not None:
-            self._engines.expect(version, partial(self._announce, version, probe))
+            self._engines.expect(version, partial(self._announce, version, check))
         self._engine.send_weights()
 
-    def _announce(self, version: int, probe: WeightCheck | None) -> None:
+    def _announce(self, version: int, check: WeightCheck | None) -> None:
         if self._folder is not None:
-            self._folder.publish(version, [], probe)
+            self._folder.publish(version, [], check)
 
     def close(self) -> None:
         """Leave the group."""

@@ -28,8 +28,8 @@ class VersionRecord:
     """Unique for each publication, so that a reader notices when one number is published anew."""
     aliases: dict[str, str]
     """Names whose tensor is stored under another name (tied embeddings)."""
-    probe: WeightCheck | None = None
-    """The proof that a loader must pass."""
+    check: WeightCheck | None = None
+    """The weight check that an engine must pass after loading."""
 
     def to_bytes(self) -> bytes:
         """JSON; the inverse of `read`."""
@@ -42,8 +42,9 @@ class VersionRecord:
             value = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
-        probe = value.pop("probe")
-        return cls(**value, probe=None if probe is None else WeightCheck.from_json(probe))
+        # "probe" in records of older releases.
+        check = value.pop("check", None) or value.pop("probe", None)
+        return cls(**value, check=None if check is None else WeightCheck.from_json(check))
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class WeightVersions(ABC):
         self,
         version: int,
         named_tensors: Iterable[tuple[str, torch.Tensor]],
-        probe: WeightCheck | None = None,
+        check: WeightCheck | None = None,
         keep: int = DEFAULT_KEEP,
         specs: Sequence[TensorSpec] | None = None,
     ) -> VersionRecord:
@@ -96,15 +96,15 @@ class WeightVersions(ABC):
         """Make `version` unseen; its memory goes when its last reader has gone."""
 
     def record(self, version: int) -> VersionRecord | None:
-        """What a version says of itself, its probe included; None where it is not there."""
+        """The record of `version`, with its weight check; None if the version is gone."""
         return VersionRecord.read(self._record_path(version))
 
-    def probe(self, version: int) -> WeightCheck | None:
-        """The proof that goes with `version`, if it has one. Raises `VersionGone` where the version is not there."""
+    def check(self, version: int) -> WeightCheck | None:
+        """The weight check of `version`; None if it has none. Raises `VersionGone` if the version is gone."""
         record = self.record(version)
         if record is None:
             raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
-        return record.probe
+        return record.check
 
     def latest(self) -> int | None:
         """The newest loadable version, or None."""

@@ -23,6 +23,13 @@ FORWARDED_PREFIX = "forwarded_"
 STREAMS = ("trainer", "explorer", "eval")
 """What is forwarded independently of the rest."""
 
+FORMER_NAMES = {
+    "weight_sync/check_gap": "hand_over/probe_gap",
+    "timing_s/weight_sync": "timing_s/hand_over",
+    "timing_s/weight_sync_engine": "timing_s/hand_over_engine",
+}
+"""Metric -> its former name. Both are written for one release, so that existing charts keep working."""
+
 
 @dataclass(frozen=True, slots=True)
 class MetricLine:
@@ -50,6 +57,7 @@ class MetricsFile:
     def write(self, step: int, metrics: Mapping[str, float], source: str | None = None) -> None:
         """Append one line; numbers that are not finite are written as null, so that every line is plain JSON."""
         numbers = {name: _finite(value) for name, value in metrics.items()}
+        numbers |= {former: numbers[name] for name, former in FORMER_NAMES.items() if name in numbers}
         line = {"step": int(step), "source": source or self.source, "time": round(time.time(), 3), "metrics": numbers}
         with _locked(self.path):
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)

@@ -1,4 +1,4 @@
-"""Giving new weights to the engines, with a proof that travels with them."""
+"""When the trainer publishes weights, and which version the engines get when a run resumes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from trinity_core.sync.versions import WeightVersions
 
 KEPT = "rollout_weights.safetensors"
-"""In a checkpoint between two hand-overs: the weights that the engines sampled with, their version and proof."""
-PROBE_TOKENS = 48
+"""In a checkpoint between two weight syncs: the weights the engines sampled with, their version and weight check."""
+CHECK_TOKENS = 48
 """Enough that a wrong tensor cannot pass by luck, few enough to cost a millisecond."""
 
 
@@ -39,44 +39,44 @@ class Publisher:
         self.interval = config.synchronizer.sync_interval
         self.versions = versions
         self._publisher = publisher
-        self.told = JobLayout(config.job_dir).latest_state_dict
-        """Where the run's folder names the newest version, for people and other tools."""
+        self._latest = JobLayout(config.job_dir).latest_state_dict
 
     def due(self, step: int) -> bool:
-        """Whether the weights after `step` go to the engines."""
+        """True if the weights after `step` are to be published."""
         return publishes_after(step, self.interval)
 
     def publish(self, version: int) -> None:
-        """Give the present weights to the engines as `version`."""
+        """Publish the present weights as `version`, with a weight check."""
         self._publisher.publish(version, make_weight_check(self.learner))
-        self._tell()
+        self._write_latest()
 
-    def _tell(self) -> None:
-        """Write down the newest version, unless the folder of weights is the run's own, which names it itself."""
-        newest = self.versions.latest() if self.learner.ranks.first and self.versions.root != self.told.parent else None
-        if newest is not None:
-            write_atomically(self.told, f"{newest}\n".encode(), durable=False)
+    def _write_latest(self) -> None:
+        """Name the newest version in the run's folder, for people and tools. `checkpoint` versions do so themselves."""
+        if self.learner.ranks.first and self.versions.root != self._latest.parent:
+            newest = self.versions.latest()
+            if newest is not None:
+                write_atomically(self._latest, f"{newest}\n".encode(), durable=False)
 
     def rewind(self, step: int) -> None:
-        """Forget versions newer than the checkpoint that the run goes on from."""
+        """Forget versions newer than the checkpoint that the run resumes from."""
         if self.learner.ranks.first:
             self.versions.rewind(step)
 
     def resume(self, step: int, checkpoint: Path) -> None:
-        """Make sure that explorers find weights after `step`: those they had, where these are still to be had.
+        """Make weights for the explorers available after a resume at `step`: those they had before, if possible.
 
-        Between two hand-overs that is an older version, from the folder or the checkpoint. Where neither has one that
-        is new enough for `sync_interval`, which may have been another, the present weights are given as version `step`.
+        Between two weight syncs these are an older version, which is still published or kept in the checkpoint. If
+        neither is new enough for `sync_interval` (which may have changed), the present weights become version `step`.
         """
         due = step - step % self.interval
-        found = self.learner.ranks.first and due != step and self._bring_back(due, checkpoint)
+        found = self.learner.ranks.first and due != step and self._restore(due, checkpoint)
         if any_rank(found, self.learner.ranks):
-            self._tell()
+            self._write_latest()
         else:
             self.publish(step)
 
-    def _bring_back(self, due: int, checkpoint: Path) -> bool:
-        """Whether the folder has version `due` or a newer one, if need be that of the checkpoint."""
+    def _restore(self, due: int, checkpoint: Path) -> bool:
+        """Publish the version kept in `checkpoint` unless `due` or a newer one is published. False if none is."""
         if not self.versions.keeps_tensors:
             return False
         if any(version >= due for version in self.versions.versions()):
@@ -84,36 +84,36 @@ class Publisher:
         kept = _read_kept(checkpoint / KEPT)
         if kept is None or kept[0] < due:
             return False
-        version, probe, tensors = kept
-        self.versions.publish(version, tensors.items(), probe)
+        version, check, tensors = kept
+        self.versions.publish(version, tensors.items(), check)
         return True
 
     def keep_for_resume(self, step: int, checkpoint: Path) -> None:
-        """Where `step` is no hand-over, put the weights that the engines hold now into its checkpoint (rank 0)."""
+        """Copy the engines' weights into the checkpoint of `step` if they are of an older version (rank 0)."""
         version = self.versions.latest() if self.versions.keeps_tensors else None
         if version is not None and version != step:
             from safetensors.torch import save_file
 
-            probe = self.versions.probe(version)
-            told = {"version": str(version), "probe": json.dumps(None if probe is None else probe.to_json())}
+            check = self.versions.check(version)
+            metadata = {"version": str(version), "check": json.dumps(None if check is None else check.to_json())}
             tensors = {name: t.clone() for name, t in self.versions.load(version)}
             with clear_errors("writing", checkpoint / KEPT):
-                save_file(tensors, checkpoint / KEPT, told)
+                save_file(tensors, checkpoint / KEPT, metadata)
 
 
 def _read_kept(path: Path) -> tuple[int, WeightCheck | None, dict[str, Tensor]] | None:
-    """Version, proof and tensors of the engines' weights in a checkpoint; None without them or their version."""
+    """Version, weight check and tensors of the engines' weights in a checkpoint; None if missing or without version."""
     if not path.exists():
         return None
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        told = file.metadata() or {}
-        if "version" not in told:
+        metadata = file.metadata() or {}
+        if "version" not in metadata:
             return None
-        probe = json.loads(told["probe"])
+        check = json.loads(metadata.get("check") or metadata["probe"])  # "probe" in checkpoints of older releases
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-    return int(told["version"]), None if probe is None else WeightCheck.from_json(probe), tensors
+    return int(metadata["version"]), None if check is None else WeightCheck.from_json(check), tensors
 
 
 def make_weight_check(learner: Learner) -> WeightCheck:
@@ -121,9 +121,9 @@ def make_weight_check(learner: Learner) -> WeightCheck:
     import torch
 
     vocabulary = learner.model_config.get_text_config().vocab_size
-    tokens = np.random.default_rng(0).integers(0, vocabulary, PROBE_TOKENS)
-    row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(PROBE_TOKENS - 1, dtype=np.bool_))
-    micro = build_micro([row], [0], PROBE_TOKENS - 1, learner.cut.packing).to(learner.ranks.device, learner.dtype)
+    tokens = np.random.default_rng(0).integers(0, vocabulary, CHECK_TOKENS)
+    row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(CHECK_TOKENS - 1, dtype=np.bool_))
+    micro = build_micro([row], [0], CHECK_TOKENS - 1, learner.cut.packing).to(learner.ranks.device, learner.dtype)
     with torch.no_grad(), uncompiled():
         logprobs, _ = learner.engine(micro, 1.0, False)
     dtype = str(learner.dtype).removeprefix("torch.")
