@@ -119,6 +119,12 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (("model.model_path='???'",), "model.model_path", "must be given", ""),
     (("model.max_model_len=null",), "model.max_model_len", "must be given, or both max_prompt_tokens", ""),
     (("model.min_response_tokens=1024",), "model.min_response_tokens", "less than max_response_tokens", ""),
+    (
+        (f"{INPUT}.taskset.rollout_args.temperature=0.7", "model.top_p=0.9"),
+        f"{INPUT}.taskset.rollout_args.temperature",
+        "must be 1 (or 0) on a GPU",
+        "",
+    ),
     (("model.max_response_tokens=2048",), "model.max_response_tokens", "leaves no room for a prompt", ""),
     (("model.max_prompt_tokens=4096",), "model.max_prompt_tokens", "leaves no room for a response", ""),
     (("model.model_path=${oc.env:NOT_SET_ANYWHERE}",), "model.model_path", "NOT_SET_ANYWHERE is not set", ""),

@@ -78,6 +78,60 @@ def test_logprobs_are_those_of_the_trainer(tiny_engine, tiny_model, temperature)
         np.testing.assert_allclose(sample.logprobs, expected, atol=1e-5)
 
 
+def policy_logprobs(folder, request_samples, temperature: float) -> np.ndarray:
+    """The trainer's log-probs of all sampled tokens, row after row, from its own forward pass."""
+    import torch
+
+    from trinity_core.data.experience import Experience
+    from trinity_core.training.micro import build_micro
+    from trinity_core.training.policy import Policy, find_ways, load_causal_lm
+
+    lm = load_causal_lm(str(folder), torch.float32)
+    rows = [
+        Experience(
+            tokens=np.concatenate([request.prompt, sample.tokens]),
+            prompt_length=len(request.prompt),
+            action_mask=np.ones(len(sample.tokens)),
+        )
+        for request, sample in request_samples
+    ]
+    micro = build_micro(rows, range(len(rows)), max(len(sample.tokens) for _, sample in request_samples))
+    with torch.no_grad():
+        return Policy(lm, find_ways(lm))(micro, temperature, False)[0].numpy()
+
+
+RESTRICTIONS = {
+    "none": {},
+    "top_p": {"top_p": 0.8},
+    "top_k": {"top_k": 5},
+    "min_tokens": {"min_tokens": 3},
+    "all": {"top_p": 0.8, "top_k": 5, "min_tokens": 3},
+}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("restriction", RESTRICTIONS)
+def test_importance_ratio_is_one_at_equal_weights(tiny_engine, tiny_folder, restriction, temperature):
+    """Stop tokens are common ones, so that a shortest response does hold back what would be chosen."""
+    stop = tuple({int(s.tokens[0]) for s in generate(tiny_engine, requests(20, name="first"))})
+    sampling = Sampling(12, temperature, stop_token_ids=stop, **RESTRICTIONS[restriction])
+    wanted = requests(32, sampling, name=f"{restriction}-{temperature}")
+    samples = generate(tiny_engine, wanted)
+    trainer = policy_logprobs(tiny_folder, list(zip(wanted, samples, strict=True)), temperature)
+    rollout = np.concatenate([sample.logprobs for sample in samples])
+    ratios = np.exp(trainer - rollout)
+    assert abs(ratios.mean() - 1) < 1e-3
+    np.testing.assert_allclose(ratios, 1, atol=1e-3)
+
+
+def test_restricted_requests_leave_other_samples_alone(tiny_engine):
+    [alone] = generate(tiny_engine, requests(1, name="plain"))
+    restricted = requests(3, replace(SAMPLING, top_k=2, min_tokens=3, temperature=0.5), name="restricted", seed=9)
+    mixed, *_ = generate(tiny_engine, [*requests(1, name="plain"), *restricted])
+    assert mixed.tokens.tolist() == alone.tokens.tolist()
+    np.testing.assert_allclose(mixed.logprobs, alone.logprobs, atol=1e-5)
+
+
 def test_greedy_takes_the_likeliest_token(tiny_engine, tiny_model):
     import torch
 
@@ -152,6 +206,15 @@ def test_a_shortest_response_holds_back_the_stop_token(tiny_engine):
     wanted = replace(SAMPLING, stop_token_ids=(int(free.tokens[0]),), min_tokens=4)
     [sample] = generate(tiny_engine, requests(1, wanted, name="long"))
     assert len(sample.tokens) >= 4
+
+
+def test_shortest_response_counts_the_end_token(tiny_engine):
+    free = generate(tiny_engine, requests(1, name="free3"))[0]
+    stop = int(free.tokens[2])
+    first = free.tokens.tolist().index(stop)
+    wanted = replace(SAMPLING, stop_token_ids=(stop,), min_tokens=first + 1)
+    [sample] = generate(tiny_engine, requests(1, wanted, name="exact"))
+    assert sample.tokens.tolist() == free.tokens[: first + 1].tolist()
 
 
 @pytest.mark.parametrize("method", ["memory", "checkpoint"])

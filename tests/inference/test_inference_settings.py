@@ -40,6 +40,18 @@ def test_on_a_gpu_vllm_keeps_its_own_ways():
     assert "OMP_NUM_THREADS" not in settings.environment()
 
 
+def test_restricted_sampling_on_gpu_reports_raw_logprobs():
+    restricted = config()
+    restricted.model.top_k = 5
+    restricted.buffer.explorer_input.tasksets[0].rollout_args.top_k = 5
+    assert vllm_types.engine_arguments(policy_engine(restricted, on_gpu=True))["logprobs_mode"] == "raw_logprobs"
+    assert not policy_engine(config(), on_gpu=True).raw_logprobs
+    restricted.buffer.explorer_input.tasksets[0].rollout_args.temperature = 0.7
+    with pytest.raises(TrinityError, match=r"rollout_args\.temperature: must be 1"):
+        policy_engine(restricted, on_gpu=True)
+    assert not policy_engine(restricted, on_gpu=False).raw_logprobs
+
+
 def test_the_kv_cache_on_the_cpu_holds_the_sequences(tiny_folder):
     few, many = [
         vllm_types.engine_arguments(EngineSettings(str(tiny_folder), 100, max_num_seqs=n))["kv_cache_memory_bytes"]

@@ -46,6 +46,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         _cluster,
         _batches,
         _tasks,
+        _restricted_on_gpu,
         _experiences,
         _synchronizer,
         _explorer,
@@ -240,6 +241,33 @@ def _temperatures(config: Config) -> Iterator[Finding]:
                 "give all training task sets the same."
             )
             yield Finding(key, value, message, (first, "model.temperature"))
+
+
+RESTRICTED_ON_GPU = (
+    "must be 1 (or 0) on a GPU where top_p, top_k or model.min_response_tokens restrict sampling: vLLM cannot report "
+    "log-probs over the whole vocabulary at another temperature, and every importance ratio would be biased."
+)
+
+
+def restricted_sampling(config: Config) -> list[tuple[str, float]]:
+    """Key and value of the temperature of each training task set that may not sample from the whole vocabulary."""
+    found = []
+    for key, taskset in training_tasksets(config):
+        args = taskset.rollout_args
+        if (args.top_p or 1.0) < 1.0 or (args.top_k or 0) > 0 or config.model.min_response_tokens > 1:
+            value = config.model.temperature if args.temperature is None else args.temperature
+            found.append((f"{key}.rollout_args.temperature", value))
+    return found
+
+
+def _restricted_on_gpu(config: Config) -> Iterator[Finding]:
+    """`inference.settings.policy_engine` checks the same when the number of GPUs is counted at the start."""
+    if config.mode == "bench" or not config.cluster.gpu_per_node:
+        return
+    for key, value in restricted_sampling(config):
+        if value not in (0.0, 1.0):
+            rests_on = ("cluster.gpu_per_node", "model.temperature", "model.min_response_tokens")
+            yield Finding(key, value, RESTRICTED_ON_GPU, rests_on)
 
 
 def _experiences(config: Config) -> Iterator[Finding]:

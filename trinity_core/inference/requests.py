@@ -24,7 +24,8 @@ class EngineLost(TransientFault):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen. The log-probs that come back are those of the distribution described here."""
+    """How tokens are chosen. Log-probs are log_softmax(logits / temperature) over the whole vocabulary, even where
+    `top_p`, `top_k` or `min_tokens` restrict the choice."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -33,7 +34,7 @@ class Sampling:
     top_k: int = -1
     """-1: all tokens."""
     min_tokens: int = 0
-    """Tokens before an end token may be chosen; the end token counts as one."""
+    """Shortest response, the end token included."""
     stop_token_ids: tuple[int, ...] = ()
 
 

@@ -8,17 +8,23 @@ stream of each request's seed. A request that is asked again of another engine g
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor.builtin import MinTokensLogitsProcessor
+from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """SplitMix64's step."""
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below count as 0, as in vLLM."""
 
 
 def mix(z: np.ndarray) -> np.ndarray:
@@ -58,11 +64,25 @@ class SeededChoice(nn.Module):
 
 
 class SeededSampler(Sampler):
-    """vLLM's sampler with `SeededChoice`, and without the ranks of the tokens that it chose: nobody asks for them."""
+    """vLLM's sampler with `SeededChoice`. Its log-probs are those of the whole vocabulary, and it computes no ranks.
+
+    top-k, top-p and a shortest response restrict which tokens are chosen, not the log-prob that is reported: that is
+    log_softmax(logits / temperature), which is what the trainer computes.
+    """
 
     def __init__(self, runner: Any) -> None:
         super().__init__(runner.sampler.logprobs_mode)
         self.topk_topp_sampler = SeededChoice(runner)  # type: ignore[assignment]
+
+    def forward(self, logits: Tensor, sampling_metadata: SamplingMetadata, *args: Any, **named: Any) -> SamplerOutput:
+        """float32 [N, V] logits -> N tokens and their log-probs; see vLLM's `Sampler.forward`."""
+        wanted = sampling_metadata.max_num_logprobs
+        if wanted is None or not _restricted(sampling_metadata):
+            return super().forward(logits, sampling_metadata, *args, **named)
+        whole = _logprobs(logits, sampling_metadata)  # before vLLM masks the logits in place
+        output = super().forward(logits, sampling_metadata, *args, **named)
+        chosen = output.sampled_token_ids[:, 0].long()
+        return replace(output, logprobs_tensors=self.gather_logprobs(whole, wanted, chosen))
 
     @staticmethod
     def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
@@ -71,3 +91,19 @@ class SeededSampler(Sampler):
             return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
         chosen = token_ids.unsqueeze(-1)
         return LogprobsTensors(chosen.to(torch.int32), logprobs.gather(-1, chosen), torch.zeros_like(token_ids))
+
+
+def _restricted(metadata: SamplingMetadata) -> bool:
+    """True if any row may not choose from the whole vocabulary."""
+    if metadata.top_k is not None or metadata.top_p is not None:
+        return True
+    processors = metadata.logitsprocs.non_argmax_invariant
+    return any(processor.min_toks for processor in processors if isinstance(processor, MinTokensLogitsProcessor))
+
+
+def _logprobs(logits: Tensor, metadata: SamplingMetadata) -> Tensor:
+    """float32 [N, V] log_softmax(logits / temperature); greedy rows at temperature 1."""
+    logits = logits.float()
+    if metadata.temperature is not None:
+        logits = logits / torch.where(metadata.temperature < GREEDY_BELOW, 1.0, metadata.temperature).unsqueeze(-1)
+    return logits.log_softmax(-1)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import AuxiliaryModelConfig, Config, RolloutModelConfig
+from trinity_core.config.rules import RESTRICTED_ON_GPU, restricted_sampling
 from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.errors import TrinityError
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU. vLLM's default of 128 is longer than a short prompt, so that the samples of a group
@@ -57,6 +59,10 @@ class EngineSettings:
     """Whether a trainer hands weights over to it; not so for auxiliary models."""
     weight_transfer: str = ""
     """vLLM's weight-transfer backend through which the trainer pushes weights; empty if none are pushed."""
+    raw_logprobs: bool = False
+    """On a GPU: log-probs are log_softmax(logits), of the whole vocabulary but before the temperature; otherwise those
+    of the distribution that is left by temperature, top-k, top-p and a shortest response. The two agree at temperature
+    1 where nothing is left out. A CPU engine needs neither: see `seeded_sampler.SeededSampler`."""
 
     @property
     def eager(self) -> bool:
@@ -89,8 +95,14 @@ class EngineSettings:
 
 
 def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: int = SPIN_COUNT) -> EngineSettings:
-    """The settings of each engine of the policy. `threads` is its share of the cores, where it runs on the CPU."""
+    """The settings of each engine of the policy. `threads` is its share of the cores, where it runs on the CPU.
+
+    Raises `TrinityError` for sampling whose log-probs a GPU engine cannot report as the trainer computes them.
+    """
     sampled = _samples_at_once(config)
+    restricted = restricted_sampling(config) if on_gpu else []
+    if off_one := [key for key, temperature in restricted if temperature not in (0.0, 1.0)]:
+        raise TrinityError(f"{off_one[0]}: {RESTRICTED_ON_GPU}")
     model = config.explorer.rollout_model
     return _settings(
         model,
@@ -103,6 +115,7 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
         seed=config.seed if model.seed is None else model.seed,
         trust_remote_code=config.model.trust_remote_code,
         weight_transfer=SYNC_METHODS[config.synchronizer.sync_method].vllm_backend if on_gpu else "",
+        raw_logprobs=bool(restricted),
     )
 
 

@@ -37,8 +37,8 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "enable_prefix_caching": settings.enable_prefix_caching,
         "trust_remote_code": settings.trust_remote_code,
         "seed": settings.seed,
-        # The trainer's log-probs are log_softmax(logits / temperature): so are these.
-        "logprobs_mode": "processed_logprobs",
+        # The trainer's log-probs are log_softmax(logits / temperature). On the CPU `SeededSampler` reports the same.
+        "logprobs_mode": "raw_logprobs" if settings.raw_logprobs else "processed_logprobs",
         "disable_log_stats": True,
         "worker_extension_cls": "trinity_core.inference.vllm_worker.WorkerExtension",
     }
@@ -131,7 +131,7 @@ def sampling_params(request: Request) -> SamplingParams:
     wanted = request.sampling
     return SamplingParams(
         max_tokens=wanted.max_tokens,
-        min_tokens=wanted.min_tokens if wanted.min_tokens > 1 else 0,
+        min_tokens=max(wanted.min_tokens - 1, 0),  # vLLM counts the tokens before the end token
         temperature=wanted.temperature,
         top_p=wanted.top_p,
         top_k=max(wanted.top_k, 0),
