@@ -240,7 +240,7 @@ def test_versions_after_the_first_need_none_of_vllms_loaders(tiny_engine, tiny_m
     def with_loaders(worker):
         del worker.reload_weights
 
-    folder, rpc = open_versions("memory", tmp_path), tiny_engine._local._vllm.collective_rpc
+    folder, rpc = open_versions("memory", tmp_path), tiny_engine._backend._vllm.collective_rpc
     try:
         for version in (1, 2, 3):
             model = changed(tiny_model, seed=version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from trinity_core.config import config_from_dict
 from trinity_core.errors import TrinityError
 from trinity_core.inference import vllm_types
+from trinity_core.inference.engine import Engine
 from trinity_core.inference.settings import EngineSettings, policy_engine
 from trinity_core.inference.weight_receiver import with_head
 
@@ -91,3 +93,9 @@ def test_the_explorer_is_imported_without_torch_and_vllm():
     code = "import sys, trinity_core.rollout.explorer; print([m for m in ('torch', 'vllm', 'ray') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_cpu_engine_refuses_pushed_weights():
+    engine = Engine(EngineSettings("some/model", 100))
+    with pytest.raises(TrinityError, match=r"sync_method: memory"):
+        asyncio.run(engine.start_weight_update())

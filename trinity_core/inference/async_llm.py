@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class AsyncLLMBackend:
-    """The same verbs as `InProcessBackend`, as coroutines."""
+    """See `Backend` and `WeightTransfer`."""
 
     settings: EngineSettings
     version: int = 0
@@ -31,7 +30,7 @@ class AsyncLLMBackend:
     """Held while weights change."""
 
     async def start(self) -> None:
-        """Start vLLM's processes; returns when it can generate."""
+        """See `Backend.start`."""
         vllm_types.check_model(self.settings.model_path)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -46,7 +45,7 @@ class AsyncLLMBackend:
         return self._engine
 
     async def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """Sample all requests; the result is in their order."""
+        """See `Backend.generate`."""
         return list(await asyncio.gather(*(self._sample(request) for request in requests)))
 
     async def _sample(self, request: Request) -> Sample:
@@ -62,25 +61,20 @@ class AsyncLLMBackend:
         return vllm_types.ABORTED
 
     async def abort(self, keys: Sequence[str]) -> None:
-        """Give requests up; their samples carry the reason `abort`."""
+        """See `Backend.abort`."""
         await self._vllm.abort(list(keys))
 
-    async def load(self, source: WeightSource, version: int) -> float:
-        """Load weights while generation is paused; requests in flight go on with them, their KV cache computed anew.
-
-        Weights that are not there change nothing: `VersionGone` or `DataError`. An engine that fails amid loading stays
-        paused, since nobody knows what it holds.
-        """
-        began = time.perf_counter()
+    async def load(self, source: WeightSource, version: int) -> None:
+        """See `Backend.load`. Generation pauses meanwhile; after a failure amid loading it stays paused, since what the
+        workers hold is then unknown."""
         async with self._changing:
             if source.pushed:
                 self._check_received(version)
-                return time.perf_counter() - began
+                return
             await asyncio.to_thread(check_there, source.method, source.path, version)
             await self._vllm.pause_generation(mode="keep", clear_cache=False)
             await self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
             await self._put_in_use(version)
-        return time.perf_counter() - began
 
     async def _put_in_use(self, version: int) -> None:
         await self._vllm.reset_prefix_cache(reset_running_requests=True)
@@ -89,43 +83,43 @@ class AsyncLLMBackend:
         self.version = version
 
     def _check_received(self, version: int) -> None:
-        """Weights pushed over NCCL are in use already."""
+        """Weights that were pushed are in use already."""
         if self.version != version:
             raise VersionGone(f"version {version} of the weights is not what the engine holds: that is {self.version}")
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probs (temperature 1) of tokens 1 … of a sequence, each after those before it."""
+        """See `Backend.score`."""
         prompt: Any = {"prompt_token_ids": list(tokens)}
         scores: Any = None
-        async for output in self._vllm.generate(prompt, vllm_types.score_params(), f"probe-{uuid4().hex}"):
+        async for output in self._vllm.generate(prompt, vllm_types.score_params(), f"score-{uuid4().hex}"):
             scores = output.prompt_logprobs if output.prompt_logprobs is not None else scores
         return vllm_types.prompt_logprobs(scores)
 
     async def join(self, init_info: dict[str, Any]) -> None:
-        """Enter the NCCL group over which the trainer sends weights."""
+        """See `WeightTransfer.join`."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         await self._vllm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
 
     async def begin_update(self) -> None:
-        """Make ready to receive: generation pauses until `end_update`."""
+        """See `WeightTransfer.begin_update`."""
         await self._changing.acquire()
         await self._vllm.pause_generation(mode="keep", clear_cache=False)
         await self._vllm.start_weight_update()
 
     async def update(self, update_info: dict[str, Any]) -> None:
-        """Receive what the trainer sends now."""
+        """See `WeightTransfer.update`."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self._vllm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
 
     async def end_update(self, version: int) -> None:
-        """Put what was received in use as `version`; requests in flight go on with it, their KV cache computed anew."""
+        """See `WeightTransfer.end_update`."""
         await self._vllm.finish_weight_update()
         await self._put_in_use(version)
         self._changing.release()
 
-    def stop(self) -> None:
-        """End vLLM's processes."""
+    async def stop(self) -> None:
+        """See `Backend.stop`."""
         if self._engine is not None:
             self._engine.shutdown()

@@ -1,7 +1,7 @@
 """Engine: one vLLM that generates for the explorer. A plain class; as a Ray actor it is an asynchronous one.
 
-Any number of calls may be in flight. After every hand-over the engine proves what it holds: its log-probs of the
-version's probe must agree with the trainer's.
+Any number of calls may be in flight. After every load the engine runs the version's weight check: its log-probs of the
+check's tokens must agree with the trainer's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trinity_core.errors import TrinityError
 from trinity_core.inference.async_llm import AsyncLLMBackend
+from trinity_core.inference.backend import Backend, WeightTransfer
 from trinity_core.inference.in_process import InProcessBackend
-from trinity_core.inference.requests import Request, Sample, SampleBatch, WeightSource, WeightSyncReport
+from trinity_core.inference.requests import Request, SampleBatch, WeightSource, WeightSyncReport
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.layout import JobLayout, step_of
 from trinity_core.sync.weight_check import TOLERANCES, WeightCheck, verify_weights
@@ -26,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Engine:
-    """One engine, in this process (CPU) or in vLLM's own (GPU).
+    """One engine on a backend: vLLM in this process on the CPU, in processes of its own on a GPU.
 
     Raises `TrinityError` for what no retry can fix (a missing model, an invalid request), `WeightSyncError` if its
     weights are not the trainer's. After any other error the engine is unusable.
@@ -35,12 +37,11 @@ class Engine:
     def __init__(self, settings: EngineSettings) -> None:
         start_log()
         self.settings = settings
-        self._local = None if settings.on_gpu else InProcessBackend(settings)
-        self._served = AsyncLLMBackend(settings) if settings.on_gpu else None
+        self._backend: Backend = AsyncLLMBackend(settings) if settings.on_gpu else InProcessBackend(settings)
         self._starting: asyncio.Task[float] | None = None
 
     async def start(self) -> float:
-        """Load the model; returns when it can generate, with the seconds that took. Starting again only waits."""
+        """Load the model; returns the seconds that took when it can generate. A second call waits for the first."""
         if self._starting is None:
             self._starting = asyncio.get_running_loop().create_task(self._start())
         if self._starting.done():
@@ -50,101 +51,83 @@ class Engine:
     async def _start(self) -> float:
         began = time.perf_counter()
         with Logged(f"the start of an engine with {self.settings.model_path}", log):
-            if self._local is not None:
-                await asyncio.wrap_future(self._local.start())
-            else:
-                await self._server.start()
+            await self._backend.start()
         return time.perf_counter() - began
 
     async def describe(self) -> tuple[EngineSettings, float]:
-        """Its settings, and its share of GPUs where it is a Ray actor."""
+        """Its settings, and its share of GPUs if it is a Ray actor."""
         import ray
 
         given = ray.get_runtime_context().get_assigned_resources() if ray.is_initialized() else {}
         return self.settings, float(given.get("GPU", 0.0))
 
     async def successor(self, model_path: str) -> Engine:
-        """A new engine like this one, not started, to take its place in this process."""
+        """Stop this engine; return a new one with the same settings, not started."""
         await self.stop()
         return Engine(replace(self.settings, model_path=model_path))
 
-    @property
-    def _server(self) -> AsyncLLMBackend:
-        assert self._served is not None
-        return self._served
-
     async def generate(self, requests: Sequence[Request]) -> SampleBatch:
         """Sample all requests; the batch is in their order."""
-        samples: list[Sample]
-        if self._local is not None:
-            samples = await asyncio.wrap_future(self._local.generate(requests))
-        else:
-            samples = await self._server.generate(requests)
-        return SampleBatch.pack(samples)
+        return SampleBatch.pack(await self._backend.generate(requests))
 
     async def abort(self, keys: Sequence[str]) -> None:
         """Give requests up."""
-        if self._local is not None:
-            self._local.abort(keys)
-        else:
-            await self._server.abort(keys)
+        await self._backend.abort(keys)
 
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport:
-        """Take `version` of the weights and prove it, where it has a probe.
+        """Load `version` of the weights and run its weight check, if it has one.
 
         Requests in flight continue: each token records its version. Raises `WeightSyncError` if the check fails,
         `VersionGone` if the version no longer exists.
         """
         began = time.perf_counter()
-        if self._local is not None:
-            await asyncio.wrap_future(self._local.load(source, version))
-        else:
-            await self._server.load(source, version)
-        probe = _probe(source, version)
+        await self._backend.load(source, version)
+        check = _weight_check(source, version)
         gap = None
-        if probe is not None:
-            coarser = max(probe.allowed, TOLERANCES[self.settings.compute_dtype])
-            gap = verify_weights(probe, await self.score(probe.tokens), coarser)
+        if check is not None:
+            tolerance = max(check.allowed, TOLERANCES[self.settings.compute_dtype])
+            gap = verify_weights(check, await self.score(check.tokens), tolerance)
         return WeightSyncReport(version, time.perf_counter() - began, gap)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probs (temperature 1) of tokens 1 … of a sequence, each after those before it."""
-        if self._local is not None:
-            return await asyncio.wrap_future(self._local.score(tokens))
-        return await self._server.score(tokens)
+        """Log-probs (temperature 1, nats) of tokens 1 … of a sequence, each after the tokens before it."""
+        return await self._backend.score(tokens)
 
     async def version(self) -> int:
-        """The version of the weights it holds."""
-        return self._local.version if self._local is not None else self._server.version
+        """The version of the weights in use."""
+        return self._backend.version
 
-    # ---- weights that the trainer pushes over NCCL; see `trinity_core.sync.nccl` ----
+    # ---- weights that the trainer pushes; see `trinity_core.sync.nccl` ----
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Enter the trainer's NCCL group."""
-        await self._server.join(init_info)
+        await self._transfer.join(init_info)
 
     async def start_weight_update(self) -> None:
-        """Make ready to receive."""
-        await self._server.begin_update()
+        """Pause generation and make ready to receive."""
+        await self._transfer.begin_update()
 
     async def update_weights(self, update_info: dict[str, Any]) -> None:
         """Receive what the trainer sends now."""
-        await self._server.update(update_info)
+        await self._transfer.update(update_info)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Put what was received in use as this version. It is proven when the explorer calls `load`."""
-        await self._server.end_update(int(weight_version or 0))
+        """Put the received weights in use as this version. The weight check follows when the explorer calls `load`."""
+        await self._transfer.end_update(int(weight_version or 0))
+
+    @property
+    def _transfer(self) -> WeightTransfer:
+        if not isinstance(self._backend, WeightTransfer):
+            raise TrinityError("weights cannot be pushed to an engine on the CPU; set synchronizer.sync_method: memory")
+        return self._backend
 
     async def stop(self) -> None:
-        """End the engine; what is in flight fails."""
-        if self._local is not None:
-            self._local.stop()
-        else:
-            self._server.stop()
+        """End the engine; requests in flight fail."""
+        await self._backend.stop()
 
 
-def _probe(source: WeightSource, version: int) -> WeightCheck | None:
-    """The proof that goes with the weights: of a converted checkpoint, if they were handed over from its folder too."""
+def _weight_check(source: WeightSource, version: int) -> WeightCheck | None:
+    """The weight check of a published version; of a converted checkpoint, that of the step it was converted from."""
     from trinity_core.sync.methods import open_versions
 
     if source.method != "folder":

@@ -1,12 +1,13 @@
-"""vLLM inside the actor's own process, stepped by one thread: the engine where there is no GPU.
+"""vLLM inside the engine's own process, stepped by one thread: the backend on the CPU.
 
-It starts ten times sooner than `AsyncLLM` with its processes. Everything that touches vLLM happens on the one thread
-(OpenMP keeps a team of threads for each thread that enters it); others hand it jobs and wait for their futures. Between
-two steps all jobs that have come are done, so weights change between tokens, never within one.
+It starts ten times sooner than `AsyncLLM` with its processes. Only the stepping thread touches vLLM (OpenMP keeps a
+team of threads for each thread that enters it); callers queue jobs and await their futures. The queued jobs run between
+two steps, so weights change between tokens, never within one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Call:
-    """One `generate`: its samples as they come, and who waits for all of them."""
+    """One `generate`: its samples so far and the future of all of them."""
 
     future: Future[list[Sample]]
     samples: list[Sample | None]
@@ -49,72 +50,71 @@ class _Call:
 
 @dataclass
 class InProcessBackend:
-    """The stepping thread and what it holds. All methods but `start` may be called from any thread."""
+    """See `Backend`. The stepping thread and what it holds; the coroutines only queue jobs for it."""
 
     settings: EngineSettings
     version: int = 0
     _jobs: queue.SimpleQueue[Job | None] = field(default_factory=queue.SimpleQueue)
     _waiting: dict[str, tuple[_Call, int]] = field(default_factory=dict)
-    """By request id: its call and its place in it. Touched by the stepping thread only."""
+    """By request key: its call and its index in the call. Touched by the stepping thread only."""
     _pending: set[Future[Any]] = field(default_factory=set)
-    """Futures not done yet, so that all fail when the thread does."""
+    """Futures not done yet; all fail when the thread ends."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _engine: LLMEngine | None = None
     _fault: BaseException | None = None
     _stopped: bool = False
 
-    def start(self) -> Future[None]:
-        """Build the engine on its thread; done when it can generate."""
+    async def start(self) -> None:
+        """Build the engine on its thread; returns when it can generate."""
         started: Future[None] = Future()
         loop = DaemonThreads("vllm").submit(self._run, started)
         loop.add_done_callback(lambda loop: self._ended(loop, started))
-        return started
+        await asyncio.wrap_future(started)
 
-    def generate(self, requests: Sequence[Request]) -> Future[list[Sample]]:
-        """Sample all requests; the result is in their order."""
-        call = _Call(Future(), [None] * len(requests), len(requests))
+    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
+        """See `Backend.generate`. All requests enter vLLM between the same two steps."""
         if not requests:
-            call.future.set_result([])
-            return call.future
-        self._submit(call.future, lambda: self._add(call, requests))
-        return call.future
+            return []
+        call = _Call(Future(), [None] * len(requests), len(requests))
+        return await self._submit(call.future, lambda: self._add(call, requests))
 
-    def abort(self, keys: Sequence[str]) -> None:
-        """Give requests up; their samples are empty, with the reason `abort`."""
+    async def abort(self, keys: Sequence[str]) -> None:
+        """See `Backend.abort`; returns before the stepping thread has seen it. The samples are empty."""
         self._jobs.put(lambda: self._abort(keys))
 
-    def load(self, source: WeightSource, version: int) -> Future[float]:
-        """Load weights between two steps; the result is the seconds that took. Requests in flight go on with the new
-        weights, their KV cache computed anew, and each token keeps the version that chose it."""
-        future: Future[float] = Future()
-        self._submit(future, lambda: _answer(future, lambda: self._load(source, version)))
-        return future
+    async def load(self, source: WeightSource, version: int) -> None:
+        """See `Backend.load`."""
+        await self._call(lambda: self._load(source, version))
 
-    def score(self, tokens: Sequence[int]) -> Future[list[float]]:
-        """Log-probs (temperature 1) of tokens 1 … of a sequence, each after those before it."""
-        future: Future[list[float]] = Future()
-        self._submit(future, lambda: _answer(future, lambda: self._score(list(tokens))))
-        return future
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """See `Backend.score`."""
+        return await self._call(lambda: self._score(list(tokens)))
 
-    def stop(self) -> None:
-        """End the thread after the step in progress; what is in flight fails."""
+    async def stop(self) -> None:
+        """See `Backend.stop`; the thread ends after the step in progress."""
         self._jobs.put(None)
 
-    def _submit(self, future: Future[Any], job: Job) -> None:
+    async def _call(self, work: Callable[[], T]) -> T:
+        """Do `work` on the stepping thread between two steps."""
+        future: Future[T] = Future()
+        return await self._submit(future, lambda: _answer(future, work))
+
+    async def _submit(self, future: Future[T], job: Job) -> T:
         with self._lock:
             if self._stopped:
-                raise _told(self._fault)
+                raise _reason(self._fault)
             self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         self._jobs.put(job)
+        return await asyncio.wrap_future(future)
 
     def _ended(self, loop: Future[None], started: Future[None]) -> None:
         with self._lock:
             self._stopped, self._fault = True, loop.exception()
-        fault = _told(self._fault)
+        reason = _reason(self._fault)
         for future in (started, *self._pending.copy()):
             if not future.done():
-                future.set_exception(fault)
+                future.set_exception(reason)
 
     # ---- on the stepping thread ----
 
@@ -154,6 +154,8 @@ class InProcessBackend:
     def _add(self, call: _Call, requests: Sequence[Request]) -> None:
         from vllm.exceptions import VLLMValidationError
 
+        if not call.future.set_running_or_notify_cancel():
+            return
         for slot, request in enumerate(requests):
             prompt: Any = {"prompt_token_ids": request.prompt.tolist()}
             try:
@@ -181,18 +183,16 @@ class InProcessBackend:
             call, slot = found
             call.place(slot, vllm_types.sample(output.outputs[0], self.version))
 
-    def _load(self, source: WeightSource, version: int) -> float:
-        began = time.perf_counter()
+    def _load(self, source: WeightSource, version: int) -> None:
         self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
         self._vllm.reset_prefix_cache(reset_running_requests=True)
         self._vllm.set_weight_version(str(version))
         self.version = version
-        return time.perf_counter() - began
 
     def _score(self, tokens: list[int]) -> list[float]:
-        """Steps the engine until the score is there; others in flight go on meanwhile."""
+        """Step the engine until the score is there; other requests in flight continue."""
         prompt: Any = {"prompt_token_ids": tokens}
-        key = f"probe-{time.monotonic_ns()}"
+        key = f"score-{time.monotonic_ns()}"
         self._vllm.add_request(key, prompt, vllm_types.score_params())
         while True:
             for output in self._vllm.step():
@@ -201,8 +201,8 @@ class InProcessBackend:
                 self._place(output)
 
 
-def _told(fault: BaseException | None) -> BaseException:
-    """What a caller is told of an engine that ended by `fault`."""
+def _reason(fault: BaseException | None) -> BaseException:
+    """The error of calls to an engine that ended by `fault` (None: it was stopped)."""
     if fault is None:
         return EngineLost("the engine was stopped")
     if isinstance(fault, TrinityError | TransientFault):
@@ -213,7 +213,10 @@ def _told(fault: BaseException | None) -> BaseException:
 
 
 def _answer(future: Future[T], work: Callable[[], T]) -> None:
-    """Do the work of one caller. An error with a message for the user is the caller's; any other ends the engine."""
+    """Do one caller's work, unless it was cancelled. An error with a message for the user goes to the caller; any other
+    ends the engine."""
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         result = work()
     except (TrinityError, TransientFault) as error:
