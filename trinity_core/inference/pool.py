@@ -1,9 +1,10 @@
-"""The engines of one model as one: requests of a tick go out together, balanced; a lost engine is replaced.
+"""The engines of one model as one: requests are batched and balanced over the engines, and a lost engine is replaced.
 
-All workflows that ask in the same turn of the event loop share one call to each engine. That makes the batch that
-an engine sees a function of the tasks alone, and 16 tasks cost one round trip instead of 16.
+All workflows that call `generate` in the same turn of the event loop share one call to each engine. The batch of an
+engine then depends on the tasks alone, and 16 tasks cost one round trip instead of 16.
 
-Bounds: what is in flight is what the workflows wait for, so `runner_per_model` bounds the queue.
+The queue has no bound of its own: workflows wait for their samples, so `runner_per_model` limits the requests in
+flight.
 """
 
 from __future__ import annotations
@@ -22,21 +23,20 @@ from trinity_core.timing import BusyTimer
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3
-"""Engines replaced in one run before it is given up. A machine that kills engines over and over (too little memory) is
-not mended by starting them once more."""
+"""Engines replaced before the run fails. Engines that keep dying (too little memory) will not survive another start."""
 
 
 @dataclass(eq=False)
 class _Ask:
-    """Requests that belong together (the samples of one prompt), and who waits for them."""
+    """Requests that belong together (the samples of one prompt) and the future of their samples."""
 
     requests: Sequence[Request]
     future: asyncio.Future[list[Sample]]
 
 
 @dataclass(eq=False)
-class _Seat:
-    """The place of one engine, whoever sits on it. `replacing` is set while there is no engine."""
+class _Slot:
+    """The slot of one engine and of the engines that replace it. `replacing` is set while the slot is empty."""
 
     index: int
     handle: EngineHandle
@@ -51,14 +51,14 @@ class EnginePool:
 
     engines: Sequence[EngineHandle]
     model_path: str
-    """What an engine that takes a lost one's place starts with."""
+    """The model folder with which a replacement starts."""
     max_restarts: int = MAX_RESTARTS
     restarts: int = 0
     busy: BusyTimer = field(default_factory=BusyTimer)
     """Time in which at least one request was in flight."""
     tokens: int = 0
     """Tokens sampled so far."""
-    _seats: list[_Seat] = field(default_factory=list)
+    _slots: list[_Slot] = field(default_factory=list)
     _asked: list[_Ask] = field(default_factory=list)
     _held: tuple[WeightSource, int] | None = None
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
@@ -66,15 +66,15 @@ class EnginePool:
 
     async def start(self) -> None:
         """Start all engines at once. Raises what the first failing one raises."""
-        self._seats = [_Seat(index, handle) for index, handle in enumerate(self.engines)]
-        await asyncio.gather(*(seat.handle.start() for seat in self._seats))
+        self._slots = [_Slot(index, handle) for index, handle in enumerate(self.engines)]
+        await asyncio.gather(*(slot.handle.start() for slot in self._slots))
 
     async def stop(self) -> None:
         """End all engines."""
         for task in self._serving:
             task.cancel()
-        await asyncio.gather(*(seat.handle.stop() for seat in self._seats if seat.replacing is None))
-        self._seats = []
+        await asyncio.gather(*(slot.handle.stop() for slot in self._slots if slot.replacing is None))
+        self._slots = []
 
     async def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """The samples in the order of the requests, all from one engine: their prompt is shared.
@@ -98,46 +98,46 @@ class EnginePool:
         return samples
 
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport:
-        """Hand `version` to all engines; the slowest one's account. Raises what `Engine.load` raises."""
+        """Load `version` in all engines; return the slowest one's report. Raises what `Engine.load` raises."""
         self._held = (source, version)
-        return max(await asyncio.gather(*(self._load(seat) for seat in self._seats)), key=lambda done: done.seconds)
+        return max(await asyncio.gather(*(self._load(slot) for slot in self._slots)), key=lambda done: done.seconds)
 
-    async def _load(self, seat: _Seat) -> WeightSyncReport:
+    async def _load(self, slot: _Slot) -> WeightSyncReport:
         assert self._held is not None
         began = time.perf_counter()
-        if seat.replacing is None:
+        if slot.replacing is None:
             try:
-                return await seat.handle.load(*self._held)
+                return await slot.handle.load(*self._held)
             except EngineLost as lost:
-                self._replace(seat, lost)
-        assert seat.replacing is not None
-        await seat.replacing
+                self._replace(slot, lost)
+        assert slot.replacing is not None
+        await slot.replacing
         return WeightSyncReport(self._held[1], time.perf_counter() - began, None)
 
     # ---- sending ----
 
     def _dispatch(self) -> None:
         asked, self._asked = [ask for ask in self._asked if not ask.future.done()], []
-        seats = [seat for seat in self._seats if seat.replacing is None] or self._seats
-        shares = assign([len(ask.requests) for ask in asked], [seat.load for seat in seats])
-        for seat, share in zip(seats, shares, strict=True):
+        slots = [slot for slot in self._slots if slot.replacing is None] or self._slots
+        shares = assign([len(ask.requests) for ask in asked], [slot.load for slot in slots])
+        for slot, share in zip(slots, shares, strict=True):
             if share:
-                self._spawn(seat, [asked[i] for i in share])
+                self._spawn(slot, [asked[i] for i in share])
 
-    def _spawn(self, seat: _Seat, asks: list[_Ask]) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(seat, asks))
+    def _spawn(self, slot: _Slot, asks: list[_Ask]) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(slot, asks))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, seat: _Seat, asks: list[_Ask]) -> None:
+    async def _serve(self, slot: _Slot, asks: list[_Ask]) -> None:
         requests = [request for ask in asks for request in ask.requests]
-        seat.load += len(requests)
+        slot.load += len(requests)
         try:
-            if seat.replacing is not None:
-                await seat.replacing
-            samples = (await seat.handle.generate(requests)).unpack()
+            if slot.replacing is not None:
+                await slot.replacing
+            samples = (await slot.handle.generate(requests)).unpack()
         except EngineLost as lost:
-            self._replace(seat, lost)
+            self._replace(slot, lost)
             self._again(asks)
             return
         except (TrinityError, TransientFault) as error:
@@ -145,7 +145,7 @@ class EnginePool:
                 _fail(ask, error)
             return
         finally:
-            seat.load -= len(requests)
+            slot.load -= len(requests)
         for ask in asks:
             count = len(ask.requests)
             if not ask.future.done():
@@ -162,44 +162,44 @@ class EnginePool:
 
     def _give_up(self, requests: Sequence[Request]) -> None:
         keys = [request.key for request in requests]
-        for seat in self._seats:
-            if seat.load and seat.replacing is None:
-                self._serving.add(task := asyncio.get_running_loop().create_task(_abort(seat.handle, keys)))
+        for slot in self._slots:
+            if slot.load and slot.replacing is None:
+                self._serving.add(task := asyncio.get_running_loop().create_task(_abort(slot.handle, keys)))
                 task.add_done_callback(self._serving.discard)
 
     # ---- replacing ----
 
-    def _replace(self, seat: _Seat, lost: EngineLost) -> None:
-        """Begin to put a new engine on `seat`, or note that this is beyond mending."""
-        if seat.replacing is not None:
+    def _replace(self, slot: _Slot, lost: EngineLost) -> None:
+        """Begin to start a new engine in `slot`; after `max_restarts` record the fault of the pool instead."""
+        if slot.replacing is not None:
             return
         self.restarts += 1
         if self.restarts > self.max_restarts:
             self._fault = TransientFault(f"engines were lost {self.restarts} times, the last time so: {lost}")
         else:
-            log.warning("engine %d is replaced (%d of %d): %s", seat.index, self.restarts, self.max_restarts, lost)
-        seat.replacing = asyncio.get_running_loop().create_task(self._revive(seat))
-        seat.replacing.add_done_callback(_seen)
+            log.warning("engine %d is replaced (%d of %d): %s", slot.index, self.restarts, self.max_restarts, lost)
+        slot.replacing = asyncio.get_running_loop().create_task(self._revive(slot))
+        slot.replacing.add_done_callback(_seen)
 
-    async def _revive(self, seat: _Seat) -> None:
-        """Start a new engine with the weights that the others hold."""
+    async def _revive(self, slot: _Slot) -> None:
+        """Start a new engine and load the weights that the others hold."""
         if self._fault is not None:
             raise self._fault
         try:
-            seat.handle = await seat.handle.successor(self.model_path)
-            await seat.handle.start()
+            slot.handle = await slot.handle.successor(self.model_path)
+            await slot.handle.start()
             if self._held is not None:
-                await seat.handle.load(*self._held)
+                await slot.handle.load(*self._held)
         except (TrinityError, TransientFault) as error:
             self._fault = error
             raise
-        seat.replacing = None
+        slot.replacing = None
 
 
 def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
-    """Which engine takes which ask: each ask in turn goes to the least loaded engine, the first of several.
+    """Indices of the asks for each engine: each ask in turn goes to the least loaded engine, the first of several.
 
-    `sizes` are the requests of each ask, `loads` the requests in flight in each engine. An ask is never split.
+    `sizes`: requests of each ask; `loads`: requests in flight in each engine. An ask is never split.
     """
     loads = list(loads)
     shares: list[list[int]] = [[] for _ in loads]
@@ -216,7 +216,7 @@ def _fail(ask: _Ask, error: Exception) -> None:
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """Take note of a task's error: it is kept as the pool's fault too."""
+    """Retrieve a task's error, which is kept as the pool's fault, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
@@ -225,4 +225,4 @@ async def _abort(handle: EngineHandle, keys: list[str]) -> None:
     try:
         await handle.abort(keys)
     except EngineLost as lost:
-        log.debug("no need to abort: %s", lost)
+        log.debug("nothing to abort: %s", lost)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class EngineHandle(Protocol):
-    """The verbs of `Engine`. Raises `EngineLost` where it is of no more use."""
+    """The verbs of `Engine` that the pool calls. They raise `EngineLost` if the engine died or is unusable."""
 
     async def start(self) -> float: ...
     async def generate(self, requests: Sequence[Request]) -> SampleBatch: ...
@@ -23,21 +23,21 @@ class EngineHandle(Protocol):
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport: ...
     async def stop(self) -> None: ...
     async def successor(self, model_path: str) -> EngineHandle:
-        """A new engine like this one, not started, to take its place; this one ends."""
+        """Stop this engine; return a new one with the same settings, not started."""
         ...
 
 
 @dataclass
 class RemoteEngine:
-    """An engine that is a Ray actor, made by whoever placed it."""
+    """The handle of an engine that is a Ray actor. Whoever places engines makes the actor."""
 
     actor: Any
     settings: EngineSettings | None = None
     gpus: float = 0.0
-    """What the actor was given; learnt when it has started."""
+    """GPUs of the actor; known once it has started."""
 
     async def start(self) -> float:
-        """See `Engine.start`; several may wait for one start."""
+        """See `Engine.start`."""
         seconds = await self._call("start")
         self.settings, self.gpus = await self._call("describe")
         return seconds
@@ -65,7 +65,7 @@ class RemoteEngine:
         ray.kill(self.actor)
 
     async def successor(self, model_path: str) -> RemoteEngine:
-        """A new actor with the same settings and the same share of GPUs. It lives as long as this process."""
+        """See `Engine.successor`: a new actor with the same share of GPUs, which lives as long as this process."""
         import ray
 
         from trinity_core.inference.engine import Engine
@@ -103,6 +103,6 @@ class RemoteEngine:
 
 
 def as_handle(engine: Any) -> EngineHandle:
-    """A Ray actor's handle in its wrapper; an engine of this process as it is."""
+    """Wrap the handle of a Ray actor; return an engine of this process as it is."""
     loaded = sys.modules.get("ray.actor")
     return RemoteEngine(engine) if loaded is not None and isinstance(engine, loaded.ActorHandle) else engine

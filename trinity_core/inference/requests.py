@@ -19,7 +19,7 @@ STOP_REASONS: tuple[StopReason, ...] = ("stop", "length", "abort")
 
 
 class EngineLost(TransientFault):
-    """An engine died or is of no more use; what was in flight in it can be asked of another."""
+    """An engine died or is unusable; its requests in flight can go to another engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Request:
     """One sequence to sample: int32 [P] prompt tokens and the seed of its own random stream."""
 
     key: str
-    """Unique among the requests in flight; by it a request is given up (`abort`)."""
+    """Unique among the requests in flight; `abort` takes it."""
     prompt: np.ndarray
     sampling: Sampling
     seed: int | None = None
@@ -113,9 +113,9 @@ class WeightSource:
 
 @dataclass(frozen=True, slots=True)
 class WeightSyncReport:
-    """One engine's account of a hand-over."""
+    """One engine's report of a load."""
 
     version: int
     seconds: float
     gap: float | None
-    """Largest difference of a probe token's log-prob to the trainer's, nats; None where there was no probe."""
+    """Largest gap between engine and trainer in a log-prob of the weight check, nats; None without a check."""

@@ -20,13 +20,14 @@ CPU_BATCH_TOKENS = 16384
 CPU cannot continue a seeded request between chunks."""
 
 SPIN_COUNT = 1000
-"""Turns that an idle OpenMP thread spins before it sleeps, a few microseconds, where others want the cores. OpenMP's
-own choice is milliseconds. 128 answers of 40 tokens by 2 threads on 2 cores under loads of 8 to 17: 11.2 s by default,
-2.4 s with 20000 turns, 0.66 s with 1000, 0.92 s with none (`benchmarks/generation.py --threads 2 --spin N`)."""
+"""Turns that an idle OpenMP thread spins before it sleeps (a few microseconds) while other processes need the cores.
+OpenMP's default is milliseconds. 128 answers of 40 tokens by 2 threads on 2 cores under loads of 8 to 17: 11.2 s by
+default, 2.4 s with 20000 turns, 0.66 s with 1000, 0.92 s with none (`benchmarks/generation.py --threads 2
+--spin N`)."""
 
 SPIN_COUNT_ALONE = 60000
-"""The same where nothing else computes meanwhile. On a quiet machine waking a thread costs more than letting it spin:
-0.52 s instead of 1.09 s."""
+"""The same while no other process computes. On a quiet machine waking a thread costs more than letting it spin: 0.52 s
+instead of 1.09 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,6 @@ class EngineSettings:
     """Turns that its idle threads spin."""
     block_size: int | None = None
     """KV block, tokens; None: vLLM's choice on a GPU, `CPU_BLOCK_TOKENS` on the CPU."""
-    takes_weights: bool = True
-    """Whether a trainer hands weights over to it; not so for auxiliary models."""
     weight_transfer: str = ""
     """vLLM's weight-transfer backend through which the trainer pushes weights; empty if none are pushed."""
     raw_logprobs: bool = False
@@ -75,11 +74,11 @@ class EngineSettings:
         return ("bfloat16" if self.on_gpu else "float32") if self.dtype == "auto" else self.dtype
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that must stand before the engine's process starts: they are read at import."""
+        """Environment variables to set before the engine's process starts: they are read at import."""
         quiet = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.on_gpu:
             return quiet
-        # Else vLLM compiles one counting kernel of the sampler even so, for 4 s and with a C++ compiler.
+        # Without it vLLM still compiles one kernel of the sampler, which takes 4 s and a C++ compiler.
         uncompiled = {"TORCHDYNAMO_DISABLE": "1"} if self.eager else {}
         return (
             quiet
@@ -95,7 +94,7 @@ class EngineSettings:
 
 
 def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: int = SPIN_COUNT) -> EngineSettings:
-    """The settings of each engine of the policy. `threads` is its share of the cores, where it runs on the CPU.
+    """The settings of each engine of the policy. `threads` is its share of the cores on the CPU.
 
     Raises `TrinityError` for sampling whose log-probs a GPU engine cannot report as the trainer computes them.
     """
@@ -130,7 +129,6 @@ def auxiliary_engine(config: Config, model: AuxiliaryModelConfig, on_gpu: bool, 
         threads=threads,
         seed=config.seed if model.seed is None else model.seed,
         trust_remote_code=model.trust_remote_code,
-        takes_weights=False,
     )
 
 
@@ -156,7 +154,7 @@ def _known(value: int | None, key: str) -> int:
 
 
 def _samples_at_once(config: Config) -> int:
-    """The most sequences that the workflows ask one engine for, if each asks once for all its repeats."""
+    """The most sequences in flight in one engine, if each workflow asks once for all its repeats."""
     given = config.buffer.explorer_input
     tasksets = [*([given.taskset] if given.taskset else []), *given.tasksets, *given.eval_tasksets]
     repeats = max((t.repeat_times or 1 for t in tasksets), default=config.algorithm.repeat_times or 1)
