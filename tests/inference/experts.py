@@ -1,6 +1,6 @@
-"""An engine of a mixture of experts, in a process of its own: started by `test_rollout_experts`.
+"""An engine of a mixture of experts in a process of its own, started by `test_inference_experts`.
 
-Takes over weights by every way and prints, for each, the largest gap to what transformers says of the same weights.
+Loads weights from every source and prints, for each, the largest gap in a log-prob to transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The served engine with a stand-in for vLLM's processes: what it asks of them when it is handed weights."""
+"""`AsyncLLMBackend.load` against a stand-in for `AsyncLLM`: which calls it makes, in which order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trinity_core.sync.versions import VersionGone
 
 
 class Vllm:
-    """Notes what is asked. Of an error in a worker, as in vLLM, only the text comes back."""
+    """Records the calls. As in vLLM, only the text of a worker's error comes back."""
 
     def __init__(self, fault: str = ""):
         self.asked, self.fault = [], fault
@@ -31,7 +31,7 @@ class Vllm:
 
 @pytest.fixture
 def load(tmp_path):
-    """Hand a version to an engine that holds 3, from a folder of 3 and 4: what it then holds, asked, and raised."""
+    """Load a version into an engine with version 3 from a folder with 3 and 4; return its version, calls and error."""
     import torch
 
     folder = open_versions("checkpoint", tmp_path)
@@ -54,13 +54,13 @@ def load(tmp_path):
     return load
 
 
-def test_weights_are_put_in_use_while_generation_pauses(load):
+def test_generation_pauses_while_weights_load(load):
     version, asked, error = load()
     assert (version, error) == (4, None)
     assert asked[:2] == ["pause_generation", "collective_rpc"] and asked[-1] == "resume_generation"
 
 
-def test_weights_that_are_not_there_are_told_by_their_type_and_disturb_nothing(load, tmp_path):
+def test_missing_weights_raise_and_change_nothing(load, tmp_path):
     version, asked, error = load(version=5)
     assert (version, asked) == (3, []) and isinstance(error, VersionGone)
     version, asked, error = load("folder")
@@ -71,7 +71,7 @@ def test_weights_that_are_not_there_are_told_by_their_type_and_disturb_nothing(l
     assert (version, asked) == (3, []) and isinstance(error, DataError)
 
 
-def test_an_engine_that_fails_amid_loading_samples_nothing_more(load):
+def test_failed_load_leaves_generation_paused(load):
     version, asked, error = load(fault="out of memory")
     assert version == 3 and "out of memory" in str(error)
     assert "resume_generation" not in asked

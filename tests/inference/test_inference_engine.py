@@ -1,4 +1,4 @@
-"""The engine against a plain transformers forward: what it samples, how likely that was, and with which weights."""
+"""The engine against a plain transformers forward: its samples, their log-probs and its weights."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def trainer_logprobs(model, prompt: np.ndarray, tokens: np.ndarray, temperature:
     return torch.log_softmax(logits.float(), -1).gather(-1, sequence[0, len(prompt) :, None])[:, 0].numpy()
 
 
-def publish(folder, version: int, model, wrong_probe: float = 0.0):
-    """Publish the weights of a transformers model with their proof."""
+def publish(folder, version: int, model, error: float = 0.0):
+    """Publish the weights of a transformers model with their weight check."""
     tokens = (3, 14, 15, 92, 65, 35)
     head, rest = np.array(tokens[:1]), np.array(tokens[1:])
-    logprobs = trainer_logprobs(model, head, rest) + wrong_probe
+    logprobs = trainer_logprobs(model, head, rest) + error
     folder.publish(version, model.state_dict().items(), WeightCheck(tokens, tuple(logprobs.tolist())))
 
 
@@ -65,13 +65,13 @@ def other_model(tiny_model):
 
 
 @pytest.fixture
-def own_weights_after(tiny_engine, tiny_folder):
+def restored_weights(tiny_engine, tiny_folder):
     yield
     asyncio.run(tiny_engine.load(WeightSource("folder", str(tiny_folder)), 0))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])
-def test_logprobs_are_those_of_the_trainer(tiny_engine, tiny_model, temperature):
+def test_logprobs_match_the_trainers(tiny_engine, tiny_model, temperature):
     wanted = requests(8, Sampling(max_tokens=12, temperature=temperature))
     for request, sample in zip(wanted, generate(tiny_engine, wanted), strict=True):
         expected = trainer_logprobs(tiny_model, request.prompt, sample.tokens, temperature)
@@ -143,7 +143,7 @@ def test_greedy_takes_the_likeliest_token(tiny_engine, tiny_model):
         sequence.append(int(token))
 
 
-def test_seeds_repeat_a_sample_whatever_else_is_in_the_batch(tiny_engine):
+def test_seeded_sample_is_independent_of_its_batch(tiny_engine):
     alone = generate(tiny_engine, requests(1, name="alone", seed=7))[0]
     among = generate(tiny_engine, [*requests(1, name="among", seed=7), *requests(9, name="others", seed=100)])[0]
     different = generate(tiny_engine, requests(1, name="different", seed=8))[0]
@@ -151,14 +151,14 @@ def test_seeds_repeat_a_sample_whatever_else_is_in_the_batch(tiny_engine):
     assert alone.tokens.tolist() != different.tokens.tolist()
 
 
-def test_a_sample_that_is_asked_for_again_from_amid_goes_on_alike(tiny_engine):
+def test_seeded_sample_continues_alike_from_a_prefix(tiny_engine):
     [whole] = generate(tiny_engine, [Request("whole", PROMPT, SAMPLING, seed=5)])
     prompt = np.concatenate([PROMPT, whole.tokens[:4]])
     [rest] = generate(tiny_engine, [Request("rest", prompt, Sampling(max_tokens=8), seed=5)])
     assert rest.tokens.tolist() == whole.tokens[4:].tolist()
 
 
-def test_without_a_seed_every_sample_is_another(tiny_engine):
+def test_unseeded_samples_differ(tiny_engine):
     wanted = [Request(f"unseeded/{i}", PROMPT, SAMPLING) for i in range(4)]
     seeded = Request("seeded", PROMPT, SAMPLING, seed=5)
     greedy = Request("greedy", PROMPT, replace(SAMPLING, temperature=0.0), seed=5)
@@ -168,7 +168,7 @@ def test_without_a_seed_every_sample_is_another(tiny_engine):
 
 
 @pytest.mark.parametrize("top_k", [-1, 3])
-def test_tokens_come_as_often_as_the_model_says(tiny_engine, tiny_model, top_k):
+def test_token_frequencies_match_the_model(tiny_engine, tiny_model, top_k):
     """Chi-square of first tokens over the likeliest tokens and the rest; its limit is passed once in 100,000 times."""
     import torch
 
@@ -191,7 +191,7 @@ def test_tokens_come_as_often_as_the_model_says(tiny_engine, tiny_model, top_k):
     assert chi_square < 26.0
 
 
-def test_a_sample_ends_at_a_stop_token_which_it_keeps(tiny_engine):
+def test_sample_ends_with_its_stop_token(tiny_engine):
     first = generate(tiny_engine, requests(1, name="free"))[0]
     stop = int(first.tokens[3])
     [sample] = generate(tiny_engine, requests(1, replace(SAMPLING, stop_token_ids=(stop,)), name="stopped"))
@@ -201,14 +201,14 @@ def test_a_sample_ends_at_a_stop_token_which_it_keeps(tiny_engine):
     assert first.reason == "length"
 
 
-def test_a_shortest_response_holds_back_the_stop_token(tiny_engine):
+def test_min_tokens_holds_back_the_stop_token(tiny_engine):
     free = generate(tiny_engine, requests(1, name="free2"))[0]
     wanted = replace(SAMPLING, stop_token_ids=(int(free.tokens[0]),), min_tokens=4)
     [sample] = generate(tiny_engine, requests(1, wanted, name="long"))
     assert len(sample.tokens) >= 4
 
 
-def test_shortest_response_counts_the_end_token(tiny_engine):
+def test_min_tokens_counts_the_end_token(tiny_engine):
     free = generate(tiny_engine, requests(1, name="free3"))[0]
     stop = int(free.tokens[2])
     first = free.tokens.tolist().index(stop)
@@ -218,7 +218,9 @@ def test_shortest_response_counts_the_end_token(tiny_engine):
 
 
 @pytest.mark.parametrize("method", ["memory", "checkpoint"])
-def test_weights_are_taken_over_and_proven(tiny_engine, tiny_folder, other_model, tmp_path, method, own_weights_after):
+def test_loaded_weights_pass_the_weight_check(
+    tiny_engine, tiny_folder, other_model, tmp_path, method, restored_weights
+):
     folder = open_versions(method, tmp_path)
     publish(folder, 3, other_model)
     done = asyncio.run(tiny_engine.load(WeightSource(method, str(tmp_path)), 3))
@@ -233,7 +235,7 @@ def test_weights_are_taken_over_and_proven(tiny_engine, tiny_folder, other_model
     folder.remove()
 
 
-def test_versions_after_the_first_need_none_of_vllms_loaders(tiny_engine, tiny_model, tmp_path, own_weights_after):
+def test_versions_after_the_first_need_none_of_vllms_loaders(tiny_engine, tiny_model, tmp_path, restored_weights):
     def without_loaders(worker):
         worker.reload_weights = None
 
@@ -257,14 +259,14 @@ def test_versions_after_the_first_need_none_of_vllms_loaders(tiny_engine, tiny_m
         folder.remove()
 
 
-def test_weights_that_are_not_the_trainers_are_found_out(tiny_engine, other_model, tmp_path, own_weights_after):
-    publish(open_versions("checkpoint", tmp_path), 1, other_model, wrong_probe=0.01)
+def test_wrong_weights_fail_the_weight_check(tiny_engine, other_model, tmp_path, restored_weights):
+    publish(open_versions("checkpoint", tmp_path), 1, other_model, error=0.01)
     with pytest.raises(WeightSyncError, match="does not hold the weights"):
         asyncio.run(tiny_engine.load(WeightSource("checkpoint", str(tmp_path)), 1))
 
 
-def test_a_converted_checkpoint_is_proven_where_its_weights_were_handed_over_too(
-    tiny_engine, tiny_model, other_model, tmp_path, own_weights_after
+def test_converted_checkpoint_uses_the_published_weight_check(
+    tiny_engine, tiny_model, other_model, tmp_path, restored_weights
 ):
     publish(open_versions("checkpoint", tmp_path), 1, other_model)
     source = WeightSource("folder", str(JobLayout(tmp_path).huggingface(1)))
@@ -275,16 +277,14 @@ def test_a_converted_checkpoint_is_proven_where_its_weights_were_handed_over_too
     assert asyncio.run(tiny_engine.load(source, 1)).gap < 1e-4
 
 
-def test_a_missing_version_leaves_the_engine_as_it_was(tiny_engine, tmp_path):
+def test_missing_version_leaves_the_engine_unchanged(tiny_engine, tmp_path):
     before = generate(tiny_engine, requests(1, name="before"))[0]
     with pytest.raises(TransientFault, match="version 5"):
         asyncio.run(tiny_engine.load(WeightSource("checkpoint", str(tmp_path)), 5))
     assert generate(tiny_engine, requests(1, name="after"))[0].tokens.tolist() == before.tokens.tolist()
 
 
-def test_requests_in_flight_go_on_with_the_new_weights(
-    tiny_engine, other_model, tiny_model, tmp_path, own_weights_after
-):
+def test_requests_in_flight_continue_with_new_weights(tiny_engine, other_model, tiny_model, tmp_path, restored_weights):
     folder = open_versions("checkpoint", tmp_path)
     publish(folder, 2, other_model)
 
@@ -304,7 +304,7 @@ def test_requests_in_flight_go_on_with_the_new_weights(
         np.testing.assert_allclose(sample.logprobs, np.where(new, by_new, by_old), atol=1e-4)
 
 
-def test_a_request_that_was_given_up_comes_back_empty(tiny_engine):
+def test_aborted_request_returns_no_tokens(tiny_engine):
     async def give_up():
         running = asyncio.create_task(
             tiny_engine.generate(requests(2, Sampling(max_tokens=200, min_tokens=200), name="long"))
@@ -318,7 +318,7 @@ def test_a_request_that_was_given_up_comes_back_empty(tiny_engine):
     assert (len(given_up.tokens), given_up.reason) == (0, "abort")
 
 
-def test_a_prompt_that_does_not_fit_is_refused_and_the_rest_goes_on(tiny_engine):
+def test_oversized_prompt_is_refused_alone(tiny_engine):
     with pytest.raises(TrinityError, match="refuses"):
         generate(tiny_engine, [Request("huge", np.ones(400, np.int32), SAMPLING, 1)])
     assert len(generate(tiny_engine, requests(1, name="fits"))[0].tokens) == 12

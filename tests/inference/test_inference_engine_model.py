@@ -24,7 +24,7 @@ def encoder(tiny_folder):
 
 
 def with_model(encoder, use, engine=None, **limits):
-    """What `use(model)` gives, on a model with these limits."""
+    """The result of `use(model)` for a model with these limits."""
     given = {"max_model_len": 64, "max_prompt_tokens": 48, "max_response_tokens": 8} | limits
     engine = engine or FakeEngine()
 
@@ -37,7 +37,7 @@ def with_model(encoder, use, engine=None, **limits):
     return asyncio.run(main())
 
 
-def test_answers_carry_prompt_tokens_text_and_versions(encoder):
+def test_completion_carries_prompt_text_and_versions(encoder):
     words = encoder.tokenizer(" Tom has", add_special_tokens=False)["input_ids"]
     engine = FakeEngine(answer=[*words, encoder.tokenizer.eos_token_id], version=4)
     first, second = with_model(encoder, lambda model: model.chat(MESSAGES, n=2, seeds=[5, 6]), engine)
@@ -51,20 +51,20 @@ def test_answers_carry_prompt_tokens_text_and_versions(encoder):
     assert {request.sampling.temperature for request in engine.calls[0]} == {0.9}
 
 
-def test_sampling_of_a_call_lies_over_the_models(encoder):
+def test_call_overrides_sampling_defaults(encoder):
     engine = FakeEngine()
     with_model(encoder, lambda model: model.chat(MESSAGES, temperature=0.0, max_tokens=2, top_p=None), engine)
     sampling = engine.calls[0][0].sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.top_p) == (0.0, 2, 1.0)
 
 
-def test_an_answer_never_runs_past_the_models_length(encoder):
+def test_response_is_limited_by_max_model_len(encoder):
     engine = FakeEngine()
     with_model(encoder, lambda model: model.generate([1] * 60), engine)
     assert engine.calls[0][0].sampling.max_tokens == 4
 
 
-def test_a_prompt_that_is_too_long_is_cut_and_carries_no_loss(encoder):
+def test_truncated_prompt_carries_no_loss(encoder):
     engine = FakeEngine()
     long = [{"role": "user", "content": "apples " * 60}]
     completions = with_model(encoder, lambda model: model.chat(long, n=3), engine)
@@ -74,20 +74,20 @@ def test_a_prompt_that_is_too_long_is_cut_and_carries_no_loss(encoder):
     assert not completions[0].experience().action_mask.any()
 
 
-def test_a_prompt_that_must_not_be_cut_is_an_error(encoder):
+def test_long_prompt_raises_without_truncation(encoder):
     long = [{"role": "user", "content": "apples " * 60}]
     with pytest.raises(DataError, match="max_prompt_tokens"):
         with_model(encoder, lambda model: model.chat(long), truncate_prompts=False)
 
 
-def test_workflows_in_threads_ask_the_same_model(encoder):
+def test_sync_methods_work_from_other_threads(encoder):
     async def use(model):
         return await asyncio.to_thread(model.chat_sync, MESSAGES, 2, seeds=[1, 2])
 
     assert len(with_model(encoder, use)) == 2
 
 
-def test_every_turn_appends_to_the_tokens_of_the_one_before(encoder):
+def test_next_turn_keeps_the_tokens_of_earlier_turns(encoder):
     engine = FakeEngine()
 
     async def two_turns(model):
@@ -100,5 +100,5 @@ def test_every_turn_appends_to_the_tokens_of_the_one_before(encoder):
     assert second.prompt_tokens.tolist() == history.tolist()
 
 
-def test_the_end_tokens_are_the_tokenizers_and_the_models(tiny_folder, encoder):
+def test_stop_tokens_include_the_tokenizers_eos(tiny_folder, encoder):
     assert encoder.tokenizer.eos_token_id in stop_tokens(str(tiny_folder), encoder.tokenizer)

@@ -1,4 +1,4 @@
-"""A mixture of experts on the CPU, for whose kernels vLLM prepares the experts when it loads them."""
+"""A mixture of experts on the CPU, whose kernels need the experts in a layout of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_experts_take_new_weights_by_every_way(tmp_path: Path) -> None:
+def test_moe_loads_weights_from_every_source(tmp_path: Path) -> None:
     script = Path(__file__).with_name("experts.py")
     done = subprocess.run(
         [sys.executable, script, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False

@@ -1,4 +1,4 @@
-"""The pool: one call a tick, balanced, and no request lost with an engine."""
+"""The pool: one call a tick, balanced, and no request is lost with an engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def started(*engines: FakeEngine, **options) -> EnginePool:
     return pool
 
 
-def test_requests_of_one_tick_are_one_call():
+def test_requests_of_one_tick_share_a_call():
     engine = FakeEngine()
 
     async def main():
@@ -41,7 +41,7 @@ def test_requests_of_one_tick_are_one_call():
     assert [request.key for request in call][:3] == ["w0/0", "w1/0", "w1/1"]
 
 
-def test_requests_of_later_ticks_do_not_wait_for_earlier_ones():
+def test_later_requests_do_not_wait_for_earlier_ones():
     engine = FakeEngine(seconds=0.02)
 
     async def main():
@@ -68,7 +68,7 @@ def test_a_group_stays_on_one_engine():
 
 
 @given(st.lists(st.integers(1, 9)), st.lists(st.integers(0, 9), min_size=1, max_size=4))
-def test_every_ask_is_assigned_once_and_the_load_is_even(sizes, loads):
+def test_assignment_is_complete_and_balanced(sizes, loads):
     shares = assign(sizes, loads)
     assert sorted(i for share in shares for i in share) == list(range(len(sizes)))
     ends = [load + sum(sizes[i] for i in share) for load, share in zip(loads, shares, strict=True)]
@@ -78,7 +78,7 @@ def test_every_ask_is_assigned_once_and_the_load_is_even(sizes, loads):
     assert shares == assign(sizes, loads)
 
 
-def test_a_lost_engine_is_replaced_with_the_weights_and_its_requests_are_asked_again():
+def test_lost_engine_is_replaced_and_its_requests_repeated():
     engine = FakeEngine(dies_in=(0,))
 
     async def main():
@@ -95,7 +95,7 @@ def test_a_lost_engine_is_replaced_with_the_weights_and_its_requests_are_asked_a
     assert engine.stopped
 
 
-def test_other_engines_take_over_at_once():
+def test_other_engines_take_over_from_a_lost_one():
     dying, living = FakeEngine(dies_in=(0,)), FakeEngine(name="second")
 
     async def main():
@@ -106,7 +106,7 @@ def test_other_engines_take_over_at_once():
     assert {request.key.split("/")[0] for call in living.calls for request in call} == {"w0", "w1"}
 
 
-def test_engines_that_die_over_and_over_end_the_run():
+def test_too_many_lost_engines_raise_a_transient_fault():
     engine = FakeEngine(dies_in=(0,))
 
     async def main():
@@ -119,7 +119,7 @@ def test_engines_that_die_over_and_over_end_the_run():
     asyncio.run(main())
 
 
-def test_an_engine_that_is_lost_while_taking_weights_is_replaced():
+def test_engine_lost_during_load_is_replaced():
     class Dying(FakeEngine):
         async def load(self, source, version):
             from trinity_core.inference.requests import EngineLost
@@ -135,7 +135,7 @@ def test_an_engine_that_is_lost_while_taking_weights_is_replaced():
     asyncio.run(main())
 
 
-def test_a_request_that_is_cancelled_is_given_up_in_the_engine():
+def test_cancelled_request_is_aborted_in_the_engine():
     engine = FakeEngine(seconds=0.2)
 
     async def main():
@@ -151,7 +151,7 @@ def test_a_request_that_is_cancelled_is_given_up_in_the_engine():
     assert engine.aborted == ["w/0", "w/1"]
 
 
-def test_an_engine_that_does_not_start_says_why():
+def test_start_raises_the_engines_error():
     async def main():
         await started(FakeEngine(start_error=TrinityError("no such model")))
 

@@ -1,4 +1,4 @@
-"""Samples survive packing, and settings derive what the engine is started with."""
+"""Samples survive packing and pickling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def samples(draw):
 
 
 @given(st.lists(samples(), max_size=6))
-def test_packing_keeps_every_sample(given_samples):
+def test_packing_round_trips(given_samples):
     back = pickle.loads(pickle.dumps(SampleBatch.pack(given_samples))).unpack()
     assert len(back) == len(given_samples)
     for one, other in zip(given_samples, back, strict=True):

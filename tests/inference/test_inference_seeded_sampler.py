@@ -1,4 +1,4 @@
-"""Where the noise of sampling comes from."""
+"""The noise of the seeded sampler."""
 
 import numpy as np
 import pytest
@@ -9,14 +9,14 @@ SPLITMIX_1234567 = [6457827717110365317, 3203168211198807973, 981749193219837042
 """The first numbers of SplitMix64 from the seed 1234567, as other implementations publish them."""
 
 
-def test_the_counter_is_splitmix64():
+def test_noise_counter_is_splitmix64():
     from trinity_core.inference.seeded_sampler import GOLDEN, mix
 
     states = np.uint64(1234567) + np.arange(1, 5, dtype=np.uint64) * GOLDEN
     assert mix(states).tolist() == SPLITMIX_1234567
 
 
-def test_places_and_seeds_next_to_each_other_are_independent():
+def test_neighbouring_seeds_and_positions_are_independent():
     """Chi-square of pairs of choices among 8 equal tokens, 63 degrees of freedom: above 130 once in a million times."""
     from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What an engine is started with follows from the configuration."""
+"""Engine settings derived from a configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def config(**rollout_model):
     })  # fmt: skip
 
 
-def test_the_policys_engine_is_as_large_as_the_run_needs():
+def test_policy_engine_fits_the_run():
     settings = policy_engine(config(), on_gpu=False, threads=2)
     assert (settings.max_model_len, settings.max_num_seqs, settings.compute_dtype) == (100, 12, "float32")
     environment = settings.environment()
@@ -33,7 +33,7 @@ def test_the_policys_engine_is_as_large_as_the_run_needs():
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
-def test_on_a_gpu_vllm_keeps_its_own_ways():
+def test_gpu_engine_keeps_vllm_defaults():
     settings = policy_engine(config(tensor_parallel_size=2), on_gpu=True)
     assert (settings.compute_dtype, settings.max_num_seqs) == ("bfloat16", 256)
     arguments = vllm_types.engine_arguments(settings)
@@ -54,7 +54,7 @@ def test_restricted_sampling_on_gpu_reports_raw_logprobs():
     assert not policy_engine(restricted, on_gpu=False).raw_logprobs
 
 
-def test_the_kv_cache_on_the_cpu_holds_the_sequences(tiny_folder):
+def test_cpu_kv_cache_holds_all_sequences(tiny_folder):
     few, many = [
         vllm_types.engine_arguments(EngineSettings(str(tiny_folder), 100, max_num_seqs=n))["kv_cache_memory_bytes"]
         for n in (1, 10)
@@ -64,14 +64,14 @@ def test_the_kv_cache_on_the_cpu_holds_the_sequences(tiny_folder):
     assert many == 40 * block + block
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path):
+def test_missing_model_folder_is_named(tmp_path):
     with pytest.raises(TrinityError, match="does not exist"):
         vllm_types.check_model(str(tmp_path / "nowhere"))
     with pytest.raises(TrinityError, match=r"no config\.json"):
         vllm_types.check_model(str(tmp_path))
 
 
-def test_on_the_cpu_compiling_is_asked_for_and_needs_a_compiler(monkeypatch, tmp_path):
+def test_compiling_on_the_cpu_is_opt_in_and_needs_a_compiler(monkeypatch, tmp_path):
     usual, compiled = policy_engine(config(), on_gpu=False), policy_engine(config(enforce_eager=False), on_gpu=False)
     assert usual.eager and not compiled.eager and not policy_engine(config(), on_gpu=True).eager
     assert "TORCHDYNAMO_DISABLE" in usual.environment() and "TORCHDYNAMO_DISABLE" not in compiled.environment()
@@ -82,14 +82,14 @@ def test_on_the_cpu_compiling_is_asked_for_and_needs_a_compiler(monkeypatch, tmp
         vllm_types.check_compiler(compiled)
 
 
-def test_a_tied_head_is_loaded_by_name():
+def test_tied_head_is_loaded_by_name():
     tied = [("model.embed_tokens.weight", "E"), ("model.norm.weight", "N")]
     assert list(with_head(iter(tied)))[-1] == ("lm_head.weight", "E")
     untied = [*tied, ("lm_head.weight", "H")]
     assert list(with_head(iter(untied))) == untied
 
 
-def test_the_explorer_is_imported_without_torch_and_vllm():
+def test_explorer_imports_neither_torch_nor_vllm():
     code = "import sys, trinity_core.rollout.explorer; print([m for m in ('torch', 'vllm', 'ray') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
