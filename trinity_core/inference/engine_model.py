@@ -21,14 +21,14 @@ from trinity_core.workflows.rollout_model import Completion
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What applies where a call says nothing else. Lengths are in tokens."""
+    """Defaults and limits of a call. Lengths are in tokens."""
 
     max_model_len: int
     max_prompt_tokens: int | None
     max_response_tokens: int
     sampling: Sampling
     truncate_prompts: bool = True
-    """Whether a prompt that is too long is cut and left out of the loss; otherwise it is a `DataError`."""
+    """True: a prompt that is too long is cut and its response carries no loss; False: it raises `DataError`."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class EngineModel:
     name: str = "policy"
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     version: int = 0
-    """What the engines hold; given to answers for which nothing was sampled."""
+    """Version of the weights in the engines; recorded for responses of prompts that are too long."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _encoders: dict[str, ChatEncoder] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class EngineModel:
         chat_template: str | None = None,
         **sampling: Any,
     ) -> list[Completion]:
-        """See `RolloutModel.chat`. Raises `DataError` for a prompt that is too long and must not be cut."""
+        """See `RolloutModel.chat`. Raises `DataError` for a prompt that is too long, unless prompts are truncated."""
         prompt = self._encoder(chat_template).prompt(messages, tools, self.limits.max_prompt_tokens)
         if prompt.too_long:
             return self._too_long(prompt.tokens, n)
@@ -104,7 +104,7 @@ class EngineModel:
         return self._encoders[template]
 
     def _sampling(self, room: int, given: dict[str, Any]) -> Sampling:
-        """The sampling of one call. Raises `TypeError` for an argument that there is not."""
+        """The sampling of one call. Raises `TypeError` for an unknown argument."""
         usual = self.limits.sampling
         chosen: dict[str, Any] = {
             "temperature": usual.temperature,
@@ -137,7 +137,7 @@ class EngineModel:
 
 
 def policy_limits(config: Config, stop_token_ids: tuple[int, ...]) -> Limits:
-    """The policy's, from the `model` section."""
+    """Limits of the policy, from the `model` section."""
     model = config.model
     sampling = Sampling(
         max_tokens=model.max_response_tokens or 1,
@@ -154,7 +154,7 @@ def policy_limits(config: Config, stop_token_ids: tuple[int, ...]) -> Limits:
 
 
 def auxiliary_limits(config: Config, model: AuxiliaryModelConfig, stop_token_ids: tuple[int, ...]) -> Limits:
-    """An auxiliary model's; what it leaves open is the policy's."""
+    """Limits of an auxiliary model; lengths that it does not set are the policy's."""
     longest = model.max_model_len or config.model.max_model_len
     assert longest is not None
     answer = model.max_response_tokens or config.model.max_response_tokens or longest

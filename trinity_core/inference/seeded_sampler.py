@@ -1,9 +1,9 @@
-"""How a CPU engine chooses tokens: token t of a sequence depends on its seed, on t and on its logits, on nothing else.
+"""Sampling in a CPU engine: token t of a sequence depends on its seed, on t and on its logits alone.
 
-vLLM gives each seeded request a generator and draws from them one by one, at a tenth of the time of a small model's
-step; and a generator has a state, which is lost with the engine. Here the noise of all rows comes at once from a
-counter: SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") at place t of the
-stream of each request's seed. A request that is asked again of another engine goes through the same noise.
+vLLM gives each seeded request a generator and draws from them one by one, which takes a tenth of a small model's step;
+and the state of a generator is lost with its engine. Here the noise of all rows comes at once from a counter:
+SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators") at position t of the stream of
+each request's seed. A request that is repeated on another engine gets the same noise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def noise_seeds(seeds: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 class SeededChoice(nn.Module):
-    """Takes the place of vLLM's choice among the tokens that top-k and top-p leave."""
+    """Replaces vLLM's choice among the tokens that top-k and top-p leave."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class SeededChoice(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """float32 [N, V] logits -> int64 [N] tokens and their distribution, float32 [N, V] log-probs.
 
-        A row without a generator has no seed; its noise is vLLM's.
+        A row without a generator has no seed; its noise comes from torch's global generator.
         """
         logits = apply_top_k_top_p(logits, k, p)
         count = len(logits)
@@ -86,7 +86,7 @@ class SeededSampler(Sampler):
 
     @staticmethod
     def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-        """As vLLM's; where only the tokens themselves are asked for, their ranks are left at 0."""
+        """As in vLLM, except that ranks stay 0 if only the sampled tokens' log-probs are wanted."""
         if num_logprobs:
             return Sampler.gather_logprobs(logprobs, num_logprobs, token_ids)
         chosen = token_ids.unsqueeze(-1)

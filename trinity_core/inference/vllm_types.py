@@ -1,6 +1,6 @@
-"""Between vLLM's words and ours: what an engine is started with, what is asked of it, what it answers.
+"""Translation between vLLM's types and ours: engine arguments, sampling parameters, outputs.
 
-Imports vllm inside its functions only, so that the module can be named by processes that have no engine.
+Imports vllm inside functions only, so that processes without an engine can import the module.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
 
 
 def _kv_bytes(settings: EngineSettings) -> int:
-    """Bytes of KV cache on the CPU: what all sequences need at their longest, as far as a quarter of the free memory
-    goes, and at least one sequence. The cache is allocated at once, so less is better."""
+    """Bytes of KV cache on the CPU: `max_num_seqs` sequences of full length, at most a quarter of the free memory, at
+    least one sequence. The cache is allocated at once, so it should not be larger than needed."""
     import psutil
 
     if settings.kv_cache_gib is not None:
@@ -88,12 +88,12 @@ def _kv_bytes(settings: EngineSettings) -> int:
             f"one sequence of {settings.max_model_len} tokens needs {longest / GIB:.1f} GiB of KV cache, and "
             f"{free / GIB:.1f} GiB of memory are free; lower model.max_model_len"
         )
-    # One block is vLLM's own; it is never given to a sequence.
+    # vLLM keeps one block for itself.
     return max(longest, min(settings.max_num_seqs * longest, free // 4)) + block * _kv_bytes_per_token(settings)
 
 
 def _kv_bytes_per_token(settings: EngineSettings) -> int:
-    """Keys and values of one token in all layers."""
+    """Bytes of the keys and values of one token in all layers."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=settings.trust_remote_code)
@@ -104,7 +104,7 @@ def _kv_bytes_per_token(settings: EngineSettings) -> int:
 
 
 def check_model(model_path: str) -> None:
-    """Raise `TrinityError` where a local model folder is not there or holds no model: vLLM's own message is a page."""
+    """Raise `TrinityError` if a local model folder is missing or holds no model; vLLM's own message is a page long."""
     path = Path(model_path).expanduser()
     looks_local = path.is_absolute() or model_path.startswith((".", "~"))
     if not (looks_local or path.exists()):
@@ -117,14 +117,14 @@ def check_model(model_path: str) -> None:
 
 
 def check_compiler(settings: EngineSettings) -> None:
-    """Raise `TrinityError` where the model is to be compiled on the CPU and there is nothing to compile it with."""
+    """Raise `TrinityError` if the model is to be compiled on the CPU and there is no compiler."""
     if not settings.eager and not settings.on_gpu:
         require_compiler("explorer.rollout_model.enforce_eager is false", "leave enforce_eager out")
 
 
 def sampling_params(request: Request) -> SamplingParams:
-    """vLLM's parameters of a request. Text is never made in the engine: decoding it token by token costs two thirds of
-    the speed of a small model, and the explorer decodes whole answers at once."""
+    """vLLM's parameters of a request. The engine does not decode text: token by token that costs two thirds of a small
+    model's speed, and the explorer decodes whole responses at once."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -166,7 +166,7 @@ def prompt_logprobs(scores: Any) -> list[float]:
 
 
 def sample(output: CompletionOutput, version: int) -> Sample:
-    """Our form of a finished output; `version` serves where vLLM reports none (no weights were handed over yet)."""
+    """Convert a finished output; `version` applies to tokens for which vLLM reports none (no weights loaded yet)."""
     count = len(output.token_ids)
     flat: Any = output.logprobs
     versions = np.full(count, version, dtype=np.int32)
@@ -183,4 +183,4 @@ def sample(output: CompletionOutput, version: int) -> Sample:
 
 
 ABORTED = Sample(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32), "abort")
-"""What a request that was given up leaves."""
+"""The sample of an aborted request."""

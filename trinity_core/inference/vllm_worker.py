@@ -1,4 +1,4 @@
-"""What is added to vLLM's workers, and called by `collective_rpc`: `worker_extension_cls`."""
+"""Methods added to vLLM's workers (`worker_extension_cls`) and called by `collective_rpc`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from trinity_core.inference.weight_receiver import WeightReceiver
 
 
 class WorkerExtension(WeightReceiver):
-    """Takes weights from the trainer, and chooses tokens in our way where it is told to."""
+    """Loads weights and, on the CPU, replaces vLLM's sampler."""
 
     def use_seeded_sampler(self) -> None:
-        """Choose tokens by `trinity_core.inference.seeded_sampler` from now on. On the CPU only."""
+        """Sample tokens with `trinity_core.inference.seeded_sampler` from now on. CPU only."""
         from trinity_core.inference.seeded_sampler import SeededSampler
 
         runner: Any = self.model_runner  # type: ignore[attr-defined]

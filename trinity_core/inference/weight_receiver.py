@@ -1,4 +1,4 @@
-"""The engine's end of a hand-over: a mix-in for vLLM's worker, so that tensors are read where they are needed."""
+"""The engine's side of weight sync: a mix-in for vLLM's worker, which reads the tensors where they are needed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
 
 class WeightReceiver:
-    """Added to every worker of an engine (`worker_extension_cls`), and called by `collective_rpc`."""
+    """Added to every worker of an engine (`worker_extension_cls`) and called by `collective_rpc`."""
 
     _reloader: Reloader | None = None
 
     def receive_weights(self, method: str, path: str, version: int) -> None:
-        """Load a published version (`memory`, `checkpoint`) or a Hugging Face folder (`folder`) into the model."""
+        """Load a published version, or (method `folder`) a Hugging Face folder, into the model."""
         from vllm.platforms import current_platform
 
         from_folder = method == "folder"
@@ -55,9 +55,9 @@ class WeightReceiver:
 
 
 def check_there(method: str, path: str, version: int) -> None:
-    """Raise what `receive_weights` would: `VersionGone` for weights that are not there, `DataError` for damaged ones.
+    """Raise what `receive_weights` would: `VersionGone` for missing weights, `DataError` for damaged ones.
 
-    Of an error in vLLM's own processes the text alone comes back.
+    Errors in vLLM's own processes come back as text, without their type; so the check runs in this process first.
     """
     if method == "folder":
         _files(Path(path))
@@ -88,9 +88,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def with_head(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors, and the embeddings once more as `lm_head.weight` where no head is among them.
+    """The tensors, followed by the embeddings as `lm_head.weight` if no head is among them.
 
-    vLLM's CPU backend keeps a repacked copy of a tied head; it stays at its old values unless it is loaded by name.
+    vLLM's CPU backend keeps a repacked copy of a tied head, which stays at its old values unless it is loaded by name.
     """
     head = embeddings = None
     for name, tensor in tensors:
