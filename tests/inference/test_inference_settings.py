@@ -16,13 +16,13 @@ from trinity_core.inference.settings import EngineSettings, policy_engine
 from trinity_core.inference.weight_receiver import with_head
 
 
-def config(**rollout_model):
+def config(overrides=(), **rollout_model):
     return config_from_dict({
         "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
         "model": {"model_path": "some/model", "max_prompt_tokens": 30, "max_response_tokens": 70},
         "buffer": {"batch_size": 2, "total_steps": 1, "explorer_input": {"taskset": {"path": "some/data"}}},
         "explorer": {"runner_per_model": 3, "rollout_model": rollout_model},
-    })  # fmt: skip
+    }, overrides)  # fmt: skip
 
 
 def test_policy_engine_fits_the_run():
@@ -43,15 +43,13 @@ def test_gpu_engine_keeps_vllm_defaults():
 
 
 def test_restricted_sampling_on_gpu_reports_raw_logprobs():
-    restricted = config()
-    restricted.model.top_k = 5
-    restricted.buffer.explorer_input.tasksets[0].rollout_args.top_k = 5
+    restricted = config(overrides=["model.top_k=5"])
     assert vllm_types.engine_arguments(policy_engine(restricted, on_gpu=True))["logprobs_mode"] == "raw_logprobs"
     assert not policy_engine(config(), on_gpu=True).raw_logprobs
-    restricted.buffer.explorer_input.tasksets[0].rollout_args.temperature = 0.7
+    cooler = config(overrides=["model.top_k=5", "model.temperature=0.7"])
     with pytest.raises(TrinityError, match=r"rollout_args\.temperature: must be 1"):
-        policy_engine(restricted, on_gpu=True)
-    assert not policy_engine(restricted, on_gpu=False).raw_logprobs
+        policy_engine(cooler, on_gpu=True)
+    assert not policy_engine(cooler, on_gpu=False).raw_logprobs
 
 
 def test_cpu_kv_cache_holds_all_sequences(tiny_folder):

@@ -43,7 +43,7 @@ class Backend(Protocol):
 
 @runtime_checkable
 class WeightTransfer(Protocol):
-    """A backend into which the trainer pushes weights; see `trinity_core.sync.nccl`."""
+    """A backend into which the trainer pushes weights; see `trinity_core.sync.nccl_transfer`."""
 
     async def join(self, init_info: dict[str, Any]) -> None:
         """Enter the trainer's group."""

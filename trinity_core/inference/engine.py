@@ -97,7 +97,7 @@ class Engine:
         """The version of the weights in use."""
         return self._backend.version
 
-    # ---- weights that the trainer pushes; see `trinity_core.sync.nccl` ----
+    # ---- weights that the trainer pushes; see `trinity_core.sync.nccl_transfer` ----
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Enter the trainer's NCCL group."""
