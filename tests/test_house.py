@@ -6,12 +6,12 @@ import ast
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from trinity_core.config.training import CriticSettings, TrainSettings
 
@@ -156,7 +156,7 @@ def test_light_modules_import_nothing_heavy(module: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [TrainSettings, CriticSettings])
-def test_what_the_trainer_is_told_it_uses(settings: type) -> None:
+def test_what_the_trainer_is_told_it_uses(settings: type[BaseModel]) -> None:
     """A setting that nothing reads is one that a user gives in vain."""
     read = {
         node.attr
@@ -165,7 +165,7 @@ def test_what_the_trainer_is_told_it_uses(settings: type) -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute)
     }
-    assert {field.name for field in fields(settings)} <= read
+    assert settings.model_fields.keys() <= read
 
 
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))

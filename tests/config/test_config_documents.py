@@ -39,7 +39,7 @@ def test_the_guide_loads_with_every_section() -> None:
     assert (evaluation.repeat_times, evaluation.rollout_args.temperature) == (1, 0.1)
     pipeline = config.data_processor.task_pipeline
     assert pipeline is not None and pipeline.operators[0].args["min_score"] == 0.0
-    assert pipeline.inputs == ["/data/tasks"]
+    assert pipeline.inputs == ("/data/tasks",)
     conversations = config.buffer.trainer_input.auxiliary_buffers["other_buffer"]
     assert conversations.format.enable_concatenated_multi_turn and conversations.storage_type == "file"
 

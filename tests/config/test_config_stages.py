@@ -52,7 +52,7 @@ def test_data_sets_and_lists_are_replaced_as_a_whole() -> None:
     )
     (tasks,) = stage.buffer.explorer_input.tasksets
     assert (tasks.path, tasks.subset_name, tasks.format.prompt_key) == ("x", None, "prompt")
-    assert stage.buffer.explorer_input.eval_tasksets == []
+    assert stage.buffer.explorer_input.eval_tasksets == ()
 
 
 def test_a_stages_length_is_its_own() -> None:

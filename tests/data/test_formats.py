@@ -35,7 +35,7 @@ def test_messages_as_list_or_text(encode):
     shown = formats.demonstration(row, form)
     assert shown.messages == [SYSTEM, USER, ANSWER, USER, ANSWER]
     assert shown.tools == [{"name": "f"}] and not shown.every_turn
-    form.enable_concatenated_multi_turn = True
+    form = form.with_values({"enable_concatenated_multi_turn": True})
     assert formats.demonstration(row, form).every_turn
 
 

@@ -65,8 +65,8 @@ def test_taskset_may_have_no_reference_answers(tmp_path):
 def test_final_assistant_message_is_the_reference(tmp_path):
     asked, answered = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
     rows = [{"messages": [asked], "answer": "1"}, {"messages": [asked, answered]}, {"messages": [asked]}]
-    config = written(tmp_path, rows)
-    config.format = FormatConfig(prompt_type="messages", response_key="answer")
+    form = FormatConfig(prompt_type="messages", response_key="answer")
+    config = written(tmp_path, rows).with_values({"format": form})
     taskset = Taskset.open(config, seed=0)
     assert [task.truth for task in taskset.tasks()] == ["1", "a"] and [
         row.location.line for row in taskset.rejected

@@ -46,7 +46,7 @@ def test_stages_are_run_again_from_the_first_one_that_has_changed(tmp_path: Path
     assert finished(loaded(tmp_path, "seed=7")) == [None, None]
     assert finished(loaded(tmp_path, "model.model_path=other")) == [None, None]
     changed = loaded(tmp_path)
-    changed[1].buffer.total_steps = 500
+    changed[1] = changed[1].with_values({"buffer.total_steps": 500})
     assert finished(changed) == [first, None]
 
 

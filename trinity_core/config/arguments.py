@@ -5,25 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trinity_core.config.bind import BAD, convert
 from trinity_core.config.parts import PARTS, Arguments
 from trinity_core.config.problems import Report, closest
 from trinity_core.config.resolve import draws_by
 from trinity_core.config.schema import Config
 from trinity_core.config.types import Args
+from trinity_core.config.validation import BAD, convert
 
 
-def bind_arguments(config: Config, report: Report) -> None:
-    """Give the arguments of every part that is known here their types; report those that it does not take.
+def check_arguments(config: Config, report: Report) -> None:
+    """Report the arguments that a part does not take. A part of the user's own is asked by the trainer."""
+    _typed(config, report)
 
-    A part of the user's own is asked when the trainer has imported it.
-    """
+
+def typed_arguments(config: Config) -> Config:
+    """The configuration with the arguments of every known part in the types that the part takes them as."""
+    return config.with_values(_typed(config, Report()))
+
+
+def _typed(config: Config, report: Report) -> dict[str, Any]:
+    """The fitting arguments of every known part, by key."""
+    values = {}
     for part, parts in PARTS.items():
         name, key = getattr(config.algorithm, part), f"{part}_args"
         if name in parts:
             known = _strategy(config) if part == "sample_strategy" else parts[name]
             given = getattr(config.algorithm, key)
-            setattr(config.algorithm, key, _bound(known, given, f"algorithm.{key}", name, report))
+            values[f"algorithm.{key}"] = _bound(known, given, f"algorithm.{key}", name, report)
+    return values
 
 
 def _strategy(config: Config) -> Arguments:

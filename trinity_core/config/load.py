@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
+
+from pydantic import BaseModel
 
 from trinity_core.config import rules, source, verl
-from trinity_core.config.arguments import bind_arguments
-from trinity_core.config.bind import as_written, bind, hints
+from trinity_core.config.arguments import check_arguments, typed_arguments
 from trinity_core.config.problems import ConfigError, Problem, Report, SourceLocation
 from trinity_core.config.resolve import resolve
 from trinity_core.config.schema import Config, VerlConfig
 from trinity_core.config.source import Tree, YamlSource
+from trinity_core.config.validation import as_written, bound
 
 WHOLE = frozenset({"experience_buffer", "taskset"})
 """What a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
@@ -72,8 +73,8 @@ def to_dict(config: Any) -> Any:
     """
     if isinstance(config, Config) and config.stages:
         return source.merge({}, config.given)
-    if dataclasses.is_dataclass(config):
-        return {name: to_dict(getattr(config, name)) for name in hints(cast(Hashable, type(config)))}
+    if isinstance(config, BaseModel):
+        return {name: to_dict(value) for name, value in config}
     if isinstance(config, list | tuple):
         return [to_dict(item) for item in config]
     if isinstance(config, dict):
@@ -111,21 +112,20 @@ def _load(
 
 def _as_written(given: YamlSource) -> Tree:
     """The tree with what was written wherever the schema has text; a stage's sections are those of a configuration."""
-    tree = as_written(Config, given.tree, "", given.texts)
+    tree = as_written(Config, given.tree, given.texts)
     if isinstance(tree.get("stages"), list):
         listed = enumerate(tree["stages"])
-        tree["stages"] = [as_written(Config, stage, f"stages[{index}]", given.texts) for index, stage in listed]
+        tree["stages"] = [as_written(Config, stage, given.texts, ("stages", index)) for index, stage in listed]
     return tree
 
 
 def _bound(tree: Tree, report: Report, checks: Sequence[Check] | None = ()) -> Config:
-    """Dataclasses from a tree, resolved; problems are added to the report, without `checks` those of types alone."""
-    written = bind(Config, tree, "", report)
-    verl.lay_under(written, tree)
-    config = resolve(written)
-    config.given = tree
+    """A configuration from a tree, resolved; problems are reported, without `checks` those of types alone."""
+    written = verl.laid_under(bound(Config, tree, report), tree)
+    untyped = resolve(written).with_given(tree)
+    config = typed_arguments(untyped)
     if checks is not None:
-        bind_arguments(config, report)
+        check_arguments(untyped, report)
         rules.check(written, config, report)
         for check in checks:
             check(config, report)
@@ -181,7 +181,7 @@ def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
         return
     try:
         content = source.read(Path(path))
-        content.tree = as_written(VerlConfig, content.tree, "", content.texts)
+        content.tree = as_written(VerlConfig, content.tree, content.texts)
     except ConfigError as error:
         for problem in error.problems:
             report.add(f"{key}.trainer_config_path", path, str(problem))

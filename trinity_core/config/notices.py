@@ -87,7 +87,7 @@ def _batches(config: Config) -> list[str]:
 
 def _budget(config: Config) -> list[str]:
     trainer, longest = config.trainer, config.model.max_model_len
-    budget = trainer.max_token_len_per_gpu * trainer.ulysses_sequence_parallel_size
+    budget = trainer.max_token_len_per_gpu
     if config.mode not in ("both", "train") or budget >= longest:
         return []
     return [f"A micro-batch holds up to {longest} tokens, one sequence of max_model_len, rather than {budget}."]

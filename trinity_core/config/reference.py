@@ -99,7 +99,7 @@ def _row(setting: Setting, shown: dict[type, str]) -> str:
     meaning = f"Without effect. {setting.doc}" if setting.no_effect else setting.doc
     if setting.same_as:
         meaning = f"Same as `{setting.same_as}`. {meaning}"
-    if setting.section in shown:
+    if setting.section is not None and setting.section in shown:
         meaning += f" As `{shown[setting.section]}`."
     cells = (f"`{setting.name}`", _value(setting), _default(setting), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

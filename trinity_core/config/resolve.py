@@ -1,84 +1,111 @@
-"""Fill every setting whose default follows from others. Pure, but for the working folder that paths start from."""
+"""Fill every setting whose default follows from others: pure functions, one for each section.
+
+They know nothing of the machine but the working folder, from which relative paths start. Resolving twice changes
+nothing; nothing is checked or raised.
+"""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from trinity_core.config.algorithm_types import ALGORITHMS, effective_args
 from trinity_core.config.parts import PARTS
-from trinity_core.config.schema import AlgorithmConfig, BufferConfig, Config, ExperienceBufferConfig, TasksetConfig
+from trinity_core.config.schema import (
+    AlgorithmConfig,
+    AuxiliaryModelConfig,
+    BufferConfig,
+    Config,
+    ExperienceBufferConfig,
+    ExplorerInputConfig,
+    ModelConfig,
+    RolloutArgs,
+    SynchronizerConfig,
+    TasksetConfig,
+    TrainerConfig,
+    TrainerInputConfig,
+)
 from trinity_core.config.sync_methods import default_sync_method
+from trinity_core.config.types import FrozenDict
 
 DEFAULT_WORKFLOW = "math_workflow"
 
 
 def resolve(config: Config) -> Config:
-    """A copy with all derived settings filled. Resolving twice changes nothing; nothing is checked or raised."""
-    config = copy.deepcopy(config)
-    config.checkpoint_root_dir = str(Path(config.checkpoint_root_dir).expanduser().absolute())
-    config.ray_namespace = config.ray_namespace or f"{config.project}/{config.name}"
-    _algorithm(config.algorithm)
-    _model(config)
-    _normalizer(config)
-    _batches(config.buffer, config.algorithm)
-    _length(config)
-    _tasksets(config)
-    _buffers(config)
-    if config.synchronizer.sync_method is None:
-        config.synchronizer.sync_method = default_sync_method(config.mode)
-    critic = config.trainer.trainer_config.critic.model
-    if critic.enable_gradient_checkpointing is None:
-        critic.enable_gradient_checkpointing = config.trainer.gradient_checkpointing
-    return config
+    """A copy with all derived settings filled."""
+    model = _model(config.model)
+    algorithm = _algorithm(config.algorithm, model)
+    steps = config.buffer.total_steps or config.trainer.total_steps
+    auxiliary = tuple(_auxiliary(each, model) for each in config.explorer.auxiliary_models)
+    return config.model_copy(
+        update={
+            "checkpoint_root_dir": str(Path(config.checkpoint_root_dir).expanduser().absolute()),
+            "ray_namespace": config.ray_namespace or f"{config.project}/{config.name}",
+            "algorithm": algorithm,
+            "model": model,
+            "buffer": _buffer(config.buffer, algorithm, model, steps),
+            "explorer": config.explorer.model_copy(update={"auxiliary_models": auxiliary}),
+            "trainer": _trainer(config.trainer, steps),
+            "synchronizer": _synchronizer(config.synchronizer, config.mode),
+        }
+    )
 
 
-def _algorithm(algorithm: AlgorithmConfig) -> None:
-    """Parts and repeats that `algorithm_type` stands for."""
-    known = ALGORITHMS.get(algorithm.algorithm_type)
-    if known is None:
-        return
-    for part in PARTS:
-        default, name, args = getattr(known, part), getattr(algorithm, part), f"{part}_args"
-        merged = effective_args(default, getattr(known, args), name, getattr(algorithm, args))
-        setattr(algorithm, args, merged)
-        setattr(algorithm, part, name or default)
-    if algorithm.repeat_times is None or not known.uses_rollouts:
-        algorithm.repeat_times = known.default_repeat_times
-
-
-def _model(config: Config) -> None:
+def _model(model: ModelConfig) -> ModelConfig:
     """Token limits and the critic's path."""
-    model = config.model
-    model.critic_model_path = model.critic_model_path or model.model_path
     prompt, response, longest = model.max_prompt_tokens, model.max_response_tokens, model.max_model_len
+    update: dict[str, Any] = {"critic_model_path": model.critic_model_path or model.model_path}
     if longest is None and prompt and response:
-        model.max_model_len = longest = prompt + response
+        longest = prompt + response
     if longest is not None:
-        model.max_prompt_tokens = prompt or max(longest - (response or 1), 1)
-        model.max_response_tokens = response or max(longest - (prompt or 1), 1)
-    for auxiliary in config.explorer.auxiliary_models:
-        if auxiliary.max_model_len is None:
-            given = auxiliary.max_prompt_tokens and auxiliary.max_response_tokens
-            total = (auxiliary.max_prompt_tokens or 0) + (auxiliary.max_response_tokens or 0)
-            auxiliary.max_model_len = total if given else model.max_model_len
+        update["max_model_len"] = longest
+        update["max_prompt_tokens"] = prompt or max(longest - (response or 1), 1)
+        update["max_response_tokens"] = response or max(longest - (prompt or 1), 1)
+    return model.model_copy(update=update)
 
 
-def _normalizer(config: Config) -> None:
-    """The length that token sums are divided by: the longest response allowed, the same for every batch."""
-    algorithm, longest = config.algorithm, config.model.max_response_tokens
-    if algorithm.loss_agg_mode == "seq-mean-token-sum-norm" and longest is not None:
-        algorithm.loss_agg_mode_args = {"normalizer": longest, **algorithm.loss_agg_mode_args}
+def _auxiliary(auxiliary: AuxiliaryModelConfig, model: ModelConfig) -> AuxiliaryModelConfig:
+    if auxiliary.max_model_len is not None:
+        return auxiliary
+    prompt, response = auxiliary.max_prompt_tokens, auxiliary.max_response_tokens
+    total = prompt + response if prompt and response else model.max_model_len
+    return auxiliary.model_copy(update={"max_model_len": total})
 
 
-def _batches(buffer: BufferConfig, algorithm: AlgorithmConfig) -> None:
+def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfig:
+    """Parts and repeats that `algorithm_type` stands for."""
+    update: dict[str, Any] = {}
+    known = ALGORITHMS.get(algorithm.algorithm_type)
+    if known is not None:
+        for part in PARTS:
+            default, name, args = getattr(known, part), getattr(algorithm, part), f"{part}_args"
+            update[args] = effective_args(default, getattr(known, args), name, getattr(algorithm, args))
+            update[part] = name or default
+        if algorithm.repeat_times is None or not known.uses_rollouts:
+            update["repeat_times"] = known.default_repeat_times
+    rule, longest = update.get("loss_agg_mode", algorithm.loss_agg_mode), model.max_response_tokens
+    if rule == "seq-mean-token-sum-norm" and longest is not None:
+        # Token sums are divided by the longest response allowed, the same for every batch.
+        given = update.get("loss_agg_mode_args", algorithm.loss_agg_mode_args)
+        update["loss_agg_mode_args"] = {"normalizer": longest, **given}
+    frozen = {name: FrozenDict(value) if isinstance(value, dict) else value for name, value in update.items()}
+    return algorithm.model_copy(update=frozen)
+
+
+def _buffer(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig, steps: int | None) -> BufferConfig:
     """Either batch size from the other; with `mix`, expert data comes on top of what is explored."""
     per_task = float(algorithm.repeat_times or 1) / (1 - expert_share(algorithm))
-    if buffer.batch_size is None:
-        buffer.batch_size = max(int((buffer.train_batch_size or 0) / per_task), 1)
-    if buffer.train_batch_size is None:
-        buffer.train_batch_size = round(buffer.batch_size * per_task)
+    batch_size = buffer.batch_size or max(int((buffer.train_batch_size or 0) / per_task), 1)
+    return buffer.model_copy(
+        update={
+            "batch_size": batch_size,
+            "train_batch_size": buffer.train_batch_size or round(batch_size * per_task),
+            "total_steps": buffer.total_steps or steps,
+            "explorer_input": _explorer_input(buffer, algorithm, model),
+            "trainer_input": _trainer_input(buffer.trainer_input, algorithm),
+        }
+    )
 
 
 def expert_share(algorithm: AlgorithmConfig) -> float:
@@ -95,60 +122,76 @@ def draws_by(config: Config) -> str:
     return "priority" if name in ("default", "fifo") and buffer.use_priority_queue else name
 
 
-def _length(config: Config) -> None:
-    """`total_steps` may stand in either place; both hold it afterwards."""
-    steps = config.buffer.total_steps or config.trainer.total_steps
-    config.buffer.total_steps = config.buffer.total_steps or steps
-    config.trainer.total_steps = config.trainer.total_steps or steps
-
-
-def _tasksets(config: Config) -> None:
+def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInputConfig:
     """One list of training task sets; in each task set the defaults of what surrounds it."""
-    given = config.buffer.explorer_input
-    if given.taskset is not None:
-        given.tasksets = [given.taskset, *given.tasksets]
-        given.taskset = None
-    _names(given.tasksets, "taskset")
-    _names(given.eval_tasksets, "eval")
-    for taskset in given.tasksets:
-        taskset.repeat_times = taskset.repeat_times or config.algorithm.repeat_times
-    for taskset in given.eval_tasksets:
-        taskset.repeat_times = taskset.repeat_times or 1
-    for taskset in (*given.tasksets, *given.eval_tasksets):
-        taskset.default_workflow_type = (
-            taskset.default_workflow_type
-            or given.default_workflow_type
-            or config.buffer.default_workflow_type
-            or DEFAULT_WORKFLOW
+    given = buffer.explorer_input
+    workflow = given.default_workflow_type or buffer.default_workflow_type or DEFAULT_WORKFLOW
+    reward = given.default_reward_fn_type or buffer.default_reward_fn_type
+    training = given.tasksets if given.taskset is None else (given.taskset, *given.tasksets)
+
+    def filled(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
+        return tuple(
+            taskset.model_copy(
+                update={
+                    "name": taskset.name or (stem if index == 0 else f"{stem}_{index}"),
+                    "repeat_times": taskset.repeat_times or repeat_times,
+                    "default_workflow_type": taskset.default_workflow_type or workflow,
+                    "default_reward_fn_type": taskset.default_reward_fn_type or reward,
+                    "rollout_args": _sampling(taskset.rollout_args, model),
+                }
+            )
+            for index, taskset in enumerate(tasksets)
         )
-        taskset.default_reward_fn_type = (
-            taskset.default_reward_fn_type or given.default_reward_fn_type or config.buffer.default_reward_fn_type
-        )
-        _sampling(taskset, config)
+
+    return given.model_copy(
+        update={
+            "taskset": None,
+            "tasksets": filled(training, "taskset", algorithm.repeat_times),
+            "eval_tasksets": filled(given.eval_tasksets, "eval", 1),
+        }
+    )
 
 
-def _names(tasksets: Iterable[TasksetConfig], stem: str) -> None:
-    for index, taskset in enumerate(tasksets):
-        taskset.name = taskset.name or (stem if index == 0 else f"{stem}_{index}")
+def _sampling(args: RolloutArgs, model: ModelConfig) -> RolloutArgs:
+    return args.model_copy(
+        update={
+            "temperature": model.temperature if args.temperature is None else args.temperature,
+            "top_p": model.top_p if args.top_p is None else args.top_p,
+            "top_k": model.top_k if args.top_k is None else args.top_k,
+            "max_tokens": args.max_tokens or model.max_response_tokens,
+        }
+    )
 
 
-def _sampling(taskset: TasksetConfig, config: Config) -> None:
-    args, model = taskset.rollout_args, config.model
-    args.temperature = model.temperature if args.temperature is None else args.temperature
-    args.top_p = model.top_p if args.top_p is None else args.top_p
-    args.top_k = model.top_k if args.top_k is None else args.top_k
-    args.max_tokens = args.max_tokens or model.max_response_tokens
-
-
-def _buffers(config: Config) -> None:
+def _trainer_input(given: TrainerInputConfig, algorithm: AlgorithmConfig) -> TrainerInputConfig:
     """Names and storage of the trainer's inputs."""
-    known = ALGORITHMS.get(config.algorithm.algorithm_type)
-    given = config.buffer.trainer_input
-    _buffer(given.experience_buffer, "experience_buffer", "file" if known and not known.uses_rollouts else "queue")
-    for name, buffer in given.auxiliary_buffers.items():
-        _buffer(buffer, name, "file")
+    known = ALGORITHMS.get(algorithm.algorithm_type)
+
+    def filled(buffer: ExperienceBufferConfig, name: str, storage_type: str) -> ExperienceBufferConfig:
+        update = {"name": buffer.name or name, "storage_type": buffer.storage_type or storage_type}
+        return buffer.model_copy(update=update)
+
+    storage_type = "file" if known and not known.uses_rollouts else "queue"
+    auxiliary = {name: filled(buffer, name, "file") for name, buffer in given.auxiliary_buffers.items()}
+    return given.model_copy(
+        update={
+            "experience_buffer": filled(given.experience_buffer, "experience_buffer", storage_type),
+            "auxiliary_buffers": FrozenDict(auxiliary),
+        }
+    )
 
 
-def _buffer(buffer: ExperienceBufferConfig, name: str, storage_type: str) -> None:
-    buffer.name = buffer.name or name
-    buffer.storage_type = buffer.storage_type or storage_type
+def _trainer(trainer: TrainerConfig, steps: int | None) -> TrainerConfig:
+    """`total_steps` may stand in either place, and ends up in both; the critic saves memory as the policy does."""
+    verl = trainer.trainer_config
+    saves = verl.critic.model.enable_gradient_checkpointing
+    update: dict[str, Any] = {"total_steps": trainer.total_steps or steps}
+    if saves is None:
+        key = "critic.model.enable_gradient_checkpointing"
+        update["trainer_config"] = verl.with_values({key: trainer.gradient_checkpointing})
+    return trainer.model_copy(update=update)
+
+
+def _synchronizer(synchronizer: SynchronizerConfig, mode: str) -> SynchronizerConfig:
+    method = synchronizer.sync_method or default_sync_method(mode)
+    return synchronizer.model_copy(update={"sync_method": method})

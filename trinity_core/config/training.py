@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
 
 from trinity_core.config.schema import Config, OptimizerConfig
+from trinity_core.config.schema.trainer_keys import LearnerKeys
+from trinity_core.config.schema.verl import CriticKeys
 from trinity_core.config.types import Args
 
 
-@dataclass(frozen=True, slots=True)
-class CriticSettings:
-    """How the critic is trained."""
+class CriticSettings(CriticKeys):
+    """How the critic is trained: the keys that are read as they are, and those below."""
 
     model_path: str
     optimizer: OptimizerConfig
-    grad_clip: float
-    """0: no clipping."""
-    cliprange_value: float
-    """How far a value may move from the one the advantages were computed with."""
     epochs: int
     """Updates from each batch."""
     use_dynamic_bsz: bool
@@ -34,16 +33,12 @@ class CriticSettings:
     """Steps at the start in which only the critic is trained."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainSettings:
-    """How the policy is trained."""
+class TrainSettings(LearnerKeys):
+    """How the policy is trained: the keys of `trainer` that are read as they are, and those below."""
 
     optimizer: OptimizerConfig
-    grad_clip: float
-    """0: no clipping."""
     epochs: int
     """Updates from each batch."""
-    use_dynamic_bsz: bool
     micro_batch_size: int | None
     """Rows of one micro-batch of one worker where `use_dynamic_bsz` is false; None: as many as tokens allow."""
     max_tokens: int
@@ -51,12 +46,6 @@ class TrainSettings:
     reference_micro_batch_size: int | None
     reference_max_tokens: int
     """The same for a forward pass of the reference model."""
-    zero_stage: int | None
-    worker_num: int | None
-    dtype: str | None
-    gradient_checkpointing: bool
-    torch_compile: bool
-    """Compile the layers of all models that train or judge."""
     param_offload: bool
     """Weights in host memory between uses; the policy's under ZeRO 3, the reference model's under any."""
     optimizer_offload: bool
@@ -75,19 +64,13 @@ def train_settings(config: Config) -> TrainSettings:
     trainer, verl = config.trainer, config.trainer.trainer_config
     actor, reference = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.ref
     return TrainSettings(
+        **_same(trainer, LearnerKeys),
         optimizer=config.algorithm.optimizer,
-        grad_clip=trainer.grad_clip,
         epochs=actor.ppo_epochs,
-        use_dynamic_bsz=trainer.use_dynamic_bsz,
         micro_batch_size=actor.ppo_micro_batch_size_per_gpu,
         max_tokens=_budget(config, trainer.max_token_len_per_gpu),
         reference_micro_batch_size=reference.log_prob_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,
         reference_max_tokens=_budget(config, reference.log_prob_max_token_len_per_gpu or trainer.max_token_len_per_gpu),
-        zero_stage=trainer.zero_stage,
-        worker_num=trainer.worker_num,
-        dtype=trainer.dtype,
-        gradient_checkpointing=trainer.gradient_checkpointing,
-        torch_compile=trainer.torch_compile,
         param_offload=actor.fsdp_config.param_offload,
         optimizer_offload=actor.fsdp_config.optimizer_offload,
         reference_offload=reference.fsdp_config.param_offload,
@@ -97,9 +80,14 @@ def train_settings(config: Config) -> TrainSettings:
     )
 
 
+def _same(section: BaseModel, keys: type[BaseModel]) -> dict[str, Any]:
+    """The values of these keys, by name."""
+    return {name: getattr(section, name) for name in keys.model_fields}
+
+
 def _budget(config: Config, tokens: int) -> int:
-    """Tokens of a micro-batch of one worker: at least its share of one sequence of `max_model_len`."""
-    return max(tokens, -(-config.model.max_model_len // config.trainer.ulysses_sequence_parallel_size))
+    """Tokens of a micro-batch of one worker: at least one sequence of `max_model_len`."""
+    return max(tokens, config.model.max_model_len)
 
 
 def _critic(config: Config) -> CriticSettings:
@@ -108,6 +96,7 @@ def _critic(config: Config) -> CriticSettings:
     optim = critic.optim
     dynamic = config.trainer.use_dynamic_bsz if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz
     return CriticSettings(
+        **_same(critic, CriticKeys),
         model_path=config.model.critic_model_path,
         optimizer=OptimizerConfig(
             lr=optim.lr,
@@ -118,8 +107,6 @@ def _critic(config: Config) -> CriticSettings:
             warmup_style=optim.warmup_style,
             min_lr_ratio=optim.min_lr_ratio or 0.0,
         ),
-        grad_clip=critic.grad_clip,
-        cliprange_value=critic.cliprange_value,
         epochs=critic.ppo_epochs or actor.ppo_epochs,
         use_dynamic_bsz=dynamic,
         micro_batch_size=critic.ppo_micro_batch_size_per_gpu or actor.ppo_micro_batch_size_per_gpu,

@@ -1,87 +1,146 @@
-"""The words settings are typed with: what a value may be, its unit, and where it comes from when it is left out.
+"""The types of settings: what a value may be, its unit, and where the value comes from if it is left out.
 
-A setting's type carries everything that can be said about it alone (choices are a `Literal`, bounds a `Range`), so that
-checking, the reference page and forms are derived from one line.
+A setting's type says everything that can be said about the setting alone, so that validation, the reference page and
+the JSON Schema follow from one line. Text that reads as a number is accepted as one, because environment variables are
+text; a number is never accepted for a flag, nor a flag for a number.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Never, TypeVar
+
+import yaml
+from annotated_types import Ge, Gt, Le
+from pydantic import AfterValidator, BaseModel, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from trinity_core.config.source import parse_value
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Range:
-    """Bounds of a number, both inclusive unless `exclusive` (then `low` itself is refused)."""
+class FrozenDict(dict[str, T]):
+    """A dict that cannot be changed; `{**frozen}` is one that can."""
 
-    low: float | None = None
-    high: float | None = None
-    exclusive: bool = False
+    def _refuse(self, *_: Any, **__: Any) -> Never:
+        raise TypeError("a configuration is immutable: make another one with with_values()")
 
-    def holds(self, value: float) -> bool:
-        """Whether a number lies within."""
-        if self.low is not None and (value <= self.low if self.exclusive else value < self.low):
-            return False
-        return self.high is None or value <= self.high
+    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
+    pop = popitem = clear = update = setdefault = _refuse  # type: ignore[assignment]
 
-    def __str__(self) -> str:
-        lower = "" if self.low is None else f"{'more than' if self.exclusive else 'at least'} {_written(self.low)}"
-        upper = "" if self.high is None else f"at most {_written(self.high)}"
-        return " and ".join(part for part in (lower, upper) if part)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
 
-
-def _written(bound: float) -> str:
-    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenDict[T]:
+        return FrozenDict(copy.deepcopy(dict(self), memo))
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What one of a number counts: tokens, steps, seconds."""
+    """What a number counts: tokens, steps, seconds."""
 
     name: str
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "unit": self.name}
 
 
 @dataclass(frozen=True)
 class SameAs:
-    """Another spelling of the native setting at this key; the native one wins where both are given."""
+    """Another spelling of a native setting, with its type. The native spelling wins if both are given."""
 
-    key: str
+    section: type[BaseModel]
+    name: str
+
+    @property
+    def annotation(self) -> Any:
+        """The annotation of the native setting."""
+        return self.section.model_fields[self.name].rebuild_annotation()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if source is not Any:  # the spelling has a type of its own
+            return handler(source)
+        return core_schema.nullable_schema(handler.generate_schema(self.annotation))
 
 
 @dataclass(frozen=True)
 class _Derived:
-    """Left out or null, the setting is filled by `resolve`."""
+    """The setting may be null or left out, and is then filled by `resolve`."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.nullable_schema(handler(source))
 
 
 @dataclass(frozen=True)
 class _NoEffect:
-    """Accepted so that existing files load; nothing reads it."""
+    """The setting is accepted so that existing files load; nothing reads it."""
 
 
-@dataclass(frozen=True)
-class _Hidden:
-    """Not a setting: never read from or written to YAML."""
+def _number(value: Any) -> Any:
+    """The number that a text stands for; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    try:
+        read = parse_value(value)
+        return float(read) if isinstance(read, str) else read
+    except (yaml.YAMLError, ValueError):
+        return value
 
 
-IS_DERIVED, IS_NO_EFFECT, IS_HIDDEN = _Derived(), _NoEffect(), _Hidden()
+def _whole(value: Any) -> Any:
+    number = _number(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else number
+
+
+def _flag(value: Any) -> Any:
+    return read if isinstance(read := _number(value), bool) else value
+
+
+def _entries(value: Any) -> Any:
+    return () if value is None else value
+
+
+def _keys(value: Any) -> Any:
+    return {} if value is None else value
+
+
+def _pair(value: Any) -> Any:
+    if isinstance(value, list | tuple) and len(value) != 2:
+        raise PydanticCustomError("entries", "must have 2 entries, not {count}.", {"count": len(value)})
+    return value
+
+
+IS_DERIVED, IS_NO_EFFECT = _Derived(), _NoEffect()
 
 Derived = Annotated[T, IS_DERIVED]
-"""A setting whose default follows from others. Its value is of type T once a configuration is resolved."""
+"""A setting whose default follows from others. In a resolved configuration its value is of type T."""
 DERIVED: Any = None
 """The default of a `Derived` setting."""
 NoEffect = Annotated[Any, IS_NO_EFFECT]
 
-Count = Annotated[int, Range(1)]
-Natural = Annotated[int, Range(0)]
-Positive = Annotated[float, Range(0, exclusive=True)]
-NonNegative = Annotated[float, Range(0)]
-Share = Annotated[float, Range(0, 1)]
-Tokens = Annotated[int, Range(1), Unit("tokens")]
-Steps = Annotated[int, Range(1), Unit("steps")]
-StepsOrNone = Annotated[int, Range(0), Unit("steps")]
-Seconds = Annotated[float, Range(0, exclusive=True), Unit("seconds")]
-Seed = Annotated[int, Range(0, 2**32 - 1)]
-"""What every random generator takes: numpy's, torch's, vLLM's."""
-Args = dict[str, Any]
+Flag = Annotated[bool, BeforeValidator(_flag), Strict()]
+Integer = Annotated[int, BeforeValidator(_whole), Strict()]
+Number = Annotated[float, BeforeValidator(_number), Strict()]
+Many = Annotated[tuple[T, ...], BeforeValidator(_entries)]
+"""A list; null means an empty one."""
+Named = Annotated[dict[str, T], BeforeValidator(_keys), AfterValidator(FrozenDict)]
+"""Entries by name; null means none."""
+EMPTY: FrozenDict[Any] = FrozenDict()
+"""The default of a `Named` setting."""
+Args = Named[Any]
+
+Count = Annotated[Integer, Ge(1)]
+Natural = Annotated[Integer, Ge(0)]
+Positive = Annotated[Number, Gt(0)]
+NonNegative = Annotated[Number, Ge(0)]
+Share = Annotated[Number, Ge(0), Le(1)]
+PositiveShare = Annotated[Number, Gt(0), Le(1)]
+Betas = Annotated[tuple[Share, Share], BeforeValidator(_pair)]
+Tokens = Annotated[Count, Unit("tokens")]
+Steps = Annotated[Count, Unit("steps")]
+StepsOrNone = Annotated[Natural, Unit("steps")]
+Seconds = Annotated[Positive, Unit("seconds")]
+Seed = Annotated[Integer, Ge(0), Le(2**32 - 1)]
+"""The range that every random generator accepts: numpy's, torch's, vLLM's."""

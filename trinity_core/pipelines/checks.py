@@ -8,13 +8,12 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from trinity_core.config import Config, OperatorConfig, TasksetConfig
-from trinity_core.config.bind import BAD, convert
 from trinity_core.config.problems import Report, closest
 from trinity_core.config.rules import INPUT, eval_tasksets, training_tasksets
+from trinity_core.config.validation import BAD, convert
 from trinity_core.errors import TrinityError
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
@@ -70,9 +69,8 @@ def _typed_operator(operator: OperatorConfig, key: str, report: Report, imports:
     if function is None:
         return operator
     experiences = next(iter(inspect.signature(function).parameters), "")
-    return replace(
-        operator, args=_fitting(function, operator.name, operator.args, f"{key}.args", [experiences], report)
-    )
+    args = _fitting(function, operator.name, operator.args, f"{key}.args", [experiences], report)
+    return operator.with_values({"args": args})
 
 
 def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Report, imports: bool) -> TasksetConfig:
@@ -87,9 +85,8 @@ def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Rep
     if function is None:
         return taskset
     given = taskset.reward_fn_args
-    return replace(
-        taskset, reward_fn_args=_fitting(function, str(reward), given, f"{key}.reward_fn_args", SCORED, report)
-    )
+    args = _fitting(function, str(reward), given, f"{key}.reward_fn_args", SCORED, report)
+    return taskset.with_values({"reward_fn_args": args})
 
 
 def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
-from trinity_core.config.types import DERIVED, Args, Count, Derived, NonNegative, Positive, Share, StepsOrNone
+from pydantic import Field
+
+from trinity_core.config.section import Section
+from trinity_core.config.types import (
+    DERIVED,
+    EMPTY,
+    Args,
+    Betas,
+    Count,
+    Derived,
+    NonNegative,
+    Positive,
+    Share,
+    StepsOrNone,
+)
 
 
-@dataclass(slots=True)
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """AdamW and its learning-rate schedule."""
 
     lr: Positive = 1e-6
     """Peak learning rate."""
     weight_decay: NonNegative = 0.01
     """Decoupled weight decay."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     """Decay of the running means of the gradient and of its square."""
     eps: Positive = 1e-8
     """Added to the root of the squared mean."""
@@ -30,8 +42,7 @@ class OptimizerConfig:
     """Share of `lr` at which `cosine` and `linear` end."""
 
 
-@dataclass(slots=True)
-class AlgorithmConfig:
+class AlgorithmConfig(Section):
     """A named algorithm and the parts it consists of; each part can be replaced alone.
 
     A module in `plugin_dir` can add parts and algorithms. Arguments given are laid over the defaults of the algorithm.
@@ -41,37 +52,37 @@ class AlgorithmConfig:
     """Name of a set of defaults for all parts below."""
     repeat_times: Derived[Count] = DERIVED
     """Rollouts of one task; by default the algorithm's own. Always 2 for `dpo` (a pair) and 1 for `sft`."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     """Step size and schedule of the policy."""
     sample_strategy: Derived[str] = DERIVED
     """How the trainer picks experiences from the buffer."""
-    sample_strategy_args: Args = field(default_factory=dict)
+    sample_strategy_args: Args = EMPTY
     """Arguments of the sample strategy."""
     advantage_fn: Derived[str] = DERIVED
     """How rewards become advantages; `none` for supervised losses."""
-    advantage_fn_args: Args = field(default_factory=dict)
+    advantage_fn_args: Args = EMPTY
     """Arguments of the advantage function, such as `gamma` and `lam`."""
     policy_loss_fn: Derived[str] = DERIVED
     """The loss of the policy."""
-    policy_loss_fn_args: Args = field(default_factory=dict)
+    policy_loss_fn_args: Args = EMPTY
     """Arguments of the policy loss, such as `clip_range`."""
     kl_penalty_fn: Derived[str] = DERIVED
     """Estimator of the KL divergence from the reference model that is taken off the reward; `none` switches it off."""
-    kl_penalty_fn_args: Args = field(default_factory=dict)
+    kl_penalty_fn_args: Args = EMPTY
     """Arguments of the KL penalty, such as `kl_coef`."""
     kl_loss_fn: Derived[str] = DERIVED
     """Estimator of the KL divergence from the reference model that is added to the loss; `none` switches it off."""
-    kl_loss_fn_args: Args = field(default_factory=dict)
+    kl_loss_fn_args: Args = EMPTY
     """Arguments of the KL loss, such as `kl_coef`."""
     entropy_loss_fn: Derived[str] = DERIVED
     """Entropy bonus; `none` switches it off."""
-    entropy_loss_fn_args: Args = field(default_factory=dict)
+    entropy_loss_fn_args: Args = EMPTY
     """Arguments of the entropy bonus, such as `entropy_coef`."""
     loss_agg_mode: Derived[str] = DERIVED
     """How per-token losses become one number."""
-    loss_agg_mode_args: Args = field(default_factory=dict)
+    loss_agg_mode_args: Args = EMPTY
     """Arguments of the aggregation, such as the fixed length."""
     rollout_correction: Derived[str] = DERIVED
     """Correction of the gap between the rollout engine's and the trainer's log-probs; `none` only measures it."""
-    rollout_correction_args: Args = field(default_factory=dict)
+    rollout_correction_args: Args = EMPTY
     """Arguments of the correction, such as its cap."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from annotated_types import Ge
+from pydantic import Field
+
+from trinity_core.config.section import Section
 from trinity_core.config.types import (
     DERIVED,
+    EMPTY,
     Args,
     Count,
     Derived,
+    Flag,
+    Integer,
+    Many,
+    Named,
     NonNegative,
-    Range,
+    PositiveShare,
     Seconds,
     Seed,
     Steps,
@@ -20,8 +28,7 @@ from trinity_core.config.types import (
 )
 
 
-@dataclass(slots=True)
-class FormatConfig:
+class FormatConfig(Section):
     """Which columns of a data set hold what."""
 
     prompt_type: Literal["plaintext", "messages"] = "plaintext"
@@ -42,28 +49,26 @@ class FormatConfig:
     """Column of the preferred answer (DPO)."""
     rejected_key: str = "rejected"
     """Column of the other answer (DPO)."""
-    enable_concatenated_multi_turn: bool = False
+    enable_concatenated_multi_turn: Flag = False
     """One sequence for a conversation of several turns, with loss on every answer (messages, SFT)."""
     chat_template: str | None = None
     """Chat template (Jinja text) of this data set; by default the model's."""
 
 
-@dataclass(slots=True)
-class RolloutArgs:
+class RolloutArgs(Section):
     """How responses are sampled; what is left out follows the `model` section."""
 
     temperature: Derived[NonNegative] = DERIVED
     """Sampling temperature; 0 is greedy. All training task sets share one, at which the trainer takes log-probs."""
-    top_p: Derived[Annotated[float, Range(0, 1, exclusive=True)]] = DERIVED
+    top_p: Derived[PositiveShare] = DERIVED
     """Share of the probability mass that is sampled from."""
-    top_k: Derived[Annotated[int, Range(-1), Unit("tokens")]] = DERIVED
+    top_k: Derived[Annotated[Integer, Ge(-1), Unit("tokens")]] = DERIVED
     """Most likely tokens that are sampled from; -1 means all."""
     max_tokens: Derived[Tokens] = DERIVED
     """Longest response; by default `model.max_response_tokens`."""
 
 
-@dataclass(slots=True)
-class TaskSelectorConfig:
+class TaskSelectorConfig(Section):
     """The order in which a task set is gone through."""
 
     selector_type: Literal["sequential", "shuffle", "random"] = "sequential"
@@ -72,8 +77,7 @@ class TaskSelectorConfig:
     """Seed of the order; by default the run's `seed`."""
 
 
-@dataclass(slots=True)
-class TasksetConfig:
+class TasksetConfig(Section):
     """A data set of tasks."""
 
     name: Derived[str] = DERIVED
@@ -88,31 +92,30 @@ class TasksetConfig:
     """Split of the data set."""
     repeat_times: Derived[Count] = DERIVED
     """Rollouts of one task; by default `algorithm.repeat_times`, for evaluation 1."""
-    format: FormatConfig = field(default_factory=FormatConfig)
+    format: FormatConfig = Field(default_factory=FormatConfig)
     """Columns of the data set."""
-    rollout_args: RolloutArgs = field(default_factory=RolloutArgs)
+    rollout_args: RolloutArgs = Field(default_factory=RolloutArgs)
     """Sampling of responses to these tasks."""
     default_workflow_type: Derived[str] = DERIVED
     """Workflow of these tasks; by default `explorer_input`'s, then `buffer`'s, then `math_workflow`."""
     default_reward_fn_type: str | None = None
     """Reward of these tasks; by default `explorer_input`'s, then `buffer`'s, then the workflow's own."""
-    workflow_args: Args = field(default_factory=dict)
+    workflow_args: Args = EMPTY
     """Handed to the workflow."""
-    reward_fn_args: Args = field(default_factory=dict)
+    reward_fn_args: Args = EMPTY
     """Handed to the reward function."""
-    task_selector: TaskSelectorConfig = field(default_factory=TaskSelectorConfig)
+    task_selector: TaskSelectorConfig = Field(default_factory=TaskSelectorConfig)
     """Order of the tasks."""
 
 
-@dataclass(slots=True)
-class ExplorerInputConfig:
+class ExplorerInputConfig(Section):
     """The tasks that are explored and evaluated. After loading, `tasksets` holds all training tasks."""
 
     taskset: TasksetConfig | None = None
     """The training tasks: one task set. Loading makes it the only entry of `tasksets`."""
-    tasksets: list[TasksetConfig] = field(default_factory=list)
+    tasksets: Many[TasksetConfig] = ()
     """The training tasks: several task sets. Give this or `taskset`."""
-    eval_tasksets: list[TasksetConfig] = field(default_factory=list)
+    eval_tasksets: Many[TasksetConfig] = ()
     """Task sets for evaluation."""
     default_workflow_type: str | None = None
     """Workflow of task sets that name none."""
@@ -120,8 +123,7 @@ class ExplorerInputConfig:
     """Reward of task sets that name none."""
 
 
-@dataclass(slots=True)
-class ExperienceBufferConfig:
+class ExperienceBufferConfig(Section):
     """What the trainer reads: the explorer's experiences, or a data set."""
 
     name: Derived[str] = DERIVED
@@ -137,43 +139,41 @@ class ExperienceBufferConfig:
     """Subset of a hub data set (file)."""
     split: str = "train"
     """Split of the data set (file)."""
-    format: FormatConfig = field(default_factory=FormatConfig)
+    format: FormatConfig = Field(default_factory=FormatConfig)
     """Columns of the data set (file)."""
     max_read_timeout: Seconds = 1800.0
     """How long the trainer waits for experiences before it goes on with fewer (queue)."""
-    use_priority_queue: bool = False
+    use_priority_queue: Flag = False
     """Experiences of higher priority first (queue)."""
     reuse_cooldown_time: Seconds | None = None
     """Time after which an experience may be used again; null means never (priority queue)."""
 
 
-@dataclass(slots=True)
-class TrainerInputConfig:
+class TrainerInputConfig(Section):
     """What the trainer reads."""
 
-    experience_buffer: ExperienceBufferConfig = field(default_factory=ExperienceBufferConfig)
+    experience_buffer: ExperienceBufferConfig = Field(default_factory=ExperienceBufferConfig)
     """The explorer's output and the trainer's input."""
-    auxiliary_buffers: dict[str, ExperienceBufferConfig] = field(default_factory=dict)
+    auxiliary_buffers: Named[ExperienceBufferConfig] = EMPTY
     """Further data sets by name, such as the expert data of `mix`."""
 
 
-@dataclass(slots=True)
-class BufferConfig:
+class BufferConfig(Section):
     """Batch sizes, length of training, and data sets."""
 
-    batch_size: Derived[Annotated[int, Range(1), Unit("tasks")]] = DERIVED
+    batch_size: Derived[Annotated[Count, Unit("tasks")]] = DERIVED
     """Tasks of one explore step (not multiplied by `algorithm.repeat_times`). By default
     `train_batch_size / algorithm.repeat_times`, and 1 where neither is given."""
-    train_batch_size: Derived[Annotated[int, Range(1), Unit("experiences")]] = DERIVED
+    train_batch_size: Derived[Annotated[Count, Unit("experiences")]] = DERIVED
     """Experiences of one gradient step; by default `batch_size * algorithm.repeat_times`, and with `mix` the
     expert data on top of it."""
-    total_epochs: Annotated[int, Range(1), Unit("epochs")] = 1
+    total_epochs: Annotated[Count, Unit("epochs")] = 1
     """Passes over the training tasks. Ignored where `total_steps` is given."""
     total_steps: Steps | None = None
     """Training steps; null means as many as train what is explored in `total_epochs`."""
-    explorer_input: ExplorerInputConfig = field(default_factory=ExplorerInputConfig)
+    explorer_input: ExplorerInputConfig = Field(default_factory=ExplorerInputConfig)
     """Tasks."""
-    trainer_input: TrainerInputConfig = field(default_factory=TrainerInputConfig)
+    trainer_input: TrainerInputConfig = Field(default_factory=TrainerInputConfig)
     """Experiences."""
     default_workflow_type: str | None = None
     """Workflow of task sets that name none."""

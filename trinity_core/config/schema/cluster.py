@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from trinity_core.config.section import Section
 from trinity_core.config.types import Count, Natural
 
 
-@dataclass(slots=True)
-class ClusterConfig:
+class ClusterConfig(Section):
     """Nodes and GPUs. Engines take theirs first, what is left is the trainer's."""
 
     node_num: Count = 1

@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from trinity_core.config.types import DERIVED, Count, Derived, Natural, Range, Seconds, Seed, StepsOrNone, Tokens, Unit
+from pydantic import Field
+
+from trinity_core.config.section import Section
+from trinity_core.config.types import (
+    DERIVED,
+    EMPTY,
+    Count,
+    Derived,
+    Flag,
+    Many,
+    Named,
+    Natural,
+    Positive,
+    PositiveShare,
+    Seconds,
+    Seed,
+    StepsOrNone,
+    Tokens,
+    Unit,
+)
 
 
-@dataclass(slots=True)
-class RolloutModelConfig:
+class RolloutModelConfig(Section):
     """The engines that generate. GPUs needed: `engine_num * tensor_parallel_size`."""
 
     engine_type: Literal["vllm", "vllm_async"] = "vllm"
     """Inference engine; both names mean vLLM."""
     engine_num: Count = 1
     """Engines."""
-    tensor_parallel_size: Annotated[int, Range(1), Unit("GPUs")] = 1
+    tensor_parallel_size: Annotated[Count, Unit("GPUs")] = 1
     """GPUs of one engine."""
-    gpu_memory_utilization: Annotated[float, Range(0, 1, exclusive=True)] = 0.9
+    gpu_memory_utilization: PositiveShare = 0.9
     """Share of a GPU's memory that an engine may take."""
-    kv_cache_gib: Annotated[float, Range(0, exclusive=True), Unit("GiB")] | None = None
+    kv_cache_gib: Annotated[Positive, Unit("GiB")] | None = None
     """KV cache of an engine on the CPU; null lets the engine size it for `max_num_seqs` full sequences."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of the weights; `auto` is bfloat16 on a GPU and float32 on the CPU."""
-    enforce_eager: bool | None = None
+    enforce_eager: Flag | None = None
     """Run the model as it is, not compiled and without CUDA graphs: starts sooner, generates slower. By default false
     on a GPU and true on the CPU, where false needs a C++ compiler: a fifth faster, 20 s more at the first start."""
     max_num_seqs: Count = 256
     """Sequences an engine works on at once."""
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: Flag = True
     """Keep the KV cache of prompts that requests share."""
-    enable_history: bool = False
+    enable_history: Flag = False
     """Record every model call as an experience, to be taken by the workflow."""
     seed: Seed | None = None
     """Seed of the engine; by default the run's `seed`."""
 
 
-@dataclass(slots=True)
 class AuxiliaryModelConfig(RolloutModelConfig):
     """A further model that workflows may call, such as a judge or a reward model."""
 
@@ -51,14 +67,13 @@ class AuxiliaryModelConfig(RolloutModelConfig):
     """Longest prompt."""
     max_response_tokens: Tokens | None = None
     """Longest response."""
-    enable_thinking: bool | None = None
+    enable_thinking: Flag | None = None
     """Handed to chat templates that know it."""
-    trust_remote_code: bool = False
+    trust_remote_code: Flag = False
     """Run Python code that comes with the model."""
 
 
-@dataclass(slots=True)
-class ExplorerConfig:
+class ExplorerConfig(Section):
     """How tasks become experiences."""
 
     name: str = "explorer"
@@ -69,13 +84,13 @@ class ExplorerConfig:
     """Time a workflow may take."""
     max_retry_times: Natural = 2
     """Retries of a workflow that failed or took too long."""
-    env_vars: dict[str, str] = field(default_factory=dict)
+    env_vars: Named[str] = EMPTY
     """Environment of the workflows."""
-    rollout_model: RolloutModelConfig = field(default_factory=RolloutModelConfig)
+    rollout_model: RolloutModelConfig = Field(default_factory=RolloutModelConfig)
     """Engines of the policy."""
-    auxiliary_models: list[AuxiliaryModelConfig] = field(default_factory=list)
+    auxiliary_models: Many[AuxiliaryModelConfig] = ()
     """Engines of further models."""
     eval_interval: StepsOrNone = 100
     """Steps between evaluations; 0 means only at start and end."""
-    eval_on_startup: bool = True
+    eval_on_startup: Flag = True
     """Evaluate the untrained model at step 0 (not when a run is resumed)."""

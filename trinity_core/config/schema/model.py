@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from trinity_core.config.types import DERIVED, Derived, NonNegative, Range, Tokens, Unit
+from annotated_types import Ge
+
+from trinity_core.config.section import Section
+from trinity_core.config.types import DERIVED, Derived, Flag, Integer, NonNegative, PositiveShare, Tokens, Unit
 
 
-@dataclass(slots=True)
-class ModelConfig:
+class ModelConfig(Section):
     """Model paths, token limits, and the sampling defaults of every task set."""
 
     model_path: str = ""
@@ -24,20 +25,20 @@ class ModelConfig:
     """Longest generated response; by default what `max_prompt_tokens` leaves of `max_model_len`."""
     min_response_tokens: Tokens = 1
     """Shortest generated response; less than `max_response_tokens`."""
-    enable_prompt_truncation: bool = True
+    enable_prompt_truncation: Flag = True
     """Cut prompts that are longer than `max_prompt_tokens` and leave their experiences out of the loss; without it
     such a task is an error."""
     temperature: NonNegative = 1.0
     """Sampling temperature; 0 is greedy. A task set's `rollout_args` may differ."""
-    top_p: Annotated[float, Range(0, 1, exclusive=True)] = 1.0
+    top_p: PositiveShare = 1.0
     """Share of the probability mass that is sampled from."""
-    top_k: Annotated[int, Range(-1), Unit("tokens")] = -1
+    top_k: Annotated[Integer, Ge(-1), Unit("tokens")] = -1
     """Most likely tokens that are sampled from; -1 means all."""
     custom_chat_template: str | None = None
     """Chat template (Jinja text) used in place of the tokenizer's."""
     chat_template_path: str | None = None
     """File with a chat template; give this or `custom_chat_template`."""
-    enable_thinking: bool | None = None
+    enable_thinking: Flag | None = None
     """Handed to chat templates that know it; null leaves the template's own default."""
-    trust_remote_code: bool = False
+    trust_remote_code: Flag = False
     """Run Python code that comes with the model."""

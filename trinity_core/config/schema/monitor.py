@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from trinity_core.config.types import Args, Count, Range
+from annotated_types import Ge, Le
+
+from trinity_core.config.section import Section
+from trinity_core.config.types import EMPTY, Args, Count, Flag, Integer, Many, Named
 
 MONITOR_ARGS: dict[str, tuple[str, ...]] = {
     "mlflow": ("uri", "username", "password"),
@@ -15,72 +17,65 @@ MONITOR_ARGS: dict[str, tuple[str, ...]] = {
 """What `monitor_args` may hold, by `monitor_type`."""
 
 
-@dataclass(slots=True)
-class MonitorConfig:
+class MonitorConfig(Section):
     """Where metrics go. They are also kept in the run's `monitor/metrics.jsonl`."""
 
     monitor_type: Literal["mlflow", "tensorboard", "wandb"] = "mlflow"
     """The tracking system."""
-    monitor_args: dict[str, str | None] = field(default_factory=dict)
+    monitor_args: Named[str | None] = EMPTY
     """`mlflow`: `uri`, `username`, `password`; `wandb`: `base_url`, `api_key`, `mode`."""
-    enable_ray_timeline: bool = False
+    enable_ray_timeline: Flag = False
     """Write `monitor/timeline.json`, to be viewed in Chrome at chrome://tracing."""
 
 
-@dataclass(slots=True)
-class DataJuicerConfig:
+class DataJuicerConfig(Section):
     """A Data-Juicer server."""
 
     server_url: str | None = None
     """Address of a running server."""
-    auto_start: bool = False
+    auto_start: Flag = False
     """Start a server for the run."""
-    port: Annotated[int, Range(1, 65535)] = 5005
+    port: Annotated[Integer, Ge(1), Le(65535)] = 5005
     """Port of the server that is started."""
 
 
-@dataclass(slots=True)
-class ServiceConfig:
+class ServiceConfig(Section):
     """Services a run uses."""
 
     data_juicer: DataJuicerConfig | None = None
     """Data-Juicer, for its operators."""
 
 
-@dataclass(slots=True)
-class OperatorConfig:
+class OperatorConfig(Section):
     """One step of a data pipeline."""
 
     name: str = ""
     """Registered name of the operator, or `package.module.Class`."""
-    args: Args = field(default_factory=dict)
+    args: Args = EMPTY
     """Arguments of the operator."""
 
 
-@dataclass(slots=True)
-class TaskPipelineConfig:
+class TaskPipelineConfig(Section):
     """Prepares tasks before the run."""
 
     num_process: Count = 4
     """Processes that work on it."""
-    operators: list[OperatorConfig] = field(default_factory=list)
+    operators: Many[OperatorConfig] = ()
     """Steps, in order."""
-    inputs: list[str] = field(default_factory=list)
+    inputs: Many[str] = ()
     """Data sets it reads; its output becomes the explorer's input."""
-    target_fields: list[str] = field(default_factory=list)
+    target_fields: Many[str] = ()
     """Columns it works on."""
 
 
-@dataclass(slots=True)
-class ExperiencePipelineConfig:
+class ExperiencePipelineConfig(Section):
     """Works on experiences between explorer and trainer."""
 
-    operators: list[OperatorConfig] = field(default_factory=list)
+    operators: Many[OperatorConfig] = ()
     """Steps, in order."""
 
 
-@dataclass(slots=True)
-class DataProcessorConfig:
+class DataProcessorConfig(Section):
     """Pipelines over tasks and experiences."""
 
     task_pipeline: TaskPipelineConfig | None = None
@@ -89,11 +84,10 @@ class DataProcessorConfig:
     """Works on experiences between explorer and trainer."""
 
 
-@dataclass(slots=True)
-class LogConfig:
+class LogConfig(Section):
     """Logs of the actors, under the run's `log` folder."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe level that is logged."""
-    group_by_node: bool = False
+    group_by_node: Flag = False
     """A folder for each node."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
+
+from pydantic import Field, PrivateAttr
 
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, uses_reference
 from trinity_core.config.schema.algorithm import AlgorithmConfig
@@ -18,11 +17,11 @@ from trinity_core.config.schema.monitor import DataProcessorConfig, LogConfig, M
 from trinity_core.config.schema.stage import StageConfig
 from trinity_core.config.schema.synchronizer import SynchronizerConfig
 from trinity_core.config.schema.trainer import TrainerConfig
-from trinity_core.config.types import DERIVED, IS_HIDDEN, Derived, Seed
+from trinity_core.config.section import Section
+from trinity_core.config.types import DERIVED, Derived, Flag, Many, Seed
 
 
-@dataclass(slots=True)
-class Config:
+class Config(Section):
     """The settings of a run, section by section."""
 
     project: str = "trinity"
@@ -33,7 +32,7 @@ class Config:
     """`both`: explore and train; `train`, `explore`: only one of them; `bench`: only evaluate."""
     checkpoint_root_dir: str = "./checkpoints"
     """Folder of all checkpoints and logs; those of this run are in `<checkpoint_root_dir>/<project>/<name>`."""
-    continue_from_checkpoint: bool = True
+    continue_from_checkpoint: Flag = True
     """Go on from the run's latest checkpoint; false starts anew as `<name>_<timestamp>` where the name is taken."""
     ray_namespace: Derived[str] = DERIVED
     """Ray namespace of the run's actors; by default `<project>/<name>`."""
@@ -41,36 +40,46 @@ class Config:
     """Seed from which all random streams derive."""
     plugin_dir: str | None = None
     """Folder of Python files with the user's own workflows, rewards and algorithms."""
-    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     """Which update is made from experiences."""
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
     """The policy, and how many tokens it sees."""
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     """Nodes and GPUs."""
-    buffer: BufferConfig = field(default_factory=BufferConfig)
+    buffer: BufferConfig = Field(default_factory=BufferConfig)
     """Tasks, experiences and batch sizes."""
-    explorer: ExplorerConfig = field(default_factory=ExplorerConfig)
+    explorer: ExplorerConfig = Field(default_factory=ExplorerConfig)
     """Rollout engines and workflow runners."""
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     """Training and checkpoints."""
-    synchronizer: SynchronizerConfig = field(default_factory=SynchronizerConfig)
+    synchronizer: SynchronizerConfig = Field(default_factory=SynchronizerConfig)
     """Hand-over of weights."""
-    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    monitor: MonitorConfig = Field(default_factory=MonitorConfig)
     """Tracking."""
-    service: ServiceConfig = field(default_factory=ServiceConfig)
+    service: ServiceConfig = Field(default_factory=ServiceConfig)
     """Services."""
-    data_processor: DataProcessorConfig = field(default_factory=DataProcessorConfig)
+    data_processor: DataProcessorConfig = Field(default_factory=DataProcessorConfig)
     """Pipelines over tasks and experiences."""
-    log: LogConfig = field(default_factory=LogConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
     """Logs of the actors."""
-    stages: list[StageConfig] = field(default_factory=list)
+    stages: Many[StageConfig] = ()
     """Several runs in sequence."""
-    given: Annotated[dict[str, Any], IS_HIDDEN] = field(default_factory=dict, repr=False, compare=False)
-    """What the user wrote, interpolated; stages are merged from it."""
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
-    def with_values(self, values: Mapping[str, Any]) -> Config:
-        """A copy with other values at dotted keys, such as `{"synchronizer.sync_method": "memory"}`."""
-        return _with_values(self, values)
+    def __eq__(self, other: object) -> bool:
+        """Settings alone are compared, not what they were written as."""
+        return isinstance(other, Config) and self.__dict__ == other.__dict__
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the user wrote, interpolated; stages are merged from it."""
+        return self._given
+
+    def with_given(self, tree: dict[str, Any]) -> Config:
+        """A copy that says what the user wrote."""
+        made = self.model_copy()
+        made._given = tree
+        return made
 
     @property
     def job_dir(self) -> Path:
@@ -99,16 +108,3 @@ class Config:
             parts.kl_loss_fn,
             parts.kl_loss_fn_args,
         )
-
-
-def _with_values(section: Any, values: Mapping[str, Any]) -> Any:
-    changed: dict[str, Any] = {}
-    below: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
-        name, _, rest = key.partition(".")
-        if rest:
-            below.setdefault(name, {})[rest] = value
-        else:
-            changed[name] = value
-    changed |= {name: _with_values(getattr(section, name), inner) for name, inner in below.items()}
-    return dataclasses.replace(section, **changed)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from trinity_core.config.section import Section
+from trinity_core.config.types import EMPTY, Args
 
-from trinity_core.config.types import Args
 
-
-@dataclass(slots=True)
-class StageConfig:
+class StageConfig(Section):
     """What one stage does differently. A setting that is not given here has its value from the sections above.
 
     Sections are merged key by key; an `experience_buffer`, a `taskset` and any list replaces the one above as a whole.
@@ -18,19 +16,19 @@ class StageConfig:
     """Unique name; the stage's run is called `<name>_<stage_name>`."""
     mode: str | None = None
     """Mode of this stage."""
-    algorithm: Args = field(default_factory=dict)
+    algorithm: Args = EMPTY
     """Settings of `algorithm`."""
-    model: Args = field(default_factory=dict)
+    model: Args = EMPTY
     """Settings of `model`. A stage after the first starts from the model of the stage before."""
-    cluster: Args = field(default_factory=dict)
+    cluster: Args = EMPTY
     """Settings of `cluster`."""
-    buffer: Args = field(default_factory=dict)
+    buffer: Args = EMPTY
     """Settings of `buffer`."""
-    explorer: Args = field(default_factory=dict)
+    explorer: Args = EMPTY
     """Settings of `explorer`."""
-    trainer: Args = field(default_factory=dict)
+    trainer: Args = EMPTY
     """Settings of `trainer`."""
-    synchronizer: Args = field(default_factory=dict)
+    synchronizer: Args = EMPTY
     """Settings of `synchronizer`."""
-    data_processor: Args = field(default_factory=dict)
+    data_processor: Args = EMPTY
     """Settings of `data_processor`."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from trinity_core.config.section import Section
 from trinity_core.config.sync_methods import SyncMethodName
 from trinity_core.config.types import DERIVED, Derived, Seconds, Steps, StepsOrNone
 
 
-@dataclass(slots=True)
-class SynchronizerConfig:
+class SynchronizerConfig(Section):
     """Hand-over of weights. With interval 2 and offset 1: explorer 1 2 3 |sync| 4, trainer 1 2 |sync| 3 4."""
 
     sync_method: Derived[SyncMethodName] = DERIVED

@@ -2,50 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from pydantic import Field
 
+from trinity_core.config.schema.trainer_keys import TrainerKeys
 from trinity_core.config.schema.verl import VerlConfig
-from trinity_core.config.types import Count, NonNegative, Range, Steps, StepsOrNone, Tokens
 
 
-@dataclass(slots=True)
-class TrainerConfig:
+class TrainerConfig(TrainerKeys):
     """The DeepSpeed workers that train."""
 
-    name: str = "trainer"
-    """Name of the trainer."""
-    trainer_type: Literal["verl", "deepspeed"] = "verl"
-    """Backend; both names mean DeepSpeed here."""
-    save_interval: StepsOrNone = 100
-    """Steps between checkpoints; 0 means only at the end. The last step is always saved."""
-    total_steps: Steps | None = None
-    """Another place for `buffer.total_steps`."""
-    save_strategy: Literal["single_thread", "single_process", "single_node", "unrestricted"] = "unrestricted"
-    """How many workers may write a checkpoint at once."""
-    grad_clip: NonNegative = 1.0
-    """Largest norm of the gradient; 0 switches clipping off."""
-    use_dynamic_bsz: bool = True
-    """Fill micro-batches up to `max_token_len_per_gpu` tokens rather than a number of rows."""
-    max_token_len_per_gpu: Tokens = 16384
-    """Tokens of one micro-batch of one worker."""
-    ulysses_sequence_parallel_size: Count = 1
-    """Workers that share each sequence."""
-    zero_stage: Annotated[int, Range(0, 3)] | None = None
-    """ZeRO stage; null means 0 for one worker and 2 for several. With a narrow `dtype`, the default on GPUs, 0 and 1
-    mean 2."""
-    worker_num: Count | None = None
-    """Workers; null means one for each GPU left by the engines, 1 on the CPU."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
-    torch_compile: bool = False
-    """Compile the model's layers: a step takes a sixth less, the first start 20 s more. On the CPU it needs a C++
-    compiler. Not with ZeRO 3."""
-    dtype: Literal["bfloat16", "float16", "float32"] | None = None
-    """Number format of forward and backward; null means bfloat16 on GPUs and float32 on the CPU."""
-    max_checkpoints_to_keep: Count | None = None
-    """Older checkpoints beyond this number are removed; null keeps all."""
-    trainer_config: VerlConfig = field(default_factory=VerlConfig)
+    trainer_config: VerlConfig = Field(default_factory=VerlConfig)
     """Settings in veRL's words."""
     trainer_config_path: str = ""
     """YAML file with the same settings; give this or `trainer_config`."""

@@ -1,19 +1,30 @@
 """`trainer.trainer_config`: fine-grained settings in veRL's words.
 
-What also has a native setting is another spelling of it (`SameAs`); what has no counterpart in a DeepSpeed trainer is
-accepted and does nothing (`NoEffect`); the rest is read through `train_settings`.
+A key that also has a native setting is another spelling of it (`SameAs`), with its type and its doc; a key without a
+counterpart in a DeepSpeed trainer is accepted and does nothing (`NoEffect`); the others are read through
+`train_settings`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from trinity_core.config.schema.algorithm import OptimizerConfig
+from trinity_core.config.schema.model import ModelConfig
+from trinity_core.config.schema.trainer_keys import TrainerKeys
+from trinity_core.config.section import Section
 from trinity_core.config.types import (
     DERIVED,
+    EMPTY,
     Args,
+    Betas,
     Count,
     Derived,
+    Flag,
+    Integer,
+    Many,
     NoEffect,
     NonNegative,
     Positive,
@@ -24,13 +35,12 @@ from trinity_core.config.types import (
 )
 
 
-@dataclass(slots=True)
-class VerlFsdp:
+class VerlFsdp(Section):
     """Where weights and optimizer state live."""
 
-    param_offload: bool = False
+    param_offload: Flag = False
     """Keep weights in host memory between uses: a reference model's always, others' under ZeRO 3."""
-    optimizer_offload: bool = False
+    optimizer_offload: Flag = False
     """Keep the optimizer's state in host memory, under ZeRO 1 to 3."""
     wrap_policy: NoEffect = None
     """FSDP's unit of sharding."""
@@ -42,16 +52,13 @@ class VerlFsdp:
     """Number format of the weights; see `trainer.dtype`."""
 
 
-@dataclass(slots=True)
-class VerlModel:
+class VerlModel(Section):
     """The policy as a module."""
 
-    enable_gradient_checkpointing: Annotated[bool | None, SameAs("trainer.gradient_checkpointing")] = None
-    """Recompute activations in the backward pass."""
-    override_config: Args = field(default_factory=dict)
+    enable_gradient_checkpointing: Annotated[Any, SameAs(TrainerKeys, "gradient_checkpointing")] = None
+    override_config: Args = EMPTY
     """Changes to the model's own configuration."""
-    trust_remote_code: Annotated[bool | None, SameAs("model.trust_remote_code")] = None
-    """Run Python code that comes with the model."""
+    trust_remote_code: Annotated[Any, SameAs(ModelConfig, "trust_remote_code")] = None
     use_remove_padding: NoEffect = None
     """Micro-batches never hold more padding than their rows' difference in length."""
     use_fused_kernels: NoEffect = None
@@ -62,65 +69,52 @@ class VerlModel:
     """Module imported before the model."""
 
 
-@dataclass(slots=True)
-class VerlCheckpoint:
+class VerlCheckpoint(Section):
     """Parts of a checkpoint."""
 
     load_contents: NoEffect = None
     """A checkpoint is always loaded whole."""
-    save_contents: list[Literal["model", "optimizer", "extra", "hf_model"]] = field(
-        default_factory=lambda: ["model", "optimizer", "extra"]
+    save_contents: Many[Literal["model", "optimizer", "extra", "hf_model"]] = (
+        "model",
+        "optimizer",
+        "extra",
     )
     """`hf_model` adds the model in Hugging Face format; the other parts are always saved."""
 
 
-@dataclass(slots=True)
-class VerlActorOptim:
+class VerlActorOptim(Section):
     """The policy's optimizer."""
 
-    lr: Annotated[Positive | None, SameAs("algorithm.optimizer.lr")] = None
-    """Peak learning rate."""
-    weight_decay: Annotated[NonNegative | None, SameAs("algorithm.optimizer.weight_decay")] = None
-    """Decoupled weight decay."""
-    betas: Annotated[tuple[Share, Share] | None, SameAs("algorithm.optimizer.betas")] = None
-    """Decay of the running means."""
-    lr_warmup_steps: Annotated[int | None, SameAs("algorithm.optimizer.lr_warmup_steps")] = None
+    lr: Annotated[Any, SameAs(OptimizerConfig, "lr")] = None
+    weight_decay: Annotated[Any, SameAs(OptimizerConfig, "weight_decay")] = None
+    betas: Annotated[Any, SameAs(OptimizerConfig, "betas")] = None
+    lr_warmup_steps: Annotated[Integer | None, SameAs(OptimizerConfig, "lr_warmup_steps")] = None
     """Warm-up steps; a negative number leaves them to `lr_warmup_steps_ratio`."""
-    lr_warmup_steps_ratio: Annotated[Share | None, SameAs("algorithm.optimizer.lr_warmup_steps_ratio")] = None
-    """Warm-up as a share of all steps."""
-    min_lr_ratio: Annotated[Share | None, SameAs("algorithm.optimizer.min_lr_ratio")] = None
-    """Share of `lr` at the end."""
-    warmup_style: Annotated[
-        Literal["constant", "cosine", "linear"] | None, SameAs("algorithm.optimizer.warmup_style")
-    ] = None
-    """Course after the warm-up."""
+    lr_warmup_steps_ratio: Annotated[Any, SameAs(OptimizerConfig, "lr_warmup_steps_ratio")] = None
+    min_lr_ratio: Annotated[Any, SameAs(OptimizerConfig, "min_lr_ratio")] = None
+    warmup_style: Annotated[Any, SameAs(OptimizerConfig, "warmup_style")] = None
     total_training_steps: NoEffect = None
     """Known from `buffer`."""
 
 
-@dataclass(slots=True)
-class VerlActor:
+class VerlActor(Section):
     """Updates of the policy."""
 
     ppo_micro_batch_size_per_gpu: Count | None = None
     """Rows of one micro-batch of one worker, where `use_dynamic_bsz` is false."""
-    use_dynamic_bsz: Annotated[bool | None, SameAs("trainer.use_dynamic_bsz")] = None
-    """Fill micro-batches by tokens."""
-    ppo_max_token_len_per_gpu: Annotated[Tokens | None, SameAs("trainer.max_token_len_per_gpu")] = None
-    """Tokens of one micro-batch of one worker."""
-    grad_clip: Annotated[NonNegative | None, SameAs("trainer.grad_clip")] = None
-    """Largest norm of the gradient."""
-    ulysses_sequence_parallel_size: Annotated[Count | None, SameAs("trainer.ulysses_sequence_parallel_size")] = None
-    """Workers that share each sequence."""
+    use_dynamic_bsz: Annotated[Any, SameAs(TrainerKeys, "use_dynamic_bsz")] = None
+    ppo_max_token_len_per_gpu: Annotated[Any, SameAs(TrainerKeys, "max_token_len_per_gpu")] = None
+    grad_clip: Annotated[Any, SameAs(TrainerKeys, "grad_clip")] = None
+    ulysses_sequence_parallel_size: Annotated[Any, SameAs(TrainerKeys, "ulysses_sequence_parallel_size")] = None
     ppo_epochs: Count = 1
     """Updates made from each batch."""
     shuffle: NoEffect = None
     """Each update takes the whole batch, in which the order of rows is of no consequence."""
-    checkpoint: VerlCheckpoint = field(default_factory=VerlCheckpoint)
+    checkpoint: VerlCheckpoint = Field(default_factory=VerlCheckpoint)
     """Parts of a checkpoint."""
-    optim: VerlActorOptim = field(default_factory=VerlActorOptim)
+    optim: VerlActorOptim = Field(default_factory=VerlActorOptim)
     """Optimizer."""
-    fsdp_config: VerlFsdp = field(default_factory=VerlFsdp)
+    fsdp_config: VerlFsdp = Field(default_factory=VerlFsdp)
     """Offloading."""
     strategy: NoEffect = None
     """Sharding is DeepSpeed's; see `trainer.zero_stage`."""
@@ -134,11 +128,10 @@ class VerlActor:
     """Entropy is always recomputed in the backward pass."""
 
 
-@dataclass(slots=True)
-class VerlRef:
+class VerlRef(Section):
     """The reference model."""
 
-    fsdp_config: VerlFsdp = field(default_factory=VerlFsdp)
+    fsdp_config: VerlFsdp = Field(default_factory=VerlFsdp)
     """Offloading."""
     log_prob_micro_batch_size_per_gpu: Count | None = None
     """Rows of one forward pass of one worker, where `use_dynamic_bsz` is false; by default the actor's."""
@@ -156,15 +149,14 @@ class VerlRef:
     """The reference model gives no entropy."""
 
 
-@dataclass(slots=True)
-class VerlActorRolloutRef:
+class VerlActorRolloutRef(Section):
     """The policy, and the reference model."""
 
-    model: VerlModel = field(default_factory=VerlModel)
+    model: VerlModel = Field(default_factory=VerlModel)
     """The policy as a module."""
-    actor: VerlActor = field(default_factory=VerlActor)
+    actor: VerlActor = Field(default_factory=VerlActor)
     """Updates of the policy."""
-    ref: VerlRef = field(default_factory=VerlRef)
+    ref: VerlRef = Field(default_factory=VerlRef)
     """The reference model."""
     rollout: NoEffect = None
     """Rollouts are set up under `explorer`."""
@@ -172,17 +164,16 @@ class VerlActorRolloutRef:
     """Engines and trainer are always apart."""
 
 
-@dataclass(slots=True)
-class VerlCriticOptim:
+class VerlCriticOptim(Section):
     """The critic's optimizer."""
 
     lr: Positive = 1e-5
     """Peak learning rate."""
     weight_decay: NonNegative = 0.01
     """Decoupled weight decay."""
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     """Decay of the running means."""
-    lr_warmup_steps: int = -1
+    lr_warmup_steps: Integer = -1
     """Warm-up steps; a negative number leaves them to `lr_warmup_steps_ratio`."""
     lr_warmup_steps_ratio: Share = 0.0
     """Warm-up as a share of all steps."""
@@ -194,17 +185,15 @@ class VerlCriticOptim:
     """Known from `buffer`."""
 
 
-@dataclass(slots=True)
-class VerlCriticModel:
+class VerlCriticModel(Section):
     """The critic as a module."""
 
-    path: Annotated[str | None, SameAs("model.critic_model_path")] = None
-    """The model the critic starts from."""
-    enable_gradient_checkpointing: Derived[bool] = DERIVED
+    path: Annotated[Any, SameAs(ModelConfig, "critic_model_path")] = None
+    enable_gradient_checkpointing: Derived[Flag] = DERIVED
     """Recompute activations in the backward pass; by default as for the policy."""
-    override_config: Args = field(default_factory=dict)
+    override_config: Args = EMPTY
     """Changes to the model's own configuration."""
-    fsdp_config: VerlFsdp = field(default_factory=VerlFsdp)
+    fsdp_config: VerlFsdp = Field(default_factory=VerlFsdp)
     """Offloading."""
     use_remove_padding: NoEffect = None
     """Micro-batches never hold more padding than their rows' difference in length."""
@@ -212,26 +201,30 @@ class VerlCriticModel:
     """Module imported before the model."""
 
 
-@dataclass(slots=True)
-class VerlCritic:
+class CriticKeys(Section):
+    """The keys of the critic that the learner reads as they are."""
+
+    grad_clip: NonNegative = 1.0
+    """Largest norm of the gradient; 0 switches clipping off."""
+    cliprange_value: Positive = 0.5
+    """How far a value may move from the one the advantages were computed with."""
+
+
+class VerlCritic(CriticKeys):
     """Updates of the critic."""
 
-    model: VerlCriticModel = field(default_factory=VerlCriticModel)
+    model: VerlCriticModel = Field(default_factory=VerlCriticModel)
     """The critic as a module."""
-    optim: VerlCriticOptim = field(default_factory=VerlCriticOptim)
+    optim: VerlCriticOptim = Field(default_factory=VerlCriticOptim)
     """Optimizer."""
     ppo_micro_batch_size_per_gpu: Count | None = None
     """Rows of one micro-batch of one worker, where `use_dynamic_bsz` is false; by default the actor's."""
-    use_dynamic_bsz: bool | None = None
+    use_dynamic_bsz: Flag | None = None
     """Fill micro-batches by tokens; by default as for the policy."""
     ppo_max_token_len_per_gpu: Tokens | None = None
     """Tokens of one micro-batch of one worker; by default twice the policy's."""
     ppo_epochs: Count | None = None
     """Updates made from each batch; by default the policy's."""
-    grad_clip: NonNegative = 1.0
-    """Largest norm of the gradient; 0 switches clipping off."""
-    cliprange_value: Positive = 0.5
-    """How far a value may move from the one the advantages were computed with."""
     shuffle: NoEffect = None
     """Each update takes the whole batch, in which the order of rows is of no consequence."""
     forward_micro_batch_size_per_gpu: NoEffect = None
@@ -250,16 +243,14 @@ class VerlCritic:
     """A critic's checkpoint is always whole."""
 
 
-@dataclass(slots=True)
-class VerlTrainer:
+class VerlTrainer(Section):
     """The training loop."""
 
     critic_warmup: StepsOrNone = 0
     """Steps in which only the critic is trained."""
     balance_batch: NoEffect = None
     """Workers always get rows of about equal total length."""
-    max_actor_ckpt_to_keep: Annotated[Count | None, SameAs("trainer.max_checkpoints_to_keep")] = None
-    """Older checkpoints beyond this number are removed."""
+    max_actor_ckpt_to_keep: Annotated[Any, SameAs(TrainerKeys, "max_checkpoints_to_keep")] = None
     max_critic_ckpt_to_keep: NoEffect = None
     """Actor and critic are kept together."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
@@ -272,17 +263,15 @@ class VerlTrainer:
     """Checkpoints are never removed on loading."""
     default_hdfs_dir: NoEffect = None
     """Checkpoints go to `checkpoint_root_dir`."""
-    total_training_steps: Annotated[Count | None, SameAs("trainer.total_steps")] = None
-    """Training steps."""
+    total_training_steps: Annotated[Any, SameAs(TrainerKeys, "total_steps")] = None
 
 
-@dataclass(slots=True)
-class VerlConfig:
+class VerlConfig(Section):
     """A veRL trainer configuration."""
 
-    actor_rollout_ref: VerlActorRolloutRef = field(default_factory=VerlActorRolloutRef)
+    actor_rollout_ref: VerlActorRolloutRef = Field(default_factory=VerlActorRolloutRef)
     """The policy, and the reference model."""
-    critic: VerlCritic = field(default_factory=VerlCritic)
+    critic: VerlCritic = Field(default_factory=VerlCritic)
     """Updates of the critic."""
-    trainer: VerlTrainer = field(default_factory=VerlTrainer)
+    trainer: VerlTrainer = Field(default_factory=VerlTrainer)
     """The training loop."""

@@ -1,0 +1,115 @@
+"""The JSON Schema of a configuration file, for editors: `trinity schema --json`, shipped as `configs/schema.json`.
+
+A file may hold more than a resolved configuration does: `${…}` in place of any value, null for the default of a section
+or a list, and numbers where text is wanted.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+
+from trinity_core.config.fields import Setting, sections, settings
+from trinity_core.config.schema import Config, StageConfig
+
+Schema = dict[str, Any]
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+INTERPOLATION: Schema = {
+    "type": "string",
+    "pattern": r"\$\{.+\}",
+    "description": "`${oc.env:NAME,default}` or `${other.key}`",
+}
+ANY = {"$ref": "#/$defs/Interpolation"}
+NULL = {"type": "null"}
+SCALARS = ["string", "number", "boolean"]
+"""Text is what was written, also where YAML reads a number or a flag."""
+STANDARD = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
+"""pydantic writes a bound by its own name if text was to be read before."""
+ABOUT = ("description", "default", "unit", "examples")
+
+
+class _Generate(GenerateJsonSchema):
+    """Defaults are those of the settings: pydantic cannot write a frozen dict."""
+
+    ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}  # noqa: RUF012
+
+
+def json_schema() -> Schema:
+    """The JSON Schema (draft 2020-12) of a configuration file."""
+    plain = Config.model_json_schema(schema_generator=_Generate)
+    models = {cls.__name__: cls for _, cls in sections()}
+    found = plain.pop("$defs") | {Config.__name__: plain}
+    defs = {name: _section(models[name], schema) for name, schema in sorted(found.items())}
+    whole = defs.pop(Config.__name__)
+    stage = defs[StageConfig.__name__]["properties"]
+    for name in whole["properties"].keys() & stage.keys():  # a stage has the sections of a configuration
+        stage[name] = whole["properties"][name] | {"description": stage[name]["description"]}
+    defs["Interpolation"] = INTERPOLATION
+    return {"$schema": DIALECT, "title": "Trinity Flows configuration", **whole, "$defs": defs}
+
+
+def _section(cls: type[BaseModel], schema: Schema) -> Schema:
+    return {
+        "type": "object",
+        "description": schema["description"],
+        "properties": {
+            setting.name: _property(setting, schema["properties"][setting.name]) for setting in settings(cls)
+        },
+        "additionalProperties": False,
+    }
+
+
+def text() -> str:
+    """The JSON Schema as it is shipped."""
+    return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _property(setting: Setting, schema: Schema) -> Schema:
+    """One key: what may be written there, and what is said about it."""
+    about = {name: schema[name] for name in ABOUT if name in schema} | {"description": described(setting)}
+    if setting.section is None or setting.typed.entry is not None:
+        about["default"] = setting.default
+    if setting.names:
+        about["examples"] = list(setting.names)
+    return {**_written({name: value for name, value in schema.items() if name not in ABOUT}), **about}
+
+
+def described(setting: Setting) -> str:
+    """The doc of a setting, with what else there is to know."""
+    first = f"Same as `{setting.same_as}`. " if setting.same_as else "Without effect. " if setting.no_effect else ""
+    return first + setting.doc
+
+
+def _written(schema: Schema) -> Schema:
+    """The schema of what may be written for a value."""
+    schema = {STANDARD.get(name, name): value for name, value in schema.items() if name != "title"}
+    if "anyOf" in schema:
+        return _options([_written(each) for each in schema["anyOf"]], schema.get("unit"))
+    kind = schema.get("type")
+    inner: Schema
+    if "enum" in schema or kind in ("integer", "number", "boolean"):
+        return _options([schema, ANY])
+    if kind == "string":
+        return {"type": SCALARS}
+    if kind == "array":
+        inner = {"items": _written(schema["items"])} if "items" in schema else {}
+        if "prefixItems" in schema:
+            inner["prefixItems"] = [_written(each) for each in schema["prefixItems"]]
+        return _options([schema | inner, ANY, *([] if "prefixItems" in schema else [NULL])])
+    if kind == "object":
+        values = schema.get("additionalProperties")
+        inner = {"additionalProperties": _written(values)} if isinstance(values, dict) else {}
+        return _options([schema | inner, ANY, NULL])
+    return _options([schema, ANY, NULL]) if "$ref" in schema else schema
+
+
+def _options(schemas: list[Schema], unit: str | None = None) -> Schema:
+    """Any of these, each once, those within them included."""
+    flat: list[Schema] = []
+    for schema in schemas:
+        flat += [each for each in schema.get("anyOf", [schema]) if each not in flat]
+    return {"anyOf": flat, **({"unit": unit} if unit else {})}
