@@ -1,9 +1,8 @@
-"""`buffer/experience_buffer.jsonl`: what was trained on, for people and scripts, after it has left the store.
+"""`buffer/experience_buffer.jsonl`: trained experiences for people and scripts, kept after they leave the store.
 
 A line is one experience of a batch; lines ascend by trainer step. They are appended before a checkpoint is named, and
-what lies after the checkpoint that a run goes on from is dropped, so that the file is always the history of the weights
-beside it, wherever a crash fell. The file is UTF-8: what a text holds that is not Unicode (half of a surrogate pair) is
-written as `?`.
+lines after the checkpoint that a run resumes from are dropped, so that after any crash the file is the history of the
+weights beside it. The file is UTF-8: half of a surrogate pair is written as `?`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from trinity_core.files import clear_errors, sync_file
 
 
 class Archive:
-    """The file's one writer."""
+    """The only writer of the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._last: int | None = None
-        """The last step in the file; None: not looked at yet."""
+        """The last step in the file; None: not read yet."""
 
     def extend(self, upto: int, batch: Callable[[int], Sequence[Experience]]) -> None:
         """Append the batches of the trainer steps that are not in the file yet, up to step `upto`."""
@@ -40,7 +39,7 @@ class Archive:
         self._last = upto
 
     def rewind(self, step: int) -> None:
-        """Cut the file after trainer step `step`: what a trainer does first, whatever happened before."""
+        """Cut the file after trainer step `step`: a trainer always calls this first."""
         self._last, size = self._kept(step)
         if self.path.exists() and size < self.path.stat().st_size:
             with clear_errors("writing", self.path):
@@ -48,7 +47,7 @@ class Archive:
                 sync_file(self.path)
 
     def _kept(self, upto: int | None) -> tuple[int, int]:
-        """The last step up to `upto` (None: of all) that has whole lines, and the bytes up to their end."""
+        """The last step up to `upto` (None: no limit) with whole lines, and the byte offset of their end."""
         last, size = 0, 0
         if self.path.exists():
             with self.path.open("rb") as file:
@@ -61,10 +60,9 @@ class Archive:
 
 
 def as_line(step: int, experience: Experience) -> dict[str, Any]:
-    """An experience as JSON: the texts, what they earned, and where they came from. No tokens.
+    """An experience as JSON: texts, reward and origin, without tokens.
 
-    What a workflow has put into `info` comes in between, but for names that the line has itself: by `step` the file is
-    cut.
+    The workflow's `info` is included, but cannot overwrite the line's own fields, because `rewind` relies on `step`.
     """
     versions = experience.versions
     return {

@@ -1,9 +1,9 @@
-"""A database of experiences: opening it, one writer at a time, and its failures in words.
+"""The experience database: opening it, serialising its writers, and explaining its errors.
 
-What a power cut may take from SQLite (WAL, `synchronous=NORMAL`): the last transactions, newest first and each
-whole, never the database. The rest of the system is built for that: rows and the explorer's position go together and
-are sampled again; and `Database.flush` runs before a checkpoint is named, so that a checkpoint never outlives the
-record of what it was trained on. A crash of a process, however sudden, takes nothing that was committed.
+A power cut may lose SQLite's last transactions (WAL, `synchronous=NORMAL`), newest first and each as a whole, but never
+the database. The system is built for that: rows and the explorer's position are lost together and sampled again, and
+`Database.flush` runs before a checkpoint is named, so that no checkpoint outlives the record of its training data. A
+killed process loses nothing that was committed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trinity_core.files import clear_errors
 from trinity_core.store.schema import SCHEMA_VERSION, Tables
 
 BUSY_TIMEOUT = 60.0
-"""Seconds that a writer waits for the others; a transaction takes milliseconds, so this long means something hangs."""
+"""Seconds that a writer waits for the others. A transaction takes milliseconds, so a longer wait means a hang."""
 
 
 def _unusable(url: str) -> TrinityError:
-    """What is said of a URL; without the cause, which may quote the password."""
+    """The error for a bad URL, without its cause, which may contain the password."""
     return TrinityError(
         f"experience_buffer.path {without_password(url)!r} is no database that can be used: write "
         "postgresql://user:password@host/database, or sqlite:///name.db for a file"
@@ -62,7 +62,7 @@ def _engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _(connection: Connection) -> None:
-        # A reader that turns writer half way may be refused at once; a writer therefore says so from the start.
+        # A reader that becomes a writer may be refused at once, so a writer declares itself at the start.
         writes = connection.get_execution_options().get("writes")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -70,7 +70,7 @@ def _engine(url: URL) -> Engine:
 
 
 def explain(error: DatabaseError | sqlite3.Error, url: URL) -> Exception | None:
-    """What an error of SQLAlchemy or of SQLite itself means to a user; None where it is a mistake of ours."""
+    """The user-facing error for one of SQLAlchemy or SQLite; None for a programming error, which is not translated."""
     text = str(error.orig if isinstance(error, DatabaseError) else error)
     where = url.render_as_string(hide_password=True)
     if isinstance(error, IntegrityError | ProgrammingError | sqlite3.IntegrityError | sqlite3.ProgrammingError):
@@ -111,13 +111,13 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that sees one moment of the store."""
+        """A read transaction: one consistent snapshot of the store."""
         with self._translated(), self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """The store's one write transaction: all or nothing, one after the other. `Unchanged` rolls back quietly."""
+        """A write transaction; writers take turns. Raise `Unchanged` inside to roll back without an error."""
         with self._translated(), self._engine.connect().execution_options(writes=True) as connection:
             try:
                 with connection.begin():
@@ -134,9 +134,9 @@ class Database:
 
     @contextmanager
     def watching(self) -> Iterator[Callable[[], int]]:
-        """A look at the store that can be taken often: a number that changes with every change by others.
+        """A cheap way to poll the store: a function whose number changes with every commit by others.
 
-        SQLite keeps such a number itself, and tells it to a connection within microseconds.
+        SQLite keeps such a number itself and returns it within microseconds.
         """
         if self.url.get_backend_name() != "sqlite":
             yield self.clock

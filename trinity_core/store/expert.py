@@ -1,4 +1,4 @@
-"""Expert data beside the rollouts: rows of a data set in an order that any position can be resumed at."""
+"""Expert data mixed with rollouts: rows of a data set in an order that can resume at any position."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ExpertData:
     def take(self, rows: int, position: ExpertPosition = START) -> tuple[list[Experience], ExpertPosition]:
         """At least `rows` experiences from `position` on, marked `is_expert`, and the position after them.
 
-        The same position always gives the same rows. Raises `DataError` where a whole epoch gives nothing.
+        The same position always gives the same rows. Raises `DataError` if a whole epoch gives none.
         """
         taken: list[Experience] = []
         epoch, offset = position["epoch"], position["offset"]

@@ -25,7 +25,7 @@ def recorded_lease(connection: Connection, t: Tables, step: int) -> Row[Any, Any
 
 
 def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Experience]:
-    """The rollouts of a recorded lease, in its order. Groups that share a name by chance are told apart."""
+    """The rollouts of a recorded lease, in its order. Groups that share a name get distinct ones."""
     query = (
         select(t.lease_groups.c.group_id, t.groups.c.name, t.experiences.c.blob)
         .join(t.groups, t.groups.c.id == t.lease_groups.c.group_id)
@@ -43,7 +43,7 @@ def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Exp
 
 
 def candidates(connection: Connection, t: Tables, strategy: Strategy, rows: int, now: float) -> list[Candidate]:
-    """What `strategy` may choose from, in order of insertion."""
+    """The groups `strategy` may choose from, in order of insertion."""
     uses = select(t.lease_groups.c.group_id, func.count().label("uses"), func.max(t.leases.c.at).label("last")).join(
         t.leases, t.leases.c.step == t.lease_groups.c.step
     )
@@ -66,7 +66,7 @@ def candidates(connection: Connection, t: Tables, strategy: Strategy, rows: int,
 
 
 def nothing_more_comes(connection: Connection, t: Tables, newest_version: int) -> bool:
-    """Whether every explorer has finished or waits for weights that only a further trainer step brings."""
+    """True if every explorer has finished or waits for weights that need a further train step."""
     states = connection.execute(select(t.explorers.c.waiting, t.explorers.c.finished)).all()
     return bool(states) and all(
         row.finished or (row.waiting is not None and row.waiting > newest_version) for row in states
@@ -74,19 +74,19 @@ def nothing_more_comes(connection: Connection, t: Tables, newest_version: int) -
 
 
 def check_lineage(groups: Sequence[Candidate], newest_version: int) -> None:
-    """Raise `TrinityError` where a row was sampled by a policy that this lineage does not have yet."""
+    """Raise `TrinityError` if a row was sampled by a version that this lineage does not have yet."""
     ahead = max((group.newest for group in groups), default=-1)
     if ahead > newest_version:
         raise TrinityError(
             f"the experience store holds rows of weight version {ahead}, but the trainer is at {newest_version}: "
-            "the store was not rewound to the checkpoint that training goes on from"
+            "the store was not rewound to the checkpoint that training resumes from"
         )
 
 
 def record_lease(
     connection: Connection, t: Tables, step: int, choice: Choice, now: float, expert: str | None = None
 ) -> None:
-    """Write down that `step` has the groups of `choice`."""
+    """Record the groups of `choice` as the batch of `step`."""
     connection.execute(insert(t.leases).values(step=step, rows=choice.rows, at=now, expert=expert))
     if choice.take:
         rows = [{"step": step, "ordinal": i, "group_id": group.id} for i, group in enumerate(choice.take)]
@@ -96,20 +96,20 @@ def record_lease(
 
 
 def mark_stale(connection: Connection, t: Tables, groups: Sequence[Candidate], step: int) -> None:
-    """Take `groups` out of the queue for good, unless the store is rewound to before `step`."""
+    """Remove `groups` from the queue, unless the store is later rewound to before `step`."""
     for ids in chunks([group.id for group in groups]):
         connection.execute(update(t.groups).where(t.groups.c.id.in_(ids)).values(state=State.STALE, stale_at=step))
 
 
 def expert_position(connection: Connection, t: Tables, step: int) -> ExpertPosition:
-    """Where the expert data of trainer step `step` begin: after those of the last step before it."""
+    """The first expert position of trainer step `step`: after the rows of the last step before it."""
     query = select(t.leases.c.expert).where(t.leases.c.step < step, t.leases.c.expert.is_not(None))
     last = connection.execute(query.order_by(t.leases.c.step.desc()).limit(1)).scalar()
     return START if last is None else _position(json.loads(last)["after"])
 
 
 def expert_rows(expert: ExpertData, record: str) -> list[Experience]:
-    """The expert rows that a lease's record stands for."""
+    """The expert rows of a recorded lease."""
     value = json.loads(record)
     return expert.take(value["rows"], _position(value["before"]))[0]
 

@@ -1,4 +1,4 @@
-"""Going back to a checkpoint, making a checkpoint final, and forgetting what is long trained."""
+"""Rewinding to a checkpoint, committing a checkpoint, and pruning trained rows."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from trinity_core.store.schema import State, Tables
 
 @dataclass(frozen=True)
 class Rewound:
-    """What `rewind` did."""
+    """The result of `rewind`."""
 
     step: int
-    """The checkpoint gone back to."""
+    """The checkpoint that was rewound to."""
     lineage: int
-    """The lineage now; unchanged where there was nothing to undo."""
+    """The present lineage; unchanged if there was nothing to undo."""
     returned_rows: int = 0
-    """Rows of later batches that are in the queue again."""
+    """Rows of later batches that returned to the queue."""
     dropped_rows: int = 0
-    """Rows of policies that this checkpoint does not know."""
+    """Rows deleted because versions newer than the checkpoint sampled them."""
     lost_rows: int = 0
-    """Rows of later batches that had been pruned already: prune only what is older than the oldest checkpoint kept."""
+    """Rows of later batches that were already pruned: prune only up to the oldest checkpoint kept."""
     explorers: dict[str, int] = field(default_factory=dict)
-    """Explorers that go back, with the step after which they go on."""
+    """Explorers that were rewound, with the step after which they resume."""
 
 
 def rewind(connection: Connection, t: Tables, step: int) -> Rewound:
     """Undo everything after trainer step `step`, inside a write transaction.
 
-    Batches up to `step` are final. Later batches return to the queue; ids give them their old places. An explore step
-    that used a version newer than `step`, and all steps of that explorer after it, never were.
+    Batches up to `step` are final. Later batches return to the queue in their old order (by id). An explore step that
+    used a version newer than `step` is deleted with all later steps of its explorer.
 
-    A new lineage begins exactly when a version newer than `step` may exist: each trainer step has a lease before it
-    makes its version. An explorer that goes back starts afresh; one that does not still waits for what it waited for.
+    A new lineage begins exactly if a version newer than `step` may exist: each trainer step has a lease before it
+    makes its version. A rewound explorer starts afresh; the others keep waiting for their version.
     """
     mark_trained(connection, t, step)
     lineage = connection.execute(select(t.meta.c.lineage)).scalar_one()
@@ -52,7 +52,7 @@ def rewind(connection: Connection, t: Tables, step: int) -> Rewound:
 
 
 def mark_trained(connection: Connection, t: Tables, step: int) -> None:
-    """Make the batches up to `step` final: a checkpoint holds what they taught."""
+    """Make the batches up to `step` final, because a checkpoint contains those steps."""
     groups = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step <= step)
     connection.execute(
         update(t.groups).where(t.groups.c.state == State.LEASED, t.groups.c.id.in_(groups)).values(state=State.TRAINED)
@@ -61,7 +61,7 @@ def mark_trained(connection: Connection, t: Tables, step: int) -> None:
 
 
 def prune(connection: Connection, t: Tables, step: int) -> int:
-    """Delete rows whose last batch is `step` or older and final, and rows set aside by then; return how many."""
+    """Delete rows whose last batch is `step` or older and final, and stale rows up to then; return how many."""
     g = t.groups.c
     last = select(func.max(t.lease_groups.c.step)).where(t.lease_groups.c.group_id == g.id).scalar_subquery()
     old = or_((g.state == State.TRAINED) & (last <= step), (g.state == State.STALE) & (g.stale_at <= step))
@@ -74,7 +74,7 @@ def _first_steps_to_drop(connection: Connection, t: Tables, step: int) -> dict[s
 
 
 def _release(connection: Connection, t: Tables, step: int) -> tuple[list[int], int]:
-    """Return the batches after `step` to the queue: their groups, and how many of their rows are gone."""
+    """Return the batches after `step` to the queue; returns their groups and the number of rows already pruned."""
     g, lg = t.groups.c, t.lease_groups.c
     ids = list(connection.scalars(select(lg.group_id).where(lg.step > step).distinct()))
     leased = connection.scalar(select(func.sum(t.leases.c.rows)).where(t.leases.c.step > step)) or 0
@@ -98,7 +98,7 @@ def _count_rows(connection: Connection, t: Tables, ids: list[int]) -> int:
 
 
 def _drop_steps(connection: Connection, t: Tables, explorer: str, first: int) -> int:
-    """Forget the explore steps of `explorer` from `first` on; return how many rows went."""
+    """Delete the explore steps of `explorer` from `first` on; return the number of deleted rows."""
     g = t.groups.c
     of_steps = (g.explorer == explorer) & (g.step >= first) & (g.state != State.TRAINED)
     dropped = _delete_groups(connection, t, select(g.id).where(of_steps))

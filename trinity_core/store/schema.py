@@ -1,7 +1,7 @@
 """The store's tables, the same for SQLite and PostgreSQL.
 
-A *group* (the rollouts of one task in one explore step) is the unit of everything: it is put, leased, returned and
-pruned whole. Ids are given out under the store's one write lock, so ascending id is the order of insertion.
+A *group* (the rollouts of one task in one explore step) is the unit of storage: it is put, leased, returned and
+pruned as a whole. Ids are assigned under the store's one write lock, so ascending id is the order of insertion.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Id = BigInteger().with_variant(Integer, "sqlite")
 
 
 class State(IntEnum):
-    """Where a group stands. READY → LEASED (a trainer step has it) → TRAINED (a checkpoint contains that step)."""
+    """The state of a group. READY → LEASED (a trainer step has it) → TRAINED (a checkpoint contains that step)."""
 
     READY = 0
     LEASED = 1
     TRAINED = 2
     STALE = 3
-    """Too old for the sampling strategy when it was looked at; counted, never trained on."""
+    """Too old for the sampling strategy; counted, never trained on."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Tables:
 
     metadata: MetaData
     meta: Table
-    """One row. Every writer changes `clock` first: that is the write lock, and what waiting readers watch."""
+    """One row. Every writer changes `clock` first, which is the write lock; waiting readers poll it."""
     explorers: Table
     steps: Table
     """One row for each explore step that was put: the explorer's position after it."""
     groups: Table
     experiences: Table
-    """The rows of each group, packed; apart from `groups`, so that looking for a batch reads little."""
+    """The rows of each group, packed; separate from `groups`, so that choosing a batch reads little."""
     leases: Table
     """One row for each trainer step that took a batch, empty batches included."""
     lease_groups: Table

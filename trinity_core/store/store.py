@@ -1,4 +1,4 @@
-"""The durable queue between explorers and trainer. See `docs/store.md` for the whole picture.
+"""The durable queue between explorers and trainer, described in `docs/store.md`.
 
 Invariants, for any order in which explorers and trainer start, stop and crash:
 
@@ -32,7 +32,7 @@ from trinity_core.store.schema import State, tables
 from trinity_core.store.strategies import Fifo, Strategy
 
 QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
-"""Seconds between looks at the store while a batch is waited for, on the cores that the engines work on."""
+"""Seconds between polls while waiting for a batch, on the cores that the engines use too."""
 
 
 class LineageChanged(TransientFault):
@@ -41,19 +41,19 @@ class LineageChanged(TransientFault):
 
 @dataclass(frozen=True)
 class Position:
-    """Where an explorer goes on."""
+    """The position at which an explorer resumes."""
 
     step: int
     """The last explore step that was put; 0: none."""
     position: dict[str, Any] | None
-    """What that step stored as its position in the taskset."""
+    """The task-set position stored with that step."""
     lineage: int
-    """Grows with every rewind that undid something."""
+    """Incremented by every rewind that undid something."""
 
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts of rows by state, and where everyone stands."""
+    """Row counts by state, and the position of trainer and explorers."""
 
     ready: int
     leased: int
@@ -101,7 +101,7 @@ class ExperienceStore:
     # ---- explorers ----
 
     def position(self, explorer: str) -> Position:
-        """Where `explorer` goes on, and the begin of its session in this lineage: call it before loading weights."""
+        """The position at which `explorer` resumes in the present lineage: call it before loading weights."""
         t = self._tables
         query = select(t.steps.c.step, t.steps.c.position).where(t.steps.c.explorer == explorer)
         with self._database.write() as connection:
@@ -112,7 +112,7 @@ class ExperienceStore:
         return Position(row.step, json.loads(row.position), now) if row else Position(0, None, now)
 
     def lineage(self) -> int:
-        """The present lineage; an explorer that waits looks at it, and starts over when it has changed."""
+        """The present lineage; a waiting explorer polls it, and starts over if it has changed."""
         with self._database.read() as connection:
             return int(connection.execute(select(self._tables.meta.c.lineage)).scalar_one())
 
@@ -120,11 +120,12 @@ class ExperienceStore:
         self, explorer: str, step: int, position: dict[str, Any], experiences: Sequence[Experience],
         versions_used: int, waits_for: int | None = None,
     ) -> bool:  # fmt: skip
-        """Store what explore step `step` (from 1, without gaps) of `explorer` gave, and its position after it.
+        """Store the experiences of explore step `step` (from 1, without gaps) of `explorer`, and its position after it.
 
-        `versions_used` is the newest weight version of the step; `waits_for` may say in the same breath which version
-        the next step needs. Rows of one `group` are kept together; rows without one stand alone. False: the step was
-        stored before and nothing changed. Raises `LineageChanged` where the store was rewound since `position()`.
+        `versions_used` is the newest weight version of the step; `waits_for` is the version that the next step
+        needs, if any. Rows of one `group` are kept together; rows without one are groups of one. Returns False if the
+        step was stored before, which changes nothing. Raises `LineageChanged` if the store was rewound since
+        `position()`.
         """
         batch = _grouped(experiences)
         t = self._tables
@@ -159,12 +160,12 @@ class ExperienceStore:
             self._set_explorer(connection, explorer, finished=False)
 
     def waiting(self, explorer: str, version: int | None) -> None:
-        """Record that `explorer` puts nothing more before it has weight version `version` (None: it goes on)."""
+        """Record that `explorer` waits for weight version `version` before its next put (None: it no longer waits)."""
         with self._database.write() as connection:
             self._set_explorer(connection, explorer, waiting=version, finished=False)
 
     def finished(self, explorer: str) -> None:
-        """Record that `explorer` puts nothing more at all."""
+        """Record that `explorer` has finished and puts nothing more."""
         with self._database.write() as connection:
             self._set_explorer(connection, explorer, waiting=None, finished=True)
 
@@ -219,9 +220,9 @@ class ExperienceStore:
         self, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
         expert: ExpertData | None = None, timeout: float = 1800.0, stop: Callable[[], bool] | None = None,
     ) -> list[Experience] | None:  # fmt: skip
-        """`lease`, waiting until there is a batch; None when `stop()` came true.
+        """`lease`, waiting until there is a batch; None once `stop()` is true.
 
-        After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken; where there is not a single row,
+        After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken; without a single row
         `TransientFault` is raised.
         """
         deadline = time.monotonic() + timeout
@@ -251,7 +252,7 @@ class ExperienceStore:
         return self.lease(step, rows, version, strategy, expert, final=True)
 
     def batch(self, step: int) -> list[Experience]:
-        """The rollouts that trainer step `step` was given; none where there was no such step, or it was pruned."""
+        """The rollouts that trainer step `step` was given; none if there was no such step or it was pruned."""
         with self._database.read() as connection:
             return leasing.leased_experiences(connection, self._tables, step)
 
@@ -260,15 +261,15 @@ class ExperienceStore:
         self._database.flush()
 
     def commit(self, step: int) -> None:
-        """Make the batches up to trainer step `step` final: the checkpoint of `step` is whole."""
+        """Make the batches up to trainer step `step` final: its checkpoint is complete."""
         with self._database.write() as connection:
             lineage.mark_trained(connection, self._tables, step)
 
     def rewind(self, step: int) -> Rewound:
-        """Go back to checkpoint `step` (0: the beginning): what a trainer does first, whatever happened before.
+        """Rewind to checkpoint `step` (0: the beginning); a trainer always calls this first.
 
-        Changes nothing if nothing happened after it. Forget newer weights first (`WeightVersions.rewind`), so that an
-        explorer that notices finds none.
+        Changes nothing if nothing happened after it. Delete newer weights first (`WeightVersions.rewind`), so that an
+        explorer that notices the rewind finds none.
         """
         with self._database.write() as connection:
             return lineage.rewind(connection, self._tables, step)
@@ -281,17 +282,17 @@ class ExperienceStore:
     # ---- both ----
 
     def awaited(self, version: int) -> bool:
-        """Whether every explorer waits for `version`, a newer one, or has finished: none is in the midst of a step."""
+        """True if every explorer has finished or waits for `version` or a newer one, so that none is within a step."""
         with self._database.read() as connection:
             return leasing.nothing_more_comes(connection, self._tables, version - 1)
 
     def exhausted(self) -> bool:
-        """Whether every explorer has finished and no row is left in the queue."""
+        """True if every explorer has finished and the queue is empty."""
         stats = self.stats()
         return bool(stats.explorers) and all(e["finished"] for e in stats.explorers.values()) and not stats.ready
 
     def stats(self) -> Stats:
-        """Counts, in one moment of the store."""
+        """Counts from one snapshot of the store."""
         t = self._tables
         g = t.groups.c
         with self._database.read() as connection:
@@ -316,7 +317,7 @@ class ExperienceStore:
 
 
 def _grouped(experiences: Sequence[Experience]) -> list[tuple[str, list[Experience]]]:
-    """Groups in order of first appearance; experiences without a group stand alone."""
+    """Groups in order of first appearance; experiences without a group are groups of one."""
     groups: dict[object, tuple[str, list[Experience]]] = {}
     for i, experience in enumerate(experiences):
         groups.setdefault(experience.group or i, (experience.group, []))[1].append(experience)

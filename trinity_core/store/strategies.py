@@ -1,4 +1,4 @@
-"""Which groups make the next batch: pure functions over what the store knows of each group."""
+"""Which groups make the next batch: pure functions of the stored facts of each group."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Candidate:
     oldest: int
     """The oldest one."""
     uses: int = 0
-    """Trainer steps that had it already."""
+    """Trainer steps that have used it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Groups to train on, in this order, and groups to set aside for good."""
+    """Groups to train on, in this order, and groups too stale to ever train on."""
 
     take: list[Candidate] = field(default_factory=list)
     stale: list[Candidate] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Strategy(ABC):
 
     @property
     def whole_queue(self) -> bool:
-        """Whether the order is not that of insertion, so that every ready group must be looked at."""
+        """True if the order differs from insertion order, so that every ready group must be considered."""
         return False
 
     @property
@@ -61,14 +61,14 @@ class Strategy(ABC):
 
     @abstractmethod
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
-        """Choose at least `rows` rows in whole groups, or all there is. `version` is the trainer's."""
+        """Choose at least `rows` rows in whole groups, or all candidates. `version` is the trainer's."""
 
 
 STRATEGIES: Registry[type[Strategy]] = Registry("sample strategy")
 
 
 def take_until(candidates: Sequence[Candidate], rows: int) -> list[Candidate]:
-    """The shortest beginning of `candidates` that has at least `rows` rows."""
+    """The shortest prefix of `candidates` with at least `rows` rows."""
     taken: list[Candidate] = []
     count = 0
     for group in candidates:
@@ -120,7 +120,7 @@ class Priority(Strategy):
 @STRATEGIES.register("staleness_control")
 @dataclass(frozen=True)
 class StalenessControl(Strategy):
-    """In order of insertion; what is more than `max_staleness` versions behind is set aside."""
+    """In order of insertion, without groups more than `max_staleness` versions behind."""
 
     max_staleness: int = 1
 

@@ -12,7 +12,7 @@ LOSSES = ("actor/final_loss", "loss")
 
 
 def draw_curve(job_dir: Path | str, title: str = "", path: Path | None = None) -> Path | None:
-    """Draw reward (or loss) and the eval's accuracy over steps into `monitor/curve.png`; None where there is nothing.
+    """Draw reward (or loss) and the eval's accuracy over steps into `monitor/curve.png`; None if there are no metrics.
 
     Uses matplotlib's object interface: no display, no global state, safe in a thread.
     """
@@ -39,7 +39,7 @@ def draw_curve(job_dir: Path | str, title: str = "", path: Path | None = None) -
 
 
 def choose_curves(lines: list[MetricLine]) -> dict[str, dict[int, float]]:
-    """What is worth a look: one curve of each source, and each eval set's accuracy (or reward)."""
+    """The curves to draw: one per source, and the accuracy (or reward) of each eval set."""
     curves: dict[str, dict[int, float]] = {}
     for source in sorted({line.source for line in lines}):
         own = [line for line in lines if line.source == source]

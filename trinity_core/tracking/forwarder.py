@@ -1,7 +1,7 @@
-"""Forwarder: tails a job's metrics, rollouts and checkpoints and hands them to the tracking system.
+"""Forwarder: tails a job's metrics, rollouts and checkpoints and sends them to the tracking system.
 
-It runs in the flow process only. What it cannot forward now (a tracking server that does not answer) it forwards later:
-its position is kept after the numbers have arrived.
+It runs in the flow process only. Lines that cannot be sent now (the tracking server does not answer) are sent later,
+because the position is saved only after they have arrived.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ROLES = {
     "explore": ("explorer", "eval"),
     "bench": ("eval",),
 }
-"""`mode` -> what such a flow forwards: explorer and trainer of a job may run as two flows, evaluations beside them."""
+"""`mode` -> streams that such a flow forwards: explorer and trainer of a job may be two flows beside evaluations."""
 REGISTERING = ("train", "both")
-"""Of several flows of one job only the one that trains registers checkpoints; each sends scores."""
+"""Only the training flow of a job registers checkpoints; every flow sends scores."""
 
 
 def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> Writer:
@@ -45,7 +45,7 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
 
 
 class Forwarder:
-    """Hands on what has appeared since the last `poll`. Not for several threads at a time."""
+    """Forwards what has appeared since the last `poll`. Not thread-safe."""
 
     def __init__(self, job_dir: Path, writer: Writer, role: str = "both") -> None:
         self.job_dir = Path(job_dir)
@@ -87,7 +87,7 @@ class Forwarder:
             table = path.with_suffix(".md")
             if not table.exists() or table.stat().st_mtime < path.stat().st_mtime:
                 table.write_text(f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n")
-                os.utime(table, (0, 0))  # older than its rollouts until it has been sent
+                os.utime(table, (0, 0))  # older than its rollouts until it is sent
                 self.writer.artifact(table, "rollouts")
                 table.touch()
             self._rollouts_seen.add(path)
@@ -104,7 +104,7 @@ class Forwarder:
 
 
 class ForwarderThread:
-    """Polls a forwarder every few seconds beside the run, and once more at the end."""
+    """Polls a forwarder every few seconds during the run, and once more at the end."""
 
     def __init__(self, forwarder: Forwarder, seconds: float = 2.0) -> None:
         self._forwarder = forwarder
@@ -116,7 +116,7 @@ class ForwarderThread:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what has ended the polling before its time: nothing that the tracking system gets over."""
+        """Raise the permanent error that has ended the polling, if any."""
         if self._error is not None:
             raise self._error
 
@@ -133,7 +133,7 @@ class ForwarderThread:
             except self._forwarder.writer.faults as error:
                 if not self._warned:
                     log.warning(
-                        "the tracking system does not take the metrics now (%s); they are kept and sent later", error
+                        "the tracking system does not accept metrics now (%s); they are kept and sent later", error
                     )
                 self._warned = True
             except Exception as error:
@@ -142,16 +142,16 @@ class ForwarderThread:
 
 
 def complete_checkpoints(job_dir: Path) -> dict[int, Path]:
-    """step -> folder of each whole checkpoint: those with a manifest.
+    """step -> folder of each complete checkpoint: those with a manifest.
 
-    A folder without one has weights for the hand-over to the explorer, and goes when newer ones are there.
+    A folder without a manifest only holds weights for weight sync, and is removed once newer ones exist.
     """
     layout = JobLayout(job_dir)
     return {step: layout.step(step) for step in layout.steps() if (layout.step(step) / MANIFEST).exists()}
 
 
 def eval_scores(lines: list[MetricLine]) -> dict[int, float]:
-    """step -> the mean over the eval sets of their accuracy (or, where none has one, of their reward)."""
+    """step -> the mean over the eval sets of their accuracy (or, if none has one, of their reward)."""
     scores: dict[int, float] = {}
     for line in lines:
         if line.source.startswith("eval"):
@@ -167,5 +167,5 @@ def _scores_of(metrics: Mapping[str, float], kind: str) -> list[float]:
 
 
 def run_note(job_dir: Path) -> dict[str, Any]:
-    """What may be shown of the job's MLflow run (`run_id`, `uri`, `experiment_id`); empty where it has none."""
+    """The job's MLflow run (`run_id`, `uri`, `experiment_id`) with secrets masked; empty if it has none."""
     return without_secrets(read_note(Path(job_dir) / "monitor" / "mlflow.json"))

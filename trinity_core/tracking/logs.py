@@ -1,7 +1,7 @@
 """Log files of a run's actors: `<job_dir>/log/<actor>.log`, or `log/<node ip>/<actor>.log` with `log.group_by_node`.
 
-Whoever starts an actor gives it `log_environment`; the actor calls `start_log` first of all. Without that environment
-(in a test, in a program of one's own) nothing happens. Passwords and keys are masked in all that is written.
+The starter of an actor passes it `log_environment`; the actor calls `start_log` first. Without that environment (in a
+test or a user's program) nothing is written. Passwords and keys are masked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SECRETS = (
 
 
 class Masking(logging.Formatter):
-    """A formatter that leaves out what looks like a password or a key, in messages and tracebacks."""
+    """A formatter that masks passwords and keys in messages and tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, masked."""
@@ -36,14 +36,14 @@ class Masking(logging.Formatter):
 
 
 def masked(text: str) -> str:
-    """`text` with passwords in URLs, and values of what is called a key, token or password, replaced."""
+    """`text` with passwords in URLs, and values called key, token or password, replaced by `***`."""
     for pattern in _SECRETS:
         text = pattern.sub(rf"\g<1>{MASK}", text)
     return text
 
 
 def log_environment(config: Config, actor: str) -> dict[str, str]:
-    """The environment variables by which `start_log` knows what to do in the process of `actor`."""
+    """The environment variables that configure `start_log` in the process of `actor`."""
     return {
         FOLDER: str(JobLayout(config.job_dir).log),
         ACTOR: actor.rpartition("/")[2],
@@ -53,7 +53,7 @@ def log_environment(config: Config, actor: str) -> dict[str, str]:
 
 
 def start_log() -> Path | None:
-    """Begin to write this process's log to its file, and return it; None where the environment names none.
+    """Start to write this process's log to its file, and return the path; None if the environment names none.
 
     The run's own messages are written from `log.level` on, those of libraries from WARNING (or that level, if higher).
     Calling it again changes nothing.
@@ -77,7 +77,7 @@ def start_log() -> Path | None:
 
 
 class Logged:
-    """A context whose failure is written to the log before it goes on its way: `with Logged("train", log): ...`."""
+    """A context that logs its failure and lets the exception propagate: `with Logged("train", log): ...`."""
 
     def __init__(self, doing: str, log: logging.Logger) -> None:
         self._doing = doing

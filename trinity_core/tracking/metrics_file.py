@@ -1,4 +1,4 @@
-"""`<job_dir>/monitor/metrics.jsonl`: every number of a run, one line a step and source, for people and scripts.
+"""`<job_dir>/monitor/metrics.jsonl`: every metric of a run, one line per step and source, for people and scripts.
 
 Each source (trainer, explorer, eval, …) has one writer; lines appear whole or not at all. The flow process tails the
 file and forwards it to MLflow, TensorBoard or W&B, so that no tracking server can slow down or stop an actor.
@@ -21,7 +21,7 @@ LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; a line is written in well under a millisecond."""
 FORWARDED_PREFIX = "forwarded_"
 STREAMS = ("trainer", "explorer", "eval")
-"""What is forwarded independently of the rest."""
+"""Groups of sources that are forwarded independently of each other."""
 
 FORMER_NAMES = {
     "weight_sync/check_gap": "hand_over/probe_gap",
@@ -33,7 +33,7 @@ FORMER_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class MetricLine:
-    """The numbers of one source at one of its steps. `time` is in Unix seconds."""
+    """The metrics of one source at one of its steps. `time` is in Unix seconds."""
 
     step: int
     source: str
@@ -42,7 +42,7 @@ class MetricLine:
 
 
 def metrics_path(job_dir: Path | str) -> Path:
-    """Where a job's metrics lie."""
+    """The path of a job's metrics file."""
     return Path(job_dir) / "monitor" / "metrics.jsonl"
 
 
@@ -70,13 +70,13 @@ class MetricsFile:
 
 
 def read_metrics(job_dir: Path | str) -> list[MetricLine]:
-    """All whole lines in the order they were written; none where there is no file."""
+    """All whole lines in the order they were written; none if the file does not exist."""
     path = metrics_path(job_dir)
     return [] if not path.exists() else list(parse(path.read_bytes()))
 
 
 def series(lines: list[MetricLine], name: str, source: str | None = None) -> dict[int, float]:
-    """step -> value of one metric; where a step was written twice (a run that went on), the later line counts."""
+    """step -> value of one metric; if a step was written twice (by a resumed run), the later line counts."""
     found = {
         line.step: line.metrics[name]
         for line in lines
@@ -86,21 +86,20 @@ def series(lines: list[MetricLine], name: str, source: str | None = None) -> dic
 
 
 def explorer_source(name: str) -> str:
-    """The source of an explorer's metrics; all explorers' begin alike, so that a rewind knows their steps."""
+    """The source of an explorer's metrics; all have a common prefix, so that `rewind` recognises their steps."""
     return name if name.startswith("explorer") else f"explorer_{name}"
 
 
 def stream_of(source: str) -> str:
-    """Which of `STREAMS` a source belongs to; an explorer may have any name."""
+    """The stream of a source; sources of other names are explorers."""
     return next((stream for stream in STREAMS if source.startswith(stream)), "explorer")
 
 
 class Tail:
     """The reading end of one stream: each `read` gives the lines that were appended since the last one.
 
-    Its position lies in `monitor/forwarded_<stream>.json`, so that no line is forwarded twice: not by a run that goes
-    on, nor by several flows of one job. The position is kept by `advance`, after the lines have arrived where they were
-    sent; `exclusive` is held meanwhile.
+    Its position is saved in `monitor/forwarded_<stream>.json`, so that no line is forwarded twice, neither by a resumed
+    run nor by several flows of one job. Call `advance` after the lines have arrived, within the same `exclusive`.
     """
 
     def __init__(self, job_dir: Path | str, stream: str) -> None:
@@ -110,7 +109,7 @@ class Tail:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Within it no other flow forwards this stream."""
+        """A lock within which no other flow forwards this stream."""
         self._state.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self._state):
             yield
@@ -133,9 +132,9 @@ class Tail:
 
 
 def rewind(job_dir: Path | str, step: int, explorer_step: int | None = None) -> int:
-    """Forget what came after `step`, for a run that goes on from that checkpoint; returns how many lines went.
+    """Delete the lines after `step`, for a run that resumes from that checkpoint; returns their number.
 
-    Sources of the explorer count explorer steps: `explorer_step` (default `step`) is theirs.
+    Explorer sources count explore steps: `explorer_step` (default `step`) applies to them.
     """
     path = metrics_path(job_dir)
     if not path.exists():
@@ -164,7 +163,7 @@ def rewind(job_dir: Path | str, step: int, explorer_step: int | None = None) -> 
 
 
 def parse(blob: bytes) -> Iterator[MetricLine]:
-    """The whole lines of a piece of the file; a line that a crash cut short is left out."""
+    """The whole lines of a piece of the file; a line cut short by a crash is skipped."""
     for raw in blob.splitlines():
         try:
             entry = json.loads(raw)

@@ -1,7 +1,7 @@
 """MLflow: by default a SQLite file beside the checkpoints, no server.
 
 A pipeline is a parent run and each stage a child. The run's id is kept in `<job_dir>/monitor/mlflow.json`, so that a
-run that goes on from a checkpoint continues the same MLflow run. Every checkpoint is a version of one registered model,
+resumed run continues the same MLflow run. Every checkpoint is a version of one registered model,
 without a copy of its weights; the best by eval has the alias `champion`.
 """
 
@@ -38,7 +38,7 @@ BATCH = 1000
 PARAMS_BATCH = 100
 VALUE_LENGTH = 5000
 _held: set[Path] = set()
-"""Folders of the pipelines that run in this process."""
+"""Job dirs of the pipelines that run in this process."""
 
 
 def default_uri(checkpoint_root_dir: Path | str) -> str:
@@ -47,7 +47,7 @@ def default_uri(checkpoint_root_dir: Path | str) -> str:
 
 
 def ui_command(uri: str, python: str = sys.executable) -> str:
-    """What serves a store's page on this machine: pasted into a shell in which no environment is active."""
+    """The command that serves the store on this machine, for a shell without an active environment."""
     return shlex.join([python, "-m", "mlflow", "ui", "--backend-store-uri", uri])
 
 
@@ -58,7 +58,7 @@ def registered_name(project: str, name: str) -> str:
 
 @MONITORS.register("mlflow")
 class MlflowWriter:
-    """One MLflow run. Opening it makes the store, the experiment and the run where they do not exist."""
+    """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class MlflowWriter:
         self._client = _client(self.uri, username, password, self._root)
         self._experiment = self._open_experiment()
         self._begun: dict[Path, str] = {}
-        """Folders of the runs that were made or begun again here -> their runs."""
+        """Job dir -> run id of the runs that this writer created or reopened."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
 
@@ -138,9 +138,9 @@ class MlflowWriter:
         return True
 
     def close(self, succeeded: bool) -> None:
-        """Mark what was begun as finished or failed; it can be opened again.
+        """Mark the runs of this writer as finished or failed; they can be reopened.
 
-        A stage by itself ends the pipeline's run with its own; within a pipeline that is left to `close_parent`.
+        A stage that runs alone also ends the pipeline's run; within a pipeline `close_parent` does.
         """
         for job_dir, run_id in self._begun.items():
             if job_dir not in _held:
@@ -158,9 +158,9 @@ class MlflowWriter:
         return self._name
 
     def _versions(self) -> dict[int, ModelVersion]:
-        """step -> version of the checkpoints of this run that are registered by now, by whichever flow.
+        """step -> model version of the checkpoints of this run registered so far, by any flow.
 
-        A user may have registered other versions from the run.
+        Versions that the user registered from the run are ignored.
         """
         found = self._client.search_model_versions(f"run_id = '{self.run_id}'")
         return {int(each.tags["step"]): each for each in found if each.name == self._name and "step" in each.tags}
@@ -174,7 +174,7 @@ class MlflowWriter:
         local = None if self.uri.startswith("http") else (self._root / "mlflow_artifacts").as_uri()
         try:
             return self._client.create_experiment(self._info.project, artifact_location=local)
-        except MlflowException as error:  # another run of the project was faster
+        except MlflowException as error:  # another run of the project created it first
             found = self._client.get_experiment_by_name(self._info.project)
             if found is None:
                 raise TrinityError(f"MLflow cannot make the experiment {self._info.project!r}: {error}") from error
@@ -186,7 +186,7 @@ class MlflowWriter:
         return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)
 
     def _open_run(self, job_dir: Path, name: str, parent: str | None) -> str:
-        """The run whose id lies in `job_dir`, begun again (but by a guest), or a new one with the parameters."""
+        """The run whose id lies in `job_dir`, reopened unless `keeps_status`, or a new one with the parameters."""
         note = job_dir / "monitor" / "mlflow.json"
         kept = read_note(note)
         if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
@@ -216,12 +216,12 @@ class MlflowWriter:
 
 
 def keep_parent_open(job_dir: Path) -> None:
-    """From now on the run of the pipeline in `job_dir` ends by `close_parent`, and not with one of the stages."""
+    """Keep the run of the pipeline in `job_dir` open until `close_parent`, beyond the end of its stages."""
     _held.add(job_dir)
 
 
 def close_parent(job_dir: Path, succeeded: bool) -> None:
-    """Mark a pipeline's run as ended, where it has one."""
+    """Mark a pipeline's run as ended, if it has one."""
     _held.discard(job_dir)
     kept = read_note(job_dir / "monitor" / "mlflow.json")
     if kept:
@@ -233,7 +233,7 @@ def _status(succeeded: bool) -> str:
 
 
 def _client(uri: str, username: str | None, password: str | None, root: Path) -> MlflowClient:
-    """A client; a new SQLite store is made here, once, however many runs open it at the same time."""
+    """A client. A new SQLite store is created under a lock, because several runs may open it at once."""
     for value, variable in ((username, "MLFLOW_TRACKING_USERNAME"), (password, "MLFLOW_TRACKING_PASSWORD")):
         if value:
             os.environ[variable] = value

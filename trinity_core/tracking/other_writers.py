@@ -19,7 +19,7 @@ from trinity_core.tracking.writers import MONITORS, RunInfo, full_names, read_no
 
 @MONITORS.register("tensorboard")
 class TensorBoardWriter:
-    """Event files in `<job_dir>/monitor/tensorboard`. A run that goes on adds a file of its own."""
+    """Event files in `<job_dir>/monitor/tensorboard`. A resumed run adds another file."""
 
     def __init__(self, info: RunInfo, _checkpoint_root_dir: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -41,12 +41,12 @@ class TensorBoardWriter:
         self._writer.flush()
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Markdown and text are kept as text; other files have no place here."""
+        """Markdown, text and YAML are kept as text; other files are ignored."""
         if path.suffix in (".md", ".txt", ".yaml"):
             self._writer.add_text(f"{folder}/{path.name}" if folder else path.name, path.read_text())
 
     def checkpoint(self, step: int, path: Path) -> None:
-        """TensorBoard knows no models."""
+        """Nothing: TensorBoard has no models."""
 
     def score(self, step: int, value: float) -> bool:
         """A checkpoint's score as a scalar."""
@@ -126,7 +126,7 @@ class WandbWriter:
 
 
 def _run_id(note: Path) -> str:
-    """The id that is kept in the job dir, so that a run that goes on continues the same W&B run."""
+    """The id kept in the job dir, so that a resumed run continues the same W&B run."""
     if "id" not in read_note(note):
         write_json(note, {"id": uuid4().hex[:12]})
     return str(read_note(note)["id"])

@@ -47,12 +47,12 @@ class SampledRollout:
 
 
 def rollouts_dir(job_dir: Path | str) -> Path:
-    """Where a job's sampled rollouts lie."""
+    """The folder of a job's sampled rollouts."""
     return Path(job_dir) / "monitor" / "rollouts"
 
 
 def save_rollouts(job_dir: Path | str, source: str, step: int, rollouts: Iterable[SampledRollout]) -> Path:
-    """Write one file for one step, at once; the same step again replaces it. What is not Unicode becomes `?`."""
+    """Write the file of one step atomically, replacing an earlier one. Half of a surrogate pair becomes `?`."""
     path = rollouts_dir(job_dir) / f"{source.replace('/', '-')}_step_{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".tmp{os.getpid()}")
@@ -71,13 +71,13 @@ def read_rollouts(path: Path) -> list[SampledRollout]:
 
 
 def rollout_files(job_dir: Path | str) -> list[tuple[str, int, Path]]:
-    """(source, step, file) of all that was sampled, by step."""
+    """(source, step, file) of all sampled rollouts, by step."""
     found = [(match, path) for path in rollouts_dir(job_dir).glob("*.jsonl") if (match := _NAME.fullmatch(path.name))]
     return sorted(((match["source"], int(match["step"]), path) for match, path in found), key=lambda entry: entry[1:])
 
 
 def latest_rollouts(job_dir: Path | str) -> tuple[str, int, list[SampledRollout]] | None:
-    """The newest sampled step; None where nothing was sampled."""
+    """The newest sampled step; None if nothing was sampled."""
     files = rollout_files(job_dir)
     if not files:
         return None
@@ -97,7 +97,7 @@ def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int =
 
 
 def _cell(text: str, width: int) -> str:
-    """Text for one cell: it cannot break the table, nor be read as HTML; its middle goes where it is too long."""
+    """Text escaped for one cell: no table breaks, no HTML; the middle of a long text is cut out."""
     if len(text) > width:
         text = f"{text[: width // 2]} … {text[-width // 2 :]}"
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,4 +1,4 @@
-"""Where metrics are forwarded to: one small interface, one class for each kind of tracking."""
+"""The interface of tracking systems that metrics are forwarded to, and what they share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a tracking system is told of a run."""
+    """The facts of a run that a tracking system records."""
 
     project: str
     """The experiment (MLflow) or project (W&B)."""
@@ -32,14 +32,14 @@ class RunInfo:
     """`monitor.monitor_args`."""
     tags: Mapping[str, str] = field(default_factory=dict)
     keeps_status: bool = False
-    """An evaluation: a run that it finds stays as it was, for others may be at work in it."""
+    """True for an evaluation: it leaves an existing run's status unchanged, because training may still use the run."""
 
 
 class Writer(Protocol):
-    """Forwards what a run has written. A method that raises one of `faults` may be called again later."""
+    """Sends what a run has written. A call that raised one of `faults` may be repeated later."""
 
     faults: tuple[type[Exception], ...]
-    """What the tracking system raises while it cannot be reached."""
+    """Exceptions of the tracking system while it cannot be reached."""
 
     def log(self, lines: Sequence[MetricLine]) -> None:
         """Forward these numbers."""
@@ -48,18 +48,18 @@ class Writer(Protocol):
         """Keep a small file with the run."""
 
     def checkpoint(self, step: int, path: Path) -> None:
-        """A whole checkpoint has appeared."""
+        """Register a complete checkpoint."""
 
     def score(self, step: int, value: float) -> bool:
-        """The eval's score of a whole checkpoint; False where that is not registered yet."""
+        """Record the eval score of a checkpoint; False if the checkpoint is not registered yet."""
         ...
 
     def close(self, succeeded: bool) -> None:
-        """The run has ended (for now)."""
+        """Mark the run as ended; it may be reopened."""
 
     @property
     def link(self) -> str:
-        """Where a person finds the run: an address, or the command that opens it."""
+        """The run's address, or the command that opens it."""
 
 
 MONITORS: Registry[Callable[..., Writer]] = Registry("monitor", leading=2)
@@ -67,7 +67,7 @@ MONITORS: Registry[Callable[..., Writer]] = Registry("monitor", leading=2)
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """What a writer has noted in the job dir; empty where there is no note, or, with a warning, no whole one."""
+    """A writer's note in the job dir; empty if there is none or, with a warning, if it cannot be read."""
     try:
         note = json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Workflows turn tasks into experiences: they call the policy and score what it answers."""
+"""Workflows turn tasks into experiences: they call the policy and score its answers."""
 
 from trinity_core.plugins import load_plugins
 from trinity_core.registry import Registry

@@ -46,13 +46,13 @@ class Workflow:
 
     @property
     def rewards(self) -> RewardRunner:
-        """Where reward functions run. Raises TrinityError in a run that has none."""
+        """Runs reward functions. Raises TrinityError in a run without a reward runner."""
         if self._rewards is None:
             raise TrinityError(f"workflow '{self.task.workflow}' needs a reward runner and was given none")
         return self._rewards
 
     def run(self) -> Any:
-        """All `task.repeat_times` rollouts of the task, as a list of Experience (or a coroutine that gives it)."""
+        """All `task.repeat_times` rollouts of the task, as a list of Experience (or a coroutine that returns it)."""
         raise NotImplementedError(f"{type(self).__name__} has no run()")
 
 
@@ -93,7 +93,7 @@ async def run_workflow(
 
 
 def _plain_numbers(experience: Experience, workflow: str) -> None:
-    """Make its reward and metrics Python's own floats, as NumPy's are no JSON."""
+    """Make reward and metrics Python floats, because NumPy's are not JSON. Raises TrinityError for other values."""
     try:
         experience.metrics = {name: float(value) for name, value in experience.metrics.items()}
         if experience.reward is not None:
@@ -108,7 +108,7 @@ class SimpleWorkflow(Workflow):
     """One question, one answer: all repeats in one call of the engine, each scored by the task's reward function."""
 
     default_reward: str | None = None
-    """The reward function of tasks that name none."""
+    """The reward function of tasks without one."""
 
     async def run(self) -> list[Experience]:
         """`repeat_times` experiences, in the order of their runs."""
@@ -129,7 +129,7 @@ class SimpleWorkflow(Workflow):
 
     @property
     def reward_name(self) -> str:
-        """The task's reward function, else the workflow's own. Raises TrinityError where neither is set."""
+        """The task's reward function, else the workflow's own. Raises TrinityError if neither is set."""
         name = self.task.reward_fn or self.default_reward
         if name is None:
             raise TrinityError(
@@ -144,7 +144,7 @@ class SimpleWorkflow(Workflow):
         return str(self.task.messages[-1].get("content", ""))
 
     def reward_item(self, completion: Completion) -> RewardItem:
-        """What the reward function is given."""
+        """The input of the reward function."""
         task = self.task
         return RewardItem(completion.text, task.truth, self.prompt_text, task.raw, task.reward_fn_args)
 
@@ -170,5 +170,5 @@ class SimpleWorkflow(Workflow):
 
 
 def _plain(value: Any) -> Any:
-    """As JSON takes it: columnar files also hold dates, bytes and decimals."""
+    """A value that JSON can hold: dates, bytes and decimals of columnar files become text."""
     return value if value is None or isinstance(value, str | int | float) else str(value)

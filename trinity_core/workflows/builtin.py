@@ -1,4 +1,4 @@
-"""The workflows that need no code of the user's."""
+"""The built-in workflows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ class SimpleChatWorkflow(SimpleWorkflow):
 
 @WORKFLOWS.register("math_workflow")
 class MathWorkflow(SimpleWorkflow):
-    """A problem with a checkable answer: `math_reward` where the task set names no reward function."""
+    """A problem with a checkable answer: `math_reward` if the task set names no reward function."""
 
     default_reward = "math_reward"

@@ -10,9 +10,9 @@ from trinity_core.workflows.rollout_model import Completion, RolloutModel
 
 
 class RecordingModel:
-    """A RolloutModel that also keeps an Experience of every answer it gave, in the order in which they came.
+    """A RolloutModel that also keeps an Experience of every answer, in the order of the answers.
 
-    The record grows until it is taken: call `extract_experience_from_history` once a rollout.
+    The record grows until it is cleared: call `extract_experience_from_history` once per rollout.
     """
 
     def __init__(self, model: RolloutModel) -> None:
@@ -25,23 +25,23 @@ class RecordingModel:
         return self.model.tokenizer
 
     async def chat(self, messages: Sequence[dict[str, Any]], n: int = 1, **args: Any) -> list[Completion]:
-        """As the model's own."""
+        """Like the model's method of that name; the answers are recorded."""
         return self._kept(await self.model.chat(messages, n, **args))
 
     async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **args: Any) -> list[Completion]:
-        """As the model's own."""
+        """Like the model's method of that name; the answers are recorded."""
         return self._kept(await self.model.generate(prompt_tokens, n, **args))
 
     def chat_sync(self, messages: Sequence[dict[str, Any]], n: int = 1, **args: Any) -> list[Completion]:
-        """As the model's own."""
+        """Like the model's method of that name; the answers are recorded."""
         return self._kept(self.model.chat_sync(messages, n, **args))
 
     def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **args: Any) -> list[Completion]:
-        """As the model's own."""
+        """Like the model's method of that name; the answers are recorded."""
         return self._kept(self.model.generate_sync(prompt_tokens, n, **args))
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
-        """The experiences of all answers since the record was last cleared; rewards are for the caller to set."""
+        """The experiences of all answers since the record was last cleared. The caller sets their rewards."""
         taken = list(self._history)
         if clear_history:
             self._history.clear()

@@ -1,4 +1,4 @@
-"""What a workflow sees of a policy: chat and generate, token ids in and token ids out."""
+"""The policy's interface for workflows: chat and generate, token ids in and token ids out."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class RolloutModel(Protocol):
         """`n` answers to a conversation, rendered by the chat template (by default the model's own).
 
         `seeds` gives each answer its own random stream, so that a run can be repeated. `sampling` holds
-        `temperature`, `top_p`, `top_k` and `max_tokens`, where they differ from the model's settings.
+        `temperature`, `top_p`, `top_k` and `max_tokens`, if they differ from the model's settings.
         """
 
     async def generate(
         self, prompt_tokens: Sequence[int], n: int = 1, *, seeds: Sequence[int] | None = None, **sampling: Any
     ) -> list[Completion]:
-        """`n` continuations of given token ids: turns after the first append to what was sampled, untouched."""
+        """`n` continuations of given token ids: turns after the first append to the sampled ids, unchanged."""
 
     def chat_sync(
         self,

@@ -1,4 +1,4 @@
-"""What a reward function is, what it is given and what comes back."""
+"""Reward functions: their signature, input and result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERIFIER_ERRORS = "verifier_errors"
 
 
 class RewardFn(Protocol):
-    """Scores one answer. It runs in a worker process, which is killed where it takes too long.
+    """Scores one answer. It runs in a worker process, which is killed if it takes too long.
 
     Returns the reward, or its named parts (their sum is the reward, each is a metric). An exception counts as a failure
     of the verifier, never as a wrong answer.
@@ -28,7 +28,7 @@ class RewardFn(Protocol):
 
 
 class FastPath(Protocol):
-    """A verdict that needs no worker, or None. It must be the very verdict that the reward function would give."""
+    """A verdict without a worker, or None. It must equal the verdict of the reward function."""
 
     def __call__(self, *, response: str, truth: Any, **args: Any) -> Parts | None: ...
 
@@ -75,4 +75,4 @@ class Reward:
 REWARD_FNS: Registry[RewardFn] = Registry("reward function", inputs=("prompt", "response", "truth", "task"))
 FAST_PATHS: dict[str, FastPath] = {}
 WARM_UPS: dict[str, Callable[[], object]] = {}
-"""What a worker does once before its first answer, so that no answer's time-out pays for imports and caches."""
+"""Called once per worker before its first answer, so that imports and caches do not count towards a time-out."""

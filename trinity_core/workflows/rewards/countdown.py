@@ -52,7 +52,7 @@ def countdown_reward(
 
 
 def evaluate(expression: str) -> tuple[list[int], Fraction] | None:
-    """(its numbers, sorted; its exact value) of an arithmetic expression, None where it is none. Nothing is run."""
+    """(its numbers, sorted; its exact value) of an arithmetic expression, None if it is not one. Nothing is run."""
     if len(expression) > MAX_LENGTH:
         return None
     numbers: list[int] = []

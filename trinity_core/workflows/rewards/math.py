@@ -29,7 +29,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,15}")
 
 
 def final_answer(text: str) -> str | None:
-    """The final answer that a text declares, stripped; None where it declares none or an empty one."""
+    """The final answer that a text declares, stripped; None if it declares none or an empty one."""
     hashes = max(_HASHES.finditer(text), key=re.Match.start, default=None)
     box = text.rfind(_BOX)
     if box > (hashes.start() if hashes else -1):
@@ -57,7 +57,7 @@ def reference(truth: Any) -> str:
 
 
 def same(answer: str, truth: str) -> bool:
-    """Whether math-verify takes two expressions for the same. Raises ValueError where it cannot read the reference.
+    """Whether math-verify takes two expressions for the same. Raises ValueError if it cannot read the reference.
 
     The answer is read as a formula, all of it; where it is words around one number ("18 dollars.", "**18**"), as that.
     The pool's time-out takes the place of math-verify's own.
@@ -74,7 +74,7 @@ def same(answer: str, truth: str) -> bool:
 
 
 def number_in(answer: str) -> str | None:
-    """The number of an answer that is otherwise words, units and marks; None where it may be mathematics."""
+    """The number of an answer that is otherwise words, units and marks; None if it may be mathematics."""
     found = _SENTENCE.fullmatch(_MARKS.sub("", answer).strip())
     return found[1] if found and not _MEANING.search(answer) else None
 
@@ -98,7 +98,7 @@ def math_reward(
 
 
 def math_fast(*, response: str, truth: Any, format_weight: float = 0.0, **_: Any) -> Parts | None:
-    """The same verdict where it takes no verifier: no declared answer, or two plain integers."""
+    """The same verdict without a verifier: no declared answer, or two plain integers."""
     gold = reference(truth)
     answer = final_answer(response)
     if answer is None:

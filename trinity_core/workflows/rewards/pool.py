@@ -1,9 +1,8 @@
-"""A pool of processes that score answers, and that can be killed when they hang.
+"""A pool of processes that score answers and can be killed if they hang.
 
-A verdict that takes no verifier (see `FAST_PATHS`) is given at once, in this process. All others go to workers, which
-start when the first such answer comes. An answer that takes longer than the time-out costs its worker its life and
-counts as a verifier's failure; the answers behind it are scored by a new worker. Order is kept. The event loop never
-waits.
+Verdicts that need no verifier (see `FAST_PATHS`) are given in this process. All other answers go to workers, which
+start with the first such answer. If an answer takes longer than the time-out, its worker is killed and the answer
+counts as a verifier error; a new worker scores the answers behind it. Order is kept. The event loop is never blocked.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ START_SECONDS = 120.0
 
 
 class RewardRunner(Protocol):
-    """What a workflow needs of the pool."""
+    """The pool's interface for workflows."""
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         """One reward for each item, in their order."""
@@ -61,12 +60,12 @@ class _Worker:
         """Reward functions it has imported and warmed up."""
 
     def send(self, name: str, items: Sequence[RewardItem]) -> None:
-        """Ask for verdicts. That the process has died, the next `receive` says."""
+        """Ask for verdicts. If the process has died, the next `receive` reports it."""
         with suppress(OSError):
             self.connection.send((name, items))
 
     def receive(self, timeout: float) -> dict[str, Any] | str:
-        """The next reply; or a string that says why there is none."""
+        """The next reply, or the reason why there is none."""
         try:
             if self.connection.poll(timeout):
                 return json.loads(self.connection.recv_bytes())
@@ -75,7 +74,7 @@ class _Worker:
         return f"the verifier took longer than {timeout:g} s"
 
     def prepare(self, name: str) -> None:
-        """Import and warm up a reward function. Raises DataError where there is none, TransientFault if it hangs."""
+        """Import and warm up a reward function. Raises DataError if it does not exist, TransientFault if it hangs."""
         if name in self.ready:
             return
         self.send(name, ())
@@ -107,15 +106,15 @@ class RewardPool:
     memory_gib: float = 4.0
     """Address space of a worker."""
     started: int = 0
-    """Processes started so far; more than `workers` means that some had to be killed."""
+    """Processes started so far; more than `workers` means that some were killed."""
     _idle: queue.SimpleQueue[_Worker] = field(default_factory=queue.SimpleQueue, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         """One reward for each item, in their order.
 
-        A verifier that times out, dies or raises gives a Reward with an `error`. Raises DataError where the reward
-        function does not exist or says that it cannot work with this data set.
+        A verifier that times out, dies or raises gives a Reward with an `error`. Raises DataError if the reward
+        function does not exist or cannot work with this data set.
         """
         rewards, waiting = self._begin(name, items)
         for indices, future in waiting:
@@ -140,7 +139,7 @@ class RewardPool:
     def _begin(
         self, name: str, items: Sequence[RewardItem]
     ) -> tuple[list[Reward | None], list[tuple[list[int], Future[list[Reward]]]]]:
-        """The rewards that need no worker, and for the others which items which future will fill."""
+        """The rewards that need no worker, and a future for each share of the other items, given by their indices."""
         fast = FAST_PATHS.get(name)
         rewards: list[Reward | None] = [None] * len(items)
         if fast is not None:
@@ -175,7 +174,7 @@ class RewardPool:
         return rewards
 
     def _collect(self, worker: _Worker, rewards: list[Reward], count: int) -> bool:
-        """Append verdicts up to `count`; False where the worker hangs or has died, after a Reward that says so."""
+        """Append verdicts up to `count`; False if the worker hangs or has died, after a Reward with that error."""
         while len(rewards) < count:
             answer = worker.receive(self.timeout)
             if isinstance(answer, str):

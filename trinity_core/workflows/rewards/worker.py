@@ -1,7 +1,7 @@
-"""One process that scores answers: it reads items from its socket and writes one verdict for each.
+"""A process that scores answers: it reads items from its socket and writes one verdict for each.
 
 It never outlives its parent: an idle worker sees the socket close, a busy one is killed by the kernel (Linux). Its
-memory is limited, so that a formula like 9^9^9 ends as a failed verdict and not as a machine out of memory.
+memory is limited, so that a formula like 9^9^9 is a verifier error and does not exhaust the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PR_SET_PDEATHSIG = 1
 def main(descriptor: int, parent: int, memory_bytes: int, plugin_dir: str | None) -> None:
     """Serve until the socket closes. A message is the name of a reward function and items for it (none: get ready).
 
-    Replies are JSON: `{"parts": …}`, `{"error": …}` where there is no verdict, `{"fatal": …}` where there can be none.
+    Replies are JSON: `{"parts": …}`, `{"error": …}` if the verifier failed, `{"fatal": …}` if it cannot work at all.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -60,13 +60,13 @@ def main(descriptor: int, parent: int, memory_bytes: int, plugin_dir: str | None
 
 
 def verdict(score: RewardFn, item: RewardItem) -> dict[str, Any]:
-    """Call a reward function; whatever it raises is a verdict of its own kind."""
+    """Call a reward function; an exception becomes an error (or fatal) reply."""
     outcome: Future[Parts | float] = Future()
     try:
         outcome.set_result(
             score(prompt=item.prompt, response=item.response, truth=item.truth, task=item.task, **item.args)
         )
-    except Exception as error:  # noqa: BLE001 - a user's function may raise anything; it is reported as it is
+    except Exception as error:  # noqa: BLE001 - a user's function may raise anything
         outcome.set_exception(error)
     raised = outcome.exception()
     if isinstance(raised, TrinityError):
@@ -80,7 +80,7 @@ def verdict(score: RewardFn, item: RewardItem) -> dict[str, Any]:
 
 
 def as_parts(value: Parts | float) -> Parts:
-    """Named parts as plain floats; a bare number is the part `reward`. Raises where it is neither, or not finite."""
+    """Named parts as plain floats; a bare number is the part `reward`. Raises TypeError or ValueError otherwise."""
     parts = {str(k): float(v) for k, v in value.items()} if isinstance(value, dict) else {"reward": float(value)}
     for name, part in parts.items():
         if part - part != 0:  # NaN or infinite
@@ -89,5 +89,5 @@ def as_parts(value: Parts | float) -> Parts:
 
 
 def reply(connection: Connection, message: dict[str, Any]) -> None:
-    """JSON, so that the parent never unpickles what a process writes that handled a model's text."""
+    """Write JSON, so that the parent never unpickles data from a process that handled a model's text."""
     connection.send_bytes(json.dumps(message).encode())
