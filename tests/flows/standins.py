@@ -15,6 +15,7 @@ from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
+from trinity_core.rollout.score_fingerprint import score_fingerprint
 from trinity_core.tracking import MetricsFile, SampledRollout, save_rollouts
 
 STEPS = 6
@@ -46,7 +47,8 @@ class Explorer:
 
     async def evaluate(self, version: int, path: str | None = None) -> dict[str, float]:
         numbers = {"eval/test/accuracy": 0.5 + version / 100}
-        MetricsFile(self.config.job_dir, "eval").write(version, numbers)
+        made_with = score_fingerprint(self.config, version)
+        MetricsFile(self.config.job_dir, "eval").write(version, numbers, made_with=made_with)
         return numbers
 
     async def stop(self) -> None:

@@ -13,6 +13,7 @@ from trinity_core.config import config_from_dict, store_url
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.rollout.explorer import Explorer
+from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
@@ -290,6 +291,7 @@ def test_a_checkpoint_is_evaluated_from_its_folder(config, engine, tiny_folder):
     assert 0 <= scores["eval/small/accuracy"] <= 1
     [(source, version)] = engine.loaded
     assert (source.method, source.path, version) == ("folder", str(tiny_folder), 8)
+    assert valid_scores(settings) == {8: scores["eval/small/accuracy"]}
 
 
 def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):

@@ -22,6 +22,7 @@ from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.metrics import eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import Outcome, cause
+from trinity_core.rollout.score_fingerprint import score_fingerprint
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import dynamic_version, required_version
 from trinity_core.sync.versions import VersionGone, WeightVersions
@@ -313,7 +314,8 @@ class Explorer:
             numbers |= eval_numbers(taskset.name, outcomes)
             self._sample(f"eval_{taskset.name}", version, experiences_of(outcomes))
         numbers["eval/seconds"] = time.perf_counter() - began
-        MetricsFile(self.config.job_dir, "eval").write(version, numbers)
+        made_with = await asyncio.to_thread(score_fingerprint, self.config, version)
+        MetricsFile(self.config.job_dir, "eval").write(version, numbers, made_with=made_with)
         self._evaluated = version
         return numbers
 

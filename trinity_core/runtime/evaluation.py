@@ -1,6 +1,7 @@
 """Which weights of a run have no score yet.
 
-A score belongs to a step of a run: it is a line of source `eval` in the run's metrics file, and is not made twice.
+A score belongs to a step of a run and to what it was made with: eval sets, sampling, workflow, reward and, before
+training, the model. It is a line of source `eval` in the run's metrics file, and is made again only when these change.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.checkpoints.resume import whole_steps
 from trinity_core.config import Config
 from trinity_core.errors import TrinityError
+from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.runtime.session import Session
-from trinity_core.tracking import read_metrics
-from trinity_core.tracking.forwarder import eval_scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def unscored_targets(config: Config, which: str) -> list[Target]:
     if not config.buffer.explorer_input.eval_tasksets:
         raise TrinityError("There is nothing to evaluate on: buffer.explorer_input.eval_tasksets is empty.")
     steps = steps_meant(which, whole_steps(config.job_dir))
-    scored = {} if which == "all" else eval_scores(read_metrics(config.job_dir))
+    scored = {} if which == "all" else valid_scores(config)
     missing = [step for step in steps if step not in scored]
     return [Target(step, huggingface_folder(config, step) if step else None) for step in missing]
 
@@ -52,7 +52,7 @@ def unscored_result(session: Session) -> list[Target]:
     steps = whole_steps(config.job_dir)
     if not steps or not session.placement.engines or not config.buffer.explorer_input.eval_tasksets:
         return []
-    if steps[-1] in eval_scores(read_metrics(config.job_dir)):
+    if steps[-1] in valid_scores(config):
         return []
     return [Target(steps[-1], session.huggingface_folder(steps[-1]))]
 

@@ -10,10 +10,10 @@ from typing import Any
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config, to_dict
 from trinity_core.files import read_json, write_atomically
+from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.runtime.session import Session
-from trinity_core.tracking import read_metrics
 from trinity_core.tracking.curve import draw_curve
-from trinity_core.tracking.forwarder import eval_scores, run_note
+from trinity_core.tracking.forwarder import run_note
 
 SUMMARY = "summary.json"
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
@@ -29,7 +29,7 @@ def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
     if config.mode == "bench":
         return summary_of_scores(config, time.monotonic() - session.began)
     step = latest_whole(config.job_dir) or 0
-    scores = eval_scores(read_metrics(config.job_dir))
+    scores = valid_scores(config)
     curve = draw_curve(config.job_dir, f"{config.project} / {config.name}")
     summary: dict[str, Any] = {
         "project": config.project,
@@ -52,7 +52,7 @@ def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
 
 def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
     """All scores of the run, by step; `score` is the latest."""
-    scores = eval_scores(read_metrics(config.job_dir))
+    scores = valid_scores(config)
     latest = max(scores, default=0)
     return {
         "project": config.project,

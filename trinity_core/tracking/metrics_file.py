@@ -39,6 +39,8 @@ class MetricLine:
     source: str
     time: float
     metrics: dict[str, float] = field(default_factory=dict)
+    made_with: str = ""
+    """Of an evaluation: the fingerprint of what its scores were made with."""
 
 
 def metrics_path(job_dir: Path | str) -> Path:
@@ -54,11 +56,13 @@ class MetricsFile:
         self.source = source
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
-    def write(self, step: int, metrics: Mapping[str, float], source: str | None = None) -> None:
+    def write(self, step: int, metrics: Mapping[str, float], source: str | None = None, made_with: str = "") -> None:
         """Append one line; numbers that are not finite are written as null, so that every line is plain JSON."""
         numbers = {name: _finite(value) for name, value in metrics.items()}
         numbers |= {former: numbers[name] for name, former in FORMER_NAMES.items() if name in numbers}
         line = {"step": int(step), "source": source or self.source, "time": round(time.time(), 3), "metrics": numbers}
+        if made_with:
+            line["made_with"] = made_with
         with _locked(self.path):
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:
@@ -170,7 +174,7 @@ def parse(blob: bytes) -> Iterator[MetricLine]:
         except json.JSONDecodeError:
             continue
         numbers = {name: math.nan if value is None else value for name, value in entry["metrics"].items()}
-        yield MetricLine(entry["step"], entry["source"], entry["time"], numbers)
+        yield MetricLine(entry["step"], entry["source"], entry["time"], numbers, entry.get("made_with", ""))
 
 
 def as_dict(line: MetricLine) -> dict[str, object]:
