@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 
 from trinity_core.config import config_from_dict
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runlock import hold
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.session import Session
@@ -32,6 +35,27 @@ def begin(root: Path, **monitor: Any) -> Session:
     cluster = Cluster(config, Machine(1, 0))
     cluster._users = 1
     return Session(Stage(config, place(config, Machine(1, 0)), "sft"), cluster).start()
+
+
+def test_a_session_that_cannot_start_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a user of the cluster, nor a thread that forwards metrics, nor a lock of the run."""
+    sessions: list[Session] = []
+
+    def fail(session: Session) -> None:
+        sessions.append(session)
+        session.tracking()
+        hold(session.config.job_dir, "training")
+        raise TrinityError("the engine does not fit")
+
+    monkeypatch.setattr(Session, "engines", fail)
+    before = set(threading.enumerate())
+    with pytest.raises(TrinityError, match="does not fit"):
+        begin(tmp_path, monitor_type="tensorboard")
+    [session] = sessions
+    assert session.cluster._users == 0
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name in ("forwarder", "tracking")]
+    with (session.config.job_dir / ".training.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def lose_the_store(session: Session) -> None:
