@@ -1,4 +1,4 @@
-"""What lies beside a checkpoint's weights is there from the start."""
+"""The files beside a checkpoint's weights are made at the start of training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trinity_core.errors import TrinityError
-from trinity_core.training.model_files import describe, write_description
+from trinity_core.training.model_files import make_model_files, write_model_files
 from trinity_core.training.policy import load_causal_lm
 
 UNUSUAL = {"temperature": 0.9, "top_p": 0.6}
@@ -26,21 +26,35 @@ def model(make_config: Any, tiny_model: Path, tmp_path: Path) -> Any:
     return make_config(model__model_path=folder).model
 
 
-def test_a_description_is_a_model_without_weights(model: Any, tmp_path: Path) -> None:
+def test_model_files_survive_the_loss_of_the_model(model: Any, tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     lm = load_causal_lm(model.model_path, torch.float32)
-    description = describe(lm, model)
+    files = make_model_files(lm, model)
     shutil.rmtree(model.model_path)  # whatever becomes of the model, the checkpoint is written
-    write_description(description, tmp_path / "written")
+    write_model_files(files, tmp_path / "written")
     assert AutoConfig.from_pretrained(tmp_path / "written").to_diff_dict() == lm.config.to_diff_dict()
     assert AutoTokenizer.from_pretrained(tmp_path / "written").chat_template
     generation = GenerationConfig.from_pretrained(tmp_path / "written")
     assert {name: getattr(generation, name) for name in UNUSUAL} == UNUSUAL
 
 
-def test_a_model_that_cannot_be_described_is_refused(model: Any) -> None:
+def test_model_with_broken_tokenizer_is_refused_at_start(model: Any) -> None:
     lm = load_causal_lm(model.model_path, torch.float32)
     (Path(model.model_path) / "tokenizer.json").write_text("{")
     with pytest.raises(TrinityError, match=f"model.model_path {model.model_path}"):
-        describe(lm, model)
+        make_model_files(lm, model)
+
+
+@pytest.mark.parametrize("given", ["custom_chat_template", "chat_template_path"])
+def test_exported_tokenizer_has_the_chat_template_in_force(make_config: Any, tmp_path: Path, given: str) -> None:
+    from transformers import AutoTokenizer
+
+    template = '{% for m in messages %}<{{ m["role"] }}>{{ m["content"] }}{% endfor %}'
+    (tmp_path / "chat.jinja").write_text(template)
+    value = f"'{template}'" if given == "custom_chat_template" else str(tmp_path / "chat.jinja")
+    model = make_config(**{f"model__{given}": value}).model
+    write_model_files(make_model_files(load_causal_lm(model.model_path, torch.float32), model), tmp_path / "written")
+    exported = AutoTokenizer.from_pretrained(tmp_path / "written")
+    messages = [{"role": "user", "content": "1 + 1?"}]
+    assert exported.apply_chat_template(messages, tokenize=False) == "<user>1 + 1?"

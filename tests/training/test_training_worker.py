@@ -150,6 +150,30 @@ def test_a_checkpoint_becomes_a_model_for_transformers(rollouts):
     assert AutoTokenizer.from_pretrained(folder).chat_template
 
 
+def test_exported_models_have_the_trained_chat_template(rollouts, tiny_model):
+    """Both the trainer's own export and `trinity convert`, which also copies files of the base model."""
+    from transformers import AutoTokenizer
+    from typer.testing import CliRunner
+
+    from trinity_core.cli import app
+
+    template = '{% for m in messages %}<{{ m["role"] }}>{{ m["content"] }}{% endfor %}'
+    own = "trainer__trainer_config__actor_rollout_ref__actor__checkpoint__save_contents"
+    config = rollouts(
+        "template", model__custom_chat_template=f"'{template}'", buffer__total_steps=4, **{own: "[model, hf_model]"}
+    )
+    _put(config, range(1, 5))
+    _run(config)
+    trained, converted = (config.job_dir / f"global_step_{step}/actor/huggingface" for step in (2, 4))
+    (converted / "model.safetensors").unlink()
+    done = CliRunner().invoke(app, ["convert", "--checkpoint-dir", str(converted), "--base-model-dir", str(tiny_model)])
+    assert done.exit_code == 0, done.output
+    for folder in (trained, converted):
+        assert (folder / "model.safetensors").exists()
+        exported = AutoTokenizer.from_pretrained(folder)
+        assert exported.apply_chat_template([{"role": "user", "content": "1 + 1?"}], tokenize=False) == "<user>1 + 1?"
+
+
 def test_an_empty_batch_is_an_empty_step_and_the_end_of_data_ends_the_run(rollouts):
     from trinity_core.training.sources import open_store
 

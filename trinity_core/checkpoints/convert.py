@@ -197,8 +197,14 @@ def write_model(tensors: dict[str, torch.Tensor], target: Path) -> None:
 
 
 def _companions(target: Path, base: Path | None) -> None:
-    """Copy tokenizer and generation settings that are not there yet."""
+    """Copy tokenizer and generation settings that are not there yet.
+
+    A chat template that the trainer wrote is the one that the policy was trained with: the base model's is left out.
+    """
+    has_template = any(target.glob("chat_template*"))
     for pattern in COMPANIONS if base is not None else ():
+        if has_template and pattern == "chat_template*":
+            continue
         for source in base.glob(pattern) if base is not None else ():
             if source.is_file() and not (target / source.name).exists():
                 shutil.copyfile(source, target / source.name)

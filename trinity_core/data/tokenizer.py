@@ -27,11 +27,16 @@ def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
     return AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
 
 
+def configured_chat_template(model: ModelConfig) -> str | None:
+    """The chat template that the configuration gives in place of the tokenizer's own; None if it gives none."""
+    if model.custom_chat_template is None and model.chat_template_path:
+        return Path(model.chat_template_path).expanduser().read_text(encoding="utf-8")
+    return model.custom_chat_template
+
+
 def policy_encoder(model: ModelConfig) -> ChatEncoder:
     """The policy's tokenizer with the chat template in use."""
-    template = model.custom_chat_template
-    if template is None and model.chat_template_path:
-        template = Path(model.chat_template_path).expanduser().read_text(encoding="utf-8")
+    template = configured_chat_template(model)
     thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
     return ChatEncoder(load_tokenizer(model.model_path, model.trust_remote_code), template, thinking)
 

@@ -1,4 +1,4 @@
-"""What a model's folder needs beside the weights: its configuration, how it generates, its tokenizer."""
+"""The files of a Hugging Face folder other than its weights: configuration, generation settings, tokenizer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trinity_core.config.schema import ModelConfig
+from trinity_core.data.tokenizer import configured_chat_template
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors
 
-Description = dict[str, bytes]
+ModelFiles = dict[str, bytes]
 """Path in the model's folder -> content."""
 
 
-def describe(lm: Any, model: ModelConfig) -> Description:
-    """The files that describe `lm`, which was loaded from `model`.
+def make_model_files(lm: Any, model: ModelConfig) -> ModelFiles:
+    """The files for a checkpoint of `lm`, which was loaded from `model`. The tokenizer carries the chat template that
+    the policy is trained with.
 
-    Raises TrinityError where they cannot be made: at the start, rather than at the first checkpoint.
+    Made when training starts, so that a model whose files cannot be made is refused then (TrinityError) rather than at
+    the first checkpoint.
     """
     from transformers import AutoTokenizer
 
@@ -29,18 +32,21 @@ def describe(lm: Any, model: ModelConfig) -> Description:
                 # Unlike save_pretrained, this takes settings that transformers thinks do not go together.
                 lm.generation_config.to_json_file(folder / "generation_config.json")
             tokenizer = AutoTokenizer.from_pretrained(model.model_path, trust_remote_code=model.trust_remote_code)
+            template = configured_chat_template(model)
+            if template is not None:
+                tokenizer.chat_template = template
             tokenizer.save_pretrained(folder)
         except (ValueError, TypeError, OSError) as error:
             raise TrinityError(
                 f"model.model_path {model.model_path}: its configuration or tokenizer cannot be written to "
-                f"checkpoints; mend the model's folder: {error}"
+                f"checkpoints; repair the model's folder: {error}"
             ) from error
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def write_description(description: Description, folder: Path) -> None:
-    """Put the files into `folder`. Raises TrinityError where the disk is full."""
+def write_model_files(files: ModelFiles, folder: Path) -> None:
+    """Put the files into `folder`. Raises TrinityError if the disk is full."""
     with clear_errors("writing", folder):
-        for name, content in description.items():
+        for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)

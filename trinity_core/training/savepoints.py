@@ -14,7 +14,7 @@ from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores
 from trinity_core.training import checkpoint
 from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
-from trinity_core.training.model_files import describe, write_description
+from trinity_core.training.model_files import make_model_files, write_model_files
 
 if TYPE_CHECKING:
     from trinity_core.training.learner import Learner
@@ -27,7 +27,7 @@ class Savepoints:
     def __init__(self, config: Config, ranks: Ranks, lm: Any) -> None:
         self.layout = JobLayout(config.job_dir)
         self.config = config
-        self._description = describe(lm, config.model) if ranks.first else {}
+        self._model_files = make_model_files(lm, config.model) if ranks.first else {}
         self.keep = config.trainer.max_checkpoints_to_keep
         self.ranks = ranks
         self.began_from = model_name(config.model.model_path)
@@ -39,7 +39,7 @@ class Savepoints:
         temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
         checkpoint.save(learner, step, temporary, self.config.trainer.save_strategy)
         if self.ranks.first:
-            write_description(self._description, temporary / "actor" / "huggingface")
+            write_model_files(self._model_files, temporary / "actor" / "huggingface")
         if publisher is not None and self.ranks.first:
             publisher.keep_for_resume(step, temporary)
         barrier(self.ranks)
