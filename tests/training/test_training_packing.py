@@ -12,7 +12,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.training.compiled import compile_layers, decoder_layers, uncompiled
 from trinity_core.training.micro import Padded, build_micro
 from trinity_core.training.packing import Packed, masked_attention, pack
-from trinity_core.training.policy import Policy, ValueModel, Ways, find_ways, load_causal_lm
+from trinity_core.training.policy import FastPaths, Policy, ValueModel, find_fast_paths, load_causal_lm
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +20,10 @@ def lm(tiny_model):
     return load_causal_lm(str(tiny_model), torch.float64)
 
 
-def _outcome(lm, ways, micro, attention):
+def _outcome(lm, fast_paths, micro, attention):
     lm.set_attn_implementation(attention)
     lm.zero_grad()
-    logprobs, entropy = Policy(lm, ways)(micro.to(torch.device("cpu"), torch.float64), 0.7, True)
+    logprobs, entropy = Policy(lm, fast_paths)(micro.to(torch.device("cpu"), torch.float64), 0.7, True)
     weights = torch.linspace(-1, 1, len(logprobs))
     ((logprobs * weights).sum() + 0.1 * entropy.sum()).backward()
     return micro.grid(logprobs.detach()), {name: p.grad.clone() for name, p in lm.named_parameters()}
@@ -35,10 +35,10 @@ def test_log_probs_and_gradients_equal_the_plain_way(lm, packing):
     order = [5, 4, 6, 7, 0, 1, 2, 15, 9]
     width = max(e.response_length for e in rows)
     plain = build_micro(rows, order, width, packing=False)
-    truth, gradients = _outcome(lm, Ways(False, False), plain, "sdpa")
+    truth, gradients = _outcome(lm, FastPaths(False, False), plain, "sdpa")
     micro = build_micro(rows, order, width, packing)
     assert isinstance(micro.inputs, Packed if packing else Padded)
-    logprobs, own = _outcome(lm, Ways(packing, True), micro, "trinity_packed")
+    logprobs, own = _outcome(lm, FastPaths(packing, True), micro, "trinity_packed")
     torch.testing.assert_close(logprobs, truth, atol=1e-5, rtol=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
@@ -68,7 +68,7 @@ def test_log_probs_stand_where_the_tokens_do(lm):
     micro = build_micro(rows, range(len(rows)), width).to(torch.device("cpu"), torch.float64)
     lm.set_attn_implementation("trinity_packed")
     with torch.no_grad():
-        grid = micro.grid(Policy(lm, Ways(True, True))(micro, 1.0, False)[0])
+        grid = micro.grid(Policy(lm, FastPaths(True, True))(micro, 1.0, False)[0])
         lm.set_attn_implementation("eager")
         for row, e in enumerate(rows):
             logprobs = lm(torch.tensor(e.tokens[None]).long()).logits[0].log_softmax(-1)
@@ -82,9 +82,9 @@ def test_log_probs_stand_where_the_tokens_do(lm):
 def test_gradient_checkpointing_changes_nothing(lm):
     rows = make_batch(3)
     micro = build_micro(rows, range(6), max(e.response_length for e in rows))
-    truth, gradients = _outcome(lm, Ways(True, True), micro, "trinity_packed")
+    truth, gradients = _outcome(lm, FastPaths(True, True), micro, "trinity_packed")
     lm.gradient_checkpointing_enable({"use_reentrant": False})
-    logprobs, own = _outcome(lm, Ways(True, True), micro, "trinity_packed")
+    logprobs, own = _outcome(lm, FastPaths(True, True), micro, "trinity_packed")
     lm.gradient_checkpointing_disable()
     assert torch.equal(logprobs, truth)
     for name, gradient in gradients.items():
@@ -96,12 +96,12 @@ def test_compiling_changes_nothing(lm):
     """Batches of two shapes, one after another."""
     batches = [make_batch(4), make_batch(5)]
     micros = [build_micro(rows, range(8), max(e.response_length for e in rows)) for rows in batches]
-    truth = [_outcome(lm, Ways(True, True), micro, "trinity_packed") for micro in micros]
+    truth = [_outcome(lm, FastPaths(True, True), micro, "trinity_packed") for micro in micros]
     compiled = load_causal_lm(lm.name_or_path, torch.float64)
     compile_layers(compiled, torch.device("cpu"))
     assert [name for name, _ in compiled.named_parameters()] == [name for name, _ in lm.named_parameters()]
     for micro, (logprobs, gradients) in zip(micros, truth, strict=True):
-        compiled_logprobs, own = _outcome(compiled, Ways(True, True), micro, "trinity_packed")
+        compiled_logprobs, own = _outcome(compiled, FastPaths(True, True), micro, "trinity_packed")
         torch.testing.assert_close(compiled_logprobs, logprobs, atol=1e-5, rtol=1e-5)
         for name, gradient in gradients.items():
             torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
@@ -119,11 +119,11 @@ def test_layers_are_compiled_once_for_all_and_not_at_all_where_it_is_said(lm):
     for seed in (6, 7):
         rows = make_batch(seed)
         micro = build_micro(rows, range(8), max(e.response_length for e in rows))
-        _outcome(compiled, Ways(True, True), micro, "trinity_packed")
+        _outcome(compiled, FastPaths(True, True), micro, "trinity_packed")
         assert counter.frame_count == 1
     alone = build_micro(rows, [0], rows[0].response_length)
     with uncompiled():
-        _outcome(compiled, Ways(True, True), alone, "trinity_packed")
+        _outcome(compiled, FastPaths(True, True), alone, "trinity_packed")
     assert counter.frame_count == 1
 
 
@@ -136,11 +136,11 @@ def test_compiling_needs_a_compiler(lm, monkeypatch, tmp_path):
 
 def test_a_model_is_tried_before_it_is_trusted(tiny_model):
     lm = load_causal_lm(str(tiny_model), torch.float32)
-    assert find_ways(lm) == Ways(packing=True, own_head=True)
+    assert find_fast_paths(lm) == FastPaths(packing=True, own_head=True)
     assert lm.config._attn_implementation == "trinity_packed"
     window = {"use_sliding_window": True, "sliding_window": 40, "layer_types": ["full_attention", "sliding_attention"]}
     windowed = load_causal_lm(str(tiny_model), torch.float32, overrides=window)
-    assert find_ways(windowed) == Ways(packing=False, own_head=True)
+    assert find_fast_paths(windowed) == FastPaths(packing=False, own_head=True)
     assert windowed.config._attn_implementation == "sdpa"
 
 
@@ -152,24 +152,24 @@ def test_a_window_that_all_layers_share_is_seen(tmp_path):
     config = MistralConfig(**sizes, num_key_value_heads=1, vocab_size=VOCABULARY, sliding_window=16)
     torch.manual_seed(0)
     MistralForCausalLM(config).save_pretrained(tmp_path)
-    ways = find_ways(lm := load_causal_lm(str(tmp_path), torch.float32))
-    assert ways == Ways(packing=False, own_head=True)
+    fast_paths = find_fast_paths(lm := load_causal_lm(str(tmp_path), torch.float32))
+    assert fast_paths == FastPaths(packing=False, own_head=True)
     rng = np.random.default_rng(0)
     rows = [
         Experience(tokens=rng.integers(3, VOCABULARY, 10 + n), prompt_length=10, action_mask=np.ones(n, dtype=bool))
         for n in (30, 17)
     ]
-    micro = build_micro(rows, range(2), 30, ways.packing).to(torch.device("cpu"), torch.float32)
+    micro = build_micro(rows, range(2), 30, fast_paths.packing).to(torch.device("cpu"), torch.float32)
     plain = load_causal_lm(str(tmp_path), torch.float32)
     plain.set_attn_implementation("eager")
     with torch.no_grad():
-        grid = micro.grid(Policy(lm, ways)(micro, 1.0, False)[0])
+        grid = micro.grid(Policy(lm, fast_paths)(micro, 1.0, False)[0])
         for row, e in enumerate(rows):
             tokens = torch.tensor(e.tokens).long()
             logprobs = plain(tokens[None]).logits[0, 9:-1].log_softmax(-1)
             expected = logprobs.gather(-1, tokens[10:, None])[:, 0].float()
             torch.testing.assert_close(grid[row, : len(expected)], expected, atol=1e-5, rtol=0)
-    assert find_ways(load_causal_lm(str(tmp_path), torch.float32, overrides={"sliding_window": None})).packing
+    assert find_fast_paths(load_causal_lm(str(tmp_path), torch.float32, overrides={"sliding_window": None})).packing
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "qwen2"])
@@ -193,19 +193,19 @@ def test_nothing_is_dropped_in_training(kind, tmp_path):
         tmp_path
     )
     lm = load_causal_lm(str(tmp_path), torch.float32)
-    ways = find_ways(lm)
-    assert ways == Ways(packing=True, own_head=True) and lm.training
+    fast_paths = find_fast_paths(lm)
+    assert fast_paths == FastPaths(packing=True, own_head=True) and lm.training
     rows = make_batch(2)
     micro = build_micro(rows, range(4), max(e.response_length for e in rows)).to(torch.device("cpu"), torch.float32)
     with torch.no_grad():
-        training = Policy(lm, ways)(micro, 1.0, False)[0]
-        evaluating = Policy(lm.eval(), ways)(micro, 1.0, False)[0]
+        training = Policy(lm, fast_paths)(micro, 1.0, False)[0]
+        evaluating = Policy(lm.eval(), fast_paths)(micro, 1.0, False)[0]
     assert torch.equal(training, evaluating)
 
 
 def test_values_are_those_of_the_state_before_the_token(lm):
     rows = make_batch(4)[:1]
-    model = ValueModel(lm, Ways(True, True), 64, torch.float64)
+    model = ValueModel(lm, FastPaths(True, True), 64, torch.float64)
     torch.nn.init.normal_(model.value_head.weight)
     lm.set_attn_implementation("trinity_packed")
     values = model(build_micro(rows, [0], rows[0].response_length).to(torch.device("cpu"), torch.float64))

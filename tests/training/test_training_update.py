@@ -287,7 +287,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(learner):
     grpo = learner()
     before = {name: w.clone() for name, w in weights(grpo.engine)}
     batch = make_batch(1)
-    grpo.engine.backward(grpo.primes()["actor"]() + float("nan") * next(grpo.engine.module.parameters()).sum(), True)
+    grpo.engine.backward(
+        grpo.zero_losses()["actor"]() + float("nan") * next(grpo.engine.module.parameters()).sum(), True
+    )
     assert not torch.isfinite(torch.tensor(grpo.engine.step(0.1)))
     assert all(torch.equal(before[name], w) for name, w in weights(grpo.engine))
     assert grpo.step(batch, 1)["actor/grad_norm"] > 0

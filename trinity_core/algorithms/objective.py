@@ -150,20 +150,20 @@ class Objective:
                 coefficient.kl_coef = state[name]
 
     @without_gradient
-    def advantages(self, mask: Tensor, left_out: Tensor | None = None, **inputs: Any) -> Advantages:
+    def advantages(self, mask: Tensor, excluded: Tensor | None = None, **inputs: Any) -> Advantages:
         """Advantages of the whole batch, the same on every rank that is given the same batch.
 
         `inputs`, those the advantage function takes: rewards [B], group_ids [B] (tensor or strings), run_ids [B],
         turns [B], token_rewards, values, teacher_logprobs, old_logprobs, ref_logprobs [B, T]. A KL penalty is taken
         off the token rewards first (and off `rewards`, their sum), and its adaptive coefficient moves on. The rows of
-        `left_out` bool [B] (an expert's, answers without a verdict) take no part. Raises InputError for what is
+        `excluded` bool [B] (an expert's, answers without a verdict) take no part. Raises InputError for what is
         missing or not finite.
         """
         mask = as_mask(mask)
         if self.advantage_name == "none":
             return Advantages(torch.zeros(mask.shape, device=mask.device), {}, None)
-        if left_out is not None and bool(left_out.any()):
-            return self._of_rows((~left_out.bool()).nonzero()[:, 0], mask, inputs)
+        if excluded is not None and bool(excluded.any()):
+            return self._of_rows((~excluded.bool()).nonzero()[:, 0], mask, inputs)
         metrics: dict[str, float] = {}
         if self.kl_in_reward:
             inputs, metrics = self._penalised(mask, inputs)

@@ -40,7 +40,7 @@ class Batch:
         return self.mask.shape[1]
 
     @property
-    def left_out(self) -> Tensor:
+    def excluded(self) -> Tensor:
         """bool [B]: rows that rewards are not compared with: an expert's, and answers without a verdict."""
         return torch.tensor([e.is_expert or e.is_unscored for e in self.experiences], device=self.mask.device)
 

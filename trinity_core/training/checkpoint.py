@@ -44,7 +44,7 @@ class TrainerState:
     """Coefficients that adapt."""
 
 
-def parts(learner: Learner) -> dict[str, TrainingEngine]:
+def engines_by_folder(learner: Learner) -> dict[str, TrainingEngine]:
     """The engines whose state belongs to a checkpoint, by folder."""
     engines = {"actor": learner.engine}
     if learner.critic is not None:
@@ -61,7 +61,7 @@ def save(learner: Learner, step: int, folder: Path, strategy: str = UNRESTRICTED
     """
     ranks = learner.ranks
     turns = writing_turns(strategy, ranks)
-    for part, engine in parts(learner).items():
+    for part, engine in engines_by_folder(learner).items():
         target = folder / part
         with clear_errors("writing", target):
             target.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def save(learner: Learner, step: int, folder: Path, strategy: str = UNRESTRICTED
             _save_share(optimizer_state(engine), optimizer, ranks, turns)
             torch.save(random_state(ranks), target / shard_name("extra_state", ranks.world_size, ranks.rank))
     if ranks.first:
-        counts = {part: optimizer_steps(engine) for part, engine in parts(learner).items()}
+        counts = {part: optimizer_steps(engine) for part, engine in engines_by_folder(learner).items()}
         state = TrainerState(step, counts, learner.objective.state())
         (folder / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
 
@@ -110,13 +110,17 @@ def _alone(tensor: Tensor) -> Tensor:
 def load(learner: Learner, folder: Path) -> TrainerState:
     """Restore the state in `folder`; any number of workers may have written it. Collective."""
     state = TrainerState(**json.loads((folder / STATE).read_text()))
-    primes = learner.primes()
-    for part, engine in parts(learner).items():
+    zero_losses = learner.zero_losses()
+    for part, engine in engines_by_folder(learner).items():
         if part not in state.optimizer_steps:
             raise DataError(f"the checkpoint {folder} has no {part}; was it made with another algorithm?")
         source = folder / part
         restore(
-            engine, _load_all(source, "model"), _load_all(source, "optim"), state.optimizer_steps[part], primes[part]
+            engine,
+            _load_all(source, "model"),
+            _load_all(source, "optim"),
+            state.optimizer_steps[part],
+            zero_losses[part],
         )
     learner.objective.load_state(state.objective)
     own = folder / "actor" / shard_name("extra_state", learner.ranks.world_size, learner.ranks.rank)

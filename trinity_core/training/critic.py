@@ -12,10 +12,10 @@ from trinity_core.training.batch import Batch
 from trinity_core.training.compiled import compile_layers
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import TrainingEngine, TrainingEngineSettings
-from trinity_core.training.learning_rate import Schedule, warmup_steps
+from trinity_core.training.learning_rate import LearningRateSchedule, warmup_steps
 from trinity_core.training.micro import Micro
 from trinity_core.training.nonfinite import check_finite
-from trinity_core.training.policy import ValueModel, find_ways, load_causal_lm
+from trinity_core.training.policy import ValueModel, find_fast_paths, load_causal_lm
 from trinity_core.training.update import Cut, all_reduce, gather, micro_batches
 
 
@@ -31,12 +31,12 @@ class Critic:
         self.dtype = dtype
         optimizer = settings.optimizer
         lm = load_causal_lm(settings.model_path, dtype, trust_remote_code, settings.model_overrides)
-        ways = find_ways(lm)
+        fast_paths = find_fast_paths(lm)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         if settings.torch_compile:
             compile_layers(lm, ranks.device)
-        model = ValueModel(lm, ways, lm.config.get_text_config().hidden_size, dtype)
+        model = ValueModel(lm, fast_paths, lm.config.get_text_config().hidden_size, dtype)
         head = lm.get_output_embeddings()
         if head.weight is not lm.get_input_embeddings().weight:
             head.weight.requires_grad_(False)
@@ -49,9 +49,11 @@ class Critic:
             ranks,
         )  # fmt: skip
         warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)
-        self.schedule = Schedule(optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio)
+        self.schedule = LearningRateSchedule(
+            optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio
+        )
         rows = None if settings.use_dynamic_bsz else settings.micro_batch_size
-        self.cut = Cut(settings.max_tokens, rows, packing=ways.packing)
+        self.cut = Cut(settings.max_tokens, rows, packing=fast_paths.packing)
 
     def micro_batches(self, batch: Batch) -> list[Micro]:
         """This rank's micro-batches of the critic's own size."""

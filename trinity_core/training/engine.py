@@ -101,7 +101,7 @@ class TrainingEngine:
         return torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit, foreach=True)
 
 
-class Frozen:
+class FrozenModule:
     """A module that is evaluated and never changed: whole on every rank, or under ZeRO 3 in parts."""
 
     def __init__(self, module: nn.Module, settings: TrainingEngineSettings, ranks: Ranks) -> None:
@@ -119,7 +119,7 @@ class Frozen:
         self._forward = deepspeed.initialize(model=module, config=config, dist_init_required=False)[0]
 
     @contextmanager
-    def awake(self) -> Iterator[Callable[..., Any]]:
+    def on_device(self) -> Iterator[Callable[..., Any]]:
         """Its forward, with the weights on the device; with `param_offload` they are in host memory but for now."""
         self.module.to(self._device)
         try:

@@ -18,11 +18,19 @@ from trinity_core.training.batch import Batch, batch_metrics, make_batch
 from trinity_core.training.compiled import compile_layers
 from trinity_core.training.critic import Critic
 from trinity_core.training.distributed import Ranks
-from trinity_core.training.engine import Frozen, TrainingEngine, TrainingEngineSettings
-from trinity_core.training.learning_rate import Schedule, warmup_steps
+from trinity_core.training.engine import FrozenModule, TrainingEngine, TrainingEngineSettings
+from trinity_core.training.learning_rate import LearningRateSchedule, warmup_steps
 from trinity_core.training.micro import Micro, build_micro
-from trinity_core.training.nonfinite import naming_step
-from trinity_core.training.policy import DTYPES, SAMPLE_WIDTH, Policy, Ways, find_ways, load_causal_lm, sample
+from trinity_core.training.nonfinite import step_in_error
+from trinity_core.training.policy import (
+    DTYPES,
+    SAMPLE_WIDTH,
+    FastPaths,
+    Policy,
+    find_fast_paths,
+    load_causal_lm,
+    sample,
+)
 from trinity_core.training.update import Cut, gather, micro_batches, needs_old_logprobs_first, prepare, update
 
 log = logging.getLogger(__name__)
@@ -41,18 +49,18 @@ class Learner:
         stage = zero_stage(settings, ranks, self.dtype)
         trust = config.model.trust_remote_code
         lm = load_causal_lm(config.model.model_path, self.dtype, trust, settings.model_overrides)
-        ways = find_ways(lm)
+        fast_paths = find_fast_paths(lm)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         if settings.torch_compile:
             compile_layers(lm, ranks.device)
         self.model_config = lm.config
         engine_settings = _engine_settings(settings, stage, self.dtype)
-        self.engine = TrainingEngine(Policy(lm, ways), engine_settings, ranks)
+        self.engine = TrainingEngine(Policy(lm, fast_paths), engine_settings, ranks)
         self.reference = None
         if self.objective.needs_reference:
             offloaded = replace(engine_settings, param_offload=settings.reference_offload)
-            self.reference = Frozen(self._load_reference(config, ways), offloaded, ranks)
+            self.reference = FrozenModule(self._load_reference(config, fast_paths), offloaded, ranks)
         self.critic = (
             Critic(settings.critic, stage, self.dtype, total_steps, trust, ranks)
             if settings.critic is not None
@@ -60,14 +68,16 @@ class Learner:
         )
         optimizer = settings.optimizer
         warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)
-        self.schedule = Schedule(optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio)
+        self.schedule = LearningRateSchedule(
+            optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio
+        )
         dynamic = settings.use_dynamic_bsz
         rows = None if dynamic else settings.micro_batch_size
-        self.cut = Cut(settings.max_tokens, rows, self.objective.policy_loss.rows_per_unit, ways.packing)
+        self.cut = Cut(settings.max_tokens, rows, self.objective.policy_loss.rows_per_unit, fast_paths.packing)
         rows = None if dynamic else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens, rows=rows)
 
-    def _load_reference(self, config: Config, ways: Ways) -> Policy:
+    def _load_reference(self, config: Config, fast_paths: FastPaths) -> Policy:
         """The policy as it was before the first step."""
         lm = load_causal_lm(
             config.model.model_path, self.dtype, config.model.trust_remote_code, self.settings.model_overrides
@@ -75,7 +85,7 @@ class Learner:
         lm.set_attn_implementation(self.model_config._attn_implementation)
         if self.settings.torch_compile:
             compile_layers(lm, self.ranks.device)
-        return Policy(lm, ways)
+        return Policy(lm, fast_paths)
 
     def step(self, experiences: list[Experience], step: int) -> dict[str, float]:
         """Train step `step` (from 1) on a batch; returns its metrics."""
@@ -89,9 +99,9 @@ class Learner:
         with watch.part("values"):
             critic_micros = self.critic.micro_batches(batch) if self.critic else []
             values = self.critic.values(batch, critic_micros) if self.critic else None
-        with watch.part("advantages"), naming_step(step):
-            prepared, told = prepare(self.objective, batch, old, reference, values)
-        metrics |= told
+        with watch.part("advantages"), step_in_error(step):
+            prepared, advantage_metrics = prepare(self.objective, batch, old, reference, values)
+        metrics |= advantage_metrics
         if self.critic is not None and values is not None and prepared.returns is not None:
             with watch.part("update_critic"):
                 for _ in range(self.critic.settings.epochs):
@@ -100,20 +110,20 @@ class Learner:
             with watch.part("update_actor"):
                 lr = self.schedule.at(step)
                 for _ in range(self.settings.epochs):
-                    told = update(self.engine, self.objective, prepared, micros, self.temperature, step, lr)
-            metrics |= {_actor(name): value for name, value in self.objective.after_batch(told, len(batch)).items()}
+                    updated = update(self.engine, self.objective, prepared, micros, self.temperature, step, lr)
+            metrics |= {_actor(name): value for name, value in self.objective.after_batch(updated, len(batch)).items()}
         metrics["experience/micro_batches"] = float(len(micros))
         return metrics | watch.seconds
 
-    def primes(self) -> dict[str, Callable[[], Tensor]]:
+    def zero_losses(self) -> dict[str, Callable[[], Tensor]]:
         """For each engine, by its folder in a checkpoint, a loss whose gradient is zero."""
         micro = build_micro(sample(self.model_config.get_text_config().vocab_size), [0], SAMPLE_WIDTH, self.cut.packing)
         moved = micro.to(self.ranks.device, self.dtype)
-        primes: dict[str, Callable[[], Tensor]] = {"actor": lambda: self.engine(moved, 1.0, False)[0].sum() * 0.0}
+        zero_losses: dict[str, Callable[[], Tensor]] = {"actor": lambda: self.engine(moved, 1.0, False)[0].sum() * 0.0}
         if self.critic is not None:
             critic = self.critic.engine
-            primes["critic"] = lambda: critic(moved).sum() * 0.0
-        return primes
+            zero_losses["critic"] = lambda: critic(moved).sum() * 0.0
+        return zero_losses
 
     def _old(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
         """Log-probs the ratio is taken against; None where they are the stop-gradient of the new ones."""
@@ -126,7 +136,7 @@ class Learner:
             return None
         if self.reference_cut != self.cut:
             micros = micro_batches(batch, self.reference_cut, self.ranks, self.dtype)
-        with self.reference.awake() as reference:
+        with self.reference.on_device() as reference:
             return gather(batch, micros, lambda micro: reference(micro, self.temperature, False)[0], self.ranks)
 
 

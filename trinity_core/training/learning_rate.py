@@ -11,7 +11,7 @@ STYLES = ("constant", "cosine", "linear")
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class LearningRateSchedule:
     """`lr` is the peak. Cosine and linear come down to `min_lr_ratio * lr` at `total_steps` and stay there."""
 
     lr: float

@@ -19,7 +19,7 @@ ENLARGERS = (
 
 
 @contextmanager
-def naming_step(step: int) -> Iterator[None]:
+def step_in_error(step: int) -> Iterator[None]:
     """What the advantages cannot be made of (a reward or value that is not finite) is told with its train step."""
     try:
         yield

@@ -5,8 +5,8 @@ norms work on these S tokens. Attention alone needs rectangles: it copies querie
 lets each prompt attend to itself, and each response to its prompt and itself, and copies the result back. That is the
 same function as a padded batch in which each row repeats its prompt (equal up to the order of floating-point sums).
 
-Not covered: sliding windows, attention sinks and soft caps, which `find_ways` in `policy.py` finds out by trying; and
-dropout, which `load_causal_lm` leaves none of.
+Not covered: sliding windows, attention sinks and soft caps, which `find_fast_paths` in `policy.py` detects; and
+dropout, which `load_causal_lm` removes.
 """
 
 from __future__ import annotations

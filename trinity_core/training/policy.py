@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 LOGITS_AT_ONCE = 1 << 24
 """K * V up to which logits are made whole (64 MB in float32); beyond it the head goes through them in chunks."""
-PROBE_GAP = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
-"""Largest gap of a log-prob (nats) between two ways of computing it that are the same function, by dtype."""
+FAST_PATH_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
+"""Largest gap of a log-prob (nats) between a fast path and the plain computation, by dtype."""
 SAMPLE_WIDTH = 8
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class FastPaths:
     """Which short cuts a model takes without changing its output; found out by trying."""
 
     packing: bool
@@ -41,10 +41,10 @@ class Ways:
 class Backbone(nn.Module):
     """What policy and value model share: the causal LM without its head."""
 
-    def __init__(self, lm: Any, ways: Ways) -> None:
+    def __init__(self, lm: Any, fast_paths: FastPaths) -> None:
         super().__init__()
         self.lm: Any = lm
-        self.ways = ways
+        self.fast_paths = fast_paths
 
     def hidden(self, micro: Micro) -> Tensor:
         """[K, H]: the states that predict the loss-carrying tokens."""
@@ -64,7 +64,7 @@ class Policy(Backbone):
 
         The entropies carry a gradient only where `entropy_gradient` asks for it.
         """
-        if not self.ways.own_head:
+        if not self.fast_paths.own_head:
             return self._through_the_model(micro, temperature, entropy_gradient)
         hidden = self.hidden(micro)
         head = self.lm.get_output_embeddings()
@@ -88,8 +88,8 @@ class Policy(Backbone):
 class ValueModel(Backbone):
     """The expected return at each state: a linear head on the last hidden state, zero at first."""
 
-    def __init__(self, lm: Any, ways: Ways, hidden_size: int, dtype: torch.dtype) -> None:
-        super().__init__(lm, ways)
+    def __init__(self, lm: Any, fast_paths: FastPaths, hidden_size: int, dtype: torch.dtype) -> None:
+        super().__init__(lm, fast_paths)
         self.value_head = nn.Linear(hidden_size, 1, bias=True, dtype=dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
@@ -155,7 +155,7 @@ def _configs(config: Any) -> Iterator[Any]:
             yield from _configs(value)
 
 
-def find_ways(lm: Any) -> Ways:
+def find_fast_paths(lm: Any) -> FastPaths:
     """Try the short cuts on a few tokens and leave the model with the attention they need.
 
     Models with other attention (windows, sinks, soft caps) or a head of their own keep the plain way; a notice says so.
@@ -168,31 +168,31 @@ def find_ways(lm: Any) -> Ways:
     training = lm.training
     lm.eval()
     with torch.no_grad():
-        truth, _ = Policy(lm, Ways(False, False))(plain, 1.0, False)
-        own_head = _same(Policy(lm, Ways(False, True))(plain, 1.0, False)[0], truth, dtype)
+        truth, _ = Policy(lm, FastPaths(False, False))(plain, 1.0, False)
+        own_head = _same(Policy(lm, FastPaths(False, True))(plain, 1.0, False)[0], truth, dtype)
         packing = own_head and _windowless(lm.config.get_text_config())
         if packing:
             lm.set_attn_implementation(ATTENTION)
-            packing = _same(Policy(lm, Ways(True, True))(shared, 1.0, False)[0], truth, dtype)
+            packing = _same(Policy(lm, FastPaths(True, True))(shared, 1.0, False)[0], truth, dtype)
         if not packing:
             lm.set_attn_implementation("sdpa")
             log.warning(
                 "%s: rows cannot share prompts with this model's attention; training pads them", lm.config.model_type
             )
     lm.train(training)
-    return Ways(packing, own_head)
+    return FastPaths(packing, own_head)
 
 
 def _windowless(config: Any) -> bool:
     """A window longer than the sample would not show when trying."""
-    told = config.to_dict()
-    if told.get("layer_types"):
-        return set(told["layer_types"]) == {"full_attention"}
-    return not told.get("sliding_window") or told.get("use_sliding_window") is False
+    settings = config.to_dict()
+    if settings.get("layer_types"):
+        return set(settings["layer_types"]) == {"full_attention"}
+    return not settings.get("sliding_window") or settings.get("use_sliding_window") is False
 
 
 def _same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
-    return bool((a - b).abs().max() <= PROBE_GAP[dtype])
+    return bool((a - b).abs().max() <= FAST_PATH_TOLERANCE[dtype])
 
 
 def sample(vocab_size: int) -> list[Experience]:

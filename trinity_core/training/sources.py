@@ -107,7 +107,7 @@ class RolloutSource:
         """Return later batches to the queue, drop what newer policies sampled; the step each explorer now stands at."""
         self.store.rewind(step)
         self.archive.rewind(step)
-        return {name: int(told["step"] or 0) for name, told in self.store.stats().explorers.items()}
+        return {name: int(explorer["step"] or 0) for name, explorer in self.store.stats().explorers.items()}
 
     def awaited(self, version: int) -> bool:
         """As the explorers say in the store."""
@@ -124,7 +124,7 @@ class RolloutSource:
         Where each explorer stood is written down for people; the store itself is what a resume goes by.
         """
         self.store.commit(step)
-        explorers = {name: told["step"] for name, told in self.store.stats().explorers.items()}
+        explorers = {name: explorer["step"] for name, explorer in self.store.stats().explorers.items()}
         update_meta(self.explorer_meta, checkpoint=step, explorer_steps=explorers)
         if self.strategy.cooldown is None:
             self.store.prune(min(oldest, step - RETENTION))

@@ -91,18 +91,18 @@ def restore(
     model: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
     steps: int,
-    prime: Callable[[], Tensor],
+    zero_loss: Callable[[], Tensor],
 ) -> None:
     """Put back what `weights`, `optimizer_state` and `optimizer_steps` gave; bit for bit under the same settings.
 
-    `prime` makes a loss with a zero gradient: a partitioned optimiser has nowhere to put its state before its first
+    `zero_loss` makes a loss with a zero gradient: a partitioned optimiser has nowhere to put its state before its first
     step. Raises DataError where a tensor is missing.
     """
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
     if not engine.plain:
         with uncompiled():
-            engine.backward(prime(), last=True)
+            engine.backward(zero_loss(), last=True)
         engine.step(0.0)
     for name, p in parameters(engine).items():
         value = _find(model, name)

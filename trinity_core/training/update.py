@@ -119,7 +119,7 @@ def prepare(
         rewards = token_rewards.sum(-1)
     result = objective.advantages(
         batch.mask,
-        batch.left_out,
+        batch.excluded,
         rewards=rewards,
         group_ids=batch.groups,
         run_ids=[f"{e.group}/{e.run}" for e in rows],
