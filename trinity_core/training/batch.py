@@ -1,4 +1,4 @@
-"""A whole training batch as tensors: the same on every rank, so that all ranks agree on advantages and weights."""
+"""A whole training batch as tensors. Every rank holds the same one, so ranks agree on advantages and weights."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from trinity_core.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B rows; response token t of each stands in column t of [B, T], and what is no action counts as absent."""
+    """B rows. Response token t of a row is in column t of [B, T]; tokens that are no actions are masked out."""
 
     experiences: list[Experience]
     mask: Tensor
     """bool [B, T]: action tokens."""
     rollout_logprobs: Tensor | None
-    """float32 [B, T]; None where no row has any. 0 in rows without (expert data)."""
+    """float32 [B, T], 0 in rows without log-probs (expert data); None if no row has any."""
     rewards: Tensor
-    """float32 [B]; 0 where a row has none."""
+    """float32 [B]; 0 for a row without a reward."""
     token_rewards: Tensor | None
-    """float32 [B, T]; None where no row has any. The sequence's reward is not among them."""
+    """float32 [B, T], without the sequence's reward; None if no row has any."""
     teacher_logprobs: Tensor | None
-    """float32 [B, T]; None where no row has any."""
+    """float32 [B, T]; None if no row has any."""
     is_expert: Tensor
     """bool [B]."""
 
@@ -41,7 +41,7 @@ class Batch:
 
     @property
     def excluded(self) -> Tensor:
-        """bool [B]: rows that rewards are not compared with: an expert's, and answers without a verdict."""
+        """bool [B]: expert rows and unscored answers, which take no part in advantages."""
         return torch.tensor([e.is_expert or e.is_unscored for e in self.experiences], device=self.mask.device)
 
     @property
@@ -51,9 +51,9 @@ class Batch:
 
 
 def make_batch(experiences: Sequence[Experience], device: torch.device) -> Batch:
-    """Lay out rows in the order given. Raises DataError for an empty batch.
+    """The batch of these rows, in this order. Raises DataError for no rows.
 
-    A row may have no token that carries loss: a verifier gave no verdict, or its prompt was cut.
+    A row may have no token that carries loss: its answer is unscored, or its prompt was cut.
     """
     if not experiences:
         raise DataError("a training batch has no rows")
@@ -82,7 +82,7 @@ def _optional(rows: Sequence[np.ndarray | None], width: int, device: torch.devic
 
 
 def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
-    """What came in: lengths, rewards, and how old the policies are that sampled it (in trainer steps)."""
+    """Metrics of a batch as it was drawn: lengths, rewards, and staleness in train steps."""
     rows = batch.experiences
     lengths = np.array([e.response_length for e in rows])
     metrics = {

@@ -1,12 +1,11 @@
-"""Micro-batches: as many tokens as fit, the same number on every rank, whole units together. Pure arithmetic.
+"""Plans micro-batches within a token budget, the same number on every rank. Pure arithmetic.
 
-A *unit* is a set of rows that belong in one micro-batch: the rollouts of a group, because they share a prompt, or the
-two rows of a DPO pair, because the loss is of the pair. The loss never depends on the cut (see `update.py`), so a cut
-is only a matter of memory and time.
+A *unit* is a set of rows that belong in one micro-batch: the rollouts of a group, which share a prompt, or the two rows
+of a DPO pair, whose loss is of the pair. The loss does not depend on how units are put together (see `update.py`); only
+memory and time do.
 
-Rows of a micro-batch share their prompts as long as the attention mask that this takes stays below a limit, and are
-padded otherwise (see `micro.py`). What they cost follows from that: `largest_mask` is the limit, None for none; at 0
-all rows are padded.
+Rows of a micro-batch share their prompts while the attention mask has at most `largest_mask` elements (None: no limit),
+and are padded otherwise (see `micro.py`); their cost follows from that. With a limit of 0 all rows are padded.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ class RowUnit:
 
     rows: tuple[int, ...]
     tokens: int
-    """What they cost in one micro-batch without padding."""
+    """Their tokens in one micro-batch without padding; a shared prompt counts once."""
     longest: int
-    """Their longest sequence, in tokens: similar lengths are put together."""
+    """Their longest sequence, in tokens. Units of similar length are put together."""
     prompt: int = 0
     """Their longest prompt."""
     response: int = 0
     """Their longest response."""
 
     def with_(self, other: RowUnit, shared: int = 0) -> RowUnit:
-        """Both together, when `shared` tokens of the other are here already."""
+        """Both in one unit; `shared` tokens of the other are counted here already."""
         return RowUnit(
             self.rows + other.rows, self.tokens + other.tokens - shared, max(self.longest, other.longest),
             max(self.prompt, other.prompt), max(self.response, other.response),
         )  # fmt: skip
 
     def cost(self, largest_mask: int | None) -> int:
-        """Tokens that the model sees of it as a micro-batch, padding included where there is any."""
+        """Tokens that the model processes for this unit as a micro-batch, padding included."""
         shares = largest_mask is None or mask_elements(len(self.rows), self.prompt, self.response) <= largest_mask
         return self.tokens if shares else len(self.rows) * self.longest
 
 
 Plan = list[list[tuple[int, ...]]]
-"""[rank][micro-batch] -> rows. An empty micro-batch keeps the ranks in step and carries no loss."""
+"""[rank][micro-batch] -> rows. An empty micro-batch keeps ranks in step and carries no loss."""
 
 
 def mask_elements(rows: int, prompt: int, response: int) -> int:
@@ -55,9 +54,9 @@ def units_of(
     groups: Sequence[Hashable], prompts: Sequence[int], responses: Sequence[int], budget: int,
     largest_mask: int | None = None,
 ) -> list[RowUnit]:  # fmt: skip
-    """One unit for each group of rows that share a prompt; a group beyond the budget is cut into several.
+    """One unit for each group of rows that share a prompt; a group beyond the budget is split into several.
 
-    `prompts` and `responses` are lengths in tokens. A group's prompt counts once. Rows need not be adjacent.
+    `prompts` and `responses` are lengths in tokens. Rows of a group need not be adjacent.
     """
     members: dict[Hashable, list[RowUnit]] = {}
     for i, group in enumerate(groups):
@@ -93,8 +92,8 @@ def _unit(row: int, prompts: Sequence[int], responses: Sequence[int]) -> RowUnit
 def plan(units: Sequence[RowUnit], budget: int, ranks: int, largest_mask: int | None = None) -> Plan:
     """Put every unit into one micro-batch of at most `budget` tokens, the same number of micro-batches on each rank.
 
-    As few rounds as the budget allows, and within them the largest micro-batch as small as it can be, so that ranks
-    wait little for each other. A unit beyond the budget gets a micro-batch of its own.
+    The number of rounds is the least that the budget allows; for that number the largest micro-batch is as small as
+    possible, so that ranks wait little for each other. A unit beyond the budget gets a micro-batch of its own.
     """
     order = sorted(units, key=lambda unit: (-unit.longest, unit.rows))
     wanted = max(1, -(-len(_cut(order, budget, largest_mask)) // ranks)) * ranks
@@ -112,14 +111,14 @@ def plan(units: Sequence[RowUnit], budget: int, ranks: int, largest_mask: int | 
 
 
 def _share(bins: list[tuple[int, ...]], rank: int, ranks: int) -> list[tuple[int, ...]]:
-    """Rank's share of bins sorted by cost: dealt forth and back, so that totals are even."""
+    """The rank's share of bins sorted by cost, dealt in alternating direction so that totals are even."""
     return [
         bins[start + (rank if (start // ranks) % 2 == 0 else ranks - 1 - rank)] for start in range(0, len(bins), ranks)
     ]
 
 
 def _cut(order: Sequence[RowUnit], capacity: int, largest_mask: int | None) -> list[RowUnit]:
-    """Put units together in order, up to `capacity`."""
+    """Combine adjacent units greedily up to `capacity`."""
     bins: list[RowUnit] = []
     for unit in order:
         if bins and (together := bins[-1].with_(unit)).cost(largest_mask) <= capacity:

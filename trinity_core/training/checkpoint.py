@@ -1,7 +1,7 @@
-"""What a trainer writes to and reads from a checkpoint's folder.
+"""Saves and restores the trainer's state in a checkpoint folder.
 
 `actor/` (and `critic/`): `model_world_size_W_rank_r.pt` and `optim_…` hold whole tensors by name, each in the file of
-one rank; `extra_state_…` holds the rank's random streams. `trainer_state.json` holds the rest. Files are loaded with
+one rank; `extra_state_…` holds the rank's random states; `trainer_state.json` holds the rest. Files are loaded with
 `weights_only`, so no code in them can run.
 """
 
@@ -30,22 +30,22 @@ from trinity_core.training.state import optimizer_state, optimizer_steps, restor
 
 STATE = "trainer_state.json"
 UNRESTRICTED = "unrestricted"
-"""Of `trainer.save_strategy`: all ranks write at once."""
+"""The `trainer.save_strategy` with which all ranks write at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """What is the same on every rank and no tensor."""
+    """State other than tensors, the same on every rank."""
 
     step: int
     optimizer_steps: dict[str, int]
-    """By part (`actor`, `critic`): updates made."""
+    """Updates made, by folder (`actor`, `critic`)."""
     objective: dict[str, float] = field(default_factory=dict)
-    """Coefficients that adapt."""
+    """Adaptive coefficients."""
 
 
 def engines_by_folder(learner: Learner) -> dict[str, TrainingEngine]:
-    """The engines whose state belongs to a checkpoint, by folder."""
+    """The engines whose state a checkpoint holds, by folder name."""
     engines = {"actor": learner.engine}
     if learner.critic is not None:
         engines["critic"] = learner.critic.engine
@@ -55,9 +55,8 @@ def engines_by_folder(learner: Learner) -> dict[str, TrainingEngine]:
 def save(learner: Learner, step: int, folder: Path, strategy: str = UNRESTRICTED) -> None:
     """Write the whole state after `step` to `folder`, which exists. Collective.
 
-    `strategy` says which ranks may write at once; see `writing_turns`.
-
-    Raises TrinityError where the disk is full or not writable.
+    `strategy` says which ranks may write at once; see `writing_turns`. Raises TrinityError if the disk is full or not
+    writable.
     """
     ranks = learner.ranks
     turns = writing_turns(strategy, ranks)
@@ -78,8 +77,8 @@ def save(learner: Learner, step: int, folder: Path, strategy: str = UNRESTRICTED
 def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
     """The turn in which each rank writes, by `trainer.save_strategy`. Collective.
 
-    `unrestricted`: all at once; `single_node`: one node after the other; `single_process` and `single_thread`, which
-    are the same where each worker writes with one thread: one rank after the other.
+    `unrestricted`: all at once; `single_node`: one node after the other; `single_process` and `single_thread`: one rank
+    after the other (each worker writes with one thread, so both mean the same).
     """
     if strategy == UNRESTRICTED or ranks.world_size == 1:
         return [0] * ranks.world_size
@@ -92,8 +91,8 @@ def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
 
 
 def _save_share(tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks, turns: list[int]) -> None:
-    """Every rank's share of what all of them go through, written when it is the rank's turn."""
-    mine = {name: _alone(t) for i, (name, t) in enumerate(tensors) if i % ranks.world_size == ranks.rank}
+    """Write this rank's share of `tensors` in its turn. Collective: every rank iterates over all tensors."""
+    mine = {name: _compact(t) for i, (name, t) in enumerate(tensors) if i % ranks.world_size == ranks.rank}
     for turn in range(max(turns) + 1):
         if turns[ranks.rank] == turn:
             torch.save(mine, path)
@@ -101,14 +100,14 @@ def _save_share(tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks,
             barrier(ranks)
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """On the CPU, and no part of a larger buffer, which would be written whole."""
+def _compact(tensor: Tensor) -> Tensor:
+    """A copy on the CPU that owns its storage: `torch.save` would write the whole buffer of a view."""
     tensor = tensor.detach().cpu()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def load(learner: Learner, folder: Path) -> TrainerState:
-    """Restore the state in `folder`; any number of workers may have written it. Collective."""
+    """Restore the state in `folder`, written by any number of workers. Collective."""
     state = TrainerState(**json.loads((folder / STATE).read_text()))
     zero_losses = learner.zero_losses()
     for part, engine in engines_by_folder(learner).items():
@@ -140,7 +139,7 @@ def _load_all(folder: Path, content: str) -> dict[str, Tensor]:
 
 
 def random_state(ranks: Ranks) -> dict[str, Any]:
-    """This process's random streams, as plain values and tensors."""
+    """The states of this process's random generators, as plain values and tensors."""
     version, numbers, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state()
     state: dict[str, Any] = {

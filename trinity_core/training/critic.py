@@ -1,4 +1,4 @@
-"""PPO's critic: a value model with an engine, optimiser and schedule of its own."""
+"""PPO's critic: a value model with its own engine, optimiser and learning rate schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trinity_core.training.update import Cut, all_reduce, gather, micro_batches
 
 
 class Critic:
-    """Estimates the return of each state, and learns from the returns that came."""
+    """Estimates the return of each state and is fitted to the observed returns."""
 
     def __init__(
         self, settings: CriticSettings, zero_stage: int, dtype: torch.dtype, total_steps: int, trust_remote_code: bool,
@@ -56,7 +56,7 @@ class Critic:
         self.cut = Cut(settings.max_tokens, rows, packing=fast_paths.packing)
 
     def micro_batches(self, batch: Batch) -> list[Micro]:
-        """This rank's micro-batches of the critic's own size."""
+        """This rank's micro-batches, by the critic's own budget."""
         return micro_batches(batch, self.cut, self.ranks, self.dtype)
 
     def values(self, batch: Batch, micros: list[Micro]) -> Tensor:
@@ -66,7 +66,7 @@ class Critic:
     def update(
         self, batch: Batch, micros: list[Micro], old_values: Tensor, returns: Tensor, step: int
     ) -> dict[str, float]:
-        """One optimiser step on the clipped squared error (token mean); exact over micro-batches and ranks.
+        """One optimiser step on the clipped squared error (token mean). Metrics are exact over micro-batches and ranks.
 
         Raises TrinityError for a loss or gradient that is not finite.
         """

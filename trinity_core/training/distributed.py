@@ -1,4 +1,4 @@
-"""The ranks of a trainer: process group, device, and the few collectives that are not DeepSpeed's own."""
+"""The ranks of a trainer: process group, device, and the few collectives besides DeepSpeed's own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     import torch
 
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
-"""Longest wait of one rank for another. Ranks wait here while rank 0 waits for a batch, which may take a while."""
+"""Longest wait of one rank for another; the others wait in a collective while rank 0 waits for a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's place among the workers of one trainer."""
+    """This process's rank among the workers of one trainer."""
 
     rank: int
     world_size: int
@@ -32,10 +32,10 @@ class Ranks:
 
 
 def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu: bool) -> Ranks:
-    """Join the process group: NCCL where a GPU is used, gloo otherwise; each process sees its own GPU as device 0.
+    """Join the process group: NCCL with a GPU, gloo otherwise; each process sees its own GPU as device 0.
 
-    Sets the environment that DeepSpeed reads. It has to come before the first import of deepspeed in the process, which
-    stays in its group to its end: a second trainer in the same processes finds it there.
+    Sets the environment that DeepSpeed reads, so it must be called before the process first imports deepspeed. A
+    process that is in a group already (a second trainer in the same processes) stays in it.
     """
     os.environ.update(
         DS_ACCELERATOR="cuda" if use_gpu else "cpu",
@@ -46,11 +46,11 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
         MASTER_PORT=str(master_port),
     )
     if master_addr == LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen where the host name leads
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen on the host name's address
     import deepspeed
     import torch
 
-    # An all-reduce for inference, compiled with the machine's compiler when the CPU backend starts; training uses gloo.
+    # DeepSpeed would compile an all-reduce for inference when its CPU backend starts; training uses gloo.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
     if use_gpu:
@@ -62,7 +62,7 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
         return Ranks(rank, world_size, device)
     torch.distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if use_gpu else "gloo",
-        store=_meeting_place(rank, world_size, master_addr, master_port),
+        store=_rendezvous_store(rank, world_size, master_addr, master_port),
         rank=rank,
         world_size=world_size,
         timeout=COLLECTIVE_TIMEOUT,
@@ -70,8 +70,8 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
     return Ranks(rank, world_size, device)
 
 
-def _meeting_place(rank: int, world_size: int, address: str, port: int) -> torch.distributed.Store:
-    """Torch's store, which rank 0 serves at `address` alone: left to itself it would listen on every interface."""
+def _rendezvous_store(rank: int, world_size: int, address: str, port: int) -> torch.distributed.Store:
+    """Torch's store, served by rank 0 at `address` only: by default it would listen on every interface."""
     from torch.distributed import TCPStore
 
     listener = socket.create_server((address, port)).detach() if rank == 0 else None

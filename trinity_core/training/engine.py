@@ -1,7 +1,7 @@
 """One model with its optimiser under DeepSpeed: backward over micro-batches, then one step.
 
-The loss given to `backward` is a share of a sum over the whole batch; gradients are summed over micro-batches and ranks
-(DeepSpeed averages over ranks, so shares are scaled by their number). The learning rate is handed in with each step.
+The loss given to `backward` is one term of a sum over the whole batch; gradients are summed over micro-batches and
+ranks (DeepSpeed averages over ranks, so terms are scaled by their number). `step` takes the learning rate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trinity_core.training.distributed import Ranks
 
 @dataclass(frozen=True, slots=True)
 class TrainingEngineSettings:
-    """What a model's engine is set to."""
+    """Optimiser, precision and partitioning of one engine."""
 
     betas: tuple[float, float]
     eps: float
@@ -27,7 +27,7 @@ class TrainingEngineSettings:
     grad_clip: float
     """Largest norm of the whole gradient; 0 switches clipping off."""
     zero_stage: int
-    """0 goes with float32 alone."""
+    """0 requires float32."""
     dtype: torch.dtype
     param_offload: bool = False
     optimizer_offload: bool = False
@@ -36,7 +36,7 @@ class TrainingEngineSettings:
 class TrainingEngine:
     """A module whose parameters are updated by AdamW, whole on every rank or partitioned by ZeRO.
 
-    There is one parameter group: with several, ZeRO 1 and 2 lose sight of the optimiser state of all but the first.
+    All parameters are in one group: with several, DeepSpeed's ZeRO 1 and 2 give access to the first one's state only.
     """
 
     def __init__(self, module: nn.Module, settings: TrainingEngineSettings, ranks: Ranks) -> None:
@@ -62,7 +62,7 @@ class TrainingEngine:
             dist_init_required=False,
         )
         self.plain = settings.zero_stage == 0
-        """Whether the optimiser holds the parameters themselves: no partitions and no second copy."""
+        """True if the optimiser holds the parameters themselves: no partitions and no float32 copy."""
 
     @property
     def module(self) -> Any:
@@ -74,14 +74,14 @@ class TrainingEngine:
         return self.deepspeed(*args)
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Add the gradient of a micro-batch's share; `last` says that `step` comes next. Collective."""
+        """Add the gradient of a micro-batch's loss; `last` is true for the last one before `step`. Collective."""
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.backward(loss * self.ranks.world_size)
 
     def step(self, lr: float) -> float:
         """Update the weights; returns the norm of the whole gradient before clipping. Collective.
 
-        A gradient that is not finite leaves whole float32 weights and their optimiser as they are; the norm says so.
+        With ZeRO 0, a gradient that is not finite leaves weights and optimiser unchanged; the returned norm shows it.
         """
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = lr
@@ -96,13 +96,13 @@ class TrainingEngine:
         return float(norm)
 
     def _clip(self) -> Tensor:
-        """DeepSpeed's own clipping of whole float32 gradients goes tensor by tensor and does not tell the norm."""
+        """DeepSpeed's own clipping at ZeRO 0 goes tensor by tensor and does not report the norm."""
         limit = self.settings.grad_clip or float("inf")
         return torch.nn.utils.clip_grad_norm_(self.module.parameters(), limit, foreach=True)
 
 
 class FrozenModule:
-    """A module that is evaluated and never changed: whole on every rank, or under ZeRO 3 in parts."""
+    """A module that is only evaluated: whole on every rank, or partitioned under ZeRO 3."""
 
     def __init__(self, module: nn.Module, settings: TrainingEngineSettings, ranks: Ranks) -> None:
         self.module = module.eval().requires_grad_(False)
@@ -120,7 +120,8 @@ class FrozenModule:
 
     @contextmanager
     def on_device(self) -> Iterator[Callable[..., Any]]:
-        """Its forward, with the weights on the device; with `param_offload` they are in host memory but for now."""
+        """A context that gives the forward with the weights on the device; `param_offload` keeps them in host memory
+        otherwise."""
         self.module.to(self._device)
         try:
             yield self._forward
@@ -129,7 +130,7 @@ class FrozenModule:
 
 
 def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str, Any], device: torch.device) -> None:
-    """Move a module to its device; under ZeRO 3 tensor by tensor, so that none ever holds more than its parts."""
+    """Move a module to its device; under ZeRO 3 tensor by tensor, so that a device never holds more than its part."""
     if settings.zero_stage == 3:
         import deepspeed
 
@@ -138,7 +139,7 @@ def place(module: nn.Module, settings: TrainingEngineSettings, config: dict[str,
 
 
 def deepspeed_config(settings: TrainingEngineSettings, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration. Its batch sizes are formal: micro-batches are ours, and so is their number."""
+    """DeepSpeed's configuration. Its batch sizes are placeholders: micro-batches are planned by `batching.py`."""
     zero: dict[str, Any] = {"stage": settings.zero_stage}
     if settings.optimizer_offload and settings.zero_stage:
         zero["offload_optimizer"] = {"device": "cpu"}

@@ -1,4 +1,4 @@
-"""All models of a trainer and one step with them: policy, and where the algorithm asks for it reference and critic."""
+"""All models of a trainer (policy, and if the algorithm needs them reference and critic) and one train step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Learner:
-    """Turns a batch of experiences into an update. Collective: every rank calls the same with the same batch."""
+    """Turns a batch of experiences into an update. Collective: every rank makes the same calls with the same batch."""
 
     def __init__(self, config: Config, total_steps: int, ranks: Ranks) -> None:
         settings = train_settings(config)
@@ -78,7 +78,7 @@ class Learner:
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens, rows=rows)
 
     def _load_reference(self, config: Config, fast_paths: FastPaths) -> Policy:
-        """The policy as it was before the first step."""
+        """The reference model: the policy before the first step."""
         lm = load_causal_lm(
             config.model.model_path, self.dtype, config.model.trust_remote_code, self.settings.model_overrides
         )
@@ -116,7 +116,7 @@ class Learner:
         return metrics | watch.seconds
 
     def zero_losses(self) -> dict[str, Callable[[], Tensor]]:
-        """For each engine, by its folder in a checkpoint, a loss whose gradient is zero."""
+        """For each engine, by its folder in a checkpoint, a function that computes a loss with a zero gradient."""
         micro = build_micro(sample(self.model_config.get_text_config().vocab_size), [0], SAMPLE_WIDTH, self.cut.packing)
         moved = micro.to(self.ranks.device, self.dtype)
         zero_losses: dict[str, Callable[[], Tensor]] = {"actor": lambda: self.engine(moved, 1.0, False)[0].sum() * 0.0}
@@ -126,7 +126,7 @@ class Learner:
         return zero_losses
 
     def _old(self, batch: Batch, micros: list[Micro]) -> Tensor | None:
-        """Log-probs the ratio is taken against; None where they are the stop-gradient of the new ones."""
+        """Old log-probs [B, T] of the importance ratio; None if they are the stop-gradient of the new ones."""
         if not needs_old_logprobs_first(self.objective, self.settings.epochs):
             return None
         return gather(batch, micros, lambda micro: self.engine(micro, self.temperature, False)[0], self.ranks)
@@ -153,16 +153,16 @@ def _engine_settings(settings: TrainSettings, stage: int, dtype: torch.dtype) ->
 
 
 def training_dtype(settings: TrainSettings, ranks: Ranks) -> torch.dtype:
-    """`trainer.dtype`; by default bfloat16 on a GPU and float32 on the CPU."""
+    """`trainer.dtype`; by default bfloat16 on a GPU, float32 on the CPU."""
     default = "bfloat16" if ranks.device.type == "cuda" else "float32"
     return DTYPES[settings.dtype or default]
 
 
 def zero_stage(settings: TrainSettings, ranks: Ranks, dtype: torch.dtype) -> int:
-    """`trainer.zero_stage`; by default 0 for one worker and 2 for several. In a narrow format at least 2.
+    """`trainer.zero_stage`; by default 0 for one worker and 2 for several. At least 2 in half precision.
 
-    Of a narrow model, DeepSpeed's stage 0 does not show its float32 weights to a checkpoint, and stage 1 sums the
-    gradients of micro-batches in the narrow format.
+    In half precision DeepSpeed's stage 0 gives checkpoints no access to the float32 weights, and stage 1 sums the
+    gradients of micro-batches in half precision.
     """
     default = 0 if ranks.world_size == 1 else 2
     stage = default if settings.zero_stage is None else settings.zero_stage
@@ -170,9 +170,9 @@ def zero_stage(settings: TrainSettings, ranks: Ranks, dtype: torch.dtype) -> int
 
 
 def sampling_temperature(config: Config) -> float:
-    """The temperature at which log-probs are taken: that of the rollouts, 1 for given data and greedy rollouts.
+    """The temperature at which log-probs are computed: that of the rollouts; 1 for given data and greedy rollouts.
 
-    All training task sets share it; where there are none, another run's explorer samples by the model's.
+    All training task sets share one. Without task sets (the explorer is another run) it is the model's.
     """
     if not config.algorithm_type.uses_rollouts:
         return 1.0

@@ -1,4 +1,4 @@
-"""The learning rate of each step: linear warm-up, then constant, cosine or linear. A pure function of the step."""
+"""The learning rate as a pure function of the step: linear warm-up, then constant, cosine or linear."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STYLES = ("constant", "cosine", "linear")
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
-    """`lr` is the peak. Cosine and linear come down to `min_lr_ratio * lr` at `total_steps` and stay there."""
+    """`lr` is the peak. Cosine and linear decay to `min_lr_ratio * lr` at `total_steps` and stay there."""
 
     lr: float
     total_steps: int
@@ -25,7 +25,7 @@ class LearningRateSchedule:
             raise TrinityError(f"optimizer.warmup_style is '{self.style}'; choose one of {', '.join(STYLES)}")
 
     def at(self, step: int) -> float:
-        """The rate of `step` (from 1). Warm-up rises by equal parts and reaches the peak at step `warmup_steps`."""
+        """The rate of `step` (from 1). Warm-up is linear and reaches the peak at step `warmup_steps`."""
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
         if self.style == "constant":
@@ -36,5 +36,5 @@ class LearningRateSchedule:
 
 
 def warmup_steps(steps: int, ratio: float, total_steps: int) -> int:
-    """`lr_warmup_steps` where it is given, else `lr_warmup_steps_ratio` of all steps."""
+    """`lr_warmup_steps` if positive, else `lr_warmup_steps_ratio` of all steps."""
     return steps if steps > 0 else int(ratio * total_steps)

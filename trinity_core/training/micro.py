@@ -1,4 +1,4 @@
-"""One micro-batch as the model takes it, and the way back from loss-carrying tokens to [b, T]."""
+"""One micro-batch as the model takes it, and the mapping of its loss-carrying tokens to [b, T]."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from trinity_core.training.batching import mask_elements
 from trinity_core.training.packing import Packed, pack
 
 LARGEST_MASK = 1 << 26
-"""Elements of an attention mask (b * T * (P + T)) beyond which rows are padded instead: causal kernels need no mask."""
+"""Largest attention mask (b * T * (P + T) elements); beyond it rows are padded, as causal kernels need no mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """b sequences of up to L tokens, padded on the right, where causal attention never looks."""
+    """b sequences padded on the right to L tokens; causal attention never reads the padding."""
 
     tokens: Tensor
     """int64 [b, L]."""
     present: Tensor
-    """int64 [b, L]: 1 where there is a token."""
+    """int64 [b, L]: 1 for a token, 0 for padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Micro:
-    """Rows of a batch with the places of the K tokens that carry loss."""
+    """Rows of a batch with the positions of the K tokens that carry loss."""
 
     rows: Tensor
-    """int64 [b]: which rows of the batch."""
+    """int64 [b]: indices of the rows in the batch."""
     inputs: Packed | Padded
     source: Tensor
     """int64 [K]: flat index (over S, or b * L) of the hidden state that predicts each token."""
     targets: Tensor
     """int64 [K]: the tokens."""
     cells: Tensor
-    """int64 [K]: their places in the flattened [b, T]."""
+    """int64 [K]: the tokens' flat indices in [b, T]."""
     width: int
     """T of the batch."""
 
     def grid(self, values: Tensor) -> Tensor:
-        """[K] -> [b, T], zero where no loss is."""
+        """[K] -> [b, T], zero at tokens without loss."""
         flat = values.new_zeros(len(self.rows) * self.width)
         return flat.index_copy(0, self.cells, values).view(len(self.rows), self.width)
 
     def emptied(self) -> Micro:
-        """The same inputs, of which no token carries loss: all gradients come out as zero."""
+        """The same inputs without a token that carries loss: all gradients are zero."""
         return replace(self, source=self.source[:0], targets=self.targets[:0], cells=self.cells[:0])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Micro:
-        """The model's inputs on `device`; a mask in `dtype`."""
+        """A copy with all tensors on `device` and the attention mask in `dtype`."""
         inputs = self.inputs
         moved: Packed | Padded
         if isinstance(inputs, Packed):
@@ -71,9 +71,9 @@ class Micro:
 
 
 def build_micro(experiences: Sequence[Experience], rows: Sequence[int], width: int, packing: bool = True) -> Micro:
-    """Lay out the `rows` of a batch whose longest response has `width` tokens.
+    """The micro-batch of `rows` of a batch whose longest response has `width` tokens.
 
-    Rows share their prompts where `packing` is allowed and its mask stays small; otherwise they are padded.
+    Rows share their prompts if `packing` is allowed and the mask is small enough; otherwise they are padded.
     """
     chosen = [experiences[row] for row in rows]
     prompts = [e.tokens[: e.prompt_length] for e in chosen]

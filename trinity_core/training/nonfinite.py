@@ -1,4 +1,4 @@
-"""A loss or gradient that is not finite ends the run, before the weights that came of it are published or saved."""
+"""Ends the run on a loss or gradient that is not finite, before the resulting weights are published or saved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENLARGERS = (
 
 @contextmanager
 def step_in_error(step: int) -> Iterator[None]:
-    """What the advantages cannot be made of (a reward or value that is not finite) is told with its train step."""
+    """Add the train step to an InputError (a reward or value that is not finite)."""
     try:
         yield
     except InputError as error:
@@ -36,11 +36,11 @@ def check_finite(
     lr: float,
     inputs: Mapping[str, Tensor | None],
 ) -> None:
-    """Raise TrinityError where the loss of `what`, or its gradient's norm, is not finite.
+    """Raise TrinityError if the loss of `what` ("policy", "critic"), or its gradient's norm, is not finite.
 
-    The error names those of `inputs` (the whole batch's, alike on every rank) that were not finite before the update;
-    where all were, the settings that most often make numbers grow. Under float16 a gradient may overflow: there the
-    loss scale goes down and the update is left out, which is no error.
+    The error names those of `inputs` (of the whole batch, the same on every rank) that were not finite before the
+    update; if all were finite, the settings that most often cause overflow. A gradient that overflows under float16 is
+    no error: the loss scale is lowered and the update skipped.
     """
     overflow = engine.settings.dtype == torch.float16
     if math.isfinite(loss) and (math.isfinite(norm) or overflow):
@@ -53,7 +53,7 @@ def check_finite(
 
 
 def _causes(engine: TrainingEngine, lr: float, inputs: Mapping[str, Tensor | None]) -> str:
-    """One sentence on where it came from."""
+    """One sentence on the likely cause."""
     broken = [
         f"{name} ({int((~values.isfinite()).sum())} of {values.numel()} numbers)"
         for name, values in inputs.items()

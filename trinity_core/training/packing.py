@@ -1,9 +1,9 @@
-"""Rows that share a prompt compute it once, and no linear layer ever sees padding.
+"""Packed micro-batches: rows that share a prompt compute it once, and linear layers process no padding.
 
-The tokens of a micro-batch lie in one row of S: each different prompt once, then all responses. Linear layers and
-norms work on these S tokens. Attention alone needs rectangles: it copies queries, keys and values into padded slots,
-lets each prompt attend to itself, and each response to its prompt and itself, and copies the result back. That is the
-same function as a padded batch in which each row repeats its prompt (equal up to the order of floating-point sums).
+The tokens of a micro-batch form one row of S: each different prompt once, then all responses. Linear layers and norms
+work on these S tokens. Only attention needs rectangles: it copies queries, keys and values into padded slots, lets each
+prompt attend to itself and each response to its prompt and itself, and copies the result back. The result is that of a
+padded batch in which each row repeats its prompt, up to the order of floating-point sums.
 
 Not covered: sliding windows, attention sinks and soft caps, which `find_fast_paths` in `policy.py` detects; and
 dropout, which `load_causal_lm` removes.
@@ -33,11 +33,11 @@ class Packed:
     positions: Tensor
     """int64 [1, S]: each token's position in its own sequence."""
     slots: Tensor
-    """int64 [G * P + b * T]: the token in each padded slot; 0 where it is padding."""
+    """int64 [G * P + b * T]: the index of the token in each padded slot; 0 for padding."""
     home: Tensor
     """int64 [S]: each token's slot."""
     padding: Tensor
-    """int64: the slots that hold no token."""
+    """int64: the slots without a token."""
     prompt_shape: tuple[int, int]
     """(G, P)."""
     response_shape: tuple[int, int]
@@ -45,10 +45,10 @@ class Packed:
     prompt_of: Tensor
     """int64 [b]: the row's prompt, of G."""
     mask: Tensor
-    """float [b, 1, T, P + T]: 0 where a response token may look, -inf elsewhere. Padded queries see the prompt."""
+    """float [b, 1, T, P + T]: 0 where a response token may attend, -inf elsewhere. Padded queries see the prompt."""
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Packed:
-        """The same on `device`, the mask in the model's `dtype` (which attention asks for)."""
+        """A copy on `device`, with the mask in the model's `dtype`, as attention requires."""
         return Packed(
             self.tokens.to(device),
             self.positions.to(device),
@@ -107,9 +107,9 @@ def _mask(prompt_lengths: np.ndarray, P: int, T: int) -> Tensor:
 
 
 class _Pad(torch.autograd.Function):
-    """[S, ...] -> [slots, ...]: each token to its slot. Padding holds token 0, whose gradient there is not asked for.
+    """[S, ...] -> [slots, ...]: each token to its slot. Padding holds token 0 and passes no gradient to it.
 
-    Indexing would send the gradient back with scattered additions, at about five times the cost.
+    The gradient of plain indexing is a scattered addition, which costs about five times as much.
     """
 
     @staticmethod
@@ -160,7 +160,7 @@ def attention(
     packed: Packed | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' interface: query [1, heads, S, D], key and value [1, key heads, S, D] -> [1, S, heads, D]."""
+    """Attention for transformers: query [1, heads, S, D], key and value [1, key heads, S, D] -> [1, S, heads, D]."""
     if packed is None:  # rows padded on the right: causal attention never sees the padding
         assert attention_mask is None
         grouped = key.shape[1] != query.shape[1]

@@ -1,4 +1,4 @@
-"""The policy and the value model: a Hugging Face causal LM that returns what training needs, and no full logits."""
+"""The policy and the value model: a Hugging Face causal LM that returns log-probs or values, never all logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trinity_core.training.packing import ATTENTION, Packed, attention
 log = logging.getLogger(__name__)
 
 LOGITS_AT_ONCE = 1 << 24
-"""K * V up to which logits are made whole (64 MB in float32); beyond it the head goes through them in chunks."""
+"""Largest K * V for which logits are computed at once (64 MB in float32); beyond it, in slices of the vocabulary."""
 FAST_PATH_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25, torch.float16: 0.1}
 """Largest gap of a log-prob (nats) between a fast path and the plain computation, by dtype."""
 SAMPLE_WIDTH = 8
@@ -30,16 +30,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class FastPaths:
-    """Which short cuts a model takes without changing its output; found out by trying."""
+    """The faster computations that leave this model's output unchanged, as tried by `find_fast_paths`."""
 
     packing: bool
-    """Its attention is the plain causal one, so that rows may share prompts."""
+    """Attention is plain causal attention, so rows may share prompts."""
     own_head: bool
-    """Its logits are the output embedding of its last hidden state and nothing more."""
+    """Logits are the output embedding applied to the last hidden state, so the head can be computed here."""
 
 
 class Backbone(nn.Module):
-    """What policy and value model share: the causal LM without its head."""
+    """The part that policy and value model share: the causal LM without its head."""
 
     def __init__(self, lm: Any, fast_paths: FastPaths) -> None:
         super().__init__()
@@ -57,12 +57,12 @@ class Backbone(nn.Module):
 
 
 class Policy(Backbone):
-    """Log-probs of the chosen tokens."""
+    """Computes log-probs of the chosen tokens."""
 
     def forward(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies, float32 [K] each, of the distribution at `temperature`.
 
-        The entropies carry a gradient only where `entropy_gradient` asks for it.
+        The entropies carry a gradient only if `entropy_gradient` is true.
         """
         if not self.fast_paths.own_head:
             return self._through_the_model(micro, temperature, entropy_gradient)
@@ -86,7 +86,7 @@ class Policy(Backbone):
 
 
 class ValueModel(Backbone):
-    """The expected return at each state: a linear head on the last hidden state, zero at first."""
+    """Computes the expected return at each state: a linear head on the last hidden state, initialised to zero."""
 
     def __init__(self, lm: Any, fast_paths: FastPaths, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__(lm, fast_paths)
@@ -115,7 +115,7 @@ def load_causal_lm(
 ) -> Any:
     """A Hugging Face causal LM from a folder or the hub, in training mode; `overrides` change its configuration.
 
-    It has no dropout: see `without_dropout`. Raises TrinityError where `path` holds no model.
+    Dropout is removed; see `without_dropout`. Raises TrinityError if `path` holds no model.
     """
     from transformers import AttentionInterface, AutoModelForCausalLM
 
@@ -132,9 +132,9 @@ def load_causal_lm(
 
 
 def without_dropout(lm: Any) -> Any:
-    """`lm`, with every probability of dropping something set to 0, in its configuration and its modules.
+    """`lm` with every dropout probability set to 0, in its configuration and its modules.
 
-    Log-probs are compared with those of engines, references and earlier passes, which must not differ by chance.
+    Its log-probs are compared with those of engines, the reference and earlier passes, so they must be deterministic.
     """
     for part in (*_configs(lm.config), *lm.modules()):
         for name, value in vars(part).items():
@@ -146,7 +146,7 @@ def without_dropout(lm: Any) -> Any:
 
 
 def _configs(config: Any) -> Iterator[Any]:
-    """A model's configuration and those inside it."""
+    """A model's configuration and the configurations nested in it."""
     from transformers import PreTrainedConfig
 
     yield config
@@ -156,9 +156,9 @@ def _configs(config: Any) -> Iterator[Any]:
 
 
 def find_fast_paths(lm: Any) -> FastPaths:
-    """Try the short cuts on a few tokens and leave the model with the attention they need.
+    """Try the fast paths on a few tokens; the model keeps the attention implementation that fits.
 
-    Models with other attention (windows, sinks, soft caps) or a head of their own keep the plain way; a notice says so.
+    Models with other attention (windows, sinks, soft caps) or a custom head use the plain path, with a warning.
     """
     rows = sample(lm.config.get_text_config().vocab_size)
     dtype = next(lm.parameters()).dtype
@@ -184,7 +184,7 @@ def find_fast_paths(lm: Any) -> FastPaths:
 
 
 def _windowless(config: Any) -> bool:
-    """A window longer than the sample would not show when trying."""
+    """True if no layer has a sliding window: one longer than the sample would not show in the trial."""
     settings = config.to_dict()
     if settings.get("layer_types"):
         return set(settings["layer_types"]) == {"full_attention"}
@@ -196,7 +196,7 @@ def _same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:
 
 
 def sample(vocab_size: int) -> list[Experience]:
-    """A few rows to try a model on: two groups of two, lengths mixed."""
+    """A few rows to try a model on: two groups of two rows with mixed lengths."""
     rng = np.random.default_rng(0)
     rows = []
     for prompt_length in (5, 3):

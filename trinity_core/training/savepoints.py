@@ -1,4 +1,4 @@
-"""When a checkpoint counts: written beside its place, committed whole, found again at the next start."""
+"""Saves checkpoints atomically, keeps the best and newest, and finds the one to resume from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Savepoints:
-    """The checkpoints of one run, of the policy `lm`. Collective; rank 0 makes and names the folder."""
+    """The checkpoints of one run that trains `lm`. Collective; rank 0 creates and commits the folders."""
 
     def __init__(self, config: Config, ranks: Ranks, lm: Any) -> None:
         self.layout = JobLayout(config.job_dir)
@@ -31,10 +31,10 @@ class Savepoints:
         self.keep = config.trainer.max_checkpoints_to_keep
         self.ranks = ranks
         self.began_from = model_name(config.model.model_path)
-        """The model whose weights are trained, also by a run that goes on under another `model_path`."""
+        """The model that training started from, also after a resume with another `model_path`."""
 
     def save(self, learner: Learner, step: int, publisher: Publisher | None) -> None:
-        """Write the checkpoint of `step` and make it the latest. Raises TrinityError where the disk is full."""
+        """Write the checkpoint of `step` and make it the latest. Raises TrinityError if the disk is full."""
         folder = str(begin(self.layout, step)) if self.ranks.first else ""
         temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
         checkpoint.save(learner, step, temporary, self.config.trainer.save_strategy)
@@ -51,17 +51,17 @@ class Savepoints:
         barrier(self.ranks)
 
     def _best(self) -> list[int]:
-        """The checkpoint with the highest score (of several the first), which is kept however old it is."""
+        """The checkpoint with the highest eval score (the first of equals), which is kept however old it is."""
         scores = eval_scores(read_metrics(self.layout.root)) if self.keep is not None else {}
         return sorted(scores.keys() & set(self.layout.steps()), key=lambda step: (-scores[step], step))[:1]
 
     def latest(self) -> int:
-        """The newest whole checkpoint's step; 0 where there is none. The same on every rank."""
+        """Step of the newest whole checkpoint, 0 without one; the same on every rank."""
         found = latest_whole(self.layout) or 0 if self.ranks.first else 0
         return int(broadcast_bytes(str(found).encode() if self.ranks.first else None, self.ranks))
 
     def oldest(self) -> int:
-        """The first checkpoint that is kept; 0 where there is none."""
+        """Step of the oldest checkpoint that is kept; 0 without one."""
         return min(whole_steps(self.layout), default=0)
 
     def load(self, learner: Learner, step: int) -> None:

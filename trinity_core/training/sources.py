@@ -23,30 +23,30 @@ from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import make_strategy
 
 RETENTION = 100
-"""Trainer steps whose rows stay in the store to be looked at, and those that a kept checkpoint may go back to."""
+"""Train steps whose rows stay in the store for inspection, besides those that a kept checkpoint may rewind to."""
 
 
 class BatchSource(Protocol):
-    """Gives the batch of each step; the same step after a resume gets the same batch."""
+    """Gives the batch of each step; after a resume, the same step gets the same batch."""
 
     def draw(self, step: int, stop: Callable[[], bool]) -> list[Experience] | None:
-        """The rows of `step`, waiting for them ([]: an empty step). None: `stop()` came true, or no more comes."""
+        """The rows of `step`, waited for; [] for an empty step; None if `stop()` is true or the data has ended."""
 
     def rewind(self, step: int) -> dict[str, int]:
-        """Go back to checkpoint `step`; returns the step that each explorer then stands at."""
+        """Rewind to checkpoint `step`; returns the explore step that each explorer resumes after."""
 
     def awaited(self, version: int) -> bool:
-        """Whether all explorers wait for weights of `version`."""
+        """True if all explorers wait for weights of `version`."""
 
     def before_save(self, step: int) -> None:
-        """Make what was drawn up to `step` durable: a checkpoint that builds on it is about to be named."""
+        """Make the batches up to `step` durable: the checkpoint that depends on them is about to be committed."""
 
     def commit(self, step: int, oldest: int) -> None:
-        """The checkpoint of `step` is whole; `oldest` is the first one that is kept."""
+        """Called when the checkpoint of `step` is committed; `oldest` is the oldest one that is kept."""
 
 
 class SupervisedSource:
-    """A data set of given answers or of pairs; its order is a pure function of `order` and step."""
+    """A data set of given answers or pairs; its order is a pure function of `order` and the step."""
 
     def __init__(self, config: Config, data: SupervisedSet) -> None:
         self.data = data
@@ -63,17 +63,17 @@ class SupervisedSource:
         return None if stop() else self.data.batch(step, self.rows)
 
     def rewind(self, step: int) -> dict[str, int]:
-        """Raises DataError where the rows after `step` would not be those that follow the ones before it."""
+        """Raises DataError if the data or its order changed, so that rows after `step` would repeat or be skipped."""
         if step:
             check_order(read_meta(self.meta).get("order", {}), self.order)
         return {}
 
     def awaited(self, version: int) -> bool:
-        """There are no explorers."""
+        """True: a supervised run has no explorers."""
         return True
 
     def before_save(self, step: int) -> None:
-        """Write down what the order depends on: all checkpoints of a run share it."""
+        """Record the settings that the order depends on; all checkpoints of a run share them."""
         update_meta(self.meta, order=self.order)
 
     def commit(self, step: int, oldest: int) -> None:
@@ -81,7 +81,7 @@ class SupervisedSource:
 
 
 class RolloutSource:
-    """The experience store, and beside it expert data where the sampling strategy asks for some."""
+    """The experience store, with expert data if the sampling strategy takes some."""
 
     def __init__(self, config: Config, expert: ExpertData | None) -> None:
         buffer, algorithm = config.buffer.trainer_input.experience_buffer, config.algorithm
@@ -99,18 +99,18 @@ class RolloutSource:
         )
 
     def draw(self, step: int, stop: Callable[[], bool]) -> list[Experience] | None:
-        """Whole groups of at least `train_batch_size` rows; none where explorers wait for newer weights instead."""
+        """Whole groups of at least `train_batch_size` rows; none if explorers wait for newer weights instead."""
         batch = self.store.wait_lease(step, self.rows, step - 1, self.strategy, self.expert, self.timeout, stop)
         return None if batch == [] and self.store.exhausted() else batch
 
     def rewind(self, step: int) -> dict[str, int]:
-        """Return later batches to the queue, drop what newer policies sampled; the step each explorer now stands at."""
+        """Return later batches to the queue and drop rows that newer policies sampled."""
         self.store.rewind(step)
         self.archive.rewind(step)
         return {name: int(explorer["step"] or 0) for name, explorer in self.store.stats().explorers.items()}
 
     def awaited(self, version: int) -> bool:
-        """As the explorers say in the store."""
+        """True if every explorer has recorded in the store that it waits for `version`."""
         return self.store.awaited(version)
 
     def before_save(self, step: int) -> None:
@@ -119,9 +119,9 @@ class RolloutSource:
         self.archive.extend(step, self.store.batch)
 
     def commit(self, step: int, oldest: int) -> None:
-        """The batches up to `step` are final; long trained rows go, unless they may be used again.
+        """Make the batches up to `step` final and delete rows trained long ago, unless they may be used again.
 
-        Where each explorer stood is written down for people; the store itself is what a resume goes by.
+        The step of each explorer is written to `explorer_meta.json` for people; a resume reads it from the store.
         """
         self.store.commit(step)
         explorers = {name: explorer["step"] for name, explorer in self.store.stats().explorers.items()}
@@ -137,17 +137,17 @@ def open_store(config: Config) -> ExperienceStore:
 
 
 def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind) -> SupervisedSet:
-    """A data set of the trainer, tokenised; rows beyond `model.max_model_len` are set aside."""
+    """A data set of the trainer, tokenised; rows beyond `model.max_model_len` are rejected."""
     return SupervisedSet.open(buffer, policy_encoder(config.model), config.seed, kind, config.model.max_model_len)
 
 
 def is_supervised(config: Config) -> bool:
-    """Whether the trainer reads a data set rather than rollouts."""
+    """True if the trainer reads a data set rather than rollouts."""
     return config.buffer.trainer_input.experience_buffer.storage_type == "file"
 
 
 def open_source(config: Config, kind: Kind) -> BatchSource:
-    """What the configuration says the trainer reads. Raises DataError where it cannot be read."""
+    """The trainer's data source by the configuration. Raises DataError if it cannot be read."""
     inputs = config.buffer.trainer_input
     if is_supervised(config):
         data = open_supervised(config, inputs.experience_buffer, kind)
@@ -170,7 +170,7 @@ def _expert(config: Config) -> ExpertData | None:
 
 
 def total_steps(config: Config, source: BatchSource) -> int:
-    """Training steps of the run: those given, else what `total_epochs` over the data make."""
+    """Train steps of the run: `total_steps` if given, else those of `total_epochs` over the data."""
     given = config.trainer.total_steps or config.buffer.total_steps
     if given is not None:
         return given

@@ -1,7 +1,7 @@
-"""An engine's weights and optimiser state by parameter name, whole, whatever ZeRO has made of them.
+"""An engine's weights and optimiser state as whole tensors by parameter name, under any ZeRO stage.
 
-Names are those of the Hugging Face model. Because tensors are whole, a state that four workers saved can be loaded by
-two, under another ZeRO stage. All functions are collective: every rank calls them and goes through the same names.
+Names are those of the Hugging Face model. As tensors are whole, two workers can load a state that four have saved, also
+under another ZeRO stage. All functions are collective: every rank calls them and iterates over the same names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trinity_core.training.engine import TrainingEngine
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's running means of the gradient and of its square, float32."""
 MASTER = "master"
-"""The float32 weights that a model in a narrower format is rounded from."""
+"""The float32 weights of a model that is trained in half precision."""
 
 
 def parameters(engine: TrainingEngine) -> dict[str, torch.nn.Parameter]:
@@ -28,9 +28,9 @@ def parameters(engine: TrainingEngine) -> dict[str, torch.nn.Parameter]:
 
 
 def weights(engine: TrainingEngine, tied: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole tensor of each weight, buffers included. With `tied`, also by tied names (`lm_head.weight`).
+    """Name and whole tensor of each weight, buffers included. With `tied`, also under tied names (`lm_head.weight`).
 
-    A tensor is valid until the next one is asked for. Under ZeRO 3 it is gathered for that time.
+    A tensor is valid until the next iteration. Under ZeRO 3 it is gathered for that time.
     """
     named = engine.module.named_parameters(remove_duplicate=not tied)
     for name, p in named:
@@ -40,13 +40,13 @@ def weights(engine: TrainingEngine, tied: bool = False) -> Iterator[tuple[str, T
 
 
 def buffers(engine: TrainingEngine) -> dict[str, Tensor]:
-    """What belongs to the model's weights and is not trained (a router's bias, say); whole under every ZeRO stage."""
+    """Stored tensors that are not trained (such as a router's bias); whole under every ZeRO stage."""
     stored = engine.module.state_dict()
     return {name.removeprefix("lm."): b for name, b in engine.module.named_buffers() if name in stored}
 
 
 def whole(params: list[torch.nn.Parameter], engine: TrainingEngine, modifier_rank: int | None = None) -> Any:
-    """A context in which `params` are whole; changes made by `modifier_rank` reach the other ranks at its end."""
+    """A context in which `params` are whole; at its end, changes by `modifier_rank` are sent to the other ranks."""
     from contextlib import nullcontext
 
     if engine.settings.zero_stage < 3:
@@ -57,19 +57,19 @@ def whole(params: list[torch.nn.Parameter], engine: TrainingEngine, modifier_ran
 
 
 def shape_of(p: torch.nn.Parameter, engine: TrainingEngine) -> tuple[int, ...]:
-    """The whole shape of a parameter that ZeRO 3 may hold in parts."""
+    """The whole shape of a parameter that ZeRO 3 may have partitioned."""
     return tuple(p.ds_shape) if engine.settings.zero_stage == 3 else tuple(p.shape)  # type: ignore[attr-defined]
 
 
 def optimizer_steps(engine: TrainingEngine) -> int:
-    """Updates made so far, as Adam counts them."""
+    """Updates made so far, by Adam's own count."""
     return max((int(state["step"]) for state in engine.optimizer.state.values() if "step" in state), default=0)
 
 
 def optimizer_state(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
-    """`<moment>.<parameter>` and `master.<parameter>` with their whole float32 tensors; the latter for narrow formats.
+    """Names `<moment>.<parameter>`, and in half precision `master.<parameter>`, with their whole float32 tensors.
 
-    Moments are missing before the first update.
+    There are no moments before the first update.
     """
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
@@ -93,10 +93,10 @@ def restore(
     steps: int,
     zero_loss: Callable[[], Tensor],
 ) -> None:
-    """Put back what `weights`, `optimizer_state` and `optimizer_steps` gave; bit for bit under the same settings.
+    """Restore `weights`, `optimizer_state` and `optimizer_steps`, bit for bit under the same settings.
 
-    `zero_loss` makes a loss with a zero gradient: a partitioned optimiser has nowhere to put its state before its first
-    step. Raises DataError where a tensor is missing.
+    `zero_loss` computes a loss with a zero gradient: a partitioned optimiser allocates its state in its first step.
+    Raises DataError for a missing tensor.
     """
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 

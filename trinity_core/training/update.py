@@ -1,7 +1,7 @@
-"""One training step: whole-batch advantages and weights, then losses over micro-batches that add up to the batch's.
+"""One optimiser step: advantages and weights of the whole batch, then losses of micro-batches that sum to its loss.
 
-The result does not depend on how the batch is cut into micro-batches or spread over ranks: what needs the whole batch
-(advantages, aggregation weights) is computed from it on every rank alike, and the rest is a sum over rows.
+The result does not depend on the division into micro-batches and ranks: advantages and aggregation weights are computed
+from the whole batch on every rank, and everything else is a sum over rows.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Cut:
 
     max_tokens: int
     rows: int | None = None
-    """Rows of a micro-batch; None: as many as `max_tokens` allows."""
+    """Rows of a micro-batch; None for as many as `max_tokens` allows."""
     rows_per_unit: int = 1
     """Adjacent rows that must stay together."""
     packing: bool = True
 
 
 def micro_batches(batch: Batch, cut: Cut, ranks: Ranks, dtype: torch.dtype) -> list[Micro]:
-    """This rank's micro-batches, on its device. All ranks have the same number, some of which may be empty."""
+    """This rank's micro-batches, on its device. All ranks have the same number; some may be empty."""
     rows = batch.experiences
     prompts, responses = [e.prompt_length for e in rows], [e.response_length for e in rows]
     budget, largest_mask = (
@@ -60,7 +60,7 @@ def micro_batches(batch: Batch, cut: Cut, ranks: Ranks, dtype: torch.dtype) -> l
 
 
 def empty_micro(batch: Batch, cut: Cut) -> Micro:
-    """A micro-batch that keeps a rank in step with the others: real rows, of which nothing counts."""
+    """A micro-batch of real rows without loss, which keeps a rank in step with the others."""
     return build_micro(batch.experiences, range(cut.rows_per_unit), batch.width, cut.packing).emptied()
 
 
@@ -74,7 +74,7 @@ def gather(batch: Batch, micros: list[Micro], forward: Callable[[Micro], Tensor]
 
 
 def needs_old_logprobs_first(objective: Objective, updates: int) -> bool:
-    """Whether the policy's log-probs before the update must be computed, or are the new ones' stop-gradient."""
+    """True if old log-probs must be computed before the update; otherwise they are the new ones' stop-gradient."""
     known = ADVANTAGES.get(objective.advantage_name)
     in_advantage = known is not None and "old_logprobs" in keywords(known)
     return objective.kl_in_reward or in_advantage or (updates > 1 and objective.needs_old_logprobs)
@@ -82,7 +82,7 @@ def needs_old_logprobs_first(objective: Objective, updates: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch with all that its update needs; [B, T] each."""
+    """A batch with the tensors of its update, [B, T] each."""
 
     batch: Batch
     advantages: Tensor
@@ -93,7 +93,7 @@ class Prepared:
 
     @property
     def inputs(self) -> dict[str, Tensor | None]:
-        """What the loss is made of beside the policy, by the name that an error has for it."""
+        """Loss inputs other than the policy's log-probs, keyed by their label in error messages."""
         return {
             "the rollouts' log-probs": self.batch.rollout_logprobs,
             "the reference model's log-probs": self.ref_logprobs,
@@ -109,7 +109,7 @@ def prepare(
     ref_logprobs: Tensor | None,
     values: Tensor | None,
 ) -> tuple[Prepared, dict[str, float]]:
-    """Rewards to advantages, for the whole batch."""
+    """The whole batch with its advantages, and their metrics."""
     rows = batch.experiences
     rewards, token_rewards = batch.rewards, None
     if batch.token_rewards is not None:
@@ -143,7 +143,7 @@ def update(
     step: int,
     lr: float,
 ) -> dict[str, float]:
-    """One optimiser step over the whole batch; returns its metrics, exact over micro-batches and ranks.
+    """One optimiser step over the whole batch; returns metrics that are exact over micro-batches and ranks.
 
     Raises TrinityError for a loss or gradient that is not finite.
     """
@@ -174,7 +174,7 @@ def update(
 
 
 def all_reduce(ranks: Ranks) -> Callable[[Tensor, str], None]:
-    """The form in which `MetricAccumulator.reduce` wants it."""
+    """The collective that `MetricAccumulator.reduce` takes: (tensor, "sum" or "max"), in place."""
 
     def reduce(values: Tensor, op: str) -> None:
         if ranks.world_size > 1:
@@ -185,7 +185,7 @@ def all_reduce(ranks: Ranks) -> Callable[[Tensor, str], None]:
 
 
 def _present(mask: Tensor, micro: Micro) -> Tensor:
-    """The mask of the micro-batch's rows, all false in an emptied one."""
+    """The mask of the micro-batch's rows; all false if the micro-batch is empty."""
     return mask[micro.rows] if len(micro.cells) else mask[micro.rows] & False
 
 
