@@ -1,9 +1,9 @@
-"""From per-token losses `[B, T]` to one number.
+"""Aggregations reduce per-token losses `[B, T]` to one number.
 
 An aggregation is defined by the weight it gives each token: loss = (weights * values).sum(). The weights come from the
-mask of the *whole* batch, so the loss and its gradient do not depend on how the batch is cut into micro-batches or
-ranks: each cut uses its slice of the weights and the sums add up exactly.
-A row without action tokens (padding, an empty answer) counts as no sequence.
+mask of the *whole* batch, so the loss and its gradient do not depend on the division into micro-batches or ranks: each
+uses its slice of the weights, and the sums add up exactly.
+A row without action tokens (padding, an empty answer) does not count as a sequence.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """A way to weigh tokens. `weights` is what the trainer uses; calling it reduces values at once."""
+    """A named weighting of tokens. The trainer uses `weights`; a call reduces values to the scalar."""
 
     name: str
     function: Callable[..., Tensor]
-    """(mask [B, T] bool, **args) -> weights [B, T] float64; what it gives to masked tokens is ignored."""
+    """(mask [B, T] bool, **args) -> weights [B, T] float64; weights of masked tokens are ignored."""
 
     def weights(self, mask: Tensor, *, dtype: torch.dtype | None = None, **args: Any) -> Tensor:
         """[B, T] weights, float32 by default, from the mask of the whole batch; 0 at masked tokens."""
@@ -35,7 +35,7 @@ class Aggregation:
         return clean(self.function(mask, **args), mask).to(dtype or torch.float32)
 
     def __call__(self, values: Tensor, mask: Tensor, **args: Any) -> Tensor:
-        """The scalar of `[B, T]` values. Raises InputError for a NaN or infinity at an action token."""
+        """The aggregated scalar of `[B, T]` values. Raises InputError for a NaN or infinity at an action token."""
         mask = as_mask(mask)
         require_finite(mask, values=values)
         return (clean(values, mask) * self.weights(mask, dtype=values.dtype, **args)).sum()

@@ -1,4 +1,4 @@
-"""Calling a part with those of its inputs that there are, and with the arguments of a configuration."""
+"""Calls parts with the inputs that they take and the arguments of the configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def keywords(function: Callable[..., Any]) -> set[str]:
 
 
 def refuse_unknown(function: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    """Raise InputError for an argument that the function does not know."""
+    """Raise InputError for an argument that the function does not take."""
     parameters = inspect.signature(function).parameters
     if unknown := set(args) - set(parameters):
         known = ", ".join(sorted(name for name, p in parameters.items() if p.default is not p.empty)) or "none"
@@ -23,9 +23,9 @@ def refuse_unknown(function: Callable[..., Any], args: Mapping[str, Any]) -> Non
 
 
 def call_with(function: Callable[..., Any], inputs: Mapping[str, Any], args: Mapping[str, Any]) -> Any:
-    """Call with those inputs the function takes and that are given, and with all `args`.
+    """Call with the given `inputs` that the function takes, and with all `args`.
 
-    Raises InputError for an argument it does not know and for an input that it needs and was not given.
+    Raises InputError for an unknown argument and for a missing required input.
     """
     refuse_unknown(function, args)
     parameters = inspect.signature(function).parameters

@@ -1,7 +1,7 @@
-"""The gap between rollout and trainer: how wide it is, and weights that correct for it.
+"""The rollout gap: its metrics, and rollout corrections, the token weights that compensate for it.
 
-The engine that samples and the model that trains compute slightly different log-probs (kernels, precision, and weights
-that are some steps old). With x sampled from the engine's policy mu and the trainer's policy pi before the update, the
+The engine and the trainer compute slightly different log-probs (kernels, precision, weights that are some steps old).
+With x sampled from the engine's policy mu and the trainer's policy pi before the update, the
 importance ratio is r = pi(x) / mu(x). A correction turns it into a weight per token, without gradient.
 """
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOG_RATIO_CAP = 20.0
-"""Log-ratios are held within +-20 before exp: beyond, a float32 weight says nothing more and its square overflows."""
+"""Log-ratios are clamped to +-20 before exp; the square of a larger float32 weight would overflow."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """Weights from log-ratios."""
+    """A named rule that gives tokens weights from their log-ratios."""
 
     name: str
     function: Callable[..., Tensor]
     """(log_ratio [B, T], mask [B, T], **args) -> weights [B, T]."""
 
     def weights(self, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, **args: Any) -> Tensor:
-        """[B, T] weights without gradient, 1 at masked tokens; whole rows are needed, never a cut through one."""
+        """[B, T] weights without gradient, 1 at masked tokens. Rows must be whole: some rules use sequence ratios."""
         weights = self.function(log_ratio(old_logprobs, rollout_logprobs, mask), mask, **args)
         return torch.where(mask, weights, torch.ones_like(weights))
 
@@ -101,7 +101,7 @@ def mis(log_ratio: Tensor, mask: Tensor, cap: float = 2.0, level: Literal["seque
 
 @correction("icepop")
 def icepop(log_ratio: Tensor, mask: Tensor, low: float = 0.5, high: float = 5.0) -> Tensor:
-    """r_t where low <= r_t <= high, else 0: where the two disagree nothing is learnt (IcePop, arXiv 2510.18855)."""
+    """r_t where low <= r_t <= high, else 0: no gradient where the two policies disagree (IcePop, arXiv 2510.18855)."""
     ratio = _exp(log_ratio)
     return torch.where((ratio >= low) & (ratio <= high), ratio, torch.zeros_like(ratio))
 

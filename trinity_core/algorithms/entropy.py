@@ -1,4 +1,4 @@
-"""Entropy terms: a bonus for policies that stay undecided, written as a loss to be added."""
+"""Entropy bonuses, written as losses to be added."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Select: TypeAlias = "Callable[[Tensor, Tensor | None], Tensor]"
 
 @dataclass(frozen=True)
 class EntropyLoss:
-    """Which tokens' entropy counts. Calling it gives -entropy_coef * aggregate(entropy) and the metric."""
+    """A choice of tokens whose entropy counts; a call gives -entropy_coef * aggregate(entropy) and the metric."""
 
     name: str
     select: Select
@@ -41,7 +41,7 @@ class EntropyLoss:
 
 
 def entropy_bonus(entropy_coef: float = 0.0) -> float:
-    """What the mean entropy is weighed with in the loss: the arguments of every entropy loss."""
+    """The coefficient of the aggregated entropy; its signature gives the arguments of every entropy loss."""
     return float(entropy_coef)
 
 

@@ -1,4 +1,4 @@
-"""Per-token estimates of the divergence from a reference policy, and the coefficient they are weighed with.
+"""Per-token estimators of the KL divergence from a reference policy, and their coefficient.
 
 With d = logprobs - ref_logprobs of a token sampled from the policy: k1, k2, k3 are Schulman's estimators of
 KL(policy || reference) (joschu.net/blog/kl-approx.html). In the reward any of them is a penalty. In the loss their
@@ -31,7 +31,7 @@ class KLFn:
     def tokens(
         self, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, old_logprobs: Tensor | None = None, **args: Any
     ) -> Tensor:
-        """The estimate without looking for NaNs (which waits for the device)."""
+        """The estimate, without the check for NaNs (which would synchronise with the device)."""
         inputs = {"logprobs": logprobs, "ref_logprobs": ref_logprobs, "old_logprobs": old_logprobs}
         cleaned = {name: None if value is None else clean(value, mask) for name, value in inputs.items()}
         return clean(call_with(self.function, cleaned, args), mask)
@@ -87,7 +87,7 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 @kl_fn("low_var_kl")
 def low_var_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """k3 with the log-ratio held within +-20 and the result within 10, against overflow."""
+    """k3 with the log-ratio clamped to +-20 and the result to 10, against overflow."""
     log_ratio = (ref_logprobs - logprobs).clamp(-20, 20)
     return (torch.expm1(log_ratio) - log_ratio).clamp(max=10)
 
@@ -105,7 +105,7 @@ def corrected_k3(
     """pi / pi_old * k3: unbiased, gradient included, for tokens that an older policy sampled
     (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
 
-    `ratio_cap` truncates the ratio for stability; None leaves it whole. Without `old_logprobs` the old policy is the
+    `ratio_cap` truncates the ratio for stability (None: no cap). Without `old_logprobs` the old policy is the
     current one.
     """
     old = logprobs.detach() if old_logprobs is None else old_logprobs
@@ -117,15 +117,15 @@ def corrected_k3(
 
 @dataclass
 class KLCoefficient:
-    """The weight of a KL term: fixed, or steered so that the KL stays near a target (arXiv 1909.08593, section 2.2).
+    """The coefficient of a KL term: fixed, or adapted to keep the KL near a target (arXiv 1909.08593, section 2.2).
 
-    Its value belongs to a checkpoint: `kl_coef` is all the state there is.
+    Its only state is `kl_coef`, which checkpoints store.
     """
 
     kl_coef: float = 0.001
     adaptive: bool = False
     target_kl: float | None = None
-    """Nats per token to aim at."""
+    """Target KL in nats per token."""
     horizon: float | None = None
     """Experiences over which a lasting error of 20 % moves the coefficient by about 20 %."""
 
@@ -144,7 +144,7 @@ class KLCoefficient:
 
 
 def split_kl_args(args: dict[str, Any]) -> tuple[KLCoefficient, dict[str, Any]]:
-    """The coefficient that `kl_loss_fn_args` or `kl_penalty_fn_args` describe, and what is left for the estimator."""
+    """Split `kl_loss_fn_args` or `kl_penalty_fn_args` into the coefficient and the estimator's own arguments."""
     names = ("kl_coef", "adaptive", "target_kl", "horizon")
     return (
         KLCoefficient(**{name: args[name] for name in names if name in args}),

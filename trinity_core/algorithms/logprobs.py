@@ -1,10 +1,10 @@
-"""Log-probs and entropy of tokens straight from the last hidden states, without the full logits.
+"""Log-probs and entropy of tokens from the last hidden states, without the full logits.
 
 The `[K, V]` logits of K positions over a vocabulary of V never exist: slices of the vocabulary are computed, reduced
-with a running maximum (as in online softmax, arXiv 1805.02867) and dropped; the backward pass computes each slice
-again. That is one matrix product more than the plain way has, paid for by fewer passes over memory. Rows whose
-gradient is 0 (masked tokens, zero-variance groups) are left out of the backward pass.
-No second derivatives. `benchmarks/logprob_memory.py` measures memory and time.
+with a running maximum (as in online softmax, arXiv 1805.02867) and dropped; the backward pass recomputes each slice.
+That is one matrix product more than the plain computation, but fewer passes over memory. Rows whose gradient is 0
+(masked tokens, zero-variance groups) are left out of the backward pass.
+There are no second derivatives. `benchmarks/logprob_memory.py` measures memory and time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from trinity_core.errors import InputError
 
 SLICE_ELEMENTS = {"cpu": 2**23, "cuda": 2**24}
-"""Logits held at once, by device: small enough for 1/10 of the plain way's peak at 2,048 positions, large enough that
-matrix products dominate."""
+"""Logits held at once, by device: small enough for 1/10 of the plain computation's peak memory at 2,048 positions,
+large enough that matrix products dominate."""
 
 
 def token_logprobs_and_entropy(
@@ -34,10 +34,10 @@ def token_logprobs_and_entropy(
     """(log-probs [K] of `targets`, entropies [K]) of softmax((hidden @ weight.T + bias) / temperature), in nats.
 
     `hidden` [K, H], `lm_head_weight` [V, H], `targets` [K] integers below V, `bias` [V]. Results are float32 (float64
-    for float64 inputs); half-precision inputs are multiplied as such, all else is float32. `chunk` is the number of
-    vocabulary entries at a time, by default as many as `SLICE_ELEMENTS` allow. Without `with_entropy` entropies are 0
-    and cost nothing. Raises InputError for shapes that do not fit, a temperature of 0 or below, and (on the CPU, where
-    looking is free) targets outside the vocabulary.
+    for float64 inputs). Half-precision inputs are multiplied in half precision; everything else is float32. `chunk` is
+    the number of vocabulary entries at a time, by default as many as `SLICE_ELEMENTS` allow. Without `with_entropy`
+    entropies are 0 and cost nothing. Raises InputError for shapes that do not match, a temperature of 0 or below, and
+    (on the CPU, where the check is cheap) targets outside the vocabulary.
     """
     rows, vocabulary = hidden.shape[0], lm_head_weight.shape[0]
     if hidden.dim() != 2 or targets.shape != (rows,) or hidden.shape[1] != lm_head_weight.shape[1]:
@@ -56,7 +56,7 @@ def token_logprobs_and_entropy(
 
 
 class _Slices:
-    """Slices of scaled logits in a buffer that is used again and again."""
+    """Computes slices of scaled logits in one reused buffer."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, chunk: int) -> None:
         self.hidden, self.weight, self.bias, self.scale, self.chunk = hidden, weight, bias, scale, chunk
@@ -73,7 +73,7 @@ class _Slices:
         return self.weight[start:end].to(self.hidden.dtype)
 
     def logits(self, start: int, end: int) -> Tensor:
-        """[K, end - start], valid until the next call where no conversion is needed."""
+        """[K, end - start], in the shared buffer unless a conversion is needed: valid until the next call."""
         out = self.buffer[: self.hidden.shape[0] * (end - start)].view(-1, end - start)
         out.addmm_(self.hidden, self.head(start, end).t(), beta=0, alpha=self.scale)
         logits = out.to(self.dtype)
@@ -81,7 +81,7 @@ class _Slices:
 
 
 def _place(targets: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
-    """[K, 1] each target's column in a slice, and whether it is there at all."""
+    """[K, 1] each target's column in a slice, clamped, and whether the slice holds it."""
     column = targets[:, None] - start
     return column.clamp(0, end - start - 1), (column >= 0) & (column < end - start)
 
@@ -153,7 +153,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Gradients(_Slices):
-    """The backward pass over the rows that have a gradient."""
+    """The backward pass over the rows with a gradient."""
 
     def compute(
         self, targets: Tensor, log_total: Tensor, entropy: Tensor, g: Tensor, h: Tensor | None,
@@ -185,14 +185,14 @@ class _Gradients(_Slices):
         return d_hidden, d_weight, d_bias
 
     def _write(self, target: Tensor, d_logits: Tensor) -> None:
-        """target = d_logits.t() @ hidden, without a copy where the precisions agree."""
+        """target = d_logits.t() @ hidden, without a copy if the dtypes agree."""
         if target.dtype == d_logits.dtype:
             torch.mm(d_logits.t(), self.hidden, out=target)
         else:
             target.copy_(d_logits.t() @ self.hidden)
 
     def _accumulate(self, total: Tensor, d_logits: Tensor, head: Tensor) -> None:
-        """total += d_logits @ head, in place where the precisions agree."""
+        """total += d_logits @ head, in place if the dtypes agree."""
         if total.dtype == d_logits.dtype:
             total.addmm_(d_logits, head)
         else:

@@ -1,4 +1,4 @@
-"""Metrics that add up exactly over micro-batches and ranks."""
+"""Accumulates metrics exactly over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Stats = dict[str, Stat]
 class MetricAccumulator:
     """Running sums, means, maxima and effective sample sizes, kept on the device in float64 until `metrics()`.
 
-    Every micro-batch of a run adds the same names, so ranks agree on their order.
+    Every micro-batch of a run adds the same names, so ranks agree on their order in `reduce`.
     """
 
     def __init__(self) -> None:
@@ -32,22 +32,22 @@ class MetricAccumulator:
         self._add(name, torch.stack([clean(values.detach().double(), mask).sum(), mask.sum().double()]))
 
     def means(self, stats: Stats) -> None:
-        """Average several."""
+        """Average several metrics, as `mean`."""
         for name, (values, mask) in stats.items():
             self.mean(name, values, mask)
 
     def total(self, name: str, value: Tensor) -> None:
-        """Add a number that is a part of a whole-batch sum already, such as a micro-batch's share of the loss."""
+        """Add a term of a whole-batch sum, such as a micro-batch's share of the loss."""
         self._add(name, value.detach().double().reshape(1))
 
     def maximum(self, name: str, values: Tensor, mask: Tensor) -> None:
-        """Keep the largest value under the mask; values are not negative, and 0 stands for none."""
+        """Keep the largest value under the mask, 0 if the mask is empty. Values must not be negative."""
         peak = clean(values.detach().double(), mask)
         peak = peak.max() if peak.numel() else peak.new_zeros(())
         self.maxima[name] = torch.maximum(self.maxima[name], peak) if name in self.maxima else peak
 
     def effective_sample_size(self, name: str, weights: Tensor, mask: Tensor) -> None:
-        """(sum w)^2 / (n sum w^2): the share of tokens that the weighted ones are worth; 1 where there are none."""
+        """(sum w)^2 / (n sum w^2): the effective sample size as a share of the tokens; 1 without tokens."""
         w = clean(weights.detach().double(), mask)
         self._add(name, torch.stack([w.sum(), w.square().sum(), mask.sum().double()]))
 

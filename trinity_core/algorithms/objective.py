@@ -1,8 +1,8 @@
-"""One algorithm's parts put together, split so that a batch may be cut anywhere between rows.
+"""The objective of one algorithm, assembled from its parts; a batch may be divided anywhere between rows.
 
-For each batch the trainer asks once for `advantages` and `weights` of the whole batch, then for each micro-batch (its
-rows, or for DPO its pairs, and its slice of the weights) for a `loss` to call backward on; the losses add up to the
-batch's loss. Over ranks the gradients are summed, not averaged. The trainer never asks which algorithm it is.
+For each batch the trainer calls `advantages` and `weights` once on the whole batch, then `loss` on each micro-batch
+(its rows, or for DPO its pairs, and its slice of the weights). The losses add up to the batch's loss. Gradients are
+summed over ranks, not averaged. The trainer does not know which algorithm it runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class AlgorithmSpec(Protocol):
-    """What an AlgorithmType and a resolved algorithm section have in common."""
+    """The fields that an AlgorithmType and a resolved algorithm section share."""
 
     @property
     def advantage_fn(self) -> str | None: ...
@@ -61,7 +61,7 @@ class AlgorithmSpec(Protocol):
 
 
 class Weights(NamedTuple):
-    """`[B, T]` float32 weights of each token in the parts of the loss; slice all three alike."""
+    """`[B, T]` float32 weights of each token in the three terms of the loss."""
 
     policy: Tensor
     kl: Tensor
@@ -73,13 +73,13 @@ class Weights(NamedTuple):
 
 
 class Advantages(NamedTuple):
-    """What `Objective.advantages` gives for the whole batch."""
+    """The result of `Objective.advantages` for the whole batch."""
 
     advantages: Tensor
-    """[B, T] float32; 0 in rows left out and at masked tokens."""
+    """[B, T] float32; 0 in excluded rows and at masked tokens."""
     metrics: dict[str, float]
     returns: Tensor | None
-    """[B, T] the critic's target, where the advantage function has one."""
+    """[B, T] the critic's target; None if the advantage function gives none."""
 
 
 class Objective:
@@ -116,48 +116,48 @@ class Objective:
 
     @property
     def kl_in_loss(self) -> bool:
-        """Whether `loss` needs ref_logprobs for its KL term."""
+        """True if `loss` needs ref_logprobs for its KL term."""
         return self.kl_loss_fn.name != "none" and (self.kl_loss.adaptive or self.kl_loss.kl_coef != 0)
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether `advantages` needs ref_logprobs."""
+        """True if `advantages` needs ref_logprobs."""
         return self.kl_penalty_fn.name != "none" and (self.kl_penalty.adaptive or self.kl_penalty.kl_coef != 0)
 
     @property
     def needs_reference(self) -> bool:
-        """Whether a reference model must be there."""
+        """True if a reference model is needed."""
         return self.kl_in_loss or self.kl_in_reward or "ref_logprobs" in self.policy_loss.inputs
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether the old log-probs are used at all (if they may be the stop-gradient of the new, give None)."""
+        """True if the policy loss uses old log-probs (None stands for the stop-gradient of the new ones)."""
         return "old_logprobs" in self.policy_loss.inputs
 
     @property
     def entropy_has_gradient(self) -> bool:
-        """Whether the entropy is a part of the loss; otherwise it is a metric and needs no graph."""
+        """True if the entropy is a term of the loss; otherwise it is only a metric and needs no graph."""
         return self.entropy_loss.name != "none" and self.entropy_coef != 0
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps: the coefficients that adaptive KL has reached."""
+        """State for a checkpoint: the present KL coefficients."""
         return {"kl_loss_coef": self.kl_loss.kl_coef, "kl_penalty_coef": self.kl_penalty.kl_coef}
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """The inverse of `state`, for adaptive coefficients only: a fixed one is what the configuration says."""
+        """The inverse of `state` for adaptive coefficients; fixed ones keep the configured value."""
         for coefficient, name in ((self.kl_loss, "kl_loss_coef"), (self.kl_penalty, "kl_penalty_coef")):
             if coefficient.adaptive and name in state:
                 coefficient.kl_coef = state[name]
 
     @without_gradient
     def advantages(self, mask: Tensor, excluded: Tensor | None = None, **inputs: Any) -> Advantages:
-        """Advantages of the whole batch, the same on every rank that is given the same batch.
+        """Advantages of the whole batch; deterministic, so every rank computes the same.
 
-        `inputs`, those the advantage function takes: rewards [B], group_ids [B] (tensor or strings), run_ids [B],
-        turns [B], token_rewards, values, teacher_logprobs, old_logprobs, ref_logprobs [B, T]. A KL penalty is taken
-        off the token rewards first (and off `rewards`, their sum), and its adaptive coefficient moves on. The rows of
-        `excluded` bool [B] (an expert's, answers without a verdict) take no part. Raises InputError for what is
-        missing or not finite.
+        `inputs` are those that the advantage function takes: rewards [B], group_ids [B] (tensor or strings), run_ids
+        [B], turns [B], token_rewards, values, teacher_logprobs, old_logprobs, ref_logprobs [B, T]. A KL penalty is
+        first subtracted from the token rewards (and from `rewards`, their sum), and its adaptive coefficient is
+        updated. The rows of `excluded` bool [B] (expert rows, unscored answers) get 0 and do not count in groups.
+        Raises InputError for inputs that are missing or not finite.
         """
         mask = as_mask(mask)
         if self.advantage_name == "none":
@@ -173,14 +173,14 @@ class Objective:
         return Advantages(result[0], metrics | result[1], returns)
 
     def _of_rows(self, rows: Tensor, mask: Tensor, inputs: dict[str, Any]) -> Advantages:
-        """Advantages of some rows as if they were all, 0 in the others."""
+        """Advantages computed from these rows alone, 0 in the others."""
         part = {name: _take(value, rows) for name, value in inputs.items()}
         advantages, metrics, returns = self.advantages(mask[rows], None, **part)
         whole = None if returns is None else _scatter(returns, rows, mask)
         return Advantages(_scatter(advantages, rows, mask), metrics, whole)
 
     def _penalised(self, mask: Tensor, inputs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-        """The inputs with rewards less kl_coef * KL(old || reference), and the KL's metrics."""
+        """The inputs with kl_coef * KL(old || reference) subtracted from the rewards, and the KL's metrics."""
         old, reference = inputs.get("old_logprobs"), inputs.get("ref_logprobs")
         if old is None or reference is None:
             raise InputError("a KL penalty in the reward needs old_logprobs and ref_logprobs")
@@ -196,7 +196,7 @@ class Objective:
     def weights(self, mask: Tensor, is_expert: Tensor | None = None, step: int = 0) -> Weights:
         """Weights from the mask (and `is_expert` [B]) of the whole batch, all ranks' rows included.
 
-        The KL is that of the tokens that the policy sampled; in a batch of an expert's rows alone (SFT), of theirs.
+        The KL term covers the tokens that the policy sampled; in a batch of expert rows only (SFT), those rows.
         `step` is the trainer step, for losses with a schedule.
         """
         mask = as_mask(mask)
@@ -230,11 +230,11 @@ class Objective:
         is_expert: Tensor | None = None,
         step: int = 0,
     ) -> Tensor:
-        """A micro-batch's part of the loss, with gradient; its metrics go to the `accumulator`.
+        """A micro-batch's term of the loss, with gradient; its metrics are added to `accumulator`.
 
         All tensors `[b, T]` of the same rows. `old_logprobs` None means the stop-gradient of `logprobs`: no second
-        forward pass, and the ratio's clip is skipped. `rollout_logprobs` are measured and corrected for, expert rows
-        aside. Nothing here waits for the device.
+        forward pass, and the ratio's clip is skipped. The rollout gap to `rollout_logprobs` is measured and corrected
+        for, except in expert rows. Nothing here synchronises with the device.
         """
         inputs = {
             "old_logprobs": old_logprobs, "advantages": advantages, "ref_logprobs": ref_logprobs,
@@ -269,7 +269,7 @@ class Objective:
         self, accumulator: MetricAccumulator, weights: Weights, logprobs: Tensor, reference: Tensor | None,
         old: Tensor | None, mask: Tensor,
     ) -> Tensor:  # fmt: skip
-        """This micro-batch's part of the aggregated KL, without coefficient."""
+        """This micro-batch's term of the aggregated KL, without coefficient."""
         if reference is None:
             raise InputError(f"the KL loss '{self.kl_loss_fn.name}' needs ref_logprobs")
         tokens = self.kl_loss_fn.tokens(logprobs, reference, mask, old, **self.kl_loss_args)
@@ -279,7 +279,7 @@ class Objective:
         return value
 
     def after_batch(self, metrics: dict[str, float], experiences: int) -> dict[str, float]:
-        """The metrics with `kl_coef`, the coefficient that was used; an adaptive one then follows the KL per token."""
+        """The metrics plus `kl_coef`, the coefficient used. An adaptive one is then updated by the KL per token."""
         if not self.kl_in_loss:
             return metrics
         used = self.kl_loss.kl_coef
@@ -288,14 +288,14 @@ class Objective:
 
 
 def _sampled(mask: Tensor, is_expert: Tensor | None) -> Tensor:
-    """The mask of the tokens that the policy sampled; all of them where it has sampled no row."""
+    """The mask of the tokens that the policy sampled; of all tokens if every row is an expert's."""
     if is_expert is None or bool(is_expert.all()):
         return mask
     return mask & ~is_expert[:, None].bool()
 
 
 def _take(values: Any, rows: Tensor) -> Any:
-    """The given rows of a tensor or of a sequence; anything else as it is."""
+    """These rows of a tensor or sequence; any other value unchanged."""
     if isinstance(values, torch.Tensor):
         return values[rows.to(values.device)] if values.dim() else values
     return [values[row] for row in rows.tolist()] if isinstance(values, list | tuple) else values

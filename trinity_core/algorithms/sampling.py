@@ -1,4 +1,4 @@
-"""Dynamic sampling: which groups of rollouts are worth a step, and when there are enough of them."""
+"""Dynamic sampling: select groups that are not zero-variance groups, until they fill a batch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ if TYPE_CHECKING:
 
 
 def groups_with_variance(rewards: Tensor, group_ids: GroupIds, std_threshold: float = 0.0) -> Tensor:
-    """[B] bool: the rows of groups whose rewards deviate by more than `std_threshold` (sample deviation).
+    """[B] bool: rows of groups whose rewards have a sample deviation above `std_threshold`.
 
-    What DAPO's dynamic sampling keeps (arXiv 2503.14476, eq. 11): with rewards of 0 and 1 and a threshold of 0, the
-    groups that are neither all right nor all wrong. Groups of one are never kept.
+    With a threshold of 0 these are all but the zero-variance groups: the groups that DAPO's dynamic sampling keeps
+    (arXiv 2503.14476, eq. 11). Groups of one are never kept.
     """
     groups = Groups.of(rewards, group_ids)
     return (groups.stds > std_threshold)[groups.index]
 
 
 def fill_batch(keep: Tensor, group_ids: GroupIds, rows: int) -> tuple[Tensor, bool]:
-    """(indices of rows to train on, whether they fill the batch): kept groups whole and in order of their first row,
-    until there are at least `rows`. While they do not fill it, DAPO samples more tasks.
+    """(indices of rows to train on, whether they are at least `rows`): whole kept groups in order of their first row.
+
+    While kept groups do not fill the batch, DAPO samples more tasks.
     """
     groups = Groups.of(torch.zeros(len(keep), device=keep.device), group_ids)
     chosen: list[int] = []

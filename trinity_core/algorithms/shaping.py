@@ -1,4 +1,4 @@
-"""What is done to rewards and groups before advantages: the penalty for length, and which groups are worth a step."""
+"""Reward shaping before advantages: the penalty for overlong responses."""
 
 from __future__ import annotations
 

@@ -28,9 +28,9 @@ def without_gradient(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def clean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The values where the mask is true and 0 elsewhere, so that not even a NaN passes from a masked token.
+    """The values where the mask is true and 0 elsewhere, so that a NaN at a masked token has no effect.
 
-    Applied to inputs, before any arithmetic: the gradient of a masked token is then exactly 0 as well.
+    Applied to inputs before any arithmetic, so the gradient of a masked token is exactly 0 as well.
     """
     return torch.where(mask_BT, values_BT, torch.zeros((), dtype=values_BT.dtype, device=values_BT.device))
 
@@ -59,7 +59,7 @@ def as_mask(mask: Tensor) -> Tensor:
 
 
 def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Scalar mean over the action tokens; 0 where there are none."""
+    """Scalar mean over the action tokens; 0 without any."""
     return clean(values_BT, mask_BT).sum() / mask_BT.sum().clamp(min=1)
 
 
@@ -74,12 +74,12 @@ def row_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def first_token(mask_BT: Tensor) -> Tensor:
-    """[B, T] bool, true at each row's first action token: the place of numbers that a row has once."""
+    """[B, T] bool, true at each row's first action token, where values of the whole row are put."""
     return mask_BT & (mask_BT.cumsum(-1) == 1)
 
 
 def last_token(mask_BT: Tensor) -> Tensor:
-    """[B, T] bool, true at each row's last action token: the place of a sequence's reward."""
+    """[B, T] bool, true at each row's last action token, where the sequence's reward is put."""
     return mask_BT & (mask_BT.flip(-1).cumsum(-1).flip(-1) == 1)
 
 

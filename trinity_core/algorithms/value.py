@@ -1,4 +1,4 @@
-"""The critic's loss: squared error to the returns, with the step of each value limited like PPO's ratio."""
+"""The critic's loss: squared error to the returns, with values clipped around the old ones as in PPO."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def value_tokens(
     values: Tensor, returns: Tensor, mask: Tensor, old_values: Tensor | None = None, cliprange_value: float = 0.5
 ) -> tuple[Tensor, Stats]:
     """Per token max((V - R)^2, (clip(V, V_old +- c) - R)^2) / 2, 0 at masked tokens (arXiv 1506.02438 with the clip of
-    OpenAI's PPO2); all `[B, T]`. Without `old_values` nothing is clipped. To be weighed as policy values are.
+    OpenAI's PPO2); all `[B, T]`. Without `old_values` nothing is clipped. Aggregated like policy losses.
     """
     if cliprange_value <= 0:
         raise InputError(f"cliprange_value must be positive, not {cliprange_value}")

@@ -1,4 +1,4 @@
-"""Advantages that compare the rollouts of one task with each other: no critic is needed."""
+"""Advantages relative to the other rollouts of the same task; no critic is needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result: TypeAlias = "tuple[Tensor, dict[str, float]]"
 
 
 def _scaled(groups: Groups, epsilon: float, std_normalize: bool, std_cal_level: str) -> Tensor:
-    """[B] deviations, over the group's or the batch's deviation plus epsilon where that is asked for."""
+    """[B] reward minus group mean; with `std_normalize` divided by the group's or batch's deviation plus epsilon."""
     if std_cal_level not in ("group", "batch"):
         raise InputError(f"std_cal_level is group or batch, not '{std_cal_level}'")
     if not std_normalize:
@@ -43,7 +43,7 @@ def grpo(
 
     `std_normalize` false leaves out the division (Dr. GRPO, 2503.20783); `std_cal_level: batch` divides by the
     deviation of all rewards of the batch. Groups whose deviation is at most `std_threshold` get 0 and are counted as
-    `filtered_count` (rows). A group of one, or of equal rewards, teaches nothing: 0. `overlong` are the arguments of
+    `filtered_count` (rows). Groups of one and zero-variance groups get 0. `overlong` are the arguments of
     `overlong_penalty` (max_length, cache_length, factor), which is added to the rewards first.
     """
     if overlong is not None:

@@ -1,4 +1,4 @@
-"""What advantage functions share: groups of rollouts, and rewards at their place."""
+"""Shared by advantage functions: groups of rollouts, and rewards as token rewards."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
 
 @dataclass(frozen=True)
 class Groups:
-    """Rewards by group, in float64. A group's own mean is taken from differences to its least reward, so that equal
-    rewards deviate by exactly 0."""
+    """Rewards by group, in float64. Means are computed on differences to the group's least reward, so the deviation of
+    equal rewards is exactly 0."""
 
     rewards: Tensor
     """[B]"""
@@ -46,7 +46,7 @@ class Groups:
 
     @classmethod
     def of(cls, rewards: Tensor, group_ids: GroupIds | None) -> Groups:
-        """Raises InputError for a reward that is not finite and for ids of another number than rewards."""
+        """Raises InputError for a reward that is not finite, or if the numbers of ids and rewards differ."""
         if rewards.dim() != 1 or group_ids is None or len(group_ids) != len(rewards):
             given = "none" if group_ids is None else len(group_ids)
             raise InputError(
@@ -88,7 +88,7 @@ class Groups:
         return (self.sums(self.deviations.square()) / (self.counts - 1).clamp(min=1)).sqrt()
 
     def metrics(self) -> dict[str, float]:
-        """Averages over groups of their reward's mean and deviation, and the share of zero-variance groups."""
+        """Mean and deviation of the rewards, averaged over groups, and the share of zero-variance groups."""
         if not len(self.rewards):
             return {}
         zero_variance = float((self.stds == 0).double().mean())
@@ -109,14 +109,14 @@ def to_tokens(scores_B: Tensor, mask: Tensor) -> Tensor:
 
 
 def at_last_token(rewards_B: Tensor, mask: Tensor) -> Tensor:
-    """[B, T] each row's reward at its last action token; a row without one has nowhere to put it."""
+    """[B, T] each row's reward at its last action token; 0 in a row without action tokens."""
     return clean(rewards_B[:, None].expand(mask.shape), last_token(mask))
 
 
 def token_rewards_of(rewards: Tensor | None, token_rewards: Tensor | None, mask: Tensor) -> Tensor:
     """[B, T] token rewards: those given, or the sequence's at its last action token.
 
-    Raises InputError where neither is given or one at an action token is not finite.
+    Raises InputError if neither is given, or one at an action token is not finite.
     """
     if token_rewards is None:
         if rewards is None:

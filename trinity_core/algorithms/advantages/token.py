@@ -1,6 +1,6 @@
 """Advantages from token rewards and values: GAE, discounted returns, a teacher's log-probs.
 
-All take `group_ids`, as every advantage does, and compare no group.
+All take `group_ids`, as every advantage does, and ignore them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def gae(
 ) -> tuple[Tensor, dict[str, float], Tensor]:
     """(advantages, metrics, returns): generalised advantage estimation (arXiv 1506.02438, eq. 16), whitened.
 
-    A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t over the action tokens, those of other
-    kinds (tool output) being skipped; V is 0 after the last. Returns are A + V before whitening, the critic's target.
+    A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t over the action tokens; other
+    tokens (tool output) are skipped; V is 0 after the last. Returns are A + V before whitening, the critic's target.
     """
     mask = as_mask(mask)
     require_finite(mask, values=values)
@@ -88,7 +88,7 @@ def reinforceplusplus(
 def reinforce(
     rewards: Tensor, mask: Tensor, group_ids: GroupIds | None = None, baseline: float = 0.0
 ) -> tuple[Tensor, dict[str, float]]:
-    """r - baseline, a constant: no group and no critic is asked."""
+    """r - baseline, a constant; uses neither groups nor a critic."""
     if not bool(torch.isfinite(rewards).all()):
         raise InputError("a reward is not finite")
     return to_tokens(rewards.detach() - baseline, mask), {}

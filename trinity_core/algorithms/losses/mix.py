@@ -1,6 +1,6 @@
-"""On-policy rollouts and expert data in one batch: (1 - mu) * PPO on rollouts + mu * SFT on the expert's rows.
+"""Losses for rollouts and expert rows in one batch: (1 - mu) * PPO on rollouts + mu * SFT on the expert's rows.
 
-Each part is averaged over its own tokens of the whole batch, so the balance does not depend on how many rows each has.
+Each term is averaged over its own tokens of the whole batch, so the balance does not depend on the numbers of rows.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _joined(
     logprobs: Tensor, mask: Tensor, is_expert: Tensor, expert_values: Tensor, advantages: Tensor,
     old_logprobs: Tensor | None, clip: dict[str, float | None],
 ) -> tuple[Tensor, Stats]:  # fmt: skip
-    """PPO's values on rollouts, the given ones on the expert's tokens; stats of both under their prefixes."""
+    """PPO's values on rollouts and `expert_values` on expert tokens, with the stats of both under prefixes."""
     usual, expert = _split(mask, is_expert)
     old = None if old_logprobs is None else clean(old_logprobs, usual)
     values, stats = ppo.function(

@@ -1,6 +1,6 @@
-"""What a policy loss is: per-token values and the weights that make them one number.
+"""The type of a policy loss: per-token values, and weights whose sum of products is the loss.
 
-The trainer sums (weights * values) over micro-batches; `__call__` does both at once for a whole batch.
+The trainer sums (weights * values) over micro-batches; `__call__` computes the loss of a whole batch at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 INPUTS = ("old_logprobs", "advantages", "ref_logprobs", "rollout_logprobs")
-"""Tensors `[B, T]` that a loss may take beside `logprobs` and `mask`; further `is_expert` [B] and the number `step`."""
+"""Tensors `[B, T]` that a loss may take besides `logprobs` and `mask`; also `is_expert` [B] and the number `step`."""
 
 
 @dataclass(frozen=True)
@@ -31,33 +31,33 @@ class PolicyLoss:
 
     name: str
     function: Callable[..., tuple[Tensor, Stats]]
-    """(logprobs, mask, inputs it names, **args) -> (values [B, T], stats). Inputs come cleaned of masked values."""
+    """(logprobs, mask, inputs it names, **args) -> (values [B, T], stats). Inputs are 0 at masked tokens."""
     metric: str = "pg_loss"
-    """The name under which the loss is reported, beside `pg_loss`."""
+    """A second metric name of the loss, besides `pg_loss`."""
     loss_agg_mode: str = "token-mean"
-    """The aggregation used by `__call__` where none is named."""
+    """The default aggregation."""
     weigh: Callable[..., Tensor] | None = None
-    """(mask, aggregate, ...) -> weights, for losses whose weights are not simply the aggregation's."""
+    """(mask, aggregate, ...) -> weights, for losses whose weights differ from the aggregation's."""
     corrects_rollouts: bool = True
-    """Whether weights for the gap between rollout and trainer apply; the gap is measured in any case."""
+    """True if the rollout correction applies; the rollout gap is measured in any case."""
     ratio_to_rollout: bool = False
-    """Whether the ratio is meant against the policy that sampled: rollout log-probs then stand for the old ones, and no
-    correction is applied, as it would count the gap twice."""
+    """True if the ratio is to the policy that sampled: rollout log-probs then replace the old ones, and no correction
+    is applied, as it would count the gap twice."""
     rows_per_unit: int = 1
-    """Adjacent rows that the loss takes together and no cut may part: 2 for losses on pairs."""
+    """Adjacent rows that must be in one micro-batch: 2 for losses on pairs."""
 
     @property
     def inputs(self) -> set[str]:
-        """The inputs that the loss can use, of `old_logprobs, advantages, ref_logprobs, is_expert, step`."""
+        """The inputs that the loss takes, of `old_logprobs, advantages, ref_logprobs, is_expert, step`."""
         return keywords(self.function) & {*INPUTS, "is_expert", "step"}
 
     def tokens(
         self, logprobs: Tensor, mask: Tensor, *, args: Mapping[str, Any] | None = None, **inputs: Any
     ) -> tuple[Tensor, Stats]:
-        """Values `[B, T]`, 0 at masked tokens, and stats to be averaged; no NaN is looked for.
+        """Values `[B, T]`, 0 at masked tokens, and stats to be averaged; without a check for NaNs.
 
-        `inputs` the loss does not use are ignored; without `old_logprobs` they are the stop-gradient of `logprobs`, at
-        no cost. Rows may be a part of the batch (for DPO, of whole pairs). Raises InputError for unknown `args`.
+        `inputs` that the loss does not take are ignored. Missing `old_logprobs` stand for the stop-gradient of
+        `logprobs`. Rows may be a part of the batch (for DPO, whole pairs). Raises InputError for unknown `args`.
         """
         cleaned = {
             name: clean(value, mask) if name in INPUTS and value is not None else value
@@ -72,9 +72,9 @@ class PolicyLoss:
         self, accumulator: MetricAccumulator, rule: Correction, rule_args: Mapping[str, Any], logprobs: Tensor,
         mask: Tensor, rollout_logprobs: Tensor | None, args: Mapping[str, Any], inputs: Mapping[str, Any],
     ) -> Tensor:  # fmt: skip
-        """`tokens` weighed for the gap between rollout and trainer; stats and the gap go to the accumulator.
+        """`tokens` times the rollout correction; stats and the rollout gap are added to `accumulator`.
 
-        Expert rows (`is_expert`) were not rolled out: they keep weight 1 and are not measured.
+        Expert rows (`is_expert`) have no rollout: they keep weight 1 and are not measured.
         """
         ratio_to = {"old_logprobs": rollout_logprobs} if self.ratio_to_rollout and rollout_logprobs is not None else {}
         values, stats = self.tokens(logprobs, mask, args=args, **{**inputs, **ratio_to})
@@ -126,8 +126,8 @@ class PolicyLoss:
     ) -> tuple[Tensor, dict[str, float]]:
         """The scalar loss of a whole batch and its metrics.
 
-        Of `rest`, tensors and `step` that the loss takes are its inputs, all else its arguments. Where
-        `rollout_logprobs` are given, the values are weighed by the rollout correction and its gap is reported.
+        Tensors and `step` in `rest` are the loss's inputs, all others its arguments. With `rollout_logprobs`, the
+        rollout correction is applied and the rollout gap reported.
         Raises InputError for NaNs, infinities and wrong shapes at action tokens.
         """
         mask = as_mask(mask)
@@ -153,7 +153,7 @@ class PolicyLoss:
         return loss, accumulator.metrics()
 
     def _check(self, mask: Tensor, logprobs: Tensor, rollout: Tensor | None, inputs: dict[str, Any]) -> None:
-        """Raise InputError unless every tensor has the mask's shape and finite values where they count."""
+        """Raise InputError unless every tensor has the mask's shape and is finite at action tokens."""
         is_expert = inputs.get("is_expert")
         if is_expert is None and "is_expert" in self.inputs:
             raise InputError(f"the policy loss '{self.name}' needs is_expert [B]")
@@ -180,7 +180,7 @@ def policy_loss(name: str, **options: Any) -> Callable[[Callable[..., tuple[Tens
 
 
 def log_ratio_to(old_logprobs: Tensor | None, logprobs: Tensor, cap: float = 20.0) -> Tensor:
-    """log pi - log pi_old, held within +-cap. Without `old_logprobs` it is 0 with the gradient of log pi."""
+    """log pi - log pi_old, clamped to +-cap. Without `old_logprobs` it is 0 with the gradient of log pi."""
     if old_logprobs is None:
         return logprobs - logprobs.detach()
     return (logprobs - old_logprobs).clamp(-cap, cap)

@@ -1,4 +1,4 @@
-"""PPO's clipped surrogate and its relatives that keep a hard limit on the ratio: GSPO, CISPO, SPPO; SAPO's soft one."""
+"""PPO's clipped surrogate and variants: GSPO, CISPO and SPPO with a hard limit on the ratio, SAPO with a soft one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _clipped(
     ratio: Tensor, advantages: Tensor, bounds: tuple[float, float], dual: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, and where the upper-level and the dual clip bind: max(-A r, -A clip(r)), for A < 0 at most -A dual."""
+    """Values, and where the PPO clip and the dual clip are active: max(-A r, -A clip(r)), for A < 0 at most -A dual."""
     plain = -advantages * ratio
     limited = -advantages * ratio.clamp(*bounds)
     values = torch.maximum(plain, limited)

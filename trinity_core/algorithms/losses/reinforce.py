@@ -1,4 +1,4 @@
-"""Losses of the REINFORCE family, linear in log pi or in the ratio: importance sampling, OPMD, TOPR, REC."""
+"""Losses linear in log pi or in the ratio: REINFORCE, importance sampling, OPMD, TOPR, REC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def reinforce(logprobs: Tensor, mask: Tensor, *, advantages: Tensor) -> tuple[Te
 def importance_sampling(
     logprobs: Tensor, mask: Tensor, *, advantages: Tensor, old_logprobs: Tensor | None = None
 ) -> tuple[Tensor, Stats]:
-    """-A r, no clip; the log-ratio is held within +-20."""
+    """-A r without a clip; the log-ratio is clamped to +-20."""
     log_ratio = log_ratio_to(old_logprobs, logprobs)
     ratio = ratio_to(old_logprobs, logprobs)
     return -advantages * ratio, {
@@ -71,7 +71,7 @@ def _in_range(
     clip_mode: str, ratio: Tensor, row_ratio: Tensor, advantages: Tensor, inner: tuple[float, float],
     outer: tuple[float, float],
 ) -> Tensor:  # fmt: skip
-    """[B, T] bool: the tokens that REC's clip leaves in."""
+    """[B, T] bool: the tokens that REC's clip keeps."""
     up, down = advantages >= 0, advantages <= 0
     if clip_mode == "none":
         return torch.ones_like(ratio, dtype=torch.bool)

@@ -35,7 +35,7 @@ def sft_is(logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:
 
 @policy_loss("sft_phi", metric="sft_phi_loss", corrects_rollouts=False)
 def sft_phi(logprobs: Tensor, mask: Tensor, *, cutoff_prob: float = 1.0) -> tuple[Tensor, Stats]:
-    """-sg(p (1 - p)) log pi: neither what is known nor what is hopeless weighs (CHORD-phi, arXiv 2508.11408).
+    """-sg(p (1 - p)) log pi: near-certain and near-impossible tokens get little weight (CHORD-phi, arXiv 2508.11408).
 
     Tokens more probable than `cutoff_prob` get no gradient.
     """
@@ -56,7 +56,7 @@ def _pairs(mask: Tensor) -> Tensor:
 
 
 def _pair_weights(mask: Tensor) -> Tensor:
-    """1 / pairs at the place of each pair; pairs with an empty answer do not count."""
+    """1 / pairs at the place of each pair; pairs with an empty answer are excluded."""
     place = _pairs(mask)
     return place / place.sum().clamp(min=1)
 
@@ -69,7 +69,7 @@ def dpo(
     rejected one) (DPO, arXiv 2305.18290, eq. 7; s = `label_smoothing`: conservative DPO).
 
     Log-probs are summed over one answer, the sigmoid is taken pair by pair, the loss is the mean over pairs. A pair's
-    value stands at the first action token of its chosen row; the aggregation of tokens has no say.
+    value stands at the first action token of its chosen row; `loss_agg_mode` is not used.
     """
     if beta <= 0 or not 0 <= label_smoothing <= 0.5:
         raise InputError(f"DPO needs beta > 0 and 0 <= label_smoothing <= 0.5, not {beta} and {label_smoothing}")
