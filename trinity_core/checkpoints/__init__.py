@@ -1,1 +1,1 @@
-"""Checkpoint folders: their layout, how they are written whole, found again, cleaned up and converted."""
+"""Checkpoint folders: written atomically, verified, cleaned up, resumed from and converted."""

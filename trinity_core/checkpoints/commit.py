@@ -1,10 +1,10 @@
-"""A checkpoint appears whole: written beside its place, flushed, renamed, and only then named as the latest.
+"""Commits checkpoints atomically: written to a temporary sibling, flushed, renamed, and only then named the latest.
 
     folder = begin(layout, step)         # a temporary sibling
     ...                                  # every rank writes its files into it
     commit(layout, step, folder, keep=3)
 
-A run that dies at any point leaves the checkpoint before it, and a temporary folder that the next `begin` removes.
+A run that dies at any point leaves the previous checkpoint intact and a temporary folder that the next `begin` removes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from trinity_core.files import (
 from trinity_core.layout import MANIFEST, JobLayout
 
 PUBLISHED = ("actor/weights.safetensors", "actor/weights.json")
-"""Weights handed over through this step's folder; they outlive the folder's replacement by the full checkpoint."""
+"""Published weights in this step's folder; they are kept when the full checkpoint replaces the folder."""
 
 
 def begin(layout: JobLayout, step: int) -> Path:
-    """A fresh temporary folder for the checkpoint of `step`; leftovers of killed writers go first."""
+    """A new temporary folder for the checkpoint of `step`; leftovers of killed writers are removed first."""
     with clear_errors("making a checkpoint in", layout.root):
         layout.root.mkdir(parents=True, exist_ok=True)
         remove_leftovers(layout.root, "global_step_*")
@@ -42,15 +42,15 @@ def begin(layout: JobLayout, step: int) -> Path:
 def commit(
     layout: JobLayout, step: int, temporary: Path, keep: int | None = None, protect: Collection[int] = ()
 ) -> Path:
-    """Make what lies in `temporary` the checkpoint of `step` and the latest one; return its folder.
+    """Make `temporary` the checkpoint of `step` and the latest one; return its folder.
 
-    Of those up to `step` the newest `keep` (None: all) and those of `protect` stay. Raises `TrinityError` where the
-    disk is full or not writable; the checkpoint before then still is the latest.
+    Of the checkpoints up to `step`, the newest `keep` (None: all) and those in `protect` stay. Raises `TrinityError`
+    if the disk is full or not writable; the previous checkpoint then stays the latest.
     """
     target = layout.step(step)
     with clear_errors("writing the checkpoint", target):
         write_manifest(temporary, step)
-        _carry_over(target, temporary)  # after the manifest: published weights may go while the checkpoint stays whole
+        _carry_over(target, temporary)  # after the manifest: removing published weights leaves the checkpoint whole
         _sync_tree(temporary)
         old = None
         if target.exists():
@@ -67,9 +67,9 @@ def commit(
 
 
 def remove_old(layout: JobLayout, upto: int, keep: int, protect: Collection[int] = ()) -> list[int]:
-    """Delete finished checkpoints but the newest `keep` (at least one) and those of `protect`; return what went.
+    """Delete committed checkpoints except the newest `keep` (at least one) and those in `protect`; return their steps.
 
-    Those after step `upto` neither count nor go: the run went on from before them, as they are damaged.
+    Checkpoints after step `upto` neither count nor are deleted: they are damaged, and the run resumed from before them.
     """
     finished = [step for step in layout.steps() if step <= upto and (layout.step(step) / MANIFEST).exists()]
     gone = [step for step in finished[: -max(keep, 1)] if step not in protect]

@@ -1,7 +1,6 @@
-"""Turn a checkpoint's shards into a Hugging Face folder (`actor/huggingface`) that transformers loads by itself.
+"""Converts a checkpoint's shards to a Hugging Face folder (`actor/huggingface`) that transformers loads directly.
 
-The format of the shards (our trainer's, FSDP's, Megatron's) is recognised. Only the policy is converted, not the
-critic.
+The format of the shards (our trainer's, FSDP's, Megatron's) is detected. Only the policy is converted, not the critic.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ if TYPE_CHECKING:
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_FILE = "5GB"
-"""Larger models are cut into files of this size with an index, as transformers does."""
+"""Larger models are split into files of this size with an index, as transformers does."""
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 WRAPPERS = ("_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 COMPANIONS = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
     "generation_config.json", "*.model", "*.tiktoken",
 )  # fmt: skip
-"""Files of a base model that belong beside the weights."""
+"""Files of a base model that are copied beside the weights."""
 log = logging.getLogger(__name__)
 
 
 def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None) -> list[Path]:
-    """Convert the checkpoint that `checkpoint_dir` is or lies in, or else every one below it.
+    """Convert the checkpoint that contains `checkpoint_dir`, or else every checkpoint below it.
 
-    Returns the Hugging Face folders, those that had been converted before included. Raises `DataError` where there is
-    no checkpoint, or one cannot be converted.
+    Returns the Hugging Face folders, including those converted before. Raises `DataError` if there is no checkpoint or
+    one cannot be converted.
     """
     steps = find_steps(Path(checkpoint_dir))
     single = len(steps) == 1
@@ -52,7 +51,7 @@ def convert_all(checkpoint_dir: Path, base_model_dir: Path | None = None) -> lis
 
 
 def find_steps(path: Path) -> list[Path]:
-    """The `global_step_N` that `path` is or lies in; otherwise all below it, in order of step."""
+    """The `global_step_N` that `path` is or is inside of; otherwise all below it, in order of step."""
     path = path.absolute()
     for folder in (path, *path.parents):
         if step_of(folder) is not None and folder.is_dir():
@@ -70,10 +69,10 @@ def find_steps(path: Path) -> list[Path]:
 
 
 def convert(step_folder: Path, base_model_dir: Path | None = None) -> Path:
-    """Convert the checkpoint `step_folder`, unless that was done; return its `actor/huggingface`.
+    """Convert the checkpoint `step_folder` unless it has been; return its `actor/huggingface`.
 
-    `base_model_dir` gives `config.json` and tokenizer where the checkpoint lacks them. Data types are kept; a head that
-    is tied to the embeddings is not stored twice.
+    `config.json` and tokenizer come from `base_model_dir` if the checkpoint lacks them. Data types are kept; a head
+    that is tied to the embeddings is not stored twice.
     """
     actor = step_folder / "actor"
     target = actor / "huggingface"
@@ -93,7 +92,7 @@ def convert(step_folder: Path, base_model_dir: Path | None = None) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether `folder` holds a model that can be loaded: configuration and all files of weights."""
+    """True if `folder` holds a loadable model: configuration and all weight files."""
     if not (folder / "config.json").is_file():
         return False
     if (folder / INDEX).is_file():
@@ -131,7 +130,7 @@ def _plain_name(name: str) -> str:
 
 
 def _untie(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path) -> dict[str, torch.Tensor]:
-    """Drop a tied head. Raises `DataError` where the checkpoint says the two differ."""
+    """Drop a tied head. Raises `DataError` if head and embeddings differ in the checkpoint."""
     import torch
 
     if not config.get("tie_word_embeddings") or HEAD not in tensors or EMBEDDINGS not in tensors:
@@ -142,7 +141,7 @@ def _untie(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path
 
 
 def check_names(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor: Path) -> None:
-    """Raise `DataError` where `tensors` are not those of the architecture; one that transformers lacks is let pass."""
+    """Raise `DataError` if `tensors` do not match the architecture. One that transformers lacks is not checked."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -153,7 +152,7 @@ def check_names(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor:
     except (ValueError, KeyError) as error:
         log.warning("the names of the tensors in %s are not checked: %s", actor, error)
         return
-    stored = model.state_dict()  # with tied weights under both names, which need be there under one
+    stored = model.state_dict()  # lists tied weights under both names; one is required
     expected = {name: tuple(p.shape) for name, p in model.named_parameters()}
     expected |= {name: tuple(b.shape) for name, b in model.named_buffers() if name in stored}
     missing = sorted(set(expected) - set(tensors))
@@ -166,7 +165,7 @@ def check_names(tensors: dict[str, torch.Tensor], config: dict[str, Any], actor:
 
 
 def with_dtype(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """`config` naming the data type that most of the weights have, which transformers loads them in."""
+    """`config` with the data type of most weights, in which transformers will load them."""
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
         name = str(tensor.dtype).removeprefix("torch.")
@@ -176,7 +175,7 @@ def with_dtype(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict
 
 
 def write_model(tensors: dict[str, torch.Tensor], target: Path) -> None:
-    """Write `tensors` to `target`; the file that makes it complete comes last."""
+    """Write `tensors` to `target`; the index, which makes it complete, is written last."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 

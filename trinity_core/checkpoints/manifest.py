@@ -1,6 +1,7 @@
-"""What a whole checkpoint consists of: sizes and SHA-256 of its files, in `manifest.json`.
+"""The manifest of a whole checkpoint: sizes and SHA-256 of its files, in `manifest.json`.
 
-Folders named `huggingface` are left out: the conversion completes them later, and a base model replaces what they lose.
+Folders named `huggingface` are not listed: a later conversion completes them, and their files can be made again from a
+base model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from trinity_core.layout import MANIFEST
 
 FORMAT = 1
 HASH_THREADS = 4
-"""hashlib lets go of the interpreter lock, so files are hashed side by side."""
+"""hashlib releases the interpreter lock, so files are hashed in parallel."""
 
 
 def digest(path: Path) -> str:
@@ -26,13 +27,13 @@ def digest(path: Path) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files below `folder` that the manifest is to list, relative, in order of name."""
+    """Relative paths of the files below `folder` that the manifest lists, sorted."""
     found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(name for name in found if name != Path(MANIFEST) and "huggingface" not in name.parts)
 
 
 def write_manifest(folder: Path, step: int) -> None:
-    """List the files of `folder`: from then on it counts as whole."""
+    """Write the manifest of `folder`, which then counts as a whole checkpoint."""
     names = files_of(folder)
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         digests = list(pool.map(lambda name: digest(folder / name), names))
@@ -44,9 +45,9 @@ def write_manifest(folder: Path, step: int) -> None:
 
 
 def damage(folder: Path, deep: bool = True) -> str | None:
-    """What is wrong with the checkpoint in `folder`, or None. `deep` compares contents and not only sizes.
+    """A description of the damage to the checkpoint in `folder`, or None. `deep` compares contents, not only sizes.
 
-    Files beyond the manifest (a converted model, published weights) are nobody's concern.
+    Files that the manifest does not list (a converted model, published weights) are ignored.
     """
     try:
         files: dict[str, dict[str, str | int]] = json.loads((folder / MANIFEST).read_text())["files"]

@@ -1,4 +1,4 @@
-"""Megatron-Core distributed checkpoints of dense Qwen2, Qwen3 and Llama models, as Hugging Face tensors.
+"""Reads Megatron-Core distributed checkpoints of dense Qwen2, Qwen3 and Llama models as Hugging Face tensors.
 
 Names and layouts are those of Megatron-Core's `GPTModel`: query, key and value rows of one weight, interleaved by query
 group; gate and up projection stacked; layer norms inside the linear that follows them (Transformer Engine) or on their
@@ -54,7 +54,7 @@ def find(actor: Path) -> Path | None:
 
 
 def read(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor of the distributed checkpoint in `folder` but the optimiser's, whole, by Megatron's names."""
+    """The whole tensors of the distributed checkpoint in `folder`, by Megatron's names, without the optimiser's."""
     import torch
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -101,7 +101,7 @@ class _Unpickler(pickle.Unpickler):
 def to_huggingface(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Rename, split and unstack `tensors` for the model that `config` (a `config.json`) describes.
 
-    Raises `DataError` for a name that is not known.
+    Raises `DataError` for an unknown name.
     """
     converted: dict[str, torch.Tensor] = {}
     for given, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and what its side files say."""
+"""Finds the checkpoint that a run resumes from, and reads and writes the run's side files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trinity_core.layout import JobLayout, as_layout
 log = logging.getLogger(__name__)
 
 CLAIM = ".begun_by"
-"""A file of an experiment's folder that names what has begun it."""
+"""A file in an experiment's folder that names the flow run which created the folder."""
 
 
 def latest_whole(job_dir: JobLayout | Path | str) -> int | None:
-    """The newest step whose checkpoint is whole, contents compared; None where there is none.
+    """The newest step whose checkpoint is whole by content; None without one.
 
-    A damaged one is left where it is, with a warning, in favour of the one before. `latest_checkpointed_iteration.txt`
-    is for people and other tools: it is not needed to find a checkpoint, and a wrong one does no harm.
+    A damaged checkpoint is left in place with a warning, and the previous one is used. The file
+    `latest_checkpointed_iteration.txt` is for people and other tools and is not read.
     """
     layout = as_layout(job_dir)
     for step in reversed(layout.steps()):
@@ -42,15 +42,15 @@ def whole_steps(job_dir: JobLayout | Path | str) -> list[int]:
 
 
 def _is_meant_as_checkpoint(layout: JobLayout, step: int) -> bool:
-    """Not just weights that were handed over through the folder."""
+    """True if the folder holds more than published weights."""
     return any(layout.actor(step).glob("*_world_size_*")) or (layout.step(step) / "manifest.json").exists()
 
 
 def fresh_name(root: Path, name: str, attempt_of: str = "", now: datetime | None = None) -> str:
-    """The experiment name where `continue_from_checkpoint` is false: `name`, or `<name>_<timestamp>` where it is taken.
+    """The experiment name if `continue_from_checkpoint` is false: `name`, or `<name>_<timestamp>` if that is taken.
 
-    `root` is the folder of the project; a folder in it that holds nothing does not count. `attempt_of` names what
-    begins the experiment: asked again for the same (a retry), the folder that it `claim`ed goes on.
+    `root` is the project's folder; empty folders in it do not count as taken. `attempt_of` names the flow run that
+    starts the experiment: a retry of it gets the folder that the first attempt `claim`ed.
     """
     mine = f"{name} {attempt_of}"
     for claim in root.glob(f"{glob.escape(name)}*/{CLAIM}") if attempt_of else ():
@@ -68,24 +68,24 @@ def fresh_name(root: Path, name: str, attempt_of: str = "", now: datetime | None
 
 
 def claim(folder: Path, name: str, attempt_of: str) -> None:
-    """Note in the experiment's new folder what has begun it, for `fresh_name`."""
+    """Record in the experiment's new folder which flow run created it, for `fresh_name`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / CLAIM, f"{name} {attempt_of}".encode())
 
 
 def model_name(model_path: str) -> str:
-    """How a run's files name the model that it starts from: a folder by its whole path, a hub model by its name."""
+    """The name of a starting model in a run's files: the absolute path of a folder, or a hub model's name."""
     return str(Path(model_path).resolve()) if Path(model_path).exists() else model_path
 
 
 def other_beginning(job_dir: JobLayout | Path | str, model_path: str) -> str | None:
-    """The model that the run's checkpoints began from, where that is not `model_path`."""
+    """The model that the run's checkpoints started from, if it is not `model_path`; else None."""
     began = read_meta(as_layout(job_dir).trainer_meta).get("model")
     return began if began not in (None, model_name(model_path)) else None
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """`explorer_meta.json` or `trainer_meta.json`; empty where it is missing or unreadable (it can be rebuilt)."""
+    """`explorer_meta.json` or `trainer_meta.json`; empty if it is missing or unreadable (it can be rebuilt)."""
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def update_meta(path: Path, **values: Any) -> dict[str, Any]:
-    """Lay `values` over what the file says, in one step; return the whole."""
+    """Merge `values` into the file atomically; return the merged contents."""
     merged = {**read_meta(path), **values}
     write_json(path, merged, durable=False)
     return merged

@@ -1,4 +1,4 @@
-"""Reading the shards of a model, whoever wrote them, into whole tensors by Hugging Face name.
+"""Reads a model's shards, in any of these formats, into whole tensors by Hugging Face name.
 
 - Our trainer: `model_world_size_W_rank_r.pt` hold whole tensors, each in the file of one rank, or partitions that
   `shards.json` describes.
@@ -30,20 +30,20 @@ SHARD_FILE = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 
 @dataclass(frozen=True)
 class Partition:
-    """How a parameter was cut: flattened, padded at the end to a multiple of the ranks, cut into equal pieces."""
+    """How a parameter was partitioned: flattened, padded at the end to a multiple of the ranks, split evenly."""
 
     shape: tuple[int, ...]
     """Of the whole parameter."""
 
 
 def write_shards(actor: Path, partitions: dict[str, Partition]) -> None:
-    """Say that each rank's file holds one flat piece of each of these parameters (ZeRO 3)."""
+    """Record that each rank's file holds one flat piece of each of these parameters (ZeRO 3)."""
     entries = {name: asdict(partition) for name, partition in partitions.items()}
     write_json(actor / SHARDS, {"format": 1, "parameters": entries})
 
 
 def read_shards(actor: Path) -> dict[str, Partition]:
-    """What `write_shards` wrote; nothing where the parameters are not cut."""
+    """The partitions that `write_shards` recorded; empty if parameters are whole."""
     try:
         entries = json.loads((actor / SHARDS).read_text())["parameters"]
         return {name: Partition(tuple(entry["shape"])) for name, entry in entries.items()}
@@ -54,7 +54,7 @@ def read_shards(actor: Path) -> dict[str, Partition]:
 
 
 def shard_files(actor: Path) -> list[Path]:
-    """The model's files in order of rank; empty where there are none. Raises `DataError` where one is missing."""
+    """The model's shard files in order of rank, possibly none. Raises `DataError` if one is missing."""
     found: dict[int, dict[int, Path]] = {}
     for path in actor.glob("model_world_size_*_rank_*.pt"):
         if match := SHARD_FILE.fullmatch(path.name):
@@ -71,7 +71,7 @@ def shard_files(actor: Path) -> list[Path]:
 
 
 def merge(actor: Path) -> dict[str, torch.Tensor]:
-    """The whole tensors of the shards in `actor`. Raises `DataError` where they do not fit together."""
+    """The whole tensors of the shards in `actor`. Raises `DataError` if the shards do not match."""
     ranks = [load_shard(path) for path in shard_files(actor)]
     partitions = read_shards(actor)
     names = list(dict.fromkeys(name for rank in ranks for name in rank))
@@ -79,7 +79,7 @@ def merge(actor: Path) -> dict[str, torch.Tensor]:
 
 
 def load_shard(path: Path) -> dict[str, Any]:
-    """One rank's tensors by name. Raises `DataError` where the file is damaged or holds more than plain data."""
+    """One rank's tensors by name. Raises `DataError` if the file is damaged or holds more than plain data."""
     import pickle
 
     import torch
@@ -97,7 +97,7 @@ def load_shard(path: Path) -> dict[str, Any]:
 
 
 def _safe_types() -> list[Any]:
-    """What a saved DTensor needs beside tensors: descriptions of layouts, none of which does anything."""
+    """The classes of a saved DTensor besides tensors: descriptions of layouts, which execute nothing."""
     from collections import OrderedDict
 
     from torch.distributed.device_mesh import DeviceMesh
@@ -126,7 +126,7 @@ def _whole(name: str, pieces: Sequence[Any], partitions: dict[str, Partition]) -
 
 
 def merge_flat(name: str, pieces: Sequence[torch.Tensor], partition: Partition) -> torch.Tensor:
-    """Join flat pieces and take off the padding at the end."""
+    """Join flat pieces and remove the padding at the end."""
     import torch
 
     size = math.prod(partition.shape)
@@ -157,7 +157,7 @@ def merge_dtensors(name: str, pieces: Sequence[Any]) -> torch.Tensor:
 
 
 def _join(pieces: list[torch.Tensor], mesh: list[int], placements: list[Any], name: str) -> torch.Tensor:
-    """Join over the innermost dimension of the mesh first: what is cut last is joined first."""
+    """Join over the innermost dimension of the mesh first: the last split is joined first."""
     import torch
 
     while mesh:
