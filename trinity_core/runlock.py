@@ -1,13 +1,12 @@
-"""Locks that say which parts of a run are going on. The system opens them when their process ends, however it ends."""
+"""Locks that say which components of a run are in progress. A lock ends with its process, however that ends."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import time
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from trinity_core.errors import TrinityError
 
@@ -15,51 +14,40 @@ TRAINER = "trainer"
 """Held by the process that trains, which may outlive a killed flow."""
 LINGER_SECONDS = 30.0
 """How long it may."""
+POLL_SECONDS = 0.1
 
-_held: dict[Path, IO[bytes]] = {}
+_held: dict[Path, FileLock] = {}
 
 
-def hold(job_dir: Path, part: str, wait: float = 0.0) -> None:
-    """Keep every other process from running `part` of the run in `job_dir`, until `release` or this process's end.
+def hold(job_dir: Path, component: str, wait: float = 0.0) -> None:
+    """Keep every other process from running `component` of the run in `job_dir`, until `release` or the process's end.
 
-    This process may hold it already. Raises TrinityError where another one does and does not end within `wait` seconds.
+    This process may hold it already. Raises TrinityError if another one does and does not end within `wait` seconds.
     """
-    path = _path(job_dir, part)
+    path = _path(job_dir, component)
     if path in _held:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a+b")
-    deadline = time.monotonic() + wait
-    while not _locked(file):
-        if time.monotonic() >= deadline:
-            file.seek(0)
-            holder = file.read().decode(errors="replace") or "a process unknown"
-            file.close()
-            raise TrinityError(
-                f"The run in {path.parent} is already going on ({part}: {holder}); wait for it or stop it, "
-                "or give this one another name."
-            )
-        time.sleep(0.1)
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-    file.flush()
-    _held[path] = file
-
-
-def release(job_dir: Path, part: str) -> None:
-    """Let others run that part; nothing happens where this process does not hold it."""
-    file = _held.pop(_path(job_dir, part), None)
-    if file is not None:
-        file.close()
-
-
-def _path(job_dir: Path, part: str) -> Path:
-    return job_dir.absolute() / f".{part}.lock"
-
-
-def _locked(file: IO[bytes]) -> bool:
+    # Released by another thread than the one that holds it; a lock by a file's existence would outlive its process.
+    lock = FileLock(path, timeout=wait, poll_interval=POLL_SECONDS, thread_local=False, fallback_to_soft=False)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        lock.acquire()
+    except Timeout:
+        holder = path.read_text(errors="replace") or "a process unknown"
+        raise TrinityError(
+            f"The run in {path.parent} is already going on ({component}: {holder}); wait for it or stop it, "
+            "or give this one another name."
+        ) from None
+    path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+    _held[path] = lock
+
+
+def release(job_dir: Path, component: str) -> None:
+    """Let others run that component; nothing happens if this process does not hold it."""
+    lock = _held.pop(_path(job_dir, component), None)
+    if lock is not None:
+        lock.release()
+
+
+def _path(job_dir: Path, component: str) -> Path:
+    return job_dir.absolute() / f".{component}.lock"
