@@ -1,4 +1,4 @@
-"""What of the GPU hand-over can be shown without a GPU: ranks, fan-out, announcement, and vLLM's interface."""
+"""The sync method `nccl` as far as it runs without a GPU: ranks, fan-out, announcement, vLLM's interface."""
 
 import inspect
 
@@ -45,14 +45,14 @@ def test_each_engine_has_its_own_ranks():
     assert all([name for name, _ in engine.calls] == ["init", "start", "update", "finish"] for engine in engines)
 
 
-def test_an_engines_error_travels():
+def test_error_of_one_engine_is_raised():
     with pytest.raises(RuntimeError, match="engine died"):
         EngineGroup([Recorder(), Broken()], 1).update_weights({})
     with pytest.raises(ValueError, match="0 engines"):
         EngineGroup([], 1)
 
 
-def test_a_version_without_tensors_announces(tmp_path):
+def test_version_without_tensors_is_announced(tmp_path):
     folder = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
     check = WeightCheck((1, 2), (-1.0,))
     folder.publish(3, [], check)
@@ -75,7 +75,7 @@ class Weights:
 
 
 @pytest.mark.slow
-def test_vllms_interface_is_the_one_this_is_written_for(monkeypatch, tmp_path):
+def test_sender_matches_vllms_interface(monkeypatch, tmp_path):
     from vllm.distributed.weight_transfer import nccl_engine
 
     class Group:

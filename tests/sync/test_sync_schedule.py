@@ -28,34 +28,34 @@ def test_documented_example():
     assert [t for t in range(6) if publishes_after(t, 2)] == [0, 2, 4]
 
 
-def test_on_policy():
+def test_interval_1_is_on_policy():
     assert [required_version(e, 1) for e in range(1, 5)] == [0, 1, 2, 3]
 
 
 @given(steps, intervals, offsets)
-def test_never_waits_for_what_needs_its_own_step(step, interval, offset):
+def test_no_step_waits_for_its_own_batch(step, interval, offset):
     assert 0 <= required_version(step, interval, offset) <= step - 1
 
 
 @given(steps, intervals, offsets)
-def test_what_is_waited_for_is_published(step, interval, offset):
+def test_every_required_version_is_published(step, interval, offset):
     assert publishes_after(required_version(step, interval, offset), interval)
 
 
 @given(steps, intervals, offsets)
-def test_grows_by_one_interval_at_each_sync(step, interval, offset):
+def test_version_grows_by_the_interval_at_each_sync(step, interval, offset):
     grown = required_version(step + 1, interval, offset) - required_version(step, interval, offset)
     assert grown == (interval if syncs_before(step + 1, interval, offset) else 0)
 
 
 @given(st.integers(0, 500), intervals, offsets)
-def test_last_step_with_is_the_inverse(version, interval, offset):
+def test_last_step_with_inverts_required_version(version, interval, offset):
     last = last_step_with(version, interval, offset)
     assert required_version(last, interval, offset) <= version < required_version(last + 1, interval, offset)
 
 
 @given(steps, intervals, offsets)
-def test_lag_is_bounded(step, interval, offset):
+def test_staleness_is_bounded(step, interval, offset):
     assert step - 1 - required_version(step, interval, offset) <= largest_lag(interval, offset)
 
 
@@ -74,7 +74,7 @@ def test_lockstep_simulation_never_deadlocks(total, interval, offset):
 
 
 @given(steps, intervals, st.none() | st.integers(0, 50), st.none() | st.integers(0, 50))
-def test_dynamic_takes_the_latest_at_its_boundaries(step, interval, held, latest):
+def test_dynamic_style_takes_the_latest_at_its_interval(step, interval, held, latest):
     version = dynamic_version(step, interval, held, latest)
     if latest is not None and (held is None or looks_before(step, interval)):
         assert version == max(latest, held if held is not None else latest)
@@ -83,7 +83,7 @@ def test_dynamic_takes_the_latest_at_its_boundaries(step, interval, held, latest
 
 
 @pytest.mark.parametrize(("interval", "offset"), [(0, 0), (-1, 0), (1, -1)])
-def test_refuses_senseless_settings(interval, offset):
+def test_invalid_settings_are_refused(interval, offset):
     with pytest.raises(ValueError, match="sync_interval"):
         required_version(1, interval, offset)
 

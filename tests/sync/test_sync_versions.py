@@ -1,4 +1,4 @@
-"""Weight folders: whole versions only, unchanged while in use, rewound and removed; both kinds."""
+"""Published versions: whole, unchanged while in use, rewound and removed, in shared memory and in checkpoints."""
 
 import multiprocessing
 import os
@@ -11,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.sync import memory
 from trinity_core.sync.checkpoint import CheckpointVersions
 from trinity_core.sync.memory import MemoryVersions, memory_root
-from trinity_core.sync.methods import open_versions
+from trinity_core.sync.methods import open_versions, versions_class
 from trinity_core.sync.tensorfile import TensorSpec
 from trinity_core.sync.version_record import VersionRecord
 from trinity_core.sync.versions import VersionGone
@@ -33,13 +34,10 @@ def tensors(version, size=1000):
     ]
 
 
-@pytest.fixture(params=["memory", "checkpoint"])
+@pytest.fixture(params=[name for name in SYNC_METHODS if versions_class(name).keeps_tensors])
 def folder(request, tmp_path):
-    made = (
-        MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
-        if request.param == "memory"
-        else CheckpointVersions(tmp_path)
-    )
+    """The versions of each sync method that keeps tensors; a new method is tested without an edit here."""
+    made = open_versions(request.param, tmp_path)
     yield made
     made.remove()
 
@@ -48,7 +46,7 @@ def loaded(folder, version):
     return dict(folder.load(version))
 
 
-def test_round_trip_with_types_aliases_and_check(folder):
+def test_dtypes_aliases_and_weight_check_round_trip(folder):
     check = WeightCheck((1, 2, 3), (-0.5, -1.25), "bfloat16")
     folder.publish(3, tensors(3), check)
     got = loaded(folder, 3)
@@ -61,13 +59,13 @@ def test_round_trip_with_types_aliases_and_check(folder):
     assert folder.check(3) == check
 
 
-def test_the_file_is_plain_safetensors(folder):
+def test_file_is_plain_safetensors(folder):
     record = folder.publish(1, tensors(1))
     path = folder._record_path(1).parent / record.file
     assert torch.equal(load_file(path)["norm.weight"], tensors(1)[1][1])
 
 
-def test_keeps_the_newest(folder):
+def test_only_the_newest_versions_stay(folder):
     for version in range(6):
         folder.publish(version, tensors(version), keep=3)
     assert folder.versions() == [3, 4, 5]
@@ -75,7 +73,7 @@ def test_keeps_the_newest(folder):
         folder.load(2)
 
 
-def test_views_stay_as_they_are_while_alive(folder):
+def test_views_keep_their_values_while_alive(folder):
     folder.publish(0, tensors(0))
     held = loaded(folder, 0)
     kept = held["norm.weight"]
@@ -85,13 +83,13 @@ def test_views_stay_as_they_are_while_alive(folder):
     assert kept.unique().tolist() == [0.0]
 
 
-def test_writing_to_a_view_changes_nobody_elses(folder):
+def test_writes_to_a_view_are_private(folder):
     folder.publish(1, tensors(1))
     loaded(folder, 1)["embed.weight"].fill_(99)
     assert loaded(folder, 1)["embed.weight"].unique().tolist() == [1.0]
 
 
-def test_publishing_again_replaces(folder):
+def test_publishing_a_version_again_replaces_it(folder):
     folder.publish(4, tensors(4))
     old = loaded(folder, 4)
     folder.publish(4, tensors(5, size=2000))
@@ -99,7 +97,7 @@ def test_publishing_again_replaces(folder):
     assert old["embed.weight"].unique().tolist() == [4.0]
 
 
-def test_streaming_with_specs_takes_one_tensor_at_a_time(folder):
+def test_publishing_with_specs_takes_one_tensor_at_a_time(folder):
     specs = [TensorSpec(f"layer.{i}", "float32", (10,)) for i in range(4)]
     scratch = torch.empty(10)  # the same memory for each: what a gather of partitions does
     folder.publish(1, ((spec.name, scratch.fill_(i)) for i, spec in enumerate(specs)), specs=specs)
@@ -115,7 +113,7 @@ def test_streaming_with_specs_takes_one_tensor_at_a_time(folder):
         [("a", torch.zeros(2)), ("a", torch.zeros(2))],
     ],
 )
-def test_a_publication_that_fails_leaves_the_last_version(folder, given):
+def test_failed_publication_leaves_the_last_version(folder, given):
     folder.publish(1, tensors(1))
     specs = [TensorSpec("a", "float32", (2,)), TensorSpec("b", "float32", (2,))]
     with pytest.raises(DataError):
@@ -126,7 +124,7 @@ def test_a_publication_that_fails_leaves_the_last_version(folder, given):
     assert folder.latest() == 2
 
 
-def test_rewind_forgets_the_newer(folder):
+def test_rewind_removes_newer_versions(folder):
     for version in range(4):
         folder.publish(version, tensors(version), keep=9)
     assert folder.rewind(1) == [2, 3]
@@ -136,25 +134,25 @@ def test_rewind_forgets_the_newer(folder):
     assert folder.latest() is None
 
 
-def test_wait_returns_what_appears(folder):
+def test_wait_returns_a_version_published_later(folder):
     threading.Timer(0.1, lambda: folder.publish(2, tensors(2))).start()
     start = time.monotonic()
     assert folder.wait(2, timeout=20) == 2
     assert time.monotonic() - start < 10
 
 
-def test_wait_takes_the_next_newer_where_the_asked_one_is_forgotten(folder):
+def test_wait_returns_a_newer_version_if_the_asked_one_is_gone(folder):
     folder.publish(6, tensors(6))
     assert folder.wait(4, timeout=5) == 6
 
 
-def test_wait_ends_by_stop_and_by_time(folder):
+def test_wait_ends_on_stop_and_on_timeout(folder):
     assert folder.wait(1, timeout=60, stop=lambda: True) is None
     with pytest.raises(TransientFault, match="version 1 "):
         folder.wait(1, timeout=0.05)
 
 
-def test_what_was_pushed_into_engines_is_gone_with_them(tmp_path):
+def test_rewind_removes_all_pushed_versions(tmp_path):
     """A run that goes on from step 5 has new engines, which hold nothing of version 5."""
     pushed = open_versions("nccl", tmp_path)
     for version in (0, 5):
@@ -163,19 +161,19 @@ def test_what_was_pushed_into_engines_is_gone_with_them(tmp_path):
     pushed.remove()
 
 
-def test_memory_root_without_shared_memory(tmp_path, caplog):
+def test_temporary_directory_replaces_missing_shared_memory(tmp_path, caplog):
     assert memory_root(tmp_path, shared_memory=tmp_path / "missing").parent != tmp_path
-    assert "handed over through" in caplog.text
+    assert "weights go through" in caplog.text
 
 
-def test_slots_are_used_again(tmp_path):
+def test_slots_are_reused(tmp_path):
     folder = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
     for version in range(10):
         folder.publish(version, tensors(version), keep=2)
     assert len(folder._slot_paths()) == 3
 
 
-def test_slots_for_a_slow_reader_are_given_back(tmp_path):
+def test_extra_slots_of_a_slow_reader_are_deleted(tmp_path):
     folder = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
     held = []
     for version in range(5):
@@ -187,7 +185,7 @@ def test_slots_for_a_slow_reader_are_given_back(tmp_path):
     assert len(folder._slot_paths()) == 2
 
 
-def test_full_shared_memory_spills(tmp_path, monkeypatch, caplog):
+def test_full_shared_memory_spills_to_disk(tmp_path, monkeypatch, caplog):
     root = tmp_path / "shm"
     real = os.posix_fallocate
 
@@ -269,7 +267,7 @@ def test_a_sweep_leaves_what_is_in_use_or_not_ours(shared, tmp_path, monkeypatch
     assert not made.exists()
 
 
-def test_a_run_that_starts_again_while_its_folder_is_swept(shared, tmp_path):
+def test_run_restarts_while_its_folder_is_swept(shared, tmp_path):
     root, done = memory_root(tmp_path / "again", shared), threading.Event()
 
     def sweep_on():
@@ -294,7 +292,7 @@ def test_a_run_that_starts_again_while_its_folder_is_swept(shared, tmp_path):
     assert not list(shared.iterdir())
 
 
-def test_a_damaged_file_is_not_loaded(tmp_path):
+def test_damaged_file_is_refused(tmp_path):
     folder = CheckpointVersions(tmp_path)
     folder.publish(1, tensors(1))
     path = tmp_path / "global_step_1" / "actor" / "weights.safetensors"
@@ -303,7 +301,7 @@ def test_a_damaged_file_is_not_loaded(tmp_path):
         folder.load(1)
 
 
-def test_forgetting_spares_a_full_checkpoint(tmp_path):
+def test_removing_a_version_spares_the_full_checkpoint(tmp_path):
     folder = CheckpointVersions(tmp_path)
     folder.publish(1, tensors(1), keep=1)
     (tmp_path / "global_step_1" / "manifest.json").write_text("{}")
@@ -313,7 +311,7 @@ def test_forgetting_spares_a_full_checkpoint(tmp_path):
     assert (tmp_path / "latest_state_dict_iteration.txt").read_text() == "3\n"
 
 
-def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
+def test_full_disk_is_a_clear_error(tmp_path, monkeypatch):
     folder = CheckpointVersions(tmp_path)
     folder.publish(1, tensors(1))
     monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))

@@ -1,4 +1,4 @@
-"""The proof after a hand-over."""
+"""The weight check: agreement, tolerance, JSON."""
 
 import math
 
@@ -13,12 +13,12 @@ def test_agreement_returns_the_gap():
 
 
 @pytest.mark.parametrize("got", [[-1.0, -2.1], [-1.0, math.nan], [-1.0], [-1.0, -math.inf]])
-def test_disagreement_stops_the_run(got):
+def test_disagreement_raises(got):
     with pytest.raises(WeightSyncError):
         verify_weights([-1.0, -2.0], got, 1e-3)
 
 
-def test_the_tolerance_goes_by_dtype_unless_given():
+def test_tolerance_depends_on_dtype_unless_given():
     coarse = WeightCheck((1, 2), (-1.0,), "bfloat16")
     assert verify_weights(coarse, [-1.1]) == pytest.approx(0.1)
     with pytest.raises(WeightSyncError, match=r"allowed gap 0\.01"):
@@ -27,11 +27,11 @@ def test_the_tolerance_goes_by_dtype_unless_given():
         verify_weights(WeightCheck((1, 2), (-1.0,)), [-1.1])
 
 
-def test_a_probe_survives_json():
-    probe = WeightCheck((5, 6, 7), (-0.1234567, -3.0), "float32", 1e-4)
-    assert WeightCheck.from_json(probe.to_json()) == probe
+def test_weight_check_survives_json():
+    check = WeightCheck((5, 6, 7), (-0.1234567, -3.0), "float32", 1e-4)
+    assert WeightCheck.from_json(check.to_json()) == check
 
 
-def test_a_probe_needs_matching_lengths():
+def test_weight_check_needs_matching_lengths():
     with pytest.raises(ValueError, match="2 tokens"):
         WeightCheck((1, 2), (0.0, 0.0))

@@ -193,10 +193,10 @@ def test_push_resumes_between_syncs_with_the_checkpoints_version(
         (7, 7, 7, "version 6 is too old"),
     ],
 )
-def test_a_resume_finds_weights_whatever_the_interval_was(
+def test_resume_finds_weights_after_an_interval_change(
     make_config: Any, tmp_path: Path, monkeypatch: Any, step: int, new_interval: int, resumed: int, why: str
 ) -> None:
-    """A run hands over every second step and saves at `step`; another one, with no version in memory, goes on."""
+    """A run publishes every second step and saves at `step`; another one, with no version in memory, resumes."""
     monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: CHECK)
     engine: Any = TrainingEngine()
     weight = engine.module["lm"].norm.weight
@@ -230,9 +230,7 @@ def test_a_resume_finds_weights_whatever_the_interval_was(
     after.versions.remove()
 
 
-def test_kept_weights_that_do_not_say_their_version_are_not_used(
-    make_config: Any, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_kept_weights_without_a_version_are_ignored(make_config: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: CHECK)
     engine: Any = TrainingEngine()
     config = make_config(synchronizer__sync_interval=2)

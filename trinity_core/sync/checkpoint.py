@@ -1,7 +1,7 @@
-"""Weights in the checkpoint folders (`global_step_N/actor/weights.safetensors`): for several nodes that share a disk.
+"""The sync method `checkpoint`: versions in the checkpoint folders, for runs and nodes that share a disk.
 
-They stand beside a full checkpoint of the same step, or alone where only the hand-over needed them; those that stand
-alone are removed when they are no longer among the newest.
+Version n is `global_step_n/actor/weights.safetensors`. The folder may also hold the full checkpoint of that step. If it
+does not, the folder is removed once the version is no longer among the newest.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WEIGHTS, RECORD = "weights.safetensors", "weights.json"
 
 
 class CheckpointVersions(WeightVersions):
-    """Versions in the folders of their steps, durable."""
+    """Versions in `global_step_n/actor`, flushed to disk."""
 
     @classmethod
     def open(cls, job_dir: Path) -> CheckpointVersions:
@@ -69,7 +69,7 @@ class CheckpointVersions(WeightVersions):
         return [step for step in JobLayout(self.root).steps() if self.has(step)]
 
     def remove(self) -> None:
-        """Nothing to give back: the weights lie on the disk, where other nodes may still need them."""
+        """Keep everything: other runs or nodes may still need the weights on disk."""
 
     def _record_path(self, version: int) -> Path:
         return JobLayout(self.root).actor(version) / RECORD

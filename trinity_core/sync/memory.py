@@ -1,10 +1,13 @@
-"""Weights in shared memory: a few slots that are written over and over, so that a hand-over costs one copy.
+"""The sync method `memory`: versions in a few reused slots of shared memory, so that publishing costs one copy.
 
-A fresh page of shared memory costs three times the copying that goes into it (`benchmarks/hand_over.py`), so slots are
-kept and their mapping too. A slot is written only while no record names it *and* nobody has it mapped: loaders hold a
-shared `flock` on it, the writer an exclusive one. A map keeps its file description, and with it the lock, until its
-last tensor is gone or the process ends, so a killed loader leaves nothing to clean up. A killed writer leaves a slot
-that no record names. A killed run leaves its folder, whose lock nobody holds: the next run's publisher removes it.
+Allocating a page of shared memory costs three times the copy into it (`benchmarks/weight_sync.py`), so slots and their
+mappings are reused. A slot is written only while no record names it *and* no process has it mapped: readers hold a
+shared `flock` on the slot, the writer an exclusive one. A mapping keeps its open file, and with it the lock, until its
+last tensor is freed or the process ends, so a killed reader leaves nothing to clean up. A killed writer leaves a slot
+that no record names. A killed run leaves a folder whose publisher lock nobody holds; the next publisher removes it.
+
+`filelock` does not replace these locks: it has no shared `flock` that a mapping can carry, and it creates the lock file
+of a folder that the clean-up must only look at.
 """
 
 from __future__ import annotations
@@ -41,44 +44,46 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private sub-folder is made an
 PREFIX = "trinity-"
 LOCK = "publisher.lock"
 LOCK_SECONDS = 5.0
-"""For another run to be done with removing what a killed run has left in a folder that is to be used again."""
+"""How long a publisher waits for another run to finish removing what a killed run left in the same folder."""
 log = logging.getLogger(__name__)
 
 
 def memory_root(job_dir: Path, shared_memory: Path = SHARED_MEMORY) -> Path:
-    """The folder in shared memory for the run in `job_dir`; under the temporary directory where there is none."""
+    """The folder in shared memory for the run in `job_dir`; in the temporary directory if shared memory is missing."""
     name = f"{PREFIX}{hashlib.sha256(str(Path(job_dir).resolve()).encode()).hexdigest()[:16]}"
     if shared_memory.is_dir() and os.access(shared_memory, os.W_OK):
         return shared_memory / name
-    log.warning("there is no writable %s: weights are handed over through %s", shared_memory, tempfile.gettempdir())
+    log.warning("there is no writable %s: weights go through %s", shared_memory, tempfile.gettempdir())
     return Path(tempfile.gettempdir()) / name
 
 
 def sweep(root: Path) -> None:
-    """Remove the folders beside `root` that killed runs of this user have left: those to which nobody publishes."""
+    """Remove the folders beside `root` that killed runs of this user left, i.e. those without a publisher."""
     for folder in root.parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it has no lock yet, or has gone meanwhile
+        with suppress(OSError):  # it has no lock yet, or is gone by now
             if folder != root and not folder.is_symlink() and folder.stat().st_uid == os.getuid():
                 _remove_abandoned(folder)
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Under its lock, which goes last: where this is cut short, the next sweep finds the rest."""
+    """Remove `folder` while holding its lock. The lock file goes last, so that the next sweep can finish the job."""
     lock = _hold(folder, "r+b")
     if lock is None:
         return
     with lock:
         shutil.rmtree(_spill_of(folder), ignore_errors=True)
-        gone = folder.rename(folder.with_name(f"{PREFIX}{uuid4().hex}"))  # its name is free for its run at once
+        gone = folder.rename(
+            folder.with_name(f"{PREFIX}{uuid4().hex}")
+        )  # frees the name for the next attempt of that run at once
         for path in gone.iterdir():
             if path.name != LOCK:
                 path.unlink()
         shutil.rmtree(gone)
-    log.info("removed %s: a run that was killed had left it", folder)
+    log.info("removed %s, left by a killed run", folder)
 
 
 def _hold(folder: Path, mode: str) -> IO[bytes] | None:
-    """The lock of the folder's publisher; None where another process has it, or has replaced the folder meanwhile."""
+    """The folder's publisher lock; None if another process holds it or has replaced the folder."""
     lock: IO[bytes] = (folder / LOCK).open(mode)
     if _locked(lock, fcntl.LOCK_EX) and os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat()):
         return lock
@@ -109,14 +114,14 @@ def _locked(file: IO[bytes], kind: int) -> bool:
 
 @dataclass
 class _Slot:
-    """The writer's side of a slot: open file and writable map, kept so that their pages stay in place."""
+    """The writer's side of a slot: its open file and writable mapping, kept so that the pages stay allocated."""
 
     path: Path
     file: IO[bytes]
     map: mmap.mmap | None = None
 
     def sized(self, size: int) -> mmap.mmap:
-        """The map, of `size` bytes that exist (a sparse one would end in a bus error when memory runs out)."""
+        """The mapping, resized to `size` allocated bytes: a sparse file would raise SIGBUS when memory runs out."""
         if self.map is None or len(self.map) != size:
             self.map = None
             os.ftruncate(self.file.fileno(), size)
@@ -126,7 +131,7 @@ class _Slot:
 
 
 class MemoryVersions(WeightVersions):
-    """Versions in slots of shared memory. `spill` takes slots that do not fit under `root`."""
+    """Versions in slots of shared memory. Slots that do not fit under `root` go to `spill`."""
 
     def __init__(self, root: Path, spill: Path | None = None) -> None:
         super().__init__(root)
@@ -167,7 +172,7 @@ class MemoryVersions(WeightVersions):
         return sorted(int(path.stem.removeprefix("version_")) for path in self.root.glob("version_*.json"))
 
     def remove(self) -> None:
-        """Forget every version and delete the folder; loaders keep what they have mapped."""
+        """Remove every version and the folder; readers keep what they have mapped."""
         self._slots.clear()
         self._owner = None
         for folder in (self.root, self._spill):
@@ -181,7 +186,7 @@ class MemoryVersions(WeightVersions):
 
     def _map(self, record: VersionRecord, record_path: Path) -> tuple[mmap.mmap, Layout]:
         with Path(record.file).open("rb") as file:
-            # The order matters: once the lock is held, a record that still stands names a slot nobody writes to.
+            # Lock first, then read the record: if it still names this slot, nobody can write to the slot any more.
             if not _locked(file, fcntl.LOCK_SH) or VersionRecord.read(record_path) != record:
                 raise FileNotFoundError(record.file)
             buffer = mmap.mmap(file.fileno(), record.size, access=mmap.ACCESS_COPY)
@@ -193,12 +198,14 @@ class MemoryVersions(WeightVersions):
         sweep(self.root)
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
-            with suppress(FileNotFoundError):  # another run's sweep has just taken what was left here
+            with suppress(FileNotFoundError):  # another run's sweep has just removed the folder
                 self._owner = _hold(_private(self.root), "wb")
             if self._owner is not None:
                 return
             if time.monotonic() > deadline:
-                raise TrinityError(f"another process publishes weights to {self.root}; is this run already going on?")
+                raise TrinityError(
+                    f"another process publishes weights to {self.root}; is this run already in progress?"
+                )
             time.sleep(0.02)
 
     def _named_slots(self) -> set[Path]:
@@ -214,7 +221,7 @@ class MemoryVersions(WeightVersions):
         return self._slots[path]
 
     def _free_slot(self, size: int) -> _Slot:
-        """A slot of `size` bytes that no record names and no loader has mapped, locked for writing."""
+        """A slot of `size` bytes that no record names and no reader has mapped, locked for writing."""
         named = self._named_slots()
         for path in self._slot_paths():
             if path not in named and _locked(self._slot(path).file, fcntl.LOCK_EX):
@@ -247,7 +254,7 @@ class MemoryVersions(WeightVersions):
         path.unlink(missing_ok=True)
 
     def _trim(self, spare: int) -> None:
-        """Give back free slots beyond `spare`: a loader that held on to old versions made them necessary."""
+        """Delete free slots beyond `spare`, which were needed while a slow reader held old versions."""
         named = self._named_slots()
         for path in [path for path in self._slot_paths() if path not in named]:
             if not _locked(self._slot(path).file, fcntl.LOCK_EX):

@@ -1,11 +1,11 @@
-"""When weights change hands: pure arithmetic, no clock and no files.
+"""When weights are synchronised: pure arithmetic, no clock and no files.
 
 Words: *version* n is the weights after trainer step n, 0 the initial ones. Steps count from 1. `interval` and
 `offset` are `synchronizer.sync_interval` and `sync_offset`. With interval 2 and offset 1 the explorer goes
 `1 2 3 |sync| 4 5 |sync| 6` and the trainer `1 2 |sync| 3 4 |sync| 5`.
 
-Two properties make a run in fixed style free of deadlocks (both are tested): the explorer never waits for a version
-that needs a batch of a step it has not done yet (`required_version(e) <= e - 1`), and every version it waits for is
+Two properties, both tested, exclude deadlocks in fixed style: the explorer never waits for a version that needs a batch
+of a step it has not done yet (`required_version(e) <= e - 1`), and every version it waits for is
 published (`publishes_after(required_version(e))`).
 """
 
@@ -30,18 +30,18 @@ def last_step_with(version: int, interval: int, offset: int = 0) -> int:
 
 
 def syncs_before(step: int, interval: int, offset: int = 0) -> bool:
-    """Whether the explorer changes weights before its step `step` in fixed style."""
+    """True if the explorer loads new weights before its step `step` in fixed style."""
     return step > 1 and required_version(step, interval, offset) != required_version(step - 1, interval, offset)
 
 
 def publishes_after(step: int, interval: int) -> bool:
-    """Whether the trainer publishes after its step `step`; 0 stands for the start, after which it always does."""
+    """True if the trainer publishes after its step `step`. Step 0 is the start, after which it always publishes."""
     _check(interval, 0)
     return step % interval == 0
 
 
 def looks_before(step: int, interval: int) -> bool:
-    """Whether an explorer in a dynamic style looks for a newer version before its step `step` (from 1)."""
+    """True if an explorer in a dynamic style looks for a newer version before its step `step` (from 1)."""
     _check(interval, 0)
     return (step - 1) % interval == 0
 
@@ -49,7 +49,7 @@ def looks_before(step: int, interval: int) -> bool:
 def dynamic_version(step: int, interval: int, held: int | None, latest: int | None) -> int | None:
     """The version for explorer step `step` in the dynamic styles: the latest one, taken up every `interval` steps.
 
-    `held` is what the engines hold (None: nothing of this run yet), `latest` what is published. Never goes back
+    `held` is the version in the engines (None: none of this run), `latest` the newest published one. Never goes back
     within a lineage; after a rewind (see `trinity_core.store`) an explorer starts over with `held` None.
     """
     if latest is None:
@@ -60,7 +60,6 @@ def dynamic_version(step: int, interval: int, held: int | None, latest: int | No
 
 
 def largest_lag(interval: int, offset: int = 0) -> int:
-    """The most trainer steps between the policy that sampled a row and the one it trains (fixed style, one explore
-    step a batch)."""
+    """Upper bound of the staleness in trainer steps (fixed style, one explore step a batch)."""
     _check(interval, offset)
     return interval - 1 + offset

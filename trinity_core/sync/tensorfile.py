@@ -2,6 +2,9 @@
 
 The format (github.com/huggingface/safetensors): 8 bytes little-endian header length, a JSON header
 `{name: {"dtype", "shape", "data_offsets": [begin, end]}}` padded with spaces, then the data.
+
+The `safetensors` library cannot replace this file: `serialize` and `serialize_file` need all tensors at once and write
+fresh memory, `deserialize` copies, and the mapping of `safe_open` does not keep the slot's lock (see `memory`).
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ if TYPE_CHECKING:
     import torch
 
 ALIGNMENT = 64
-"""The data starts at a multiple of this many bytes (a cache line); after that, wide types first keeps all aligned."""
+"""The data starts at a multiple of this many bytes (a cache line). Wide dtypes come first, which aligns all tensors."""
 
 
 class TensorSpec(NamedTuple):
-    """What must be known of a tensor before its bytes: `dtype` by its name in torch ("bfloat16")."""
+    """What the layout needs to know of a tensor; `dtype` is its name in torch ("bfloat16")."""
 
     name: str
     dtype: str
@@ -33,7 +36,7 @@ class TensorSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor of a file lies; equal layouts have equal bytes up to the data."""
+    """Header and offsets of a file; equal layouts have equal headers."""
 
     header: bytes
     offsets: dict[str, tuple[int, int]]
@@ -59,7 +62,7 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def plan(specs: Iterable[TensorSpec], metadata: dict[str, str] | None = None) -> Layout:
-    """Lay out `specs`, wide types first: the format allows no gaps, and so every tensor is aligned all the same.
+    """Lay out `specs`, wide dtypes first: the format allows no gaps, and this order aligns every tensor without any.
 
     Raises `DataError` for a dtype that the format does not have, or a name given twice.
     """
@@ -89,7 +92,7 @@ def plan(specs: Iterable[TensorSpec], metadata: dict[str, str] | None = None) ->
 
 
 def read_layout(buffer: mmap.mmap) -> Layout:
-    """The layout of a mapped file. Raises `DataError` where the file is cut short or is no safetensors file."""
+    """The layout of a mapped file. Raises `DataError` if the file is cut short or not a safetensors file."""
     length = int.from_bytes(buffer[:8], "little")
     try:
         entries = json.loads(buffer[8 : 8 + length])
@@ -107,7 +110,7 @@ def read_layout(buffer: mmap.mmap) -> Layout:
 
 
 def views(buffer: mmap.mmap, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor as a view of `buffer`, in the layout's order; a view keeps the buffer (and its file lock) alive."""
+    """Each tensor as a view of `buffer`, in the layout's order. A view keeps the buffer and its file lock alive."""
     import torch
 
     with warnings.catch_warnings():
@@ -123,7 +126,7 @@ def views(buffer: mmap.mmap, layout: Layout) -> Iterator[tuple[str, torch.Tensor
 def fill(buffer: mmap.mmap, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Write the header and every tensor of `tensors` (any order, any device) at its place.
 
-    Raises `DataError` where a tensor is missing, unknown, or not of the layout's shape and dtype.
+    Raises `DataError` if a tensor is missing, unknown, or not of the layout's shape and dtype.
     """
     places = dict(views(buffer, layout))
     buffer[: len(layout.header)] = layout.header
@@ -134,7 +137,7 @@ def fill(buffer: mmap.mmap, layout: Layout, tensors: Iterable[tuple[str, torch.T
 
 
 def write(handle: int, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """`fill` for an open file (descriptor `handle`) on a disk, by plain writes: a full disk is an `OSError` then."""
+    """`fill` for a file on disk (descriptor `handle`), by plain writes, so that a full disk raises `OSError`."""
     import torch
 
     missing = set(layout.specs)

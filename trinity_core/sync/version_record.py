@@ -1,4 +1,4 @@
-"""What a published version says of itself, and how its file's tensors are gathered for writing."""
+"""The record of a published version, and the layout of the file that holds its tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VersionRecord:
-    """A version that can be loaded. The record is written after the tensors, in one step."""
+    """A loadable version. The record is written after the tensors, in one atomic step."""
 
     version: int
     file: str
@@ -25,9 +25,9 @@ class VersionRecord:
     size: int
     """Bytes of that file."""
     nonce: str
-    """Unique for each publication, so that a reader notices when one number is published anew."""
+    """Unique for each publication, so that a reader notices when the same version is published again."""
     aliases: dict[str, str]
-    """Names whose tensor is stored under another name (tied embeddings)."""
+    """Name -> the name under which its tensor is stored (tied embeddings)."""
     check: WeightCheck | None = None
     """The weight check that an engine must pass after loading."""
 
@@ -37,7 +37,7 @@ class VersionRecord:
 
     @classmethod
     def read(cls, path: Path) -> VersionRecord | None:
-        """The record at `path`; None where there is none."""
+        """The record at `path`; None if the file does not exist."""
         try:
             value = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -49,7 +49,7 @@ class VersionRecord:
 
 @dataclass(frozen=True)
 class Payload:
-    """Tensors ready to be written: their layout, the tensors themselves, and names that share another's bytes."""
+    """Tensors ready to be written: their layout, the tensors, and the names that share another's bytes."""
 
     layout: Layout
     tensors: Iterable[tuple[str, torch.Tensor]]
@@ -59,8 +59,8 @@ class Payload:
 def gather(named: Iterable[tuple[str, torch.Tensor]], specs: Sequence[TensorSpec] | None) -> Payload:
     """Plan the file of `named`.
 
-    With `specs` the tensors are taken one at a time (partitions gathered on the way need no second copy of the model).
-    Without, they are all held at once, and names that share memory are stored once.
+    With `specs` the tensors are consumed one at a time, so that gathered partitions need no second copy of the model.
+    Without, all tensors are held at once, and names that share memory are stored once.
     """
     if specs is not None:
         return Payload(plan(specs), named, {})

@@ -1,14 +1,12 @@
-"""Folders of published weight versions: what the trainer writes and the engines load.
+"""The interface of a sync method: versions that the trainer publishes and the engines load.
 
-`open_versions("memory", job_dir)` keeps versions in shared memory (`slots`), `open_versions("checkpoint", job_dir)` in
-the checkpoint folders (`steps`); that of `nccl` says of versions without tensors what the engines hold. All keep these
-promises:
+Every implementation guarantees:
 
-- A version is seen whole or not at all, whoever is killed when.
+- A reader sees a version whole or not at all, whichever process is killed, at any time.
 - The tensors of a loaded version do not change while any of them is alive, however many versions are published since.
-- A version of an abandoned lineage is not seen after `rewind`.
+- After `rewind` no reader sees a version of the abandoned lineage.
 
-One process publishes to a folder at a time; any number load from it.
+One process publishes at a time; any number of processes load.
 """
 
 from __future__ import annotations
@@ -36,19 +34,18 @@ if TYPE_CHECKING:
     from trinity_core.sync.weight_check import WeightCheck
 
 DEFAULT_KEEP = 2
-"""Versions that stay loadable: the newest, and the one that an explorer may be about to load."""
+"""Number of versions that stay loadable: the newest, and the one that an explorer may be about to load."""
 
 QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
-"""Seconds between looks for a version: often in the first two seconds, though every look takes its thread off the cores
-that the trainer works on."""
+"""Seconds between polls: 5 ms for two seconds, then 20 ms, since each poll takes CPU time from the trainer."""
 
 
 class VersionGone(TransientFault):
-    """A version was removed between being seen and being loaded; look for the latest one."""
+    """A version was removed between `latest` and `load`; ask for the latest one again."""
 
 
 class WeightVersions(ABC):
-    """Published versions under `root`. See the module for what it promises."""
+    """Published versions under `root`; see the module docstring for the guarantees."""
 
     keeps_tensors: ClassVar[bool] = True
     """True if `load` can return the tensors of a published version."""
@@ -74,10 +71,10 @@ class WeightVersions(ABC):
         keep: int = DEFAULT_KEEP,
         specs: Sequence[TensorSpec] | None = None,
     ) -> VersionRecord:
-        """Make `version` loadable, and forget all but the newest `keep` versions.
+        """Make `version` loadable and remove all but the newest `keep` versions.
 
         Tensors may be on any device. With `specs` they are taken one at a time, in any order. Publishing a version
-        again replaces it. Raises `TrinityError` where the disk is full or another process publishes here.
+        again replaces it. Raises `TrinityError` if the disk is full or another process publishes to the same run.
         """
 
     @abstractmethod
@@ -89,11 +86,11 @@ class WeightVersions(ABC):
 
     @abstractmethod
     def _map(self, record: VersionRecord, record_path: Path) -> tuple[mmap.mmap, Layout]:
-        """Map the file of `record`, pinned; raise `FileNotFoundError` where the record no longer stands."""
+        """Map the file of `record`, pinned; raise `FileNotFoundError` if the record is gone or replaced."""
 
     @abstractmethod
     def _forget(self, version: int) -> None:
-        """Make `version` unseen; its memory goes when its last reader has gone."""
+        """Remove the record of `version`; its memory is freed after the last reader."""
 
     def record(self, version: int) -> VersionRecord | None:
         """The record of `version`, with its weight check; None if the version is gone."""
@@ -117,13 +114,13 @@ class WeightVersions(ABC):
         return max(self.versions(), default=None)
 
     def has(self, version: int) -> bool:
-        """Whether `version` can be loaded."""
+        """True if `version` can be loaded."""
         return self._record_path(version).exists()
 
     def wait(self, version: int, timeout: float, stop: Callable[[], bool] | None = None) -> int | None:
-        """Wait for `version` (or, where it has been forgotten, the oldest newer one) and return what can be loaded.
+        """Wait for `version` and return it, or the oldest newer version if `version` has been removed already.
 
-        None when `stop()` came true. Raises `TransientFault` after `timeout` seconds.
+        Returns None once `stop()` is true. Raises `TransientFault` after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         polls = 0
@@ -146,9 +143,8 @@ class WeightVersions(ABC):
     def load(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors of `version` by name, as views of the mapped file: no copy is made.
 
-        The bytes stay as they are for as long as any of the tensors lives, so keep them no longer than needed. Writing
-        to a view changes nobody else's. Raises `VersionGone` where the version is not there, `DataError` where its
-        file is damaged.
+        The bytes cannot be reused while any of the tensors is alive, so do not keep them longer than needed. Writes to
+        a view are private. Raises `VersionGone` if the version is gone, `DataError` if its file is damaged.
         """
         path = self._record_path(version)
         for attempt in range(LOAD_ATTEMPTS):
@@ -171,7 +167,7 @@ class WeightVersions(ABC):
         return iter(tensors.items())
 
     def rewind(self, version: int) -> list[int]:
-        """Forget every version newer than `version` (all of them: -1); return what went. Call before the store's."""
+        """Remove every version newer than `version` (-1: all) and return them. Call it before the store's `rewind`."""
         gone = [v for v in self.versions() if v > version]
         self._point_to(max((v for v in self.versions() if v <= version), default=None))
         for v in gone:
@@ -179,7 +175,7 @@ class WeightVersions(ABC):
         return gone
 
     def remove(self) -> None:
-        """Forget every version and give the memory back: the end of a run."""
+        """Remove every version and free the memory, at the end of a run."""
         self.rewind(-1)
 
     def _point_to(self, version: int | None, durable: bool = False) -> None:
@@ -191,8 +187,8 @@ class WeightVersions(ABC):
 
 
 LOAD_ATTEMPTS = 12
-"""Looks at a version's record before it counts as gone: 0.7 s in all. A checkpoint folder that is replaced by its full
-form has no name for an instant."""
+"""Looks at a version's record before the version counts as gone, 0.7 s in all. While a full checkpoint replaces a
+folder that holds only weights, the folder does not exist for an instant."""
 
 
 class VersionPublisher:

@@ -1,8 +1,8 @@
-"""The proof after a hand-over: fixed tokens whose log-probs trainer and engine must agree on.
+"""The weight check: fixed tokens whose log-probs trainer and engine must agree on after a weight sync.
 
-A version that is loaded under the wrong name, in the wrong order, or without a tied head still generates; its
-log-probs give it away. What a probe cannot show is a difference below the noise of its dtype: two neighbouring
-versions of a bfloat16 run may both pass. Which version was loaded is settled by the version's own record.
+An engine that loaded a tensor under the wrong name, in the wrong order, or not at all still generates text, but its
+log-probs differ. The check cannot tell apart versions whose difference is below the noise of the dtype (neighbouring
+versions of a bfloat16 run, say); which version was loaded is settled by the version's record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from trinity_core.errors import WeightSyncError
 
 TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
-"""Largest gap of one token's log-prob (nats) that different kernels of the same weights leave, by compute dtype. The
+"""Largest gap of one token's log-prob (nats) between different kernels with the same weights, by compute dtype. The
 log-prob is a difference of logits of size 10 to 40: one rounding of bfloat16 (2^-8, relative) is 0.04 to 0.16."""
 
 
@@ -27,13 +27,13 @@ class WeightCheck:
     logprobs: tuple[float, ...]
     """len(tokens) - 1 values, in nats."""
     dtype: str = "float32"
-    """The dtype that the coarser of the two sides computes in."""
+    """The trainer's compute dtype."""
     tolerance: float | None = None
     """Largest gap allowed for one token; None: by dtype."""
 
     def __post_init__(self) -> None:
         if len(self.tokens) < 2 or len(self.logprobs) != len(self.tokens) - 1:
-            raise ValueError(f"a probe of {len(self.tokens)} tokens cannot have {len(self.logprobs)} log-probs")
+            raise ValueError(f"a weight check of {len(self.tokens)} tokens cannot have {len(self.logprobs)} log-probs")
 
     @property
     def allowed(self) -> float:
@@ -41,7 +41,7 @@ class WeightCheck:
         return TOLERANCES[self.dtype] if self.tolerance is None else self.tolerance
 
     def to_json(self) -> dict[str, Any]:
-        """For a version's record; the inverse of `from_json`."""
+        """JSON for a version's record."""
         return asdict(self)
 
     @classmethod
@@ -55,20 +55,20 @@ def verify_weights(
 ) -> float:
     """Compare the engine's log-probs `got` with the trainer's; return the largest gap in nats.
 
-    `expected` is a `WeightCheck` (its tolerance then serves unless one is given) or the plain log-probs.
-    Raises `WeightSyncError` where a gap exceeds the tolerance, is not a number, or the lengths differ.
+    `expected` is a `WeightCheck`, whose tolerance is the default, or plain log-probs.
+    Raises `WeightSyncError` if a gap exceeds the tolerance, is not a number, or the lengths differ.
     """
     if isinstance(expected, WeightCheck):
         tolerance = expected.allowed if tolerance is None else tolerance
         expected = expected.logprobs
     tolerance = TOLERANCES["float32"] if tolerance is None else tolerance
     if len(expected) != len(got):
-        raise WeightSyncError(f"the engine returned {len(got)} log-probs for a probe of {len(expected)}")
+        raise WeightSyncError(f"the engine returned {len(got)} log-probs for a weight check of {len(expected)}")
     gaps = [abs(float(a) - float(b)) for a, b in zip(expected, got, strict=True)]
     worst = max(range(len(gaps)), key=lambda i: math.inf if math.isnan(gaps[i]) else gaps[i])
     if math.isnan(gaps[worst]) or gaps[worst] > tolerance:
         raise WeightSyncError(
-            f"the engine does not hold the weights that the trainer handed over: log-prob {worst} of the probe is "
+            f"the engine does not hold the weights that the trainer published: log-prob {worst} of the weight check is "
             f"{float(got[worst]):.6g} in the engine and {float(expected[worst]):.6g} in the trainer (allowed gap "
             f"{tolerance:g}, {sum(not gap <= tolerance for gap in gaps)} of {len(gaps)} tokens beyond it). "
             "Check that every tensor reaches the engine, `lm_head.weight` of tied embeddings included."

@@ -1,10 +1,10 @@
-"""Hand-over of weights through shared memory against one copy of the same bytes.
+"""Weight sync through shared memory against one copy of the same bytes.
 
 Prints milliseconds (median over rounds, taken in turn) of: publish; load as views; copying these, whose pages nobody
 has touched yet, into the engine's own tensors. The claim: all three within 3 copies. Everything is done by one thread,
 as in an engine or a trainer with a core of its own; `--threads 2` lets two share each copy, but not the page faults.
 
-    python benchmarks/hand_over.py --megabytes 80
+    python benchmarks/weight_sync.py --megabytes 80
 """
 
 import argparse
@@ -35,10 +35,10 @@ def timed(work):
     return (time.perf_counter() - start) * 1e3, result
 
 
-def one_round(version, source, engine, folder, reader):
+def one_round(version, source, engine, versions, reader):
     """Milliseconds of: one copy, publish, load, copying the views into the engine."""
     copy, _ = timed(lambda: [engine[name].copy_(tensor) for name, tensor in source])
-    publish, _ = timed(lambda: folder.publish(version, source))
+    publish, _ = timed(lambda: versions.publish(version, source))
     load, views = timed(lambda: dict(reader.load(version)))
     fill, _ = timed(lambda: [engine[name].copy_(tensor) for name, tensor in views.items()])
     return copy, publish, load, fill
@@ -55,10 +55,10 @@ def main():
     source = named(args.megabytes)
     engine = {name: torch.empty_like(tensor) for name, tensor in source}
     with tempfile.TemporaryDirectory() as job:
-        folder, reader = MemoryVersions(memory_root(Path(job))), MemoryVersions(memory_root(Path(job)))
-        first = timed(lambda: folder.publish(0, source))[0]
-        rounds = [one_round(version, source, engine, folder, reader) for version in range(1, args.rounds + 4)]
-        folder.remove()
+        versions, reader = MemoryVersions(memory_root(Path(job))), MemoryVersions(memory_root(Path(job)))
+        first = timed(lambda: versions.publish(0, source))[0]
+        rounds = [one_round(version, source, engine, versions, reader) for version in range(1, args.rounds + 4)]
+        versions.remove()
     # After three rounds every slot exists and its pages are in place.
     copy, publish, load, fill = (statistics.median(column) for column in zip(*rounds[3:], strict=True))
     result = {
@@ -71,7 +71,7 @@ def main():
         return
     for name, value in result.items():
         print(f"{name:30s} {value:10.2f}" if isinstance(value, float) else f"{name:30s} {value:10d}")
-    print(f"hand-over / copy = {result['ratio']:.2f} (claim: at most 3)")
+    print(f"weight sync / copy = {result['ratio']:.2f} (claim: at most 3)")
 
 
 if __name__ == "__main__":
