@@ -87,7 +87,7 @@ def test_rec_drops_surplus_losers():
     assert metrics["drop_balance"] == 0.5
 
 
-def test_raft_chooses_and_scales_to_the_mean_over_chosen_tokens():
+def test_raft_weights_give_mean_over_chosen_tokens():
     mask = torch.tensor([[True, True], [True, False], [True, True], [True, True]])
     rewards = torch.tensor([1.0, 1.0, 0.0, 1.0])
     advantages, metrics = ADVANTAGES["raft"](rewards=rewards, group_ids=[0, 0, 0, 1], mask=mask)
@@ -119,7 +119,7 @@ def test_step_wise_groups_by_hand():
     assert normed[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_step_wise_runs_of_one_turn_are_plain_groups():
+def test_step_wise_grpo_of_one_turn_equals_grpo():
     mask = torch.ones(7, 1, dtype=torch.bool)
     plain, _ = ADVANTAGES["grpo"](rewards=REWARDS, group_ids=IDS, mask=mask)
     stepped, _ = ADVANTAGES["step_wise_grpo"](rewards=REWARDS, group_ids=IDS, mask=mask, run_ids=[0, 1, 2, 0, 1, 0, 2])
@@ -139,7 +139,7 @@ def test_overlong_penalty_by_hand():
         overlong_penalty(torch.tensor([1]), 10, 11)
 
 
-def test_overlong_penalty_before_the_group_is_compared():
+def test_overlong_penalty_applies_before_group_comparison():
     mask = torch.tensor([[True, False], [True, True]])
     advantages, _ = ADVANTAGES["grpo"](
         rewards=torch.ones(2), group_ids=[0, 0], mask=mask, std_normalize=False,

@@ -36,14 +36,14 @@ def test_an_empty_mask_gives_zero_with_a_gradient_of_zero(name):
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS)
-def test_nan_at_an_action_token_is_said_and_located(name):
+def test_nan_at_action_token_is_reported_with_its_position(name):
     values = VALUES.clone()
     values[1, 0] = float("nan")
     with pytest.raises(InputError, match="row 1, token 0"):
         AGGREGATIONS[name](values, MASK)
 
 
-def test_an_integer_mask_is_a_mask_and_one_dimension_is_none():
+def test_mask_may_be_integer_but_not_one_dimensional():
     assert AGGREGATIONS["token-mean"](VALUES, MASK.int()).item() == pytest.approx(2)
     with pytest.raises(InputError, match=r"\[B, T\]"):
         AGGREGATIONS["token-mean"](VALUES[0], MASK[0])
@@ -54,7 +54,7 @@ def test_a_length_must_be_positive():
         AGGREGATIONS["seq-mean-token-sum-norm"](VALUES, MASK, normalizer=0)
 
 
-def test_a_module_adds_its_own_and_cannot_replace_one():
+def test_module_adds_parts_but_cannot_replace_one():
     @aggregation("token-max-weight")
     def mine(mask):
         return mask.double()

@@ -44,7 +44,7 @@ NAMES = [
 ]
 
 
-def test_every_algorithm_of_the_field_is_there():
+def test_all_documented_algorithms_are_registered():
     assert sorted(ALGORITHMS) == sorted(NAMES)
 
 
@@ -78,13 +78,13 @@ def test_algorithm_types_do_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_arguments_are_laid_over_the_defaults_of_the_same_part_only():
+def test_arguments_extend_defaults_of_the_same_part_only():
     assert effective_args("ppo", {"a": 1, "b": 2}, None, {"b": 3}) == {"a": 1, "b": 3}
     assert effective_args("ppo", {"a": 1, "b": 2}, "ppo", None) == {"a": 1, "b": 2}
     assert effective_args("ppo", {"a": 1, "b": 2}, "gspo", {"b": 3}) == {"b": 3}
 
 
-def test_a_coefficient_of_zero_needs_no_reference_unless_it_adapts():
+def test_zero_kl_coef_needs_no_reference_unless_adaptive():
     assert not uses_reference("ppo", "none", {}, "k2", {"kl_coef": 0.0})
     assert uses_reference("ppo", "none", {}, "k2", {"kl_coef": 0.0, "adaptive": True})
     assert uses_reference("ppo", "none", {}, "k2", {})

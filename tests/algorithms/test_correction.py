@@ -59,7 +59,7 @@ def test_no_gap():
         assert metrics["rollout_gap/ess"] == pytest.approx(1)
 
 
-def test_weights_carry_no_gradient_and_survive_absurd_gaps():
+def test_correction_weights_have_no_gradient_and_stay_finite():
     old = OLD.clone().requires_grad_()
     for name in CORRECTIONS:
         assert not CORRECTIONS[name](old, ROLLOUT, MASK)[0].requires_grad

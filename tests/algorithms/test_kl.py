@@ -39,7 +39,7 @@ def test_every_estimator_is_tested():
     assert set(FORMULAS) == set(KL_FNS)
 
 
-def test_corrected_k3_weighs_by_the_truncated_ratio_to_the_old_policy():
+def test_corrected_k3_uses_truncated_ratio_to_old_policy():
     k3 = 0.4 - 1 + D
     old = row(math.log(0.4))  # ratio 0.5 / 0.4
     assert KL_FNS["corrected_k3"](row(P), row(Q), MASK, old)[0, 0].item() == pytest.approx(1.25 * k3)
@@ -65,7 +65,7 @@ def _whole(name):
     return {"ratio_cap": None} if name == "corrected_k3" else {}
 
 
-def test_the_gradient_of_k2_on_average_is_that_of_the_kl():
+def test_mean_gradient_of_k2_is_gradient_of_kl():
     """Over a whole vocabulary, E_pi[grad k2] = grad KL(pi || ref)."""
     torch.manual_seed(1)
     logits = torch.randn(1, 6, dtype=torch.float64, requires_grad=True)
@@ -110,7 +110,7 @@ def test_adaptive_coefficient_by_hand():
     assert KLCoefficient(0.3).update(9.0, 100) == 0.3
 
 
-def test_adaptive_coefficient_refuses_what_it_cannot_follow():
+def test_adaptive_coefficient_refuses_nan_and_missing_target():
     with pytest.raises(InputError, match="target_kl"):
         KLCoefficient(adaptive=True)
     with pytest.raises(InputError, match="NaN"):

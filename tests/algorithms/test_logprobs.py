@@ -56,7 +56,7 @@ def test_gradcheck(chunk, with_entropy):
     assert torch.autograd.gradcheck(function, (hidden, weight, bias))
 
 
-def test_float32_is_as_good_as_the_plain_way():
+def test_float32_is_as_accurate_as_plain_computation():
     hidden, weight, _, targets = inputs(16, 32, 5000, torch.float32)
     scaled = (weight.detach() / 32**0.5).requires_grad_()
     logprobs, entropy = token_logprobs_and_entropy(hidden, scaled, targets, chunk=700)
@@ -72,7 +72,7 @@ def test_float32_is_as_good_as_the_plain_way():
     assert entropy.dtype == logprobs.dtype == torch.float32
 
 
-def test_half_precision_gives_float32_results_and_half_precision_gradients():
+def test_half_precision_has_float32_results_and_own_gradients():
     hidden, weight, _, targets = (t.detach() for t in inputs(6, 8, 50))
     half = [t.to(torch.bfloat16).requires_grad_() for t in (hidden, weight)]
     logprobs, entropy = token_logprobs_and_entropy(*half, targets, chunk=16)

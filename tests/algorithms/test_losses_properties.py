@@ -115,7 +115,7 @@ def test_nan_and_wrong_shapes_are_refused(name, bad):
 
 
 @pytest.mark.parametrize("name", sorted({n for n, loss in POLICY_LOSSES.items() if loss.ratio_to_rollout}))
-def test_off_policy_losses_take_their_ratio_to_the_rollout_policy(name):
+def test_off_policy_losses_use_ratio_to_rollout_policy(name):
     inputs = batch(2)
     from_rollout, grad, metrics = call(name, inputs)
     behaviour = inputs | {"old_logprobs": inputs["rollout_logprobs"], "rollout_logprobs": None}
@@ -125,7 +125,7 @@ def test_off_policy_losses_take_their_ratio_to_the_rollout_policy(name):
     assert metrics["rollout_gap/mean"] > 0
 
 
-def test_truncated_importance_sampling_weighs_the_loss():
+def test_truncated_importance_sampling_scales_the_loss():
     inputs = batch(3) | {"mask": torch.ones(4, 5, dtype=torch.bool)}
     plain = call("ppo", inputs | {"rollout_logprobs": None})[0]
     shifted = inputs | {"rollout_logprobs": inputs["old_logprobs"] + math.log(2)}

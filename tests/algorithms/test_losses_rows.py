@@ -53,7 +53,7 @@ def test_dpo_of_the_reference_itself_is_log_two():
     )
 
 
-def test_dpo_leaves_out_pairs_with_an_empty_answer():
+def test_dpo_excludes_pairs_with_an_empty_answer():
     mask = MASK.clone()
     mask[2] = False
     loss, _ = POLICY_LOSSES["dpo"](logprobs=LOGPROBS, ref_logprobs=REFERENCE, mask=mask)

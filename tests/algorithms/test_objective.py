@@ -161,7 +161,7 @@ def test_experts_take_no_part_in_groups():
 
 
 @pytest.mark.parametrize("name", sorted(n for n, spec in ALGORITHMS.items() if (spec.advantage_fn or "none") != "none"))
-def test_rows_left_out_might_as_well_not_be_there(name):
+def test_excluded_rows_do_not_affect_the_others(name):
     objective = Objective(spec_of(name))
     inputs = batch(5, experts=False)
     rest, ids = ~IS_EXPERT, [0, 0, 0, 0, 1, 1, 1, 1]
@@ -223,14 +223,14 @@ def kl_of(objective, is_expert):
     return accumulator.metrics()
 
 
-def test_the_adaptive_coefficient_goes_by_the_kl_of_a_token_however_the_loss_adds_up():
+def test_adaptive_kl_follows_kl_per_token_for_any_aggregation():
     spec = spec_of("grpo", kl_loss_fn="k2", loss_agg_mode="seq-mean-token-sum")
     metrics = kl_of(Objective(spec), None)
     assert metrics["kl_loss"] == pytest.approx((3 * 0.08 + 0.32) / 2)
     assert metrics["kl_mean"] == pytest.approx((3 * 0.08 + 0.32) / 4)
 
 
-def test_an_emptied_micro_batch_adds_nothing_to_the_kl_of_a_token():
+def test_empty_micro_batch_adds_nothing_to_kl_per_token():
     """A rank that has fewer micro-batches than others goes through rows whose mask is false."""
     objective, accumulator = Objective(spec_of("grpo", kl_loss_fn="k2")), MetricAccumulator()
     mask, logprobs = torch.ones(1, 2, dtype=torch.bool), torch.full((1, 2), -1.0)
@@ -247,7 +247,7 @@ def test_an_emptied_micro_batch_adds_nothing_to_the_kl_of_a_token():
     assert accumulator.metrics()["kl_mean"] == pytest.approx(0.08)
 
 
-def test_a_kl_beside_sft_is_that_of_the_experts_tokens():
+def test_kl_with_sft_covers_expert_tokens():
     """In a batch that also has rollouts it is theirs alone."""
     spec = spec_of("sft", kl_loss_fn="k2", kl_loss_fn_args={"kl_coef": 0.1}, loss_agg_mode="token-mean")
     assert kl_of(Objective(spec), torch.tensor([True, True]))["kl_loss"] == pytest.approx((3 * 0.08 + 0.32) / 4)
@@ -263,7 +263,7 @@ def test_what_a_run_needs():
     assert Objective(ALGORITHMS["sft"]).advantages(torch.ones(2, 3).bool()).advantages.shape == (2, 3)
 
 
-def test_the_critics_target_is_handed_on():
+def test_critic_target_is_returned():
     mask = torch.ones(2, 3, dtype=torch.bool)
     result = Objective(ALGORITHMS["ppo"]).advantages(mask, rewards=torch.tensor([1.0, 0.0]), values=torch.zeros(2, 3))
     assert result.returns.tolist() == [[1, 1, 1], [0, 0, 0]]
@@ -280,7 +280,7 @@ def test_the_critics_target_is_handed_on():
         ({"rollout_correction": "x"}, "rollout correction 'x'"),
     ],
 )
-def test_unknown_names_are_said_at_once(change, message):
+def test_unknown_names_are_refused_at_once(change, message):
     with pytest.raises(InputError, match=message):
         Objective(spec_of("grpo", **change))
 
@@ -297,12 +297,12 @@ def test_unknown_names_are_said_at_once(change, message):
         ("rollout_correction_args", "tis_token does not know nonsense; it takes: cap"),
     ],
 )
-def test_unknown_arguments_are_said_at_once(args, message):
+def test_unknown_arguments_are_refused_at_once(args, message):
     with pytest.raises(InputError, match=message):
         Objective(spec_of("grpo", **{args: {"nonsense": 1}}))
 
 
-def test_an_empty_share_of_a_rank_reports_the_same_names():
+def test_rank_without_rows_reports_the_same_metrics():
     inputs = batch(2, experts=False)
     _, metrics = train(spec_of("grpo"), inputs, [torch.arange(8)])
     _, shared = train(spec_of("grpo"), inputs, [torch.arange(8), torch.arange(0)], ranks=2)

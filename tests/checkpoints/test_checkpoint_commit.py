@@ -93,7 +93,7 @@ def test_a_step_can_be_saved_again(layout):
     assert damage(folder) is None
 
 
-def test_published_weights_survive_the_full_checkpoint(layout):
+def test_published_weights_survive_full_checkpoint(layout):
     weights = CheckpointVersions(layout.root)
     weights.publish(1, [("w", torch.ones(3))])
     assert latest_whole(layout.root) is None
@@ -102,20 +102,20 @@ def test_published_weights_survive_the_full_checkpoint(layout):
     assert latest_whole(layout.root) == 1
 
 
-def test_weights_alone_are_no_damaged_checkpoint(layout, caplog):
+def test_folder_with_only_weights_is_no_damaged_checkpoint(layout, caplog):
     CheckpointVersions(layout.root).publish(1, [("w", torch.ones(3))])
     assert latest_whole(layout.root) is None
     assert not caplog.text
 
 
-def test_old_checkpoints_go_but_the_protected_stay(layout):
+def test_old_checkpoints_are_removed_except_protected(layout):
     for step in range(1, 6):
         save(layout, step, keep=2, protect={2})
     assert layout.steps() == [2, 4, 5]
     assert remove_old(layout, 5, 0) == [2, 4]
 
 
-def test_a_damaged_checkpoint_does_not_push_out_those_the_run_goes_on_with(layout):
+def test_damaged_checkpoint_does_not_displace_whole_ones(layout):
     """Of 40 and 80 the latter is damaged; the run goes on from 40 and saves at 55."""
     for step in (40, 80):
         save(layout, step, keep=2)
@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_does_not_push_out_those_the_run_goes_on_with(layou
     assert layout.steps() == [55, 80] and latest_whole(layout.root) == 80
 
 
-def test_leftovers_of_a_killed_writer_go(layout):
+def test_leftovers_of_a_killed_writer_are_removed(layout):
     save(layout, 1)
     dead = begin(layout, 2)
     (dead / "half").write_text("x")
@@ -212,7 +212,7 @@ def test_fresh_name(tmp_path):
     assert fresh_name(tmp_path, "run", now=now) == "run_20260102030405_3"
 
 
-def test_a_retry_goes_on_in_the_folder_that_it_has_begun(tmp_path):
+def test_retry_continues_in_its_own_folder(tmp_path):
     (tmp_path / "run" / "log").mkdir(parents=True)
     first = fresh_name(tmp_path, "run", "flow 1")
     claim(tmp_path / first, "run", "flow 1")
@@ -231,7 +231,7 @@ def test_meta_files(layout, caplog):
     assert "ignored" in caplog.text
 
 
-def test_a_run_knows_what_model_it_began_from(layout, tmp_path, monkeypatch):
+def test_run_records_its_starting_model(layout, tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     assert other_beginning(layout, "model") is None, "no checkpoint yet"
     monkeypatch.chdir(tmp_path)

@@ -275,7 +275,7 @@ def test_a_second_conversion_does_nothing(tmp_path):
     assert file.stat().st_mtime_ns == before
 
 
-def test_a_missing_configuration_comes_from_the_base_model(tmp_path):
+def test_missing_config_comes_from_base_model(tmp_path):
     model = tiny()
     actor = folder_for(tmp_path, 1, model, with_config=False)
     save_whole(actor, weights_of(model))

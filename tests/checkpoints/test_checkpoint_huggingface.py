@@ -13,7 +13,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.runtime.pipeline import scores_by_stage
 
 
-def test_the_digest_does_not_depend_on_files(tmp_path: Path) -> None:
+def test_digest_does_not_depend_on_division_into_files(tmp_path: Path) -> None:
     tensors = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.ones(4, dtype=np.float16)}
     one, two, other = tmp_path / "one", tmp_path / "two", tmp_path / "other"
     for folder in (one, two, other):
@@ -32,7 +32,7 @@ def test_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
         weights_digest(tmp_path)
 
 
-def test_a_stage_without_a_score_has_the_next_ones_first() -> None:
+def test_stage_without_score_takes_first_score_of_next_stage() -> None:
     summaries = {"sft": {"score": None, "scores": {}}, "rft": {"score": 0.9, "scores": {"step 0": 0.4, "step 8": 0.9}}}
     assert scores_by_stage({"score": 0.1}, summaries) == {"before": 0.1, "sft": 0.4, "rft": 0.9}
     assert scores_by_stage({}, {"sft": summaries["sft"]}) == {"before": None, "sft": None}

@@ -31,7 +31,7 @@ def test_every_row_is_in_exactly_one_micro_batch(rows, budget, ranks, largest_ma
 
 @given(rows, st.integers(20, 300), st.integers(1, 4), masks)
 @settings(max_examples=200, deadline=None)
-def test_ranks_have_the_same_number_of_micro_batches_and_no_needless_round(rows, budget, ranks, largest_mask):
+def test_ranks_get_equal_and_fewest_micro_batches(rows, budget, ranks, largest_mask):
     shares = plan(_units(rows, budget, largest_mask), budget, ranks, largest_mask)
     counts = {len(share) for share in shares}
     assert len(counts) == 1
@@ -79,7 +79,7 @@ def test_units_stay_whole_and_in_order(rows, budget, ranks):
         assert any(unit.rows == micro[i : i + len(unit.rows)] for micro in micros for i in range(len(micro)))
 
 
-def test_a_groups_prompt_counts_once_and_a_large_group_is_cut():
+def test_group_prompt_counts_once_and_large_group_is_split():
     assert units_of(["a", "a", "b"], [10, 10, 4], [3, 5, 2], 100) == [
         RowUnit((0, 1), 18, 15, 10, 5),
         RowUnit((2,), 6, 6, 4, 2),

@@ -8,12 +8,12 @@ from trinity_core.errors import TrinityError
 from trinity_core.training.learning_rate import LearningRateSchedule, warmup_steps
 
 
-def test_warm_up_rises_by_equal_parts_and_reaches_the_peak():
+def test_warm_up_is_linear_to_the_peak():
     schedule = LearningRateSchedule(lr=8.0, total_steps=10, warmup_steps=4)
     assert [schedule.at(step) for step in range(1, 7)] == [2.0, 4.0, 6.0, 8.0, 8.0, 8.0]
 
 
-def test_cosine_falls_to_its_least_at_the_last_step():
+def test_cosine_reaches_its_minimum_at_the_last_step():
     schedule = LearningRateSchedule(lr=1.0, total_steps=12, warmup_steps=2, style="cosine", min_lr_ratio=0.1)
     # 0.1 + 0.9 * (1 + cos(pi * (step - 2) / 10)) / 2
     assert schedule.at(2) == 1.0
@@ -28,7 +28,7 @@ def test_linear_falls_by_equal_parts():
     assert [schedule.at(step) for step in range(1, 6)] == pytest.approx([4.0, 3.0, 2.0, 1.0, 0.0])
 
 
-def test_steps_win_over_their_ratio_and_styles_are_checked():
+def test_warmup_steps_override_ratio_and_styles_are_checked():
     assert warmup_steps(3, 0.5, 100) == 3
     assert warmup_steps(0, 0.05, 100) == 5
     with pytest.raises(TrinityError, match="choose one of constant, cosine, linear"):

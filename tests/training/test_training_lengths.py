@@ -57,7 +57,7 @@ def test_all_that_is_explored_is_trained(lengths, how, train_batch_size):
     assert trained == _batches(explored, 4, train_batch_size)
 
 
-def test_an_explore_step_of_a_synchronous_run_gets_its_training_step(lengths):
+def test_each_explore_step_gets_a_train_step_when_synchronous(lengths):
     assert lengths(4, 16, **BOTH) == (12, 12)
     assert lengths(4, 8, **BOTH) == (12, 24)
     assert lengths(4, 32, **BOTH) == (12, 12)  # of half the size: explore step 2 waits for version 1

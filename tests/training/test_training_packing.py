@@ -30,7 +30,7 @@ def _outcome(lm, fast_paths, micro, attention):
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_log_probs_and_gradients_equal_the_plain_way(lm, packing):
+def test_logprobs_and_gradients_equal_plain_computation(lm, packing):
     rows = make_batch(1)
     order = [5, 4, 6, 7, 0, 1, 2, 15, 9]
     width = max(e.response_length for e in rows)
@@ -44,7 +44,7 @@ def test_log_probs_and_gradients_equal_the_plain_way(lm, packing):
         torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_keys_copied_to_all_heads_give_the_attention_of_shared_ones():
+def test_repeated_heads_equal_grouped_query_attention():
     """In the order of heads that softmax(q k) v, written out, has."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(3, 6, 4, 8, generator=generator, dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_keys_copied_to_all_heads_give_the_attention_of_shared_ones():
         torch.testing.assert_close(outcomes[0][0][:, head], scores.softmax(-1) @ value[:, head // 3])
 
 
-def test_log_probs_stand_where_the_tokens_do(lm):
+def test_logprobs_align_with_their_tokens(lm):
     """Against transformers' own forward, row by row."""
     rows = make_batch(2)
     width = max(e.response_length for e in rows)
@@ -107,7 +107,7 @@ def test_compiling_changes_nothing(lm):
             torch.testing.assert_close(own[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_layers_are_compiled_once_for_all_and_not_at_all_where_it_is_said(lm):
+def test_layers_compile_once_and_not_when_uncompiled(lm):
     from torch._dynamo.testing import CompileCounter
 
     counter = CompileCounter()
@@ -134,7 +134,7 @@ def test_compiling_needs_a_compiler(lm, monkeypatch, tmp_path):
         compile_layers(lm, torch.device("cpu"))
 
 
-def test_a_model_is_tried_before_it_is_trusted(tiny_model):
+def test_fast_paths_are_tried_before_use(tiny_model):
     lm = load_causal_lm(str(tiny_model), torch.float32)
     assert find_fast_paths(lm) == FastPaths(packing=True, own_head=True)
     assert lm.config._attn_implementation == "trinity_packed"
@@ -144,7 +144,7 @@ def test_a_model_is_tried_before_it_is_trusted(tiny_model):
     assert windowed.config._attn_implementation == "sdpa"
 
 
-def test_a_window_that_all_layers_share_is_seen(tmp_path):
+def test_sliding_window_of_all_layers_is_detected(tmp_path):
     """Mistral names no kinds of layers. Against its own forward, rows alone and longer than the window."""
     from transformers import MistralConfig, MistralForCausalLM
 
@@ -173,7 +173,7 @@ def test_a_window_that_all_layers_share_is_seen(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "opt", "qwen2"])
-def test_nothing_is_dropped_in_training(kind, tmp_path):
+def test_dropout_is_off_in_training(kind, tmp_path):
     """Probabilities in modules (GPT-2), in attributes of layers (OPT), or handed to attention (Qwen2)."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -203,7 +203,7 @@ def test_nothing_is_dropped_in_training(kind, tmp_path):
     assert torch.equal(training, evaluating)
 
 
-def test_values_are_those_of_the_state_before_the_token(lm):
+def test_values_belong_to_state_before_the_token(lm):
     rows = make_batch(4)[:1]
     model = ValueModel(lm, FastPaths(True, True), 64, torch.float64)
     torch.nn.init.normal_(model.value_head.weight)
@@ -217,7 +217,7 @@ def test_values_are_those_of_the_state_before_the_token(lm):
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=12))
 @settings(max_examples=100, deadline=None)
-def test_a_layout_holds_each_prompt_once_and_every_token_at_its_position(rows):
+def test_packed_layout_has_each_prompt_once_at_right_positions(rows):
     prompts = [np.arange(100 * g, 100 * g + g + 1, dtype=np.int32) for g, _ in rows]
     responses = [np.arange(1000 + i, 1000 + i + r, dtype=np.int32) for i, (_, r) in enumerate(rows)]
     packed, last, first = pack(prompts, responses)

@@ -37,7 +37,7 @@ def source_of(tmp_path: Path, *queue: Any) -> Any:
 
 @pytest.mark.parametrize("queue", [(), (True,), (False, 60.0)])
 @pytest.mark.parametrize(("oldest", "expected"), [(10, 10), (RETENTION + 40, 50)])
-def test_rows_go_that_no_checkpoint_needs_and_that_are_old(
+def test_old_rows_that_no_checkpoint_needs_are_pruned(
     tmp_path: Path, oldest: int, expected: int, queue: tuple[Any, ...]
 ) -> None:
     source = source_of(tmp_path, *queue)
@@ -45,13 +45,13 @@ def test_rows_go_that_no_checkpoint_needs_and_that_are_old(
     assert source.store.committed == [RETENTION + 50] and source.store.pruned == [expected]
 
 
-def test_rows_that_may_be_used_again_stay(tmp_path: Path) -> None:
+def test_reusable_rows_are_kept(tmp_path: Path) -> None:
     source = source_of(tmp_path, True, 60.0)
     RolloutSource.commit(source, 500, 400)
     assert source.store.committed == [500] and not source.store.pruned
 
 
-def test_where_each_explorer_stood_is_written_down(tmp_path: Path) -> None:
+def test_step_of_each_explorer_is_recorded(tmp_path: Path) -> None:
     source = source_of(tmp_path)
     RolloutSource.commit(source, 5, 5)
     assert json.loads(source.explorer_meta.read_text()) == {"checkpoint": 5, "explorer_steps": {"explorer": 7}}

@@ -18,7 +18,7 @@ from trinity_core.training.savepoints import Savepoints
 pytestmark = pytest.mark.slow
 
 
-def test_the_best_by_eval_stays_however_old_it_is(make_config: Any, tmp_path: Path) -> None:
+def test_best_checkpoint_by_eval_is_kept(make_config: Any, tmp_path: Path) -> None:
     ranks = join(0, 1, *rendezvous(), use_gpu=False)
     config = make_config(trainer__max_checkpoints_to_keep=2)
     learner = Learner(config, 4, ranks)

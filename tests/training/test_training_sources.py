@@ -48,7 +48,7 @@ def opened(make_config: Any, tmp_path: Any) -> Any:
         ({"rows": ROWS[::-1]}, f"{DATA} was 20 usable rows (fingerprint "),
     ],
 )
-def test_rows_that_would_be_repeated_or_left_out_are_refused(opened: Any, changed: Any, message: str) -> None:
+def test_resume_refuses_data_that_would_repeat_or_skip_rows(opened: Any, changed: Any, message: str) -> None:
     opened().before_save(2)
     opened(**changed).rewind(0)  # of a run without a checkpoint nothing has been taken
     with pytest.raises(DataError, match=re.escape(message)):
@@ -56,10 +56,10 @@ def test_rows_that_would_be_repeated_or_left_out_are_refused(opened: Any, change
     opened().rewind(2)
 
 
-def test_a_run_may_become_longer_and_its_data_may_move(opened: Any) -> None:
+def test_resumed_run_may_be_longer_and_data_may_move(opened: Any) -> None:
     opened().before_save(2)
     opened(file="moved.jsonl", buffer__total_steps=9, buffer__total_epochs=5).rewind(2)
 
 
-def test_a_run_that_has_not_recorded_its_order_goes_on(opened: Any) -> None:
+def test_run_without_recorded_order_resumes(opened: Any) -> None:
     opened().rewind(2)

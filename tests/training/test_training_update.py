@@ -78,7 +78,7 @@ def test_one_large_micro_batch_equals_many_small_ones(learner, overrides):
     _assert_same(whole, rows)
 
 
-def test_the_reference_model_goes_by_budgets_of_its_own_and_may_rest_in_host_memory(learner):
+def test_reference_model_has_its_own_budget_and_offload(learner):
     """Less memory, the same step."""
     ref, batch = "trainer__trainer_config__actor_rollout_ref__ref__", make_batch(1)
 
@@ -101,7 +101,7 @@ def test_the_reference_model_goes_by_budgets_of_its_own_and_may_rest_in_host_mem
     _assert_same(whole, rows)
 
 
-def test_rows_that_share_prompts_train_as_padded_ones(learner):
+def test_shared_prompts_train_like_padded_rows(learner):
     batches = [make_batch(1), make_batch(2)]
     packed = _train(learner(), batches)
     padded = learner()
@@ -109,7 +109,7 @@ def test_rows_that_share_prompts_train_as_padded_ones(learner):
     _assert_same(packed, _train(padded, batches))
 
 
-def test_log_probs_are_those_of_the_temperature_that_was_sampled_at(learner):
+def test_logprobs_use_the_sampling_temperature(learner):
     """By the task sets, or by the model where the explorer is another run; given answers were not sampled."""
     model = {"model__temperature": 0.5}
     tasks = {"buffer__explorer_input__taskset": "{path: x, rollout_args: {temperature: 0.8}}"}
@@ -128,7 +128,7 @@ def test_zero_stages_train_alike(learner):
 
 @pytest.mark.parametrize("stage", [None, 0, 3])
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_a_narrow_format_goes_on_from_a_checkpoint_bit_for_bit(learner, tmp_path, stage, algorithm):
+def test_half_precision_resumes_bit_for_bit(learner, tmp_path, stage, algorithm):
     from trinity_core.training.checkpoint import load, save
     from trinity_core.training.state import optimizer_state, weights
 
@@ -150,7 +150,7 @@ def test_a_narrow_format_goes_on_from_a_checkpoint_bit_for_bit(learner, tmp_path
         assert torch.equal(restored[name], tensor), name
 
 
-def test_weights_that_are_not_trained_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
+def test_buffers_are_saved_loaded_and_converted(learner, tiny_model, tmp_path):
     """A router's bias is a buffer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, Glm4MoeConfig, Glm4MoeForCausalLM
 
@@ -193,7 +193,7 @@ def test_weights_that_are_not_trained_are_saved_loaded_and_converted(learner, ti
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_narrow_format_sums_micro_batches_in_float32(learner, stage):
+def test_half_precision_sums_micro_batches_in_float32(learner, stage):
     """400 times the same gradient; bfloat16 counts to 256."""
     from trinity_core.training.update import micro_batches
 
@@ -212,14 +212,14 @@ def _unscored(experience):
     return replace(experience, reward=None, action_mask=np.zeros_like(experience.action_mask))
 
 
-def test_a_batch_of_answers_without_a_verdict_teaches_nothing(learner):
+def test_batch_of_unscored_answers_changes_nothing(learner):
     """All verifiers failed: the run goes on."""
     (metrics,), _ = _train(learner(), [[_unscored(e) for e in make_batch(1)]])
     assert metrics["actor/final_loss"] == 0.0 and metrics["actor/grad_norm"] == 0.0
 
 
 @pytest.mark.parametrize("unscored", [0, 1])
-def test_the_loss_and_the_norm_are_those_of_a_plain_loop(learner, tiny_model, unscored):
+def test_loss_and_norm_equal_a_plain_loop(learner, tiny_model, unscored):
     """GRPO's first step worked out with transformers and autograd alone, over the answers that have a verdict."""
     from transformers import AutoModelForCausalLM
 
@@ -281,7 +281,7 @@ def test_ppo_trains_a_critic_and_waits_for_it(learner):
     assert steps[0]["values/mean"] == 0.0
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing(learner):
+def test_nonfinite_gradient_changes_no_weights(learner):
     from trinity_core.training.state import weights
 
     grpo = learner()
@@ -295,7 +295,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(learner):
     assert grpo.step(batch, 1)["actor/grad_norm"] > 0
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_says_where_it_came_from(learner):
+def test_nonfinite_loss_ends_run_and_names_its_cause(learner):
     from trinity_core.errors import TrinityError
     from trinity_core.training.state import weights
 
@@ -309,7 +309,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_says_where_it_came_from(lear
     assert all(torch.equal(before[name], w) for name, w in weights(grpo.engine))
 
 
-def test_weights_that_outgrew_their_format_are_blamed_on_the_settings(learner):
+def test_overflowed_weights_are_blamed_on_settings(learner):
     from trinity_core.errors import TrinityError
 
     grpo = learner(algorithm__kl_loss_fn="none", algorithm__optimizer__lr=0.5)
@@ -319,7 +319,7 @@ def test_weights_that_outgrew_their_format_are_blamed_on_the_settings(learner):
         grpo.step(make_batch(1), 2)
 
 
-def test_a_value_or_reward_that_is_not_finite_is_told_with_its_step(learner):
+def test_nonfinite_value_or_reward_error_names_the_step(learner):
     from trinity_core.errors import TrinityError
 
     ppo = learner("ppo", algorithm__kl_loss_fn="none")
@@ -332,7 +332,7 @@ def test_a_value_or_reward_that_is_not_finite_is_told_with_its_step(learner):
         ppo.step(make_batch(1), 3)
 
 
-def test_a_critic_that_breaks_is_told_from_the_policy(learner):
+def test_nonfinite_critic_error_names_the_critic(learner):
     from trinity_core.errors import TrinityError
 
     ppo = learner("ppo", algorithm__kl_loss_fn="none")

@@ -86,7 +86,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     _assert_same_checkpoints(stopped, whole)
 
 
-def test_a_renewed_worker_trains_as_a_new_one_would(rollouts):
+def test_renewed_worker_trains_like_a_new_one(rollouts):
     """As the next stage of a pipeline does; the process has trained something else before."""
     before, fresh, renewed = rollouts("before", seed=7), rollouts("fresh"), rollouts("renewed")
     for config in (before, fresh, renewed):
@@ -115,7 +115,7 @@ def test_a_damaged_checkpoint_is_skipped(rollouts):
     assert TrainerWorker(config).start()["step"] == 2
 
 
-def test_versions_are_published_with_a_proof(rollouts, tiny_model):
+def test_versions_are_published_with_a_weight_check(rollouts, tiny_model):
     from transformers import AutoModelForCausalLM
 
     from trinity_core.sync.methods import open_versions
@@ -135,7 +135,7 @@ def test_versions_are_published_with_a_proof(rollouts, tiny_model):
     torch.testing.assert_close(logprobs.detach(), torch.tensor(check.logprobs), atol=1e-5, rtol=1e-5)
 
 
-def test_a_checkpoint_becomes_a_model_for_transformers(rollouts):
+def test_converted_checkpoint_loads_in_transformers(rollouts):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from trinity_core.checkpoints.convert import convert
@@ -174,7 +174,7 @@ def test_exported_models_have_the_trained_chat_template(rollouts, tiny_model):
         assert exported.apply_chat_template([{"role": "user", "content": "1 + 1?"}], tokenize=False) == "<user>1 + 1?"
 
 
-def test_an_empty_batch_is_an_empty_step_and_the_end_of_data_ends_the_run(rollouts):
+def test_empty_batch_skips_step_and_end_of_data_ends_run(rollouts):
     from trinity_core.training.sources import open_store
 
     config = rollouts("short")
@@ -193,7 +193,7 @@ def test_an_empty_batch_is_an_empty_step_and_the_end_of_data_ends_the_run(rollou
     assert worker.progress()["state"] == "done" and worker.progress()["step"] < 4
 
 
-def test_sft_from_a_file_goes_on_where_it_stopped(make_config, tmp_path):
+def test_sft_from_a_file_resumes_where_it_stopped(make_config, tmp_path):
     rows = make_problems(1, 40, 1, 1)["train"]
     write_jsonl(tmp_path / "sft.jsonl", rows)
 
