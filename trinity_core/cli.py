@@ -82,6 +82,18 @@ def validate(config: ConfigOption, overrides: Overrides = None, plugin_dir: Plug
 
 
 @app.command()
+def schema(
+    key: Annotated[str, typer.Argument(help="Only this setting, or the settings of this section.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="JSON Schema for editors, of all settings.")] = False,
+) -> None:
+    """List the settings of a configuration: values, default and meaning of each."""
+    from trinity_core.config.json_schema import text
+    from trinity_core.config.listing import listing
+
+    typer.echo(text() if json else listing(key), nl=not json)
+
+
+@app.command()
 def convert(
     checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, one of its global_step_N, or a folder within.")],
     base_model_dir: Annotated[

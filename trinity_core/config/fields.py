@@ -90,7 +90,8 @@ def sections(cls: type[BaseModel] = Config, key: str = "") -> Iterator[tuple[str
     yield key, cls
     for name, found in types_of(cls).items():
         if found.section is not None:
-            yield from sections(found.section, f"{key}.{name}" if key else name)
+            entry = "" if found.entry is None else ".NAME" if get_origin(found.plain) is dict else "[i]"
+            yield from sections(found.section, (f"{key}.{name}" if key else name) + entry)
 
 
 @functools.cache

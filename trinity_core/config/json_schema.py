@@ -94,7 +94,7 @@ def _written(schema: Schema) -> Schema:
     if "enum" in schema or kind in ("integer", "number", "boolean"):
         return _options([schema, ANY])
     if kind == "string":
-        return {"type": SCALARS}
+        return {"type": SCALARS}  # an interpolation is text
     if kind == "array":
         inner = {"items": _written(schema["items"])} if "items" in schema else {}
         if "prefixItems" in schema:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.config.fields import Setting, settings
+from trinity_core.config.json_schema import described
 from trinity_core.config.schema import Config
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -30,6 +31,10 @@ a default means that the value follows from other settings when the file is load
 
 **Overrides** read `key.path=value`, the value being YAML. An entry of a list is named by its index or by its name:
 `buffer.explorer_input.eval_tasksets.gsm8k-eval.repeat_times=4`, `stages.sft_warmup.buffer.total_steps=5`.
+
+**Editors.** `configs/schema.json` (`trinity schema --json`) is the JSON Schema of these files. An editor with a YAML
+language server, such as VS Code with the YAML extension, completes and checks a file whose first line names it:
+`# yaml-language-server: $schema=../schema.json`. `trinity schema buffer` lists the settings of a section.
 
 **Checks.** All problems are reported together, before anything starts, each with its file, line and key:
 
@@ -96,16 +101,15 @@ def _doc(cls: type) -> list[str]:
 
 
 def _row(setting: Setting, shown: dict[type, str]) -> str:
-    meaning = f"Without effect. {setting.doc}" if setting.no_effect else setting.doc
-    if setting.same_as:
-        meaning = f"Same as `{setting.same_as}`. {meaning}"
+    meaning = described(setting)
     if setting.section is not None and setting.section in shown:
         meaning += f" As `{shown[setting.section]}`."
-    cells = (f"`{setting.name}`", _value(setting), _default(setting), meaning)
+    cells = (f"`{setting.name}`", value_text(setting), default_text(setting), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _value(setting: Setting) -> str:
+def value_text(setting: Setting) -> str:
+    """What a value may be."""
     if setting.no_effect:
         return "any"
     if setting.section is not None:
@@ -120,7 +124,8 @@ def _value(setting: Setting) -> str:
     return f"{text}{unit}{bounds}"
 
 
-def _default(setting: Setting) -> str:
+def default_text(setting: Setting) -> str:
+    """The default, empty if there is none to speak of."""
     if setting.section is not None or setting.no_effect or setting.same_as:
         return ""
     if setting.derived:

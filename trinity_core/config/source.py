@@ -43,7 +43,11 @@ for _tag, _pattern in _NUMBERS.items():
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     """Decimal also with leading zeros, which are octal in YAML 1.1; `0o17` is octal, `0x1F` hexadecimal."""
     text = str(loader.construct_scalar(node))
-    return int(text) if text.lstrip("-+").isdecimal() else int(text, 0)
+    try:
+        return int(text) if text.lstrip("-+").isdecimal() else int(text, 0)
+    except ValueError:
+        problem = f"a number of {len(text)} digits is too long"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 _Loader.add_constructor(_INT, _integer)
