@@ -53,6 +53,9 @@ def arguments_model(
     A pydantic model among the functions stands for itself. `**args` takes any other argument, and `**_`, or any name
     with a leading underscore, reads none. None where a function has no signature, such as some built-ins.
     """
+    functions = tuple(functions)
+    if len(functions) == 1 and isinstance(functions[0], type) and issubclass(functions[0], BaseModel):
+        return functions[0]
     fields: dict[str, Any] = {}
     bases: tuple[type[BaseModel], ...] = (Arguments,)
     for function in functions:
@@ -91,7 +94,7 @@ def _kind(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
             kind = arguments_model(parameter.name, (extra.function,), extra.inputs) or Any
         elif isinstance(extra, Choices):
             kind = Literal[tuple(extra.names())]
-    if not _from_yaml(kind):
+    if not from_yaml(kind):
         return Any
     return kind | None if parameter.default is None and not _optional(kind) else kind
 
@@ -107,16 +110,16 @@ def _evaluated(function: Callable[..., Any], annotation: Any) -> Any:
         return Any
 
 
-def _from_yaml(kind: Any) -> bool:
+def from_yaml(kind: Any) -> bool:
     """True for str, int, float, bool, Literal and sections of arguments, and for lists, dicts and Optional of them."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _from_yaml(args[0])
+        return from_yaml(args[0])
     if origin in (types.UnionType, Union):
         options = [option for option in args if option is not type(None)]
-        return len(options) == 1 and _from_yaml(options[0])
+        return len(options) == 1 and from_yaml(options[0])
     if origin in (list, dict):
-        return all(_from_yaml(arg) for arg in args)
+        return all(from_yaml(arg) for arg in args)
     return kind in PLAIN or origin is Literal or (isinstance(kind, type) and issubclass(kind, Arguments))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from trinity_core.algorithms import ADVANTAGES
 from trinity_core.config import ConfigError, Problem, config_from_dict, config_from_text, load_config
 from trinity_core.config.source import merge
 
@@ -411,7 +412,42 @@ def test_the_error_survives_pickling() -> None:
     assert str(again) == str(caught.value) and again.problems == caught.value.problems
 
 
-def test_plugins_may_bring_names() -> None:
+def test_plugins_may_bring_names(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
-    config = config_from_dict(GOOD, ["plugin_dir=mine", "algorithm.advantage_fn=my_own"], loaded.append)
+
+    def load_plugins(folder: str) -> None:
+        loaded.append(folder)
+        monkeypatch.setitem(ADVANTAGES, "my_own", lambda rewards, group_ids, mask, tau=1.0: None)
+
+    given = ["plugin_dir=mine", "algorithm.advantage_fn=my_own"]
+    assert config_from_dict(GOOD, given).algorithm.advantage_fn == "my_own", "trusted while no plugin is loaded"
+    config = config_from_dict(GOOD, given, load_plugins)
     assert loaded == ["mine"] and config.algorithm.advantage_fn == "my_own"
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "message", "suggestion"),
+    [
+        ("policy_loss_fn=ppoo", "policy_loss_fn", "must be one of ", "ppo"),
+        ("policy_loss_fn_args.clip_rang=0.1", "policy_loss_fn_args.clip_rang", "is no argument of 'ppo'", "clip_range"),
+        ("advantage_fn=my_wn", "advantage_fn", "not 'my_wn'", "my_own"),
+        ("advantage_fn_args={tua: 1}", "advantage_fn_args.tua", "is no argument of 'my_own', which takes tau.", "tau"),
+        ("advantage_fn_args={tau: high}", "advantage_fn_args.tau", "must be a number, not 'high'", ""),
+    ],
+)
+def test_a_plugin_folder_excuses_no_misspelling(
+    monkeypatch: pytest.MonkeyPatch, given: str, key: str, message: str, suggestion: str
+) -> None:
+    """Defect: with plugin_dir set, unknown names and arguments passed and failed at the trainer's start."""
+
+    def my_own(rewards, group_ids, mask, tau: float = 1.0): ...  # type: ignore[no-untyped-def]
+
+    def load_plugins(folder: str) -> None:
+        monkeypatch.setitem(ADVANTAGES, "my_own", my_own)
+
+    chosen = [] if given.startswith("advantage_fn=") else ["algorithm.advantage_fn=my_own"]
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict(GOOD, ["plugin_dir=mine", *chosen, f"algorithm.{given}"], load_plugins)
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.suggestion) == (f"algorithm.{key}", suggestion)
+    assert message in problem.message and problem.file == f"override 'algorithm.{given}'"

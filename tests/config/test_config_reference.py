@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from pydantic import ValidationError
@@ -17,11 +16,9 @@ from pydantic import ValidationError
 from trinity_core.config import Config, config_from_dict, load_config, notices, public_dict, to_yaml
 from trinity_core.config.fields import settings
 from trinity_core.config.json_schema import json_schema
-from trinity_core.config.parts import PARTS
 from trinity_core.config.reference import PAGE, page
 from trinity_core.config.schema import AuxiliaryModelConfig, OptimizerConfig
 from trinity_core.config.verl import spellings
-from trinity_core.registry import registry_of
 
 RECIPES = Path(__file__).parents[2] / "configs"
 
@@ -77,20 +74,6 @@ def test_defaults_fit_their_own_schema() -> None:
         for setting in settings(cls):
             if setting.default is not None:
                 assert getattr(cls.model_validate({setting.name: setting.default}), setting.name) is not None
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_derived_models_equal_the_table(part: str) -> None:
-    registry = registry_of(f"algorithm.{part}")
-    assert set(registry) == set(PARTS[part])
-    for name, known in PARTS[part].items():
-        model = registry.arguments(registry[name], name)
-        assert model is not None
-        kinds = {field: info.annotation for field, info in model.model_fields.items()}
-        if "overlong" in known:
-            section = get_args(kinds.pop("overlong"))[0].model_fields
-            assert {field: info.annotation for field, info in section.items()} == known["overlong"]
-        assert kinds == {field: kind for field, kind in known.items() if field != "overlong"}
 
 
 def test_secrets_are_masked() -> None:

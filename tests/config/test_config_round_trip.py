@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinity_core.config import Config, ConfigError, config_from_dict, config_from_text, resolve, to_yaml
-from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
 from trinity_core.config.fields import Setting
 from trinity_core.config.fields import settings as settings_of
-from trinity_core.config.parts import PARTS
 from trinity_core.config.source import merge
 
 GOOD: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "documents/quick_start.yaml").read_text())

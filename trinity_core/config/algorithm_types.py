@@ -8,13 +8,12 @@ parent. Arguments given in YAML are laid over the defaults, they do not replace 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-Args = Mapping[str, Any]
+from trinity_core.registry import registry_of
 
-REFERENCE_LOSSES: set[str] = {"dpo"}
-"""Policy losses that compare with the reference model themselves, whatever the KL terms are."""
+Args = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,10 @@ class AlgorithmType:
     rollout_correction_args: Args = field(default_factory=dict)
 
 
+PARTS = tuple(each.name.removesuffix("_args") for each in fields(AlgorithmType) if each.name.endswith("_args"))
+"""Keys of `algorithm` that name a part; its arguments stand under `<key>_args`."""
+
+
 def effective_args(default_name: str, default_args: Args, name: str | None, args: Args | None) -> dict[str, Any]:
     """The arguments of a part: the user's laid over the defaults, or the user's alone where the part was replaced."""
     return {**(default_args if name in (None, default_name) else {}), **(args or {})}
@@ -64,9 +67,10 @@ def effective_args(default_name: str, default_args: Args, name: str | None, args
 def uses_reference(
     policy_loss_fn: str, kl_penalty_fn: str, kl_penalty_fn_args: Args, kl_loss_fn: str, kl_loss_fn_args: Args
 ) -> bool:
-    """Whether these parts need a reference model at all: a KL term whose coefficient is a fixed 0 does not."""
+    """Whether these parts need a reference model: a loss that takes its log-probs, or a KL term whose coefficient is
+    not a fixed 0."""
     terms = ((kl_penalty_fn, kl_penalty_fn_args), (kl_loss_fn, kl_loss_fn_args))
-    return policy_loss_fn in REFERENCE_LOSSES or any(
+    return registry_of("algorithm.policy_loss_fn").uses(policy_loss_fn, "ref_logprobs") or any(
         name != "none" and bool(args.get("adaptive") or args.get("kl_coef", DEFAULT_KL["kl_coef"]))
         for name, args in terms
     )

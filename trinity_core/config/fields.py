@@ -10,11 +10,11 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
 from trinity_core.config.annotations import Bounds, Type, types_of
-from trinity_core.config.parts import PARTS
-from trinity_core.config.schema import AlgorithmConfig, Config
+from trinity_core.config.schema import AlgorithmConfig, Config, MonitorConfig
 from trinity_core.config.types import IS_DERIVED, IS_NO_EFFECT, SameAs, Unit
+from trinity_core.registry import registry_of
 
 Kind = Literal["integer", "number", "boolean", "string", "array", "object"]
 _KINDS: dict[Any, Kind] = {
@@ -106,7 +106,6 @@ def _setting(cls: type[BaseModel], name: str) -> Setting:
     spelled = next((extra for extra in found.extras if isinstance(extra, SameAs)), None)
     doc = field.description or (spelled.section.model_fields[spelled.name].description if spelled else None) or ""
     default = None if field.default is PydanticUndefined else field.default
-    named = {"algorithm_type": tuple(ALGORITHMS), **{part: tuple(names) for part, names in PARTS.items()}}
     core = get_origin(found.plain) or found.plain
     return Setting(
         name=name,
@@ -114,6 +113,15 @@ def _setting(cls: type[BaseModel], name: str) -> Setting:
         typed=found,
         kind=_KINDS.get(core, "object"),
         default=list(default) if isinstance(default, tuple) else default,
-        names=named.get(name, ()) if cls is AlgorithmConfig else (),
+        names=_names(cls, name),
         same_as=native_key(spelled) if spelled else "",
     )
+
+
+def _names(cls: type[BaseModel], name: str) -> tuple[str, ...]:
+    """The built-in names of a setting that names something."""
+    if cls is AlgorithmConfig and name == "algorithm_type":
+        return tuple(ALGORITHMS)
+    if cls is AlgorithmConfig and name in PARTS:
+        return tuple(registry_of(f"algorithm.{name}"))
+    return tuple(registry_of(f"monitor.{name}")) if cls is MonitorConfig and name == "monitor_type" else ()

@@ -7,13 +7,23 @@ or a list, and numbers where text is wanted.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
+from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
 from trinity_core.config.fields import Setting, sections, settings
-from trinity_core.config.schema import Config, StageConfig
+from trinity_core.config.schema import (
+    AlgorithmConfig,
+    Config,
+    MonitorConfig,
+    OperatorConfig,
+    StageConfig,
+    TasksetConfig,
+)
+from trinity_core.registry import registry_of
 
 Schema = dict[str, Any]
 
@@ -30,6 +40,20 @@ SCALARS = ["string", "number", "boolean"]
 STANDARD = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
 """pydantic writes a bound by its own name if text was to be read before."""
 ABOUT = ("description", "default", "unit", "examples")
+
+
+NAMED: dict[type[BaseModel], list[tuple[str, str, str]]] = {
+    AlgorithmConfig: [(part, f"{part}_args", f"algorithm.{part}") for part in PARTS],
+    MonitorConfig: [("monitor_type", "monitor_args", "monitor.monitor_type")],
+    TasksetConfig: [
+        ("default_workflow_type", "workflow_args", "default_workflow_type"),
+        ("default_reward_fn_type", "reward_fn_args", "default_reward_fn_type"),
+    ],
+    OperatorConfig: [("name", "args", "operators")],
+}
+"""Section → settings that name a part, those with its arguments, and the key of its registry."""
+SHARED = ("sample_strategy", "monitor_type")
+"""Settings whose arguments may be another part's too: `mix` has those of its inner strategy."""
 
 
 class _Generate(GenerateJsonSchema):
@@ -60,7 +84,64 @@ def _section(cls: type[BaseModel], schema: Schema) -> Schema:
             setting.name: _property(setting, schema["properties"][setting.name]) for setting in settings(cls)
         },
         "additionalProperties": False,
+        **({"allOf": [*_conditions(cls)]} if cls in NAMED else {}),
     }
+
+
+def _conditions(cls: type[BaseModel]) -> Iterator[Schema]:
+    """For each built-in name of the settings in `NAMED`: if it is given, its arguments are those of its model."""
+    for name, args, key in NAMED[cls]:
+        registry = registry_of(key)
+        for each in registry:
+            model = registry.arguments(registry[each], each)
+            if model is not None and (model.model_fields or model.model_config.get("extra") != "allow"):
+                schema = _inlined(model.model_json_schema(schema_generator=_Generate))
+                if name in SHARED:
+                    schema.pop("additionalProperties", None)
+                condition = {"anyOf": [_named(name, each), *_implied(cls, name, each)]}
+                yield {"if": condition, "then": {"properties": {args: _arguments(schema)}}}
+
+
+def _named(name: str, value: str) -> Schema:
+    return {"properties": {name: {"const": value}}, "required": [name]}
+
+
+def _implied(cls: type[BaseModel], name: str, value: str) -> Iterator[Schema]:
+    """The part is left out beside an `algorithm_type` that stands for this one. Without that key nothing follows: a
+    stage has the type of what is above it."""
+    if cls is AlgorithmConfig:
+        types = [each for each, known in ALGORITHMS.items() if vars(known)[name] == value]
+        yield {"properties": {name: {"const": None}, "algorithm_type": {"enum": types}}, "required": ["algorithm_type"]}
+
+
+def _arguments(schema: Schema) -> Schema:
+    """The section of a part's arguments as it may be written."""
+    properties = {name: _argument(each) for name, each in schema.get("properties", {}).items()}
+    forbids = {"additionalProperties": False} if schema.get("additionalProperties") is False else {}
+    return _options([{"type": "object", "properties": properties, **forbids}, ANY, NULL])
+
+
+def _argument(schema: Schema) -> Schema:
+    about = {name: schema[name] for name in ABOUT if name in schema}
+    if section := next((each for each in schema.get("anyOf", []) if "properties" in each), None):
+        return {**_arguments(section), **about}
+    return {**_written({name: value for name, value in schema.items() if name not in ABOUT}), **about}
+
+
+def _inlined(schema: Schema) -> Schema:
+    """The schema without `$defs`, each in the place of its references."""
+    defs = schema.pop("$defs", {})
+
+    def put_in(value: Any) -> Any:
+        if isinstance(value, list):
+            return [put_in(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        found = defs.get(str(value.get("$ref", "")).rpartition("/")[2])
+        return put_in(found) if found else {name: put_in(each) for name, each in value.items()}
+
+    inlined: Schema = put_in(schema)
+    return inlined
 
 
 def text() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trinity_core.config import rules, source, verl
-from trinity_core.config.arguments import check_arguments, typed_arguments
+from trinity_core.config.named import check_arguments, typed_arguments
 from trinity_core.config.problems import ConfigError, Problem, Report, SourceLocation
 from trinity_core.config.resolve import resolve
 from trinity_core.config.schema import Config, VerlConfig
@@ -34,7 +34,8 @@ def load_config(
     """The configuration in a YAML file, resolved and checked.
 
     `overrides` are `key.path=value`. `load_plugins` is called with `plugin_dir` where that is given, `check` with the
-    configuration of each stage. Raises ConfigError with every problem found.
+    configuration of each stage. Without `load_plugins` no code of the user's runs: a part of the algorithm that is not
+    built in is then trusted to come with `plugin_dir`. Raises ConfigError with every problem found.
     """
     return _load(source.read(Path(path)), overrides, load_plugins, check)
 
@@ -98,13 +99,14 @@ def _load(
     if load_plugins is not None and isinstance(tree.get("plugin_dir"), str):
         load_plugins(tree["plugin_dir"])
     checks = [check] if check is not None else []
-    config = _bound(tree, report, None if tree.get("stages") else checks)
+    loaded = load_plugins is not None
+    config = _bound(tree, report, None if tree.get("stages") else checks, loaded)
     if config.stages:
         rules.check_stage_list(config, report)
         for stage_tree, key in _stage_trees(tree):
             staged = Report(report.places, key)
             staged.problems = list(report.problems)
-            _bound(stage_tree, staged, checks)
+            _bound(stage_tree, staged, checks, loaded)
             report.problems = staged.problems
     report.check()
     return config
@@ -119,13 +121,13 @@ def _as_written(given: YamlSource) -> Tree:
     return tree
 
 
-def _bound(tree: Tree, report: Report, checks: Sequence[Check] | None = ()) -> Config:
+def _bound(tree: Tree, report: Report, checks: Sequence[Check] | None = (), plugins_loaded: bool = False) -> Config:
     """A configuration from a tree, resolved; problems are reported, without `checks` those of types alone."""
     written = verl.laid_under(bound(Config, tree, report), tree)
     untyped = resolve(written).with_given(tree)
     config = typed_arguments(untyped)
     if checks is not None:
-        check_arguments(untyped, report)
+        check_arguments(untyped, report, plugins_loaded)
         rules.check(written, config, report)
         for check in checks:
             check(config, report)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from trinity_core.config import verl
 from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.named import unread_monitor_args
 from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share
 from trinity_core.config.rules import BUFFER
 from trinity_core.config.schema import Config
-from trinity_core.config.schema.monitor import MONITOR_ARGS
 from trinity_core.config.verl import ROOT
 
 
@@ -37,10 +37,7 @@ def _unread(config: Config) -> list[str]:
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
     }
-    monitor = config.monitor
-    given |= {
-        f"monitor.monitor_args.{name}": name not in MONITOR_ARGS[monitor.monitor_type] for name in monitor.monitor_args
-    }
+    given |= dict.fromkeys(unread_monitor_args(config), True)
     reference, actor = verl.actor_rollout_ref.ref.fsdp_config, verl.actor_rollout_ref.actor.fsdp_config
     given[f"{ROOT}.actor_rollout_ref.ref.fsdp_config.optimizer_offload"] = reference.optimizer_offload
     for name, fsdp in (("actor_rollout_ref.actor", actor), ("critic.model", verl.critic.model.fsdp_config)):

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config.algorithm_types import ALGORITHMS, effective_args
-from trinity_core.config.parts import PARTS
+from trinity_core.config.algorithm_types import ALGORITHMS, PARTS, effective_args
 from trinity_core.config.schema import (
     AlgorithmConfig,
     AuxiliaryModelConfig,

@@ -9,11 +9,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.config.parts import PARTS
 from trinity_core.config.paths import is_backup, no_database
 from trinity_core.config.problems import Report, closest
 from trinity_core.config.schema import Config, TasksetConfig
-from trinity_core.config.schema.monitor import MONITOR_ARGS
 from trinity_core.config.sync_methods import SYNC_METHODS
 
 INPUT = "buffer.explorer_input"
@@ -41,7 +39,7 @@ def check(written: Config, config: Config, report: Report) -> None:
     rules = (
         _names,
         _algorithm,
-        _parts,
+        _expert_share,
         _model,
         _cluster,
         _batches,
@@ -51,7 +49,6 @@ def check(written: Config, config: Config, report: Report) -> None:
         _synchronizer,
         _explorer,
         _trainer,
-        _monitor,
     )
     findings = [*_spelled_twice(written), *(finding for rule in rules for finding in rule(config))]
     for key, value, message, rests_on, suggestion in findings:
@@ -123,15 +120,8 @@ def _algorithm(config: Config) -> Iterator[Finding]:
         yield Finding("mode", config.mode, message, (key,))
 
 
-def _parts(config: Config) -> Iterator[Finding]:
-    """Names of parts; a module in `plugin_dir` may bring more."""
-    algorithm = config.algorithm
-    for part, names in PARTS.items():
-        name = getattr(algorithm, part)
-        if name is not None and name not in names and not config.plugin_dir:
-            message = f"must be one of {', '.join(names)} (or come with plugin_dir), not '{name}'."
-            yield Finding(f"algorithm.{part}", name, message, suggestion=closest(name, names))
-    ratio = algorithm.sample_strategy_args.get("expert_data_ratio")
+def _expert_share(config: Config) -> Iterator[Finding]:
+    ratio = config.algorithm.sample_strategy_args.get("expert_data_ratio")
     if isinstance(ratio, float) and not 0 <= ratio < 1:
         key = "algorithm.sample_strategy_args.expert_data_ratio"
         yield Finding(key, ratio, f"must be a number, at least 0 and below 1, not {ratio!r}.")
@@ -341,16 +331,6 @@ def _trainer(config: Config) -> Iterator[Finding]:
         yield Finding(f"{VERL}.trainer.resume_mode", verl.resume_mode, instead)
     if verl.resume_from_path:
         yield Finding(f"{VERL}.trainer.resume_from_path", verl.resume_from_path, instead)
-
-
-def _monitor(config: Config) -> Iterator[Finding]:
-    """What belongs to another tracking system may stay: it has no effect, and a notice says so."""
-    known = [name for names in MONITOR_ARGS.values() for name in names]
-    for name, value in config.monitor.monitor_args.items():
-        if name not in known:
-            own = ", ".join(MONITOR_ARGS[config.monitor.monitor_type]) or "none"
-            message = f"is no argument of '{config.monitor.monitor_type}', which takes {own}."
-            yield Finding(f"monitor.monitor_args.{name}", value, message, suggestion=closest(name, known))
 
 
 def training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:

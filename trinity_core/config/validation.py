@@ -10,7 +10,7 @@ import copy
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -75,9 +75,11 @@ def convert(hint: Any, value: Any, key: str, report: Report) -> Any:
 @functools.cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     found = type_of(hint)
-    exact = EXACT.get(found.plain, hint) if isinstance(found.plain, type) else hint
-    nullable = exact | None if exact is not hint and found.optional else exact
-    return TypeAdapter(nullable, config=ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False))
+    exact: Any = EXACT.get(found.plain) if isinstance(found.plain, type) else None
+    if exact is not None:
+        hint = Annotated[(exact, *found.extras)] if found.extras else exact
+        hint = hint | None if found.optional else hint
+    return TypeAdapter(hint, config=ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False))
 
 
 def as_written(cls: type[BaseModel], tree: Any, texts: Mapping[str, str], path: Path = ()) -> Any:

@@ -5,15 +5,12 @@ A name that is looked up only when a task needs it fails that task alone, and th
 
 from __future__ import annotations
 
-import inspect
-import types
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeGuard, TypeVar
 
 from trinity_core.config import Config, OperatorConfig, TasksetConfig
-from trinity_core.config.problems import Report, closest
+from trinity_core.config.named import fitting
+from trinity_core.config.problems import Report
 from trinity_core.config.rules import INPUT, eval_tasksets, training_tasksets
-from trinity_core.config.validation import BAD, convert
 from trinity_core.errors import TrinityError
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
@@ -21,13 +18,10 @@ from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkfl
 T = TypeVar("T")
 
 OPERATED = "data_processor.experience_pipeline.operators"
-PLAIN = {bool, int, float, str}
-SCORED = ("prompt", "response", "truth", "task")
-"""What every reward function is given."""
 
 
 def require_names(config: Config) -> Config:
-    """The configuration with the arguments of rewards and operators in the types that they take.
+    """The configuration with the arguments of workflows, rewards and operators in the types that they take.
 
     For the process that uses them. Raises ConfigError unless all names are found, dotted paths too, and arguments fit.
     """
@@ -43,7 +37,7 @@ def check_names(config: Config, report: Report) -> None:
 
 
 def typed_arguments(config: Config) -> Config:
-    """The configuration with the arguments of rewards and operators in the types that they take."""
+    """The configuration with the arguments of workflows, rewards and operators in the types that they take."""
     return _typed(config, Report(), imports=False)
 
 
@@ -68,8 +62,7 @@ def _typed_operator(operator: OperatorConfig, key: str, report: Report, imports:
     function = _found(OPERATORS, operator.name, f"{key}.name", report, imports)
     if function is None:
         return operator
-    experiences = next(iter(inspect.signature(function).parameters), "")
-    args = _fitting(function, operator.name, operator.args, f"{key}.args", [experiences], report)
+    args = fitting(OPERATORS, function, operator.name, operator.args, f"{key}.args", report)
     return operator.with_values({"args": args})
 
 
@@ -81,12 +74,14 @@ def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Rep
         reward = workflow.default_reward
         if reward is None:
             report.add(where, None, f"must be given: workflow '{flow}' has no reward function of its own.")
-    function = _found(REWARD_FNS, reward, where, report, imports)
-    if function is None:
-        return taskset
-    given = taskset.reward_fn_args
-    args = _fitting(function, str(reward), given, f"{key}.reward_fn_args", SCORED, report)
-    return taskset.with_values({"reward_fn_args": args})
+    values: dict[str, Any] = {}
+    for registry, part, name, args in (
+        (WORKFLOWS, workflow, flow, "workflow_args"),
+        (REWARD_FNS, _found(REWARD_FNS, reward, where, report, imports), reward, "reward_fn_args"),
+    ):
+        if part is not None:
+            values[args] = fitting(registry, part, str(name), getattr(taskset, args), f"{key}.{args}", report)
+    return taskset.with_values(values)
 
 
 def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:
@@ -115,52 +110,3 @@ def _found(registry: Registry[T], name: str | None, key: str, report: Report, im
     except TrinityError as error:
         report.add(key, name, f"{error}.")
         return None
-
-
-def _fitting(
-    function: Callable[..., Any],
-    owner: str,
-    given: Mapping[str, Any],
-    key: str,
-    inputs: Collection[str],
-    report: Report,
-) -> dict[str, Any]:
-    """The arguments with the types that the function gives them; those it does not take are reported.
-
-    A function with `**args` takes any; one that calls them `**_` reads none of them.
-    """
-    parameters = _parameters(function)
-    if parameters is None:
-        return dict(given)
-    takes_any = any(p.kind is p.VAR_KEYWORD and not p.name.startswith("_") for p in parameters)
-    kinds = {p.name: p.annotation for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in inputs}
-    defaults = {p.name: p.default for p in parameters}
-    values = dict(given)
-    for name, value in given.items():
-        if name not in kinds and not takes_any:
-            takes = ", ".join(kinds) or "none"
-            report.add(
-                f"{key}.{name}", value, f"is no argument of '{owner}', which takes {takes}.", closest(name, kinds)
-            )
-        elif _is_plain(kinds.get(name)) and value is not defaults[name]:
-            bound = convert(kinds[name], value, f"{key}.{name}", report)
-            values[name] = value if bound is BAD else bound
-    return values
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """With their types, where its annotations are types; None of what has no signature, such as some built-ins."""
-    try:
-        plain = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return None
-    try:
-        return list(inspect.signature(function, eval_str=True).parameters.values())
-    except (NameError, SyntaxError, AttributeError, LookupError, TypeError, ValueError):
-        return plain  # an annotation may be any text, or stand for type checkers alone
-
-
-def _is_plain(kind: Any) -> bool:
-    """Whether a type is text, a number or a switch, or one of them or nothing."""
-    options = set(get_args(kind) if get_origin(kind) in (types.UnionType, Union) else (kind,)) - {type(None)}
-    return len(options) == 1 and options <= PLAIN

@@ -9,18 +9,11 @@ from annotated_types import Ge, Le
 from trinity_core.config.section import Section
 from trinity_core.config.types import EMPTY, Args, Count, Flag, Integer, Many, Named
 
-MONITOR_ARGS: dict[str, tuple[str, ...]] = {
-    "mlflow": ("uri", "username", "password"),
-    "wandb": ("base_url", "api_key", "mode"),
-    "tensorboard": (),
-}
-"""What `monitor_args` may hold, by `monitor_type`."""
-
 
 class MonitorConfig(Section):
     """Where metrics go. They are also kept in the run's `monitor/metrics.jsonl`."""
 
-    monitor_type: Literal["mlflow", "tensorboard", "wandb"] = "mlflow"
+    monitor_type: str = "mlflow"
     """The tracking system."""
     monitor_args: Named[str | None] = EMPTY
     """`mlflow`: `uri`, `username`, `password`; `wandb`: `base_url`, `api_key`, `mode`."""

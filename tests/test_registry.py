@@ -1,0 +1,205 @@
+"""Everything that a configuration names is found in a registry, with the arguments of its own signature."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import pytest
+from annotated_types import Ge, Le
+from pydantic import BaseModel, model_validator
+
+from trinity_core.algorithms import POLICY_LOSSES, KLCoefficient, policy_loss
+from trinity_core.algorithms.entropy import entropy_bonus
+from trinity_core.config import ConfigError, config_from_dict
+from trinity_core.config.named import fitting
+from trinity_core.config.problems import Report
+from trinity_core.errors import InputError
+from trinity_core.plugins import load_plugins
+from trinity_core.registry import HOMES, Registry, registry_of
+from trinity_core.signatures import ArgumentsOf, Choices, arguments_model
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+ROOT = Path(__file__).parents[1]
+PARTS = [(key, name) for key in HOMES for name in registry_of(key)]
+TENSORS = ("Tensor", "GroupIds")
+"""Annotations of what the trainer gives to a part."""
+GIVEN = {"is_expert", "step", "group_ids", "prompt", "response", "truth", "task", "experiences", "info"}
+
+
+def parameters(part: Any, key: str) -> dict[str, Any]:
+    """Name → default of what a configuration may give to a part, from signatures alone."""
+    functions = [getattr(part, "function", part)]
+    functions += [KLCoefficient] if "kl_" in key else []
+    functions = [entropy_bonus] if "entropy" in key else functions
+    found: dict[str, Any] = {}
+    for function in functions:
+        for each in inspect.signature(function).parameters.values():
+            tensor = isinstance(each.annotation, str) and each.annotation.startswith(TENSORS)
+            named = each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            if named and not tensor and each.name not in GIVEN and "checkpoint_root_dir" not in each.name:
+                found[each.name] = each.default
+    return found
+
+
+@pytest.mark.parametrize(("key", "name"), PARTS, ids=str)
+def test_model_has_the_parameters_of_the_part(key: str, name: str) -> None:
+    registry = registry_of(key)
+    model = registry.arguments(registry[name], name)
+    assert model is not None
+    if key != "default_workflow_type":  # a workflow says by a model of its own what it takes
+        assert {field: info.default for field, info in model.model_fields.items()} == parameters(registry[name], key)
+
+
+def test_checking_a_configuration_imports_no_torch() -> None:
+    program = (
+        "import sys; from trinity_core.config import load_config; load_config('configs/gsm8k/gsm8k.yaml');"
+        "from trinity_core.registry import HOMES, registry_of;"
+        "[r.arguments(r[name], name) for r in map(registry_of, HOMES) for name in r];"
+        "print([name for name in ('torch', 'ray', 'vllm', 'mlflow', 'wandb', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_one_decorator_makes_a_loss_valid_in_yaml() -> None:
+    tree = {"mode": "train", "model": {"model_path": "m", "max_model_len": 8}}
+    chosen = tree | {"algorithm": {"policy_loss_fn": "cubed", "policy_loss_fn_args": {"power": "3"}}}
+    with pytest.raises(ConfigError, match=r"policy_loss_fn: must be one of .*, not 'cubed'"):
+        config_from_dict(chosen)
+
+    @policy_loss("cubed")
+    def cubed(logprobs, mask, *, advantages, power: int = 2):  # type: ignore[no-untyped-def]
+        return -advantages * logprobs**power, {}
+
+    try:
+        assert config_from_dict(chosen).algorithm.policy_loss_fn_args == {"power": 3}
+        with pytest.raises(ConfigError, match=r"policy_loss_fn_args\.pover: is no argument of 'cubed'.*'power'"):
+            config_from_dict(chosen, ["algorithm.policy_loss_fn_args={pover: 2}"])
+    finally:
+        del POLICY_LOSSES["cubed"]
+
+
+def test_taken_names_are_refused_and_reimports_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry: Registry[Any] = Registry("thing")
+    registry.register("one")(parameters)
+    with pytest.raises(InputError, match="thing 'one' is registered already"):
+        registry.register("one")(test_checking_a_configuration_imports_no_torch)
+    with pytest.raises(InputError, match="registered already"):
+        registry.register("one")(parameters)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    plugin = tmp_path / "fails_at_its_end.py"
+    head = "from trinity_core.workflows import REWARD_FNS\n@REWARD_FNS.register('late')\ndef late(**args): return 1.0\n"
+    try:
+        for _ in range(2):
+            plugin.write_text(f"{head}raise RuntimeError('no licence')\n")
+            with pytest.raises(Exception, match="no licence"):
+                load_plugins(tmp_path)
+        plugin.write_text(head)
+        assert load_plugins(tmp_path) == ["fails_at_its_end"]
+    finally:
+        registry_of("default_reward_fn_type").pop("late", None)
+        sys.modules.pop("fails_at_its_end", None)
+
+
+def scorer(
+    response: str,
+    count: int,
+    share: Annotated[float, Ge(0), Le(1)] = 0.5,
+    kind: Literal["a", "b"] = "a",
+    words: list[str] | None = None,
+    limit: float = None,  # type: ignore[assignment]  # noqa: RUF013
+    amount: Decimal | None = None,
+    odd: "not a type" = 1,  # type: ignore  # noqa: F722
+    inner: Annotated[Mapping[str, Any] | None, ArgumentsOf(entropy_bonus)] = None,
+    name: Annotated[object, Choices(lambda: ["x", "y"])] = None,
+    **_: Any,
+) -> None: ...
+
+
+SCORERS: Registry[Any] = Registry("scorer", inputs=("response",))
+
+
+def fitted(part: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    report = Report()
+    values = fitting(SCORERS, part, "scorer", given, "args", report)
+    return values, [f"{problem.key} {problem.message} {problem.suggestion}".strip() for problem in report.problems]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"cuont": 1}, "args.cuont is no argument of 'scorer', which takes count, share, kind, words,"),
+        ({}, "args.count must be given: 'scorer' has no default for it."),
+        ({"count": "many"}, "args.count must be a whole number, not 'many'."),
+        ({"count": 1, "share": 2}, "args.share must be at least 0 and at most 1, not 2."),
+        ({"count": 1, "kind": "aa"}, "args.kind must be one of a, b, not 'aa'. a"),
+        ({"count": 1, "words": "x"}, "args.words must be a list, not 'x'."),
+        ({"count": 1, "limit": "x"}, "args.limit must be a number, not 'x'."),
+        ({"count": 1, "inner": 3}, "args.inner must be a section with keys, not 3."),
+        (
+            {"count": 1, "inner": {"entropy_coeff": 3}},
+            "args.inner.entropy_coeff is no argument of 'inner',",
+        ),
+        ({"count": 1, "name": "z"}, "args.name must be one of x, y, not 'z'."),
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_fit_are_reported(given: dict[str, Any], problem: str) -> None:
+    values, problems = fitted(scorer, given)
+    assert len(problems) == 1 and problems[0].startswith(problem)
+    assert values == given
+
+
+def test_fitting_arguments_get_their_types() -> None:
+    given = {"count": "3", "share": 1, "limit": None, "odd": [1], "amount": "any", "inner": {"entropy_coef": "0.5"}}
+    values, problems = fitted(scorer, given)
+    assert not problems
+    assert values == {**given, "count": 3, "share": 1.0, "inner": {"entropy_coef": 0.5}}
+    assert type(values["share"]) is float
+
+
+def test_functions_may_take_anything_or_have_no_signature() -> None:
+    def anything(response: str, **args: Any) -> None: ...
+
+    assert fitted(anything, {"a": 1}) == ({"a": 1}, [])
+    assert fitted(max, {"key": 1}) == ({"key": 1}, [])
+    assert arguments_model("max", [max]) is None
+
+
+def test_a_part_may_bring_a_model() -> None:
+    class Limits(BaseModel):
+        low: int = 0
+        high: int | str = 1
+
+        @model_validator(mode="after")
+        def ordered(self) -> Limits:
+            if str(self.low) > str(self.high):
+                raise ValueError("low must not be above high")
+            return self
+
+    registry: Registry[type[BaseModel]] = Registry("limits")
+    report = Report()
+    assert fitting(registry, Limits, "limits", {"low": "1", "high": 3}, "args", report) == {"low": 1, "high": 3}
+    assert not report.problems
+    fitting(registry, Limits, "limits", {"low": 2}, "args", report)
+    (problem,) = report.problems
+    assert problem.key == "args" and "low must not be above high" in problem.message
+
+
+def test_names_of_arguments_may_be_those_of_pydantic() -> None:
+    @dataclasses.dataclass
+    class Copies:
+        copy: int = 1
+        model_fields: str = ""
+        _private: int = 0
+
+    model = arguments_model("copies", [Copies])
+    assert model is not None and "copy" in model.model_fields
