@@ -16,7 +16,7 @@ from store_helpers import ids, make_rows
 
 from trinity_core.config.paths import database_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.store import database
+from trinity_core.store import sqlite
 from trinity_core.store.database import explain
 from trinity_core.store.store import ExperienceStore
 
@@ -178,7 +178,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path):
 def test_blocked_flush_is_a_transient_fault(tmp_path, monkeypatch):
     import sqlite3
 
-    monkeypatch.setattr(database, "BUSY_TIMEOUT", 0.1)
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT", 0.1)
     with ExperienceStore.open(tmp_path / "s.db") as store:
         other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
@@ -202,11 +202,11 @@ def test_watching_notices_commits_of_other_processes(tmp_path):
 
 @given(st.sampled_from(["database is locked", "connection refused", "server closed the connection unexpectedly"]))
 def test_passing_faults_are_transient(text):
-    error = explain(OperationalError("select", {}, Exception(text)), make_url("postgresql://u:secret@h/d"))
+    error = explain(OperationalError("select", {}, Exception(text)), make_url("postgresql://u:secret@h/d"), {})
     assert isinstance(error, TransientFault)
     assert "secret" not in str(error)
 
 
 def test_programming_errors_are_not_translated():
-    assert explain(IntegrityError("insert", {}, Exception("unique")), make_url("sqlite:///x")) is None
-    assert explain(DatabaseError("select", {}, Exception("odd")), make_url("sqlite:///x")) is None
+    assert explain(IntegrityError("insert", {}, Exception("unique")), make_url("sqlite:///x"), {}) is None
+    assert explain(DatabaseError("select", {}, Exception("odd")), make_url("sqlite:///x"), {}) is None

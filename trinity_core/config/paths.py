@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from trinity_core.config.schema import Config, ExperienceBufferConfig
+from trinity_core.config.store_backends import STORE_BACKENDS
 from trinity_core.errors import TrinityError
 
 DEFAULT_DATABASE = "explorer_output.db"
@@ -28,7 +29,7 @@ def database_url(path: str | None, folder: Path) -> str:
         return f"sqlite:///{folder / DEFAULT_DATABASE}"
     if wrong := no_database(path):
         raise TrinityError(f"buffer.trainer_input.experience_buffer.path {wrong}")
-    if path.startswith("postgresql"):
+    if _scheme(path) not in ("", "sqlite"):
         return path
     return f"sqlite:///{folder / Path(path.removeprefix('sqlite:///') or DEFAULT_DATABASE).expanduser()}"
 
@@ -36,7 +37,7 @@ def database_url(path: str | None, folder: Path) -> str:
 def no_database(path: str) -> str:
     """Why a path is not that of a store, or nothing. A password in it is not shown."""
     scheme, is_url, rest = path.partition("://")
-    if is_url and scheme.partition("+")[0] == "postgresql":
+    if _scheme(path) != "sqlite" and _scheme(path) in STORE_BACKENDS:
         return ""
     if scheme == "sqlite" and rest.startswith("/") and rest != "/:memory:":
         return ""
@@ -47,6 +48,12 @@ def no_database(path: str) -> str:
         f"must be a database, not '{shown}': write postgresql://user:password@host/database, or sqlite:///name.db for "
         "a file (sqlite:////folder/name.db for one outside of the run's buffer folder)."
     )
+
+
+def _scheme(path: str) -> str:
+    """The scheme of a database URL without its driver; empty for a plain path."""
+    scheme, is_url, _ = path.partition("://")
+    return scheme.partition("+")[0] if is_url else ""
 
 
 def is_backup(buffer: ExperienceBufferConfig) -> bool:

@@ -1,0 +1,51 @@
+"""What the store needs to know of one kind of database beyond SQL."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pkgutil import resolve_name
+from typing import ClassVar
+
+from sqlalchemy import URL, Connection, Engine, Table
+
+from trinity_core.config.store_backends import STORE_BACKENDS
+
+BUSY_TIMEOUT = 60.0
+"""Seconds that a writer waits for the others; a transaction takes milliseconds, so this long means something hangs."""
+
+
+class StoreBackend(ABC):
+    """One kind of database. The defaults suit a server with transactions that are durable when they commit."""
+
+    driver_errors: ClassVar[tuple[type[Exception], ...]] = ()
+    """Errors of the driver itself, which reach the store when it calls the driver without SQLAlchemy."""
+    advice: ClassVar[Mapping[str, str]] = {}
+    """Text in an error of this database that no retry can fix → what the user has to do."""
+
+    @abstractmethod
+    def connect(self, url: URL) -> Engine:
+        """Connections to the database. A connection with the execution option `writes` begins a write transaction;
+        writers come one after the other, because each updates the `meta` row first."""
+
+    def lock_schema(self, connection: Connection) -> None:  # noqa: B027 - most need nothing
+        """Within a transaction: keep other processes from creating the tables at the same time."""
+
+    @contextmanager
+    def watch(self, engine: Engine, clock: Callable[[], int]) -> Iterator[Callable[[], int]]:
+        """A number that changes with every change of the store by others, cheap enough to read often.
+
+        `clock` reads the store's own counter, which takes a transaction.
+        """
+        yield clock
+
+    def flush(self, engine: Engine, meta: Table) -> None:  # noqa: B027 - most need nothing
+        """Return when everything committed so far survives a power cut."""
+
+
+def backend_of(url: URL) -> StoreBackend | None:
+    """The backend for a URL; None if there is none for its scheme."""
+    name = STORE_BACKENDS.get(url.get_backend_name())
+    found: StoreBackend | None = resolve_name(name)() if name else None
+    return found

@@ -1,0 +1,31 @@
+"""PostgreSQL as the store's database: for several nodes."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, func, select
+
+from trinity_core.store.backend import StoreBackend
+
+SCHEMA_LOCK = 7_240_031
+"""Key of the advisory lock under which tables are created."""
+
+
+class PostgreSQL(StoreBackend):
+    """A server. Its commits are durable, and writers wait for one another on the `meta` row."""
+
+    advice: ClassVar = {
+        "authentication failed": "look at user and password in its URL",
+        "does not exist": "create the database or correct its name in the URL",
+    }
+
+    def connect(self, url: URL) -> Engine:
+        """As `StoreBackend`; a URL without a driver uses psycopg."""
+        if url.drivername == "postgresql":
+            url = url.set(drivername="postgresql+psycopg")
+        return create_engine(url, pool_pre_ping=True)
+
+    def lock_schema(self, connection: Connection) -> None:
+        """As `StoreBackend`: `CREATE TABLE IF NOT EXISTS` fails if two processes run it at once."""
+        connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
