@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,6 +87,39 @@ def test_class_names_are_unique() -> None:
 def test_no_three_files_share_a_basename() -> None:
     names = Counter(path.name for path in sources() if path.name != "__init__.py")
     assert [name for name, count in names.items() if count > 2] == []
+
+
+def module_imports(path: Path, modules: set[str]) -> set[str]:
+    """Our modules that a file imports when it is imported: not inside functions, not for type checkers alone."""
+    found = set()
+    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & modules
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found |= {name if name in modules else node.module} & modules
+        waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def test_imports_form_no_circle() -> None:
+    """A file that another one needs to be imported does not need that one."""
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in sources()
+    }
+    graph = {module: module_imports(path, set(paths)) - {module} for module, path in paths.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' imports '.join(reversed(error.args[1]))}")
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(ROOT).as_posix())
