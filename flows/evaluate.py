@@ -33,7 +33,7 @@ def evaluate(
     which: Which = "latest",
     run: RunName = "",
 ) -> dict[str, Any]:
-    """Score what has no score yet; engines start only where there is something to score."""
+    """Score what has no score yet; engines start only if anything is to be scored."""
     with retry_only_transient_faults():
         plan = resolve(config, overrides, stage, model_path, "evaluate", which == "base", run)
         targets = unscored(plan, which)

@@ -19,7 +19,7 @@ from trinity_core.runtime.configuration import load_checked
 from trinity_core.tracking.mlflow_writer import ui_command
 
 VIEWERS = ("xdg-open", "open")
-"""What opens a picture, where there is a desktop."""
+"""Programs that open a picture on a desktop."""
 
 
 def quickstart(out: Path, seed: int, config: Path) -> str:
@@ -47,7 +47,7 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
 
 
 def claim(out: Path, seed: int) -> None:
-    """Note whose quick start `out` holds. Raises TrinityError where it is another seed's."""
+    """Note whose quick start `out` holds. Raises TrinityError if it is another seed's."""
     note = out / "quickstart.json"
     known = read_json(note) or {}
     if known.get("seed", seed) != seed:
@@ -109,5 +109,5 @@ def as_text(summary: dict[str, Any], out: Path) -> str:
 
 
 def shown(path: str) -> str:
-    """A path as it is from the current folder, where that is shorter."""
+    """A path relative to the current folder, if that is shorter."""
     return min(os.path.relpath(path), path, key=len)

@@ -80,7 +80,7 @@ def show_rollouts(config: Config) -> None:
 
 
 def show_tracking(config: Config, link: str) -> None:
-    """Where the numbers are: a link, or the command that opens them."""
+    """Show how to open the tracked metrics: a link, or a command."""
     key = artifact_key(config, "tracking")
     kind = config.monitor.monitor_type
     if link.startswith("http"):

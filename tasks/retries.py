@@ -40,7 +40,7 @@ def retry_only_transient_faults() -> Iterator[None]:
 
 
 def api_faults() -> tuple[type[Exception], ...]:
-    """What a call of Prefect's API raises where the server is away or refuses."""
+    """What a call of Prefect's API raises if the server is away or refuses it."""
     from httpx import HTTPError
     from prefect.exceptions import PrefectException
 

@@ -9,7 +9,7 @@ from trinity_core.errors import TrinityError
 
 
 def require_compiler(setting: str, otherwise: str) -> None:
-    """Raise `TrinityError` where there is no C++ compiler. `setting` is what asked for one."""
+    """Raise `TrinityError` without a C++ compiler. `setting` is the setting that needs one."""
     compilers = [os.environ.get("CXX", ""), "g++", "clang++"]
     if not any(name and shutil.which(name) for name in compilers):
         raise TrinityError(

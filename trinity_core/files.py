@@ -36,7 +36,7 @@ _REASONS = {
 def clear_errors(doing: str, path: Path, instead: str = "choose another checkpoint_root_dir") -> Iterator[None]:
     """Turn the system's refusals (disk full, permission, quota) into a `TrinityError` that says what to do.
 
-    `instead` is the way out where the place cannot be made fit.
+    `instead` is what the user can do if the place cannot be made usable.
     """
     try:
         yield
@@ -91,7 +91,7 @@ def write_json(path: Path, value: Any, durable: bool = True, mode: int = 0o666) 
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None where there is no file, or nothing in it that can be read, which is warned of."""
+    """The JSON object in a file; None if the file is missing or, with a warning, damaged."""
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

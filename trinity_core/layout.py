@@ -116,7 +116,7 @@ def shard_name(content: str, world_size: int, rank: int) -> str:
 
 
 def as_layout(job_dir: JobLayout | Path | str) -> JobLayout:
-    """Accept a path where a layout is meant."""
+    """A layout as it is, or the layout of a path."""
     return job_dir if isinstance(job_dir, JobLayout) else JobLayout(Path(job_dir))
 
 

@@ -31,7 +31,7 @@ SETTINGS_NOTE = (
 
 
 def up(root: Path, port: int, say: Callable[[str], None]) -> UpState:
-    """Start what is not running yet. Where a step fails, everything started is stopped again."""
+    """Start what is not running yet. If a step fails, everything that was started is stopped again."""
     running = UpState.load(root)
     if running and is_healthy(running.api_url) and all(process.alive() for process in running.processes):
         say(f"Already up: {running.api_url.removesuffix('/api')}")
@@ -101,7 +101,7 @@ def write_settings(root: Path, api_url: str) -> None:
 
 
 def remove_settings(root: Path) -> None:
-    """Remove the file again, where it is ours."""
+    """Remove the file again if it is ours."""
     path = root / SETTINGS_FILE
     if path.exists() and path.read_text().startswith(SETTINGS_NOTE):
         path.unlink()
@@ -138,7 +138,7 @@ def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None]) -> Non
 def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
     """Cancel what the worker runs, and end the worker before it can take more.
 
-    Where runs may be those of another folder's worker, nothing is done here: `_stop` tells our own by SIGTERM.
+    If another folder's worker may own some of the runs, nothing is done here: `_stop` sends our own ones SIGTERM.
     """
     worker = _named("worker", state)
     try:

@@ -27,7 +27,7 @@ ANSWER_SECONDS = 10.0
 
 
 class PrefectConnection:
-    """A place to run flows in, as a context.
+    """Makes Prefect's API available to the flows of this process, as a context.
 
     Prefect's API is, in this order: PREFECT_API_URL, the server of `trinity up`, a temporary server. The temporary
     server starts in the background: what is done before the first flow is asked for costs no time.

@@ -63,7 +63,7 @@ class Process:
             return False
 
     def terminate_children(self) -> None:
-        """Ask what it has started itself to end: SIGTERM."""
+        """Send SIGTERM to its child processes."""
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.pid).children() if self.alive() else []:
                 with suppress(psutil.NoSuchProcess):
@@ -104,9 +104,9 @@ class UpState:
 
 
 def prefect_environment(root: Path | None = None) -> dict[str, str]:
-    """What every process of this machine that we start is told; what the user has set stays.
+    """Environment variables of every process that we start on this machine; those that the user has set stay.
 
-    Prefect's settings, and that its server is asked without a proxy.
+    They are Prefect's settings, and make its server be asked without a proxy.
     """
     ours = {
         "PREFECT_HOME": str(state_dir(root) / "prefect"),
@@ -172,7 +172,7 @@ class TemporaryServer:
         self._process = start_process("temporary-server", self._command(), self._environment(), root, outlive_us=False)
 
     def wait(self) -> None:
-        """Until the server answers. Raises TrinityError where it does not come up."""
+        """Wait until the server answers. Raises TrinityError if it does not come up."""
         wait_until_healthy(self.api_url, self._process, state_dir(self._root) / "log" / "temporary-server.log")
         if self._note:
             self._note.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ class TemporaryServer:
         return [sys.executable, "-m", "uvicorn", "--factory", app, *options]
 
     def _environment(self) -> dict[str, str]:
-        """Migrations take 3 s even where there is nothing to do: they are left out for a database of this version."""
+        """Migrations take 3 s even with nothing to migrate: they are skipped for a database of this version."""
         known = self._note is not None and _migrated_by(self._note) == version("prefect")
         return prefect_environment(self._root) | {
             "PREFECT_UI_ENABLED": "0",
@@ -217,7 +217,7 @@ def _migrated_by(note: Path) -> str:
 
 
 def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until the server answers; raises TrinityError with the end of its log where it ends or takes too long."""
+    """Wait until the server answers; raises TrinityError with the end of its log if it ends or takes too long."""
     deadline = time.monotonic() + START_SECONDS
     while not is_healthy(api_url):
         if process.poll() is not None or time.monotonic() > deadline:

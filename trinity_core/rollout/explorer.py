@@ -34,13 +34,13 @@ from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 log = logging.getLogger(__name__)
 
 SAMPLED = 16
-"""Rollouts of a step that are kept for people."""
+"""Rollouts of a step that are written down for people to read."""
 SAMPLE_EVERY = 10
 """Explore steps between two such samples; every evaluation is sampled."""
 LINEAGE_SECONDS = 0.25
-"""Between two looks at the store's lineage while a version is waited for."""
+"""Between two reads of the store's lineage while a version is waited for."""
 PULL_ATTEMPTS = 3
-"""Looks for a version when the one that was found is removed before it is loaded."""
+"""Attempts to load a version, since the one that was found may be removed before it is loaded."""
 
 
 @dataclass
@@ -66,9 +66,9 @@ class Explorer:
         self.config = config
         self.name = config.explorer.name
         self.version: int | None = None
-        """The version that the engines hold; None: none of this lineage was handed to them."""
+        """The version that the engines hold; None if they have loaded none of this lineage."""
         self._untouched = True
-        """Whether the engines hold what they started with, which is version 0."""
+        """Whether the engines still hold the weights they started with, which are version 0."""
         self._engines, self._auxiliary = engines, auxiliary
         self._preparing: asyncio.Task[Resources] | None = None
         self._resources: Resources | None = None
@@ -80,7 +80,7 @@ class Explorer:
         self._state = "starting"
         self._last: dict[str, float] = {}
         self._spent: dict[str, float] = {}
-        """Seconds of the step in progress, by what they went to."""
+        """Seconds of the step in progress, by activity."""
 
     # ---- what others call ----
 
@@ -135,11 +135,11 @@ class Explorer:
         self._stopping = True
 
     async def progress(self) -> dict[str, Any]:
-        """Where it is: step, total_steps, version, state, and the last step's numbers."""
+        """step, total_steps, version, state, and the metrics of the last step."""
         return self._summary() | {"state": self._state, "numbers": self._last}
 
     async def close(self) -> None:
-        """Let go of store and reward processes; the engines go on."""
+        """Close the store and end the reward processes; the engines keep running."""
         if self._resources is not None:
             self._resources.close()
 
@@ -147,7 +147,7 @@ class Explorer:
 
     @property
     def weights(self) -> WeightVersions:
-        """Where the trainer publishes."""
+        """The versions that the trainer publishes."""
         return self._open.weights
 
     @property
@@ -289,11 +289,11 @@ class Explorer:
         return schedule
 
     def _holds_start(self, version: int) -> bool:
-        """Whether the engines have `version` from the start: no trainer need be waited for."""
+        """Whether the engines have had `version` from the start, so that no trainer need be waited for."""
         return version == 0 and self._untouched and not self.weights.has(0)
 
     def _start_over(self) -> None:
-        """Take up the position that the store has; the engines' weights count as unknown after a rewind."""
+        """Continue at the position in the store; after a rewind the engines' weights count as unknown."""
         schedule, found = self._schedule, self._open.store.position(self.name)
         if found.position is not None:
             schedule.check(found.position)
@@ -302,7 +302,7 @@ class Explorer:
         self._lineage, self._step = found.lineage, found.step
         self._evaluated = (found.position or {}).get("evaluated")
         if self._step:
-            log.info("explorer %s goes on after step %d", self.name, self._step)
+            log.info("explorer %s resumes after step %d", self.name, self._step)
 
     async def _evaluate(self, version: int) -> dict[str, float]:
         self._state = f"evaluating version {version}"
@@ -320,7 +320,7 @@ class Explorer:
         return numbers
 
     def _write(self, batch: StepRollouts) -> None:
-        """The metrics line of a step: its numbers and where its time went."""
+        """Write the metrics of a step, with the seconds that each activity took."""
         spent, self._spent = self._spent, {}
         spent["step"] = time.perf_counter() - batch.began + spent.get("wait", 0.0) + spent.get("weight_sync", 0.0)
         gap = {name: value for name, value in self._last.items() if name == "weight_sync/check_gap"}

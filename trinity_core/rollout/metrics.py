@@ -1,4 +1,4 @@
-"""The numbers of an explore step or an evaluation, from what the tasks came to. Pure."""
+"""The metrics of an explore step or an evaluation, computed from the outcomes of its tasks. Pure."""
 
 from __future__ import annotations
 

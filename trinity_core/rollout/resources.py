@@ -1,4 +1,4 @@
-"""What an explorer works with, opened once: task sets, engines, rewards, store, weights."""
+"""The resources of an explorer, opened once: task sets, engines, rewards, store, weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Resources:
     rewards: TimedRewards
     reward_pool: RewardPool
     schedule: TaskSchedule | None
-    """None where there is no task set to explore: then it only evaluates."""
+    """None without a task set to explore: then the explorer only evaluates."""
     eval_tasksets: list[Taskset]
     total_steps: int
     store: ExperienceStore
@@ -62,14 +62,14 @@ class Resources:
         return max(self.runner.at_once, self.runner.at_once * repeats // (taskset.config.repeat_times or 1))
 
     def close(self) -> None:
-        """Let go of files and processes."""
+        """Close the store and end the reward processes."""
         self.reward_pool.close()
         self.store.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What comes from disk; read in a thread while the engines load."""
+    """Read from disk in a thread while the engines load."""
 
     config: Config
     """The configuration, with the arguments of rewards and operators in the types that they take."""
@@ -81,7 +81,7 @@ class _Read:
 
 
 async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> Resources:
-    """Open everything, engines and disk at once. Raises `TrinityError` where something is not as the config says."""
+    """Open everything, engines and files in parallel. Raises `TrinityError` if a model, file or name is unusable."""
     pool = EnginePool([as_handle(engine) for engine in engines], config.model.model_path)
     others = [
         EnginePool([as_handle(engine) for engine in group], model.model_path)

@@ -27,17 +27,17 @@ class WorkflowTimeout(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """What one task came to."""
+    """The result of one task: its experiences, or why it failed."""
 
     task: Task
     experiences: list[Experience] = field(default_factory=list)
     retries: int = 0
     error: BaseException | None = None
-    """Why the last attempt failed; None where one succeeded."""
+    """Why the last attempt failed; None if one succeeded."""
 
     @property
     def failed(self) -> bool:
-        """Whether it gave nothing."""
+        """Whether every attempt failed."""
         return self.error is not None
 
 
@@ -55,10 +55,10 @@ class TaskRunner:
     records: bool = False
     """Whether each workflow's model also records its calls (`enable_history`)."""
     threads: Executor | None = None
-    """Where workflows with a plain `run` are called."""
+    """Runs workflows whose `run` is not a coroutine."""
 
     async def run(self, tasks: Sequence[Task], at_once: int | None = None) -> list[Outcome]:
-        """One outcome for each task, in their order. Raises what no retry of a task can mend: lost engines."""
+        """One outcome for each task, in their order. Raises what no retry of a task can fix: lost engines."""
         gate = asyncio.Semaphore(at_once or self.at_once)
         running = [asyncio.ensure_future(self._one(task, gate)) for task in tasks]
         try:
@@ -90,7 +90,7 @@ class TaskRunner:
 async def _attempt(
     work: Coroutine[Any, Any, list[Experience]], timeout: float
 ) -> tuple[list[Experience], BaseException | None]:
-    """What the work gives within `timeout` seconds, or why it gives nothing. Faults of the run itself are raised."""
+    """The experiences that the work returns within `timeout` seconds, or its error. Faults of the run are raised."""
     future = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait({future}, timeout=timeout)

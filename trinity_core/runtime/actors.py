@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SAVE_SECONDS = 20.0
 """For the trainer to save at the next step boundary. Prefect kills a cancelled run 30 s after asking it to end."""
 EXPLORER_SECONDS = 2.0
-"""For the explorer to end by itself. What it has done is in the store; it has nothing to save."""
+"""For the explorer to end on its own. Its rollouts are in the store; it has nothing to save."""
 CALLS_AT_ONCE = 1000
 """An engine is an asynchronous actor: each workflow's call waits within it."""
 KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
@@ -30,9 +30,9 @@ glibc returns most of it, and the system clears 4,500 pages a step of the small 
 
 
 def start_engines(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
-    """The policy's engines. They load in the background; the explorer waits for them.
+    """Start the policy's engines. They load in the background; the explorer waits for them.
 
-    Those that an earlier stage has left, and that differ in nothing but the model's path, are taken with other weights.
+    Engines kept from an earlier stage that differ only in the model's path are reused with the new weights.
     """
     settings = engine_settings(config, placement)
     kept = cluster.take("engines", engine_key(settings, placement))
@@ -46,10 +46,10 @@ def start_engines(cluster: Cluster, config: Config, placement: Placement) -> lis
 
 
 def keep(cluster: Cluster, config: Config, placement: Placement, engines: list[Any], trainers: list[Any]) -> list[Any]:
-    """Leave engines and trainers to a later stage, where there may be one; the actors that are kept.
+    """Keep engines and trainers for a later stage if one may follow; returns the actors that are kept.
 
     Their processes have imported vLLM, torch and DeepSpeed, which takes longer than a small model's whole stage. On
-    GPUs they end: they would hold memory that another stage needs.
+    GPUs nothing is kept: it would hold memory that another stage needs.
     """
     if placement.on_gpu or not cluster.shared:
         return []
@@ -68,12 +68,12 @@ def engine_settings(config: Config, placement: Placement) -> EngineSettings:
 
 
 def engine_key(settings: EngineSettings, placement: Placement) -> Hashable:
-    """What two stages' engines have in common if one can use the other's."""
+    """Two stages with the same key can use the same engines."""
     return replace(settings, model_path=""), placement.engines
 
 
 def trainer_key(placement: Placement) -> Hashable:
-    """What two stages' trainers have in common if one can use the other's processes."""
+    """Two stages with the same key can use the same trainer processes."""
     return placement.trainers, tuple(trainer_environment(placement).items())
 
 
@@ -110,7 +110,7 @@ def start_explorer(cluster: Cluster, config: Config, engines: list[Any], auxilia
 
 
 def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
-    """The trainer's workers, one a rank: those that an earlier stage has left, where they fit, or new ones."""
+    """The trainer's workers, one per rank: those kept from an earlier stage if they fit, or new ones."""
     from trinity_core.training.worker import TrainerWorker
 
     kept = cluster.take("trainers", trainer_key(placement))
@@ -147,10 +147,10 @@ def run_until_done(
     grace: float,
     while_waiting: Callable[[], None],
 ) -> list[Any]:
-    """What `runs` (references to what `run` returns) come to; the first that fails ends the wait with its error.
+    """Wait for `runs` (references to what `run` returns) and return their results; the first failure is raised.
 
-    Once `stopping()` is true, `stop` is called, which makes the runs save and return. Raises `Stopped` where they do
-    not return within `grace` seconds. Where `while_waiting` raises, they save and return before that is raised on.
+    Once `stopping()` is true, `stop` is called, which makes the runs save and return. Raises `Stopped` if they do not
+    return within `grace` seconds. If `while_waiting` raises, they save and return before its error is raised.
     """
     import ray
 
@@ -177,7 +177,7 @@ def run_until_done(
 
 
 def trainer_environment(placement: Placement) -> dict[str, str]:
-    """What DeepSpeed and torch read from their environment."""
+    """The environment variables that DeepSpeed and torch read."""
     common = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(placement.trainer_threads)}
     if placement.on_gpu:
         return common

@@ -25,7 +25,7 @@ from trinity_core.runtime.processes import end, families
 log = logging.getLogger(__name__)
 
 OBJECT_STORE_BYTES = 512 * 2**20
-"""Batches and eval results pass through it; weights do not. More would only take shared memory from the hand-over."""
+"""Batches and eval results pass through it; weights do not. More would only take shared memory from weight sync."""
 START_SECONDS = 180
 """For Ray to start: on a busy machine its own 30 s are too few."""
 END_SECONDS = 5.0
@@ -39,12 +39,12 @@ class Cluster:
 
     def __init__(self, config: Config, machine: Machine) -> None:
         self.nodes = [machine]
-        """What each node has."""
+        """The cores and GPUs of each node."""
         self.address = config.cluster.ray_address
         self._started: list[Any] = []
         self._users = 0
         self._kept: dict[str, tuple[Any, list[Any]]] = {}
-        """What a stage has left for the next: what they do -> (what they fit, actors)."""
+        """Actors kept for a later stage: kind -> (the key they fit, actors)."""
 
     def open(self, namespace: str, gpus: int) -> None:
         """Start Ray, or join the cluster at `cluster.ray_address`."""
@@ -127,16 +127,16 @@ class Cluster:
 
     @property
     def shared(self) -> bool:
-        """Whether something else than the one session uses it: then another stage may follow."""
+        """Whether it has another user besides one session: then another stage may follow."""
         return self._users > 1
 
     def leave(self, what: str, key: Any, actors: list[Any]) -> None:
-        """Keep one stage's actors for the next; those kept before of the same kind end."""
+        """Keep one stage's actors for the next; the ones of the same kind that were kept before end."""
         self.kill(self._kept.pop(what, (None, []))[1])
         self._kept[what] = (key, actors)
 
     def take(self, what: str, key: Any) -> list[Any]:
-        """The kept actors of this kind, where they fit the key; others end, for theirs take the place."""
+        """The kept actors of this kind if they fit the key. Otherwise they end, and new ones take their place."""
         fits, actors = self._kept.pop(what, (None, []))
         if fits == key:
             return actors
@@ -144,14 +144,14 @@ class Cluster:
         return []
 
     def write_timeline(self, path: Path) -> None:
-        """What each process of the cluster did when, for chrome://tracing."""
+        """Write what each process of the cluster did when, for chrome://tracing."""
         import ray
 
         path.parent.mkdir(parents=True, exist_ok=True)
         ray.timeline(filename=str(path))
 
     def close(self) -> None:
-        """End every actor of ours, and Ray itself where we started it."""
+        """End every actor of ours, and Ray itself if we started it."""
         import ray
 
         self.kill(self._started)
@@ -164,7 +164,7 @@ class Cluster:
 
 
 def machine() -> Machine:
-    """Cores that this process may use, and GPUs that are there (without a CUDA context, which would take memory)."""
+    """Cores that this process may use, and the GPUs of this machine (without a CUDA context, which takes memory)."""
     from ray._private.accelerators import get_accelerator_manager_for_resource
 
     manager = get_accelerator_manager_for_resource("GPU")
@@ -174,7 +174,7 @@ def machine() -> Machine:
 
 
 def machine_of(resources: dict[str, float]) -> Machine:
-    """The same of a node of Ray, by the resources that it has there."""
+    """The cores and GPUs of a Ray node, from its resources."""
     return Machine(int(resources.get("CPU", 1)), int(resources.get("GPU", 0)))
 
 
@@ -184,7 +184,7 @@ def placement_of(config: Config) -> Placement:
 
 
 def _nodes(config: Config) -> list[Machine]:
-    """Those of the open cluster, or of the one that the run will have; one to be joined is joined to count them."""
+    """The nodes of the open cluster, or of the one that the run will use; to count them, that one is joined."""
     if _current:
         return _current.nodes
     if not config.cluster.ray_address:
@@ -197,10 +197,10 @@ def _nodes(config: Config) -> list[Machine]:
 
 
 def open_cluster(config: Config, gpu_per_node: int) -> Cluster:
-    """The process's cluster; opened where it is not open yet. Each call needs its `close_cluster`.
+    """The process's cluster, opened if it is not open yet. Each call needs its `close_cluster`.
 
-    Raises TrinityError where one run of this configuration needs more GPUs than there are; a pipeline's stages come
-    here themselves.
+    Raises TrinityError if a run of this configuration needs more GPUs than the cluster has. A configuration with stages
+    is not checked: each stage calls this itself.
     """
     opened = _opened(config, gpu_per_node)
     if config.stages:
@@ -220,7 +220,7 @@ def _opened(config: Config, gpu_per_node: int) -> Cluster:
             opened = Cluster(config, machine())
             try:
                 opened.open(config.ray_namespace or "trinity", gpu_per_node)
-            except Exception as error:  # Ray raises the bare class where a node does not come up in time
+            except Exception as error:  # Ray raises the bare class if a node does not come up in time
                 opened.close()
                 raise TransientFault(f"Ray did not start: {error}") from error
             _current = opened

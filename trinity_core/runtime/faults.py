@@ -22,7 +22,7 @@ class Stopped(TransientFault):
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same run may succeed when it goes on from its latest checkpoint.
+    """Whether the same run may succeed when it resumes from its latest checkpoint.
 
     Dead actors, lost nodes and time-outs are. A wrong configuration, wrong data, a full disk or a defect is not.
     """
@@ -30,7 +30,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _losses() -> tuple[type[Exception], ...]:
-    """What Ray raises where a process, a node or an object of the run has gone."""
+    """The exceptions that Ray raises when it has lost a process, a node or an object of the run."""
     from ray.exceptions import (
         GetTimeoutError,
         NodeDiedError,
@@ -49,13 +49,13 @@ def _losses() -> tuple[type[Exception], ...]:
 
 
 def most_telling(failures: Sequence[BaseException]) -> BaseException:
-    """Of several failures the one that will not go away by itself; `Stopped`, which follows another, comes last."""
+    """A permanent failure in preference to a transient one; `Stopped`, which follows another failure, comes last."""
     return min(failures, key=lambda failure: (is_transient(failure), isinstance(failure, Stopped)))
 
 
 @contextmanager
 def first_error_stays(succeeded: bool) -> Iterator[None]:
-    """Around what ends a run: where the run has failed already, another error is logged and does not take its place."""
+    """Around the end of a run: if it has failed already, another error is logged and does not replace the first."""
     try:
         yield
     except Exception as error:
@@ -65,7 +65,7 @@ def first_error_stays(succeeded: bool) -> Iterator[None]:
 
 
 def result_of(ref: Any, stopped: Callable[[], bool], while_waiting: Callable[[], None] | None = None) -> Any:
-    """What an actor's method returns, polled for; raises what it raised, as it was, or `Stopped`."""
+    """Poll for the result of an actor's method; raises the method's own exception, or `Stopped`."""
     import ray
 
     while True:
@@ -80,7 +80,7 @@ def result_of(ref: Any, stopped: Callable[[], bool], while_waiting: Callable[[],
 
 
 def get(ref: Any, timeout: float | None = None) -> Any:
-    """`ray.get` that raises what a user reads: the actor's own error of that kind, or which actor died."""
+    """`ray.get` that raises an error meant for users: the actor's own, or which actor died."""
     import ray
     from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError, RayTaskError
 
@@ -99,7 +99,7 @@ def get(ref: Any, timeout: float | None = None) -> Any:
 
 
 def loss_of(error: Exception) -> str:
-    """Which part of the run Ray has lost, by what Ray says of it, and what to do. Ray's guesses at the cause go."""
+    """Which process of the run Ray has lost and what to do, from Ray's message without its guesses at the cause."""
     known = dict(re.findall(r"^\t(\w+): (.+)$", str(error), re.MULTILINE))
     said = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
     reason = " ".join(said[1:] if known else said).partition(" Some common causes")[0]

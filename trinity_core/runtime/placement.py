@@ -14,13 +14,13 @@ from trinity_core.inference.settings import SPIN_COUNT, SPIN_COUNT_ALONE
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one node has, or has left."""
+    """The cores and GPUs of one node."""
 
     cpus: int
     gpus: int
     """GPUs that are free for this run."""
     gpus_total: int | None = None
-    """All GPUs, where some are in use."""
+    """All GPUs, if some are in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Placement:
 
     gpu_per_node: int
     engines: int
-    """Engines of the policy; 0 where nothing is explored."""
+    """Engines of the policy; 0 if the run does not generate."""
     engine_gpus: float
     """GPUs of one engine."""
     auxiliary_gpus: tuple[int, ...]
     """GPUs of one engine of each auxiliary model."""
     trainers: int
-    """Trainer workers; 0 where nothing is trained."""
+    """Trainer workers; 0 if the run does not train."""
     trainer_gpus: float
     """GPUs of one trainer worker."""
     engine_threads: int
@@ -67,7 +67,7 @@ def flow_of(config: Config) -> str:
 
 
 def weakest(nodes: Sequence[Machine], wanted: int) -> Machine:
-    """What each of the `wanted` nodes with the most GPUs has at least. Raises TrinityError where there are fewer."""
+    """The least that each of the `wanted` nodes with the most GPUs has. Raises TrinityError if there are fewer."""
     if wanted > len(nodes):
         raise TrinityError(
             f"cluster.node_num asks for {wanted} nodes, but the Ray cluster has {len(nodes)}. Lower it, or let more "
@@ -80,7 +80,7 @@ def weakest(nodes: Sequence[Machine], wanted: int) -> Machine:
 def place(config: Config, machine: Machine) -> Placement:
     """Share out `cluster.node_num` nodes, each like `machine`.
 
-    Raises TrinityError where the configuration asks for more than there is, or leaves the trainer without a GPU.
+    Raises TrinityError if the configuration asks for more than the nodes have, or leaves the trainer without a GPU.
     """
     nodes = config.cluster.node_num
     per_node = _gpus_per_node(config, machine)

@@ -1,4 +1,4 @@
-"""Ending processes that were started here; that one of them goes by itself meanwhile is no fault."""
+"""Ending processes that were started here. A process that ends on its own meanwhile is no error."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def families(names: Sequence[str]) -> list[psutil.Process]:
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
-    """A process and all its descendants. Raises psutil.NoSuchProcess where it has ended."""
+    """A process and all its descendants. Raises psutil.NoSuchProcess if it has ended."""
     return [process, *process.children(recursive=True)]
 
 
 def stop(process: psutil.Process, grace: float) -> list[str]:
-    """Ask a process to end (SIGTERM); kill what is left of its family after `grace` seconds, and return that."""
+    """Send SIGTERM to a process, kill what is left of its family after `grace` seconds; returns what was killed."""
     members = family(process)
     with suppress(psutil.NoSuchProcess):
         process.terminate()
@@ -32,7 +32,7 @@ def stop(process: psutil.Process, grace: float) -> list[str]:
 
 
 def end(processes: Sequence[psutil.Process], grace: float) -> list[str]:
-    """Wait `grace` seconds for them to go by themselves and kill those that have not; returns what was killed."""
+    """Wait `grace` seconds for processes to end on their own and kill the others; returns what was killed."""
     killed = []
     for process in psutil.wait_procs(processes, timeout=grace)[1]:
         with suppress(psutil.NoSuchProcess):

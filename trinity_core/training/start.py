@@ -37,7 +37,7 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
     if step:
         savepoints.load(learner, step)
         if ranks.first:
-            log.info("training goes on from the checkpoint of step %d", step)
+            log.info("training resumes from the checkpoint of step %d", step)
     if publisher is not None:
         publisher.rewind(step)
     if source is not None:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class TrainerWorker:
-    """Rank `rank` of `world_size`; each has a process of its own, and a GPU of its own where there are any."""
+    """Rank `rank` of `world_size`; each has a process of its own, and a GPU of its own if there are any."""
 
     def __init__(self, config: Config, rank: int = 0, world_size: int = 1) -> None:
         start_log()
@@ -37,7 +37,7 @@ class TrainerWorker:
     def renew(self, config: Config) -> None:
         """Become the same rank of another trainer, which `start` loads; what this one held is let go.
 
-        The process, what it has imported, and its group of ranks go on.
+        The process, its imports and its group of ranks are kept.
         """
         release(self.config.job_dir, TRAINER)
         self.config = config
@@ -46,7 +46,7 @@ class TrainerWorker:
         gc.collect()  # DeepSpeed's engines refer to themselves
 
     def rendezvous(self) -> tuple[str, int]:
-        """Address and port where the ranks meet; ask rank 0."""
+        """An address and a port where the ranks can meet; to be called on rank 0."""
         return rendezvous()
 
     def start(self, master_addr: str = LOOPBACK, master_port: int = 0) -> dict[str, Any]:
