@@ -49,7 +49,7 @@ def test_the_command_line_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_all_problems_of_a_configuration_at_once_and_no_traceback(tmp_path: Path) -> None:
+def test_validate_reports_all_problems_without_a_traceback(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("nmae: x\nalgorithm:\n  repeat_times: many\n")
     done = trinity("validate", "--config", str(bad))
@@ -58,7 +58,7 @@ def test_all_problems_of_a_configuration_at_once_and_no_traceback(tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
-def test_run_fails_on_a_wrong_configuration_before_a_server_is_waited_for(tmp_path: Path) -> None:
+def test_run_refuses_a_wrong_configuration_before_the_server_is_up(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("nmae: x\n")
     done = trinity("run", "--config", str(bad))
@@ -74,7 +74,7 @@ def test_run_fails_on_a_wrong_configuration_before_a_server_is_waited_for(tmp_pa
         ([], r"stages sft, rft; name one"),
     ],
 )
-def test_what_evaluate_cannot_mean_is_said_before_ray_starts(
+def test_evaluate_refuses_an_unknown_choice_before_ray_starts(
     given: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = mock.MagicMock()

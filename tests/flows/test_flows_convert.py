@@ -55,9 +55,7 @@ def checkpoint(root: Path, run: str, model: Any) -> Path:
     return actor / "huggingface"
 
 
-def test_of_a_pipeline_the_last_stage_that_trains_or_the_one_named(
-    convert: Any, tmp_path: Path, tiny_model: Any
-) -> None:
+def test_convert_takes_the_last_trained_stage_or_the_named_one(convert: Any, tmp_path: Path, tiny_model: Any) -> None:
     sft, rft = (checkpoint(tmp_path, f"whole_{stage}", tiny_model) for stage in ("sft", "rft"))
     config = written(tmp_path, SFT, {"stage_name": "rft"}, BENCH)
     assert convert(config) == [str(rft)] and list(rft.glob("*.safetensors"))

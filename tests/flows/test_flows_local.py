@@ -74,9 +74,7 @@ def test_down_lets_a_run_save_also_where_no_server_answers(tmp_path: Path) -> No
     assert (tmp_path / "saved").exists() and child.wait(timeout=5) == 0
 
 
-def test_down_leaves_the_runs_of_a_server_alone_that_has_taken_the_port(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_down_ignores_the_runs_of_another_server_on_the_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart of the machine the record is of processes that are no more."""
     gone = sleeper()
     known = [Process.of(name, gone.pid) for name in ("server", "worker")]
@@ -89,7 +87,7 @@ def test_down_leaves_the_runs_of_a_server_alone_that_has_taken_the_port(
     assert not said
 
 
-def test_a_run_that_does_not_end_is_waited_for_so_long_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_asks_a_run_once_and_waits_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     run = SimpleNamespace(id=1, name="stuck")
     asked: list[int] = []
     client: Any = SimpleNamespace(

@@ -68,7 +68,7 @@ def test_a_wrong_parameter_is_refused(wrong: dict[str, Any]) -> None:
         "explorer.env_vars.MY-X=1", "a=b=c", "", "a", "=1", " =1", ".=1", "[]=1",
     ],
 )  # fmt: skip
-def test_flows_take_for_an_override_what_the_loader_takes_for_one(override: str) -> None:
+def test_flows_accept_the_same_overrides_as_the_loader(override: str) -> None:
     from prefect.exceptions import ParameterTypeError
 
     from flows.rft import rft
@@ -83,7 +83,7 @@ def test_flows_take_for_an_override_what_the_loader_takes_for_one(override: str)
 
 
 @pytest.mark.parametrize("given", [{"which": 3}, {"stage": 1}, {"run": 20240101}])
-def test_digits_that_prefect_s_command_line_reads_as_a_number_are_taken(given: dict[str, int]) -> None:
+def test_a_name_of_digits_may_arrive_as_a_number(given: dict[str, int]) -> None:
     """By the server, which checks them against the deployment's schema, and by the flow, which wants text."""
     from prefect.utilities.callables import parameter_schema
     from prefect.utilities.schema_tools.validation import validate

@@ -139,7 +139,7 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
     return pipeline(config=str(path))
 
 
-def test_a_pipeline_scores_what_a_last_stage_without_explorer_made(
+def test_a_pipeline_scores_a_last_stage_without_explorer(
     tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {"path": str(tmp_path), "format": {"prompt_key": "question", "response_key": "answer"}}
@@ -162,7 +162,7 @@ def test_a_stage_may_only_evaluate(tmp_path: Path, prefect_api: str, monkeypatch
     assert summary["hf_dir"], "the model is the one that was trained last"
 
 
-def test_a_dead_actor_is_named_and_retried_from_the_latest_checkpoint(
+def test_a_dead_actor_is_named_and_the_run_resumes(
     tmp_path: Path, prefect_api: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the run began anew, beside an earlier one of its name."""

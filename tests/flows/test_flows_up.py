@@ -80,7 +80,7 @@ def killed_runs(client: Any, deployment: Any) -> dict[str, Any]:
     return {"killed": run.id, "subflow": subflow.id, "another's": others.id}
 
 
-def test_a_killed_run_gives_its_place_back_and_a_running_one_saves(root: Path, prefect_api: str) -> None:
+def test_a_killed_run_frees_its_slot_and_a_running_one_saves(root: Path, prefect_api: str) -> None:
     """The database is that of the tests' own server, which knows the killed run's place; the new server does not."""
     said: list[str] = []
     with client_of(prefect_api) as client:

@@ -233,7 +233,7 @@ class Broken(Workflow):
         return [one.experience(reward=0.0)]
 
 
-def test_a_step_whose_tasks_all_fail_ends_the_run_with_the_first_cause(config, engine, monkeypatch):
+def test_a_step_whose_tasks_all_fail_ends_the_run(config, engine, monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
     settings = config(mode="explore")
     settings.buffer.explorer_input.tasksets[0].default_workflow_type = "broken"
@@ -267,7 +267,7 @@ def test_numbers_and_samples_of_every_step_are_written_down(config, engine):
     assert rollouts[0].truth
 
 
-def test_evaluation_at_start_and_when_the_version_passes_the_interval(config, engine):
+def test_evaluates_at_the_start_and_every_eval_interval(config, engine):
     settings = config(explorer={"eval_on_startup": True, "eval_interval": 2})
     publish(settings, 0, 1, 2, 3)
     asyncio.run(Explorer(settings, [engine]).run(explore))

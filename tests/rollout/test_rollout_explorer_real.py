@@ -60,7 +60,7 @@ def explored(config, engine, model) -> list:
     return ExperienceStore.open(store_url(config), str(config.job_dir)).lease(1, 32, 1)
 
 
-def test_what_is_stored_can_be_trained_on_and_is_repeated_by_the_same_seed(
+def test_stored_rollouts_are_trainable_and_the_seed_repeats_them(
     tiny_folders, tiny_engine, tiny_model, tmp_path, own_weights_after
 ):
     configs = [config_of(tiny_folders, tmp_path, name) for name in ("one", "two")]

@@ -44,7 +44,7 @@ def test_a_step_without_any_experience_has_no_rewards():
     assert "reward/mean" not in numbers
 
 
-def test_accuracy_is_the_rewards_part_and_failed_tasks_count_as_wrong():
+def test_failed_tasks_count_as_wrong_in_the_accuracy():
     numbers = eval_numbers("easy", [
         outcome(experience(1.1, accuracy=1.0)),
         outcome(experience(0.1, accuracy=0.0)),

@@ -31,7 +31,7 @@ class Ended(list):
         self.extend(actors)
 
 
-def test_what_a_stage_leaves_goes_to_the_next_that_fits_and_ends_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_actors_are_reused_if_they_fit_or_else_end(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, ended = Cluster(small_config(), Machine(1, 0)), Ended()
     monkeypatch.setattr(cluster, "kill", ended.kill)
     cluster.leave("engines", ("a", 2), ["e1", "e2"])
@@ -43,7 +43,7 @@ def test_what_a_stage_leaves_goes_to_the_next_that_fits_and_ends_otherwise(monke
     assert ended == ["t1", "e1"] and cluster.take("engines", "b") == ["e2"]
 
 
-def test_a_stage_without_engines_leaves_those_of_the_stage_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_without_engines_keeps_the_kept_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_config()
     placement = place(config, Machine(1, 0))
     cluster, ended = Cluster(config, Machine(1, 0)), Ended()
@@ -99,7 +99,7 @@ def test_the_gpus_are_those_of_the_cluster_that_is_joined(monkeypatch: pytest.Mo
     assert ray.joined == 0
 
 
-def test_a_run_that_needs_more_gpus_than_there_are_ends_with_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_needs_too_many_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = JoinedRay(monkeypatch, 4, 4)
     ray.used = 3
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"GPU": 8.0}}] * 2)

@@ -113,7 +113,7 @@ def test_a_workflow_that_scores_by_itself_needs_no_reward(monkeypatch):
     require_names(config_from_dict(TREE | {"buffer": TREE["buffer"] | {"default_workflow_type": "own"}}))
 
 
-def test_an_explorer_does_not_begin_with_a_name_that_is_not_there(tiny_folders, tmp_path):
+def test_an_explorer_refuses_an_unknown_reward_name(tiny_folders, tmp_path):
     """One task set of two would have been left out of every step."""
     columns = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
     tasksets = [{"name": "a", **columns}, {"name": "b", "default_reward_fn_type": "math_rewrad", **columns}]

@@ -33,7 +33,7 @@ def run_all(root: Path, *overrides: str) -> list[dict[str, Any]]:
     return summaries
 
 
-def test_stages_are_done_whose_settings_are_the_same(tmp_path: Path) -> None:
+def test_a_stage_with_unchanged_settings_is_done(tmp_path: Path) -> None:
     summaries = run_all(tmp_path)
     assert len(summaries) == 2
     assert finished(loaded(tmp_path)) == summaries
@@ -41,7 +41,7 @@ def test_stages_are_done_whose_settings_are_the_same(tmp_path: Path) -> None:
     assert finished(loaded(tmp_path, "continue_from_checkpoint=false")) == [None, None]
 
 
-def test_stages_are_run_again_from_the_first_one_that_has_changed(tmp_path: Path) -> None:
+def test_stages_run_again_from_the_first_changed_one(tmp_path: Path) -> None:
     first, _ = run_all(tmp_path)
     assert finished(loaded(tmp_path, "seed=7")) == [None, None]
     assert finished(loaded(tmp_path, "model.model_path=other")) == [None, None]
@@ -57,7 +57,7 @@ def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:
         claim(tmp_path / "runs", 7)
 
 
-def test_a_run_is_the_same_whether_a_number_is_written_whole_or_not() -> None:
+def test_the_digest_ignores_how_a_number_is_written() -> None:
     whole, other, half = (
         Config().with_values({"algorithm.entropy_loss_fn_args": {"entropy_coef": coefficient}})
         for coefficient in (1, 1.0, 1.5)

@@ -26,7 +26,7 @@ def configured(**sections: Any) -> Config:
     return config_from_dict(tree)
 
 
-def test_without_a_gpu_everything_runs_on_the_cpu_and_nccl_means_memory() -> None:
+def test_without_a_gpu_the_run_uses_the_cpu_and_memory_sync() -> None:
     config = configured(synchronizer={"sync_method": "nccl"})
     placed = place(config, Machine(cpus=2, gpus=0))
     assert (placed.gpu_per_node, placed.engines, placed.trainers, placed.on_gpu) == (0, 1, 1, False)
@@ -46,7 +46,7 @@ def test_zero_gpus_means_the_cpu_also_where_there_are_some() -> None:
     assert not place(configured(cluster={"gpu_per_node": 0}), Machine(cpus=64, gpus=8)).on_gpu
 
 
-def test_more_gpus_than_there_are_is_an_error_that_says_what_is_free() -> None:
+def test_asking_for_too_many_gpus_says_how_many_are_free() -> None:
     with pytest.raises(TrinityError, match=r"asks for 4 GPUs, but 1 of 2 GPUs are free \(8 CPU cores\)"):
         place(configured(cluster={"gpu_per_node": 4}), Machine(cpus=8, gpus=1, gpus_total=2))
     with pytest.raises(TrinityError, match="asks for 2 GPUs, but there is none"):
@@ -80,7 +80,7 @@ def test_an_engine_does_not_span_nodes() -> None:
         place(config, Machine(cpus=8, gpus=2))
 
 
-def test_a_trainer_without_a_gpu_is_an_error_unless_it_can_share_the_only_one() -> None:
+def test_a_trainer_needs_a_gpu_or_a_share_of_the_only_one() -> None:
     with pytest.raises(TrinityError, match="leaves 0 for at least 1 trainer"):
         place(configured(), Machine(cpus=8, gpus=1))
     config = configured(explorer={"rollout_model": {"gpu_memory_utilization": 0.5}})
@@ -105,7 +105,7 @@ def test_in_turn_each_side_has_every_core() -> None:
 
 
 @given(cpus=st.integers(1, 256), engines=st.integers(0, 16), trainers=st.integers(0, 16), in_turn=st.booleans())
-def test_those_that_work_at_a_time_never_have_more_threads_than_cores(
+def test_concurrent_processes_have_at_most_as_many_threads_as_cores(
     cpus: int, engines: int, trainers: int, in_turn: bool
 ) -> None:
     engine, trainer = threads(cpus, engines, trainers, in_turn)

@@ -66,9 +66,7 @@ def lose_the_store(session: Session) -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_run_keeps_its_own_error_when_tracking_fails_too(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_run_keeps_its_error_if_tracking_fails_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     session = begin(tmp_path)
     with pytest.raises(TransientFault, match="the node died"), session:
         lose_the_store(session)
@@ -77,7 +75,7 @@ def test_a_failed_run_keeps_its_own_error_when_tracking_fails_too(
 
 
 @pytest.mark.slow
-def test_a_run_whose_numbers_did_not_arrive_fails(tmp_path: Path) -> None:
+def test_a_run_whose_metrics_were_not_tracked_fails(tmp_path: Path) -> None:
     session = begin(tmp_path)
     with pytest.raises(Exception, match="not a database"), session:
         lose_the_store(session)
@@ -90,14 +88,14 @@ def until_stopped(session: Session) -> None:
 
 
 @pytest.mark.slow
-def test_a_store_that_cannot_be_opened_ends_the_run_before_it_is_trained(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_opened_ends_the_run_at_once(tmp_path: Path) -> None:
     session = begin(tmp_path, monitor_args={"uri": "nonsense://nowhere"})
     with pytest.raises(TrinityError, match=r"monitor_args.uri"), session:
         run_together(session, {"train": lambda: until_stopped(session)})
 
 
 @pytest.mark.slow
-def test_a_store_that_is_away_for_a_while_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_survives_a_tracking_store_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     session = begin(tmp_path)
     store = Path(session.config.checkpoint_root_dir) / "mlflow.db"
     with session:

@@ -10,7 +10,7 @@ import pytest
 from trinity_core.runtime.signals import TERMINATED, ending_on_sigterm
 
 
-def test_sigterm_closes_what_is_open_and_does_not_disturb_the_closing() -> None:
+def test_sigterm_closes_open_contexts_and_is_then_ignored() -> None:
     before = signal.getsignal(signal.SIGTERM)
     closed = []
     with pytest.raises(SystemExit) as ended, ending_on_sigterm():

@@ -69,7 +69,7 @@ def test_a_trainer_that_outlives_its_flow_is_waited_for(config: Config) -> None:
     assert other.wait() == 0
 
 
-def test_explorers_of_one_run_and_its_trainer_may_be_flows_of_their_own(config: Config) -> None:
+def test_explorer_and_trainer_of_a_run_can_be_separate_flows(config: Config) -> None:
     other = other_process(config, "training")
     try:
         assert resume_step(config, {"explore"}) == 0
