@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from trinity_core.config.training import CriticSettings, TrainSettings
+from trinity_core.registry import HOMES
 
 ROOT = Path(__file__).parent.parent
 
@@ -120,6 +121,23 @@ def test_imports_form_no_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"a circle of imports: {' imports '.join(reversed(error.args[1]))}")
+
+
+BY_NAME = {"registry.py", "lazy.py", "plugins.py"}
+"""Files of `trinity_core` that import modules by a name in a string, which no test of the arrows can see."""
+
+
+def test_modules_are_imported_by_name_at_the_bottom_only() -> None:
+    """The files that do so lie below all packages, and what the registries import belongs to the named parts."""
+    for path in sources():
+        source = path.read_text()
+        if path.is_relative_to(ROOT / "trinity_core") and ("import_module" in source or "spec_from_file" in source):
+            assert path.parent == ROOT / "trinity_core" and path.name in BY_NAME, path
+    for name in ("registry.py", "signatures.py", "lazy.py", "plugins.py"):
+        found = {found for _, found in imports(ROOT / "trinity_core" / name) if found.startswith("trinity_core.")}
+        assert not {found.split(".")[1] for found in found} & {*MAY_IMPORT}, name
+    homes = {home.partition(":")[0].split(".")[1] for home in HOMES.values()}
+    assert homes <= {"algorithms", "store", "tracking", "workflows", "pipelines"}
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(ROOT).as_posix())

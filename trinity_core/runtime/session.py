@@ -12,6 +12,7 @@ from typing import Any
 from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.config import Config, public_dict
 from trinity_core.layout import JobLayout
+from trinity_core.plugins import load_plugins
 from trinity_core.runlock import release
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
@@ -247,6 +248,7 @@ class TrackingThread:
                 tags={"stage": self._stage.stage, "algorithm": config.algorithm.algorithm_type},
                 keeps_status=config.mode == "bench",
             )
+            load_plugins(config.plugin_dir)  # one of them may bring the monitor
             self._writer = open_writer(config.monitor.monitor_type, info, Path(config.checkpoint_root_dir))
             self._forwarder = ForwarderThread(Forwarder(config.job_dir, self._writer, config.mode))
         except BaseException as error:  # noqa: BLE001 - raised to whoever asks for the writer
