@@ -58,7 +58,7 @@ def test_validate_reports_all_problems_without_a_traceback(tmp_path: Path) -> No
     assert "Traceback" not in done.stderr
 
 
-def test_run_refuses_a_wrong_configuration_before_the_server_is_up(tmp_path: Path) -> None:
+def test_run_refuses_a_wrong_configuration_at_once(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("nmae: x\n")
     done = trinity("run", "--config", str(bad))

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from flows.local.commands import POOL, down, up, worker_name
-from flows.local.runs import is_shared
-from flows.local.runs import prefect_api as client_of
+from flows.local.runs import api_client, pool_is_shared
 from trinity_core.addresses import free_port
 
 pytestmark = pytest.mark.slow
@@ -83,7 +82,7 @@ def killed_runs(client: Any, deployment: Any) -> dict[str, Any]:
 def test_a_killed_run_frees_its_slot_and_a_running_one_saves(root: Path, prefect_api: str) -> None:
     """The database is that of the tests' own server, which knows the killed run's place; the new server does not."""
     said: list[str] = []
-    with client_of(prefect_api) as client:
+    with api_client(prefect_api) as client:
         deployment = deployed(client, root)
         runs = killed_runs(client, deployment)
         running = up(root, free_port(), said.append)
@@ -97,7 +96,7 @@ def test_a_killed_run_frees_its_slot_and_a_running_one_saves(root: Path, prefect
         while not (root / "begun").exists():
             assert time.monotonic() < deadline, "the killed run still has the one place"
             time.sleep(0.05)
-        assert is_shared(client, POOL, "another folder's") and not is_shared(client, POOL, worker_name(root))
+        assert pool_is_shared(client, POOL, "another folder's") and not pool_is_shared(client, POOL, worker_name(root))
         said.clear()
         assert down(root, said.append)
         assert (root / "saved").exists()

@@ -105,9 +105,7 @@ def test_in_turn_each_side_has_every_core() -> None:
 
 
 @given(cpus=st.integers(1, 256), engines=st.integers(0, 16), trainers=st.integers(0, 16), in_turn=st.booleans())
-def test_concurrent_processes_have_at_most_as_many_threads_as_cores(
-    cpus: int, engines: int, trainers: int, in_turn: bool
-) -> None:
+def test_concurrent_processes_share_the_cores(cpus: int, engines: int, trainers: int, in_turn: bool) -> None:
     engine, trainer = threads(cpus, engines, trainers, in_turn)
     assert engine >= 1 and trainer >= 1
     at_a_time = [engines * engine, trainers * trainer] if in_turn else [engines * engine + trainers * trainer]
