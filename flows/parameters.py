@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema
 from pydantic.fields import FieldInfo
 
+from trinity_core.config.fields import setting_at
 from trinity_core.errors import TrinityError
 
 RETRIES = 2
@@ -58,6 +61,41 @@ Which = Annotated[
 ]
 
 NO_OVERRIDES: list[str] = []
+
+MAIN_SETTINGS = {
+    "algorithm_type": "algorithm.algorithm_type",
+    "lr": "algorithm.optimizer.lr",
+    "total_steps": "buffer.total_steps",
+    "batch_size": "buffer.batch_size",
+    "repeat_times": "algorithm.repeat_times",
+}
+"""Settings that a form shows as parameters of their own → their keys. An empty one is as in the file."""
+
+
+def _main(name: str, title: str) -> FieldInfo:
+    """The form's field of a main setting, with the setting's own doc, bounds and names."""
+    setting = setting_at(MAIN_SETTINGS[name])
+    about: dict[str, Any] = {"title": title, "description": setting.doc.replace("`", "")}
+    if setting.names:
+        about["examples"] = list(setting.names)
+    low: Any = setting.bounds.low if setting.bounds else None
+    exclusive = bool(setting.bounds and setting.bounds.exclusive)
+    shown: FieldInfo = Field(gt=low if exclusive else None, ge=None if exclusive else low, json_schema_extra=about)
+    return shown
+
+
+AlgorithmType = Annotated[str | None, _main("algorithm_type", "Algorithm")]
+LearningRate = Annotated[float | None, _main("lr", "Learning rate")]
+TotalSteps = Annotated[int | None, _main("total_steps", "Training steps")]
+BatchSize = Annotated[int | None, _main("batch_size", "Batch size")]
+RepeatTimes = Annotated[int | None, _main("repeat_times", "Rollouts of a task")]
+
+
+def with_main_settings(overrides: Sequence[str], stage: str, **given: float | str | None) -> list[str]:
+    """The overrides, followed by one for each main setting that is given; of a stage's own, if a stage is named."""
+    prefix = f"stages.{stage}." if stage else ""
+    added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in given.items() if value is not None}
+    return [*overrides, *(f"{prefix}{key}={value}" for key, value in added.items())]
 
 
 def check_which(which: str) -> None:

@@ -6,7 +6,21 @@ from typing import Any
 
 from prefect import flow
 
-from flows.parameters import NO_OVERRIDES, RETRIES, RETRY_DELAY, ConfigFile, ModelPath, Overrides, StageName
+from flows.parameters import (
+    NO_OVERRIDES,
+    RETRIES,
+    RETRY_DELAY,
+    AlgorithmType,
+    BatchSize,
+    ConfigFile,
+    LearningRate,
+    ModelPath,
+    Overrides,
+    RepeatTimes,
+    StageName,
+    TotalSteps,
+    with_main_settings,
+)
 from tasks.checkpoints import publish
 from tasks.evaluation import evaluate_result
 from tasks.explore import explore
@@ -18,11 +32,28 @@ from tasks.train import train
 
 @flow(name="rft", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
 def rft(
-    config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "", model_path: ModelPath = ""
+    config: ConfigFile,
+    overrides: Overrides = NO_OVERRIDES,
+    stage: StageName = "",
+    model_path: ModelPath = "",
+    algorithm_type: AlgorithmType = None,
+    lr: LearningRate = None,
+    total_steps: TotalSteps = None,
+    batch_size: BatchSize = None,
+    repeat_times: RepeatTimes = None,
 ) -> dict[str, Any]:
     """Explore and train (or one of them, by the configuration's mode), evaluate the result and publish it."""
     with retry_only_transient_faults():
-        plan = resolve(config, overrides, stage, model_path, "rft")
+        given = with_main_settings(
+            overrides,
+            stage,
+            algorithm_type=algorithm_type,
+            lr=lr,
+            total_steps=total_steps,
+            batch_size=batch_size,
+            repeat_times=repeat_times,
+        )
+        plan = resolve(config, given, stage, model_path, "rft")
         with cluster(plan) as session:
             results = together(session, explore, train)
             evaluate_result(session)

@@ -6,7 +6,19 @@ from typing import Any
 
 from prefect import flow
 
-from flows.parameters import NO_OVERRIDES, RETRIES, RETRY_DELAY, ConfigFile, ModelPath, Overrides, StageName
+from flows.parameters import (
+    NO_OVERRIDES,
+    RETRIES,
+    RETRY_DELAY,
+    AlgorithmType,
+    ConfigFile,
+    LearningRate,
+    ModelPath,
+    Overrides,
+    StageName,
+    TotalSteps,
+    with_main_settings,
+)
 from tasks.checkpoints import publish
 from tasks.resolve import resolve
 from tasks.retries import retry_only_transient_faults
@@ -16,11 +28,18 @@ from tasks.train import train
 
 @flow(name="sft", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
 def sft(
-    config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "", model_path: ModelPath = ""
+    config: ConfigFile,
+    overrides: Overrides = NO_OVERRIDES,
+    stage: StageName = "",
+    model_path: ModelPath = "",
+    algorithm_type: AlgorithmType = None,
+    lr: LearningRate = None,
+    total_steps: TotalSteps = None,
 ) -> dict[str, Any]:
     """Train on the configuration's data set and publish the model."""
     with retry_only_transient_faults():
-        plan = resolve(config, overrides, stage, model_path, "sft")
+        given = with_main_settings(overrides, stage, algorithm_type=algorithm_type, lr=lr, total_steps=total_steps)
+        plan = resolve(config, given, stage, model_path, "sft")
         with cluster(plan) as session:
             results = together(session, train)
             return publish(session, results)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from trinity_core.config import ConfigError, source
+from flows.parameters import with_main_settings
+from trinity_core.config import ConfigError, load_config, source, stages
+from trinity_core.config.json_schema import json_schema
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
@@ -94,3 +96,42 @@ def test_a_name_of_digits_may_arrive_as_a_number(given: dict[str, int]) -> None:
     validate(parameters, parameter_schema(evaluate).model_dump_for_openapi(), raise_on_error=True)
     taken = evaluate.validate_parameters(parameters)
     assert {name: taken[name] for name in given} == {name: str(value) for name, value in given.items()}
+
+
+def test_main_settings_of_the_form_are_those_of_the_schema() -> None:
+    from prefect.utilities.callables import parameter_schema
+
+    from flows.rft import rft
+
+    shown = parameter_schema(rft).model_dump_for_openapi()["properties"]
+    editors = json_schema()["$defs"]
+    for name, section in (
+        ("lr", "OptimizerConfig"),
+        ("batch_size", "BufferConfig"),
+        ("repeat_times", "AlgorithmConfig"),
+    ):
+        setting = editors[section]["properties"][name]
+        (form,) = [each for each in shown[name]["anyOf"] if each["type"] != "null"]
+        assert form == setting["anyOf"][0] and shown[name]["default"] is None
+        assert shown[name]["description"] == setting["description"].replace("`", "")
+    assert "grpo" in shown["algorithm_type"]["examples"]
+
+
+@pytest.mark.parametrize(("wrong", "value"), [("lr", 0), ("lr", "fast"), ("batch_size", 0), ("repeat_times", 1.5)])
+def test_wrong_main_settings_are_refused_before_a_run(wrong: str, value: Any) -> None:
+    from prefect.exceptions import ParameterTypeError
+
+    from flows.rft import rft
+
+    with pytest.raises(ParameterTypeError, match=wrong):
+        rft.validate_parameters({"config": "run.yaml", wrong: value})
+
+
+def test_main_settings_become_overrides_and_empty_ones_do_not() -> None:
+    config = str(ROOT / "configs/quickstart/quickstart.yaml")
+    given = with_main_settings(["seed=7"], "rft", lr=2e-7, batch_size=4, total_steps=None)
+    assert given == ["seed=7", "stages.rft.algorithm.optimizer.lr=2e-07", "stages.rft.buffer.batch_size=4"]
+    warm_up, rft = stages(load_config(config, given))
+    assert (rft.algorithm.optimizer.lr, rft.buffer.batch_size, rft.seed) == (2e-7, 4, 7)
+    assert warm_up.algorithm.optimizer.lr != 2e-7
+    assert with_main_settings(["a=1"], "", lr=None) == ["a=1"]

@@ -94,6 +94,12 @@ def sections(cls: type[BaseModel] = Config, key: str = "") -> Iterator[tuple[str
             yield from sections(found.section, (f"{key}.{name}" if key else name) + entry)
 
 
+def setting_at(key: str) -> Setting:
+    """The setting at a dotted key. Raises KeyError if there is none."""
+    section, _, name = key.rpartition(".")
+    return _setting(dict(sections())[section], name)
+
+
 @functools.cache
 def native_key(spelled: SameAs) -> str:
     """The dotted key of the setting that a spelling stands for."""
