@@ -45,7 +45,7 @@ def test_the_guide_loads_with_every_section() -> None:
 
 
 @pytest.mark.usefixtures("places")
-def test_the_guides_stages() -> None:
+def test_guide_stages_load() -> None:
     config = config_from_text(text("guide") + text("guide_stages"))
     warm_up, rft = stages(config)
     assert [stage.name for stage in (warm_up, rft)] == ["example_sft_warmup", "example_rft"]
@@ -58,7 +58,7 @@ def test_the_guides_stages() -> None:
     assert rft.algorithm.advantage_fn == "ppo" and rft.buffer.train_batch_size == 256
 
 
-def test_the_quick_start() -> None:
+def test_quick_start_loads() -> None:
     config = config_from_text(text("quick_start"))
     assert config.buffer.train_batch_size == 1024
     assert config.model.max_prompt_tokens == 1024
@@ -68,13 +68,13 @@ def test_the_quick_start() -> None:
     assert config.job_dir == Path("checkpoints/<project_name>/<experiment_name>").absolute()
 
 
-def test_the_quick_starts_stages() -> None:
+def test_quick_start_stages_load() -> None:
     warm_up, rft = stages(config_from_text(text("quick_start") + text("quick_start_stages")))
     assert (warm_up.buffer.train_batch_size, warm_up.buffer.total_steps, warm_up.buffer.batch_size) == (128, 10, 128)
     assert rft.buffer.total_steps is None and rft.buffer.trainer_input.experience_buffer.name == "gsm8k_buffer"
 
 
-def test_the_gsm8k_recipe_is_the_quick_starts() -> None:
+def test_gsm8k_recipe_equals_quick_start() -> None:
     recipe, shown = (
         yaml.safe_load(path.read_text()) for path in (RECIPES / "gsm8k/gsm8k.yaml", DOCUMENTS / "quick_start.yaml")
     )
@@ -90,7 +90,7 @@ def test_asynchronous_runs_share_their_folder_and_store() -> None:
     assert (trainer.buffer.batch_size, trainer.buffer.train_batch_size) == (64, 512)
 
 
-def test_verl_ppo() -> None:
+def test_verl_ppo_recipe() -> None:
     config = load_config(RECIPES / "verl_align/ppo_example.yaml")
     assert [taskset.name for taskset in config.buffer.explorer_input.tasksets] == ["gsm8k", "math"]
     assert config.model.max_model_len == 1536
@@ -103,7 +103,7 @@ def test_verl_ppo() -> None:
     assert "use_remove_padding" in notices(config)[0]
 
 
-def test_verl_grpo() -> None:
+def test_verl_grpo_recipe() -> None:
     config = load_config(RECIPES / "verl_align/grpo_example.yaml")
     assert config.algorithm.kl_loss_fn == "low_var_kl" and config.algorithm.kl_loss_fn_args["kl_coef"] == 0.001
     trained = train_settings(config)
@@ -111,7 +111,7 @@ def test_verl_grpo() -> None:
 
 
 @pytest.mark.parametrize("by", ["path", "inline"])
-def test_a_whole_verl_trainer_configuration(tmp_path: Path, by: str) -> None:
+def test_verl_trainer_file_loads(tmp_path: Path, by: str) -> None:
     shown = text("verl_trainer")
     tree = yaml.safe_load(text("quick_start"))
     tree["algorithm"] |= {"algorithm_type": "ppo"}

@@ -264,7 +264,9 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
 
 
 @pytest.mark.parametrize(("overrides", "key", "message", "suggestion"), TABLE, ids=lambda value: str(value)[:60])
-def test_what_is_wrong_is_told(overrides: tuple[str, ...], key: str, message: str, suggestion: str) -> None:
+def test_mistakes_are_reported_with_key_and_suggestion(
+    overrides: tuple[str, ...], key: str, message: str, suggestion: str
+) -> None:
     (problem,) = problems(overrides=overrides)
     assert (problem.key, problem.suggestion) == (key, suggestion)
     assert message in problem.message
@@ -287,19 +289,19 @@ def test_supervised_runs_need_a_data_set(change: dict[str, Any], key: str, messa
     ["foo", "/abs/x", "x.parquet", "sqlite://foo.db", "sqlite+pysqlite:///x.db", "sqlite://", "sqlite:///:memory:",
      "mysql://me:secret@host/db", "postgres://me:secret@host/db"],
 )  # fmt: skip
-def test_a_store_is_a_database(path: str) -> None:
+def test_store_path_must_be_a_database(path: str) -> None:
     (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": {"path": path}}}})
     assert problem.key == "buffer.trainer_input.experience_buffer.path" and "must be a database" in problem.message
     assert "sqlite:///name.db" in problem.message and "secret" not in str(problem)
 
 
-def test_a_database_of_its_own_is_no_backup() -> None:
+def test_sql_store_must_be_a_database() -> None:
     buffer = {"storage_type": "sql", "path": "backup.json"}
     (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": buffer}}})
     assert "must be a database, not 'backup.json'" in problem.message
 
 
-def test_pairs_make_an_even_batch() -> None:
+def test_dpo_batch_must_be_even() -> None:
     (problem,) = problems(SFT, {"algorithm": {"algorithm_type": "dpo"}, "buffer": {"train_batch_size": 7}})
     assert problem.key == "buffer.train_batch_size" and "must be even" in problem.message
 
@@ -322,7 +324,7 @@ def test_supervised_runs_may_inherit_any_sync_method() -> None:
     assert config_from_dict(merge(GOOD, SFT)).synchronizer.sync_method == "nccl"
 
 
-def test_all_problems_come_together_with_file_and_line(tmp_path: Path) -> None:
+def test_all_problems_are_reported_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(
         "project: p\n"
@@ -359,7 +361,7 @@ def test_all_problems_come_together_with_file_and_line(tmp_path: Path) -> None:
     assert f"{path}:4: algorithm.repeat_time: is not a known key. Did you mean 'repeat_times'?" in shown
 
 
-def test_a_problem_of_a_stage_is_told_where_it_was_written() -> None:
+def test_stage_problem_has_the_stages_line() -> None:
     text = yaml.safe_dump(GOOD, sort_keys=False)
     line = len(text.splitlines())
     text += "stages:\n  - stage_name: warm\n    mode: train\n    algorithm:\n      algorithm_type: stf\n"
@@ -369,7 +371,7 @@ def test_a_problem_of_a_stage_is_told_where_it_was_written() -> None:
     assert (problem.key, problem.line) == ("stages[0].algorithm.algorithm_type", line + 5)
 
 
-def test_a_problem_above_the_stages_is_told_once() -> None:
+def test_problem_shared_by_stages_is_reported_once() -> None:
     found = problems({"stages": [{"stage_name": "a"}, {"stage_name": "b"}]}, overrides=("model.max_model_len=-3",))
     assert [problem.key for problem in found] == ["model.max_model_len"]
 
@@ -386,19 +388,19 @@ def test_a_problem_above_the_stages_is_told_once() -> None:
         ("? [a, b]\n: 1", "is not valid YAML"),
     ],
 )
-def test_what_is_no_yaml(text: str, message: str) -> None:
+def test_invalid_yaml_is_reported(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config_from_text(text)
 
 
-def test_missing_files(tmp_path: Path) -> None:
+def test_missing_and_unreadable_files_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
         load_config(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path)
 
 
-def test_an_empty_file_is_told_what_it_lacks() -> None:
+def test_empty_file_lists_required_settings() -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_text("")
     keys = {problem.key for problem in caught.value.problems}
@@ -412,7 +414,7 @@ def test_the_error_survives_pickling() -> None:
     assert str(again) == str(caught.value) and again.problems == caught.value.problems
 
 
-def test_plugins_may_bring_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_names_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
 
     def load_plugins(folder: str) -> None:

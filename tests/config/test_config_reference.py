@@ -41,7 +41,7 @@ def test_every_setting_says_what_it_is(cls: type) -> None:
         assert setting.doc.endswith((".", "`")), f"{cls.__name__}.{setting.name}"
 
 
-def test_a_setting_knows_all_about_itself() -> None:
+def test_settings_describe_themselves() -> None:
     found = {setting.name: setting for setting in settings(OptimizerConfig)}
     assert (found["lr"].kind, found["lr"].default, str(found["lr"].bounds)) == ("number", 1e-6, "more than 0")
     assert found["warmup_style"].choices == ("constant", "cosine", "linear")
@@ -60,7 +60,7 @@ def test_json_schema() -> None:
     assert not {"given", "_given"} & schema["properties"].keys()
 
 
-def test_verl_words_refer_to_settings_that_exist() -> None:
+def test_verl_spellings_name_existing_settings() -> None:
     for key in spellings().values():
         cls: type = Config
         for name in key.split("."):
@@ -93,7 +93,7 @@ def test_secrets_are_masked() -> None:
     assert config.monitor.monitor_args["api_key"] == "abc"
 
 
-def test_notices() -> None:
+def test_ineffective_settings_get_a_notice() -> None:
     quiet = load_config(RECIPES / "gsm8k/gsm8k.yaml")
     assert notices(quiet) == []
     loud = load_config(
@@ -147,9 +147,7 @@ def test_notices() -> None:
         (("{verl}.critic.use_dynamic_bsz=false", "{verl}.critic.ppo_micro_batch_size_per_gpu=null"), []),
     ],
 )
-def test_rows_of_a_micro_batch_count_where_it_is_not_filled_by_tokens(
-    changes: tuple[str, ...], keys: list[str]
-) -> None:
+def test_micro_batch_rows_are_announced_if_unused(changes: tuple[str, ...], keys: list[str]) -> None:
     verl = "trainer.trainer_config"
     config = load_config(RECIPES / "verl_align/ppo_example.yaml", [change.format(verl=verl) for change in changes])
     said = notices(config)[0]
@@ -175,7 +173,7 @@ def test_importing_is_light(tmp_path: Path) -> None:
     assert min(times) < 0.5
 
 
-def test_settings_cannot_be_misspelt_in_code() -> None:
+def test_unknown_settings_raise_in_code() -> None:
     config = config_from_dict({"model": {"model_path": "m", "max_model_len": 8}, "mode": "train"})
     with pytest.raises(AttributeError):
         config.model.max_len  # type: ignore[attr-defined]  # noqa: B018
@@ -200,7 +198,7 @@ def test_a_configuration_is_immutable() -> None:
     assert to_yaml(config) == before
 
 
-def test_other_values_make_another_configuration() -> None:
+def test_with_values_returns_another_configuration() -> None:
     config = load_config(RECIPES / "gsm8k/gsm8k.yaml")
     other = config.with_values({"name": "other", "synchronizer.sync_method": "memory", "trainer.worker_num": "2"})
     assert (other.name, other.synchronizer.sync_method, other.trainer.worker_num) == ("other", "memory", 2)

@@ -37,7 +37,7 @@ def test_batch_sizes(overrides: tuple[str, ...], batch: int, trained: int) -> No
     assert (buffer.batch_size, buffer.train_batch_size) == (batch, trained)
 
 
-def test_expert_data_comes_on_top_of_what_is_explored() -> None:
+def test_expert_data_enlarges_the_train_batch() -> None:
     expert = "buffer.trainer_input.auxiliary_buffers.expert.path=x"
     share = "algorithm.sample_strategy_args.expert_data_ratio=0.2"
     buffer = made("algorithm.algorithm_type=mix", expert, share).buffer
@@ -86,7 +86,7 @@ def test_arguments_of_parts_have_their_types(monkeypatch: pytest.MonkeyPatch) ->
     assert algorithm.policy_loss_fn_args == {"clip_range": 0.1, "clip_range_low": None, "clip_ratio_c": 3.0}
 
 
-def test_a_mixture_takes_the_arguments_of_both_its_strategies() -> None:
+def test_mix_accepts_arguments_of_its_inner_strategy() -> None:
     expert = ("algorithm.algorithm_type=mix", "buffer.trainer_input.auxiliary_buffers.expert.path=x")
     args = "algorithm.sample_strategy_args={inner: staleness_control, max_staleness: 2}"
     found = made(*expert, args).algorithm.sample_strategy_args
@@ -96,12 +96,12 @@ def test_a_mixture_takes_the_arguments_of_both_its_strategies() -> None:
     assert made(queue, "algorithm.sample_strategy_args.decay=1").algorithm.sample_strategy_args == {"decay": 1.0}
 
 
-def test_the_arguments_of_the_users_own_parts_are_the_users() -> None:
+def test_arguments_of_plugin_parts_are_untouched() -> None:
     given = made("plugin_dir=plugins", "algorithm.policy_loss_fn=mine", "algorithm.policy_loss_fn_args.power=2")
     assert given.algorithm.policy_loss_fn_args == {"power": 2}
 
 
-def test_what_models_a_run_needs() -> None:
+def test_needs_critic_and_reference_follow_from_parts() -> None:
     assert made().needs_reference and not made().needs_critic
     assert not made("algorithm.kl_loss_fn=none").needs_reference
     assert not made("algorithm.kl_loss_fn_args.kl_coef=0").needs_reference
@@ -122,7 +122,7 @@ def test_either_place_of_total_steps() -> None:
         assert config.buffer.total_steps == config.trainer.total_steps == 7
 
 
-def test_task_sets_inherit_from_what_surrounds_them() -> None:
+def test_task_sets_inherit_defaults() -> None:
     tree = merge(GOOD, {"model": {"temperature": 0.7, "top_k": 5}, "buffer": {"default_reward_fn_type": "outer"}})
     given = tree["buffer"]["explorer_input"]
     del given["taskset"]["default_workflow_type"], given["eval_tasksets"][0]["default_workflow_type"]
@@ -188,12 +188,12 @@ def test_where_experiences_are_stored(path: str, url: str, monkeypatch: pytest.M
     assert store_url(config) == url.format(buffer=config.job_dir / "buffer")
 
 
-def test_a_data_set_is_not_the_store() -> None:
+def test_data_set_path_is_not_the_store() -> None:
     config = made(*SFT)
     assert store_url(config) == f"sqlite:///{config.job_dir}/buffer/explorer_output.db"
 
 
-def test_verl_words_set_native_settings_unless_those_are_given() -> None:
+def test_verl_keys_fill_native_settings_not_given() -> None:
     verl = {
         "actor_rollout_ref": {
             "model": {"enable_gradient_checkpointing": True},
@@ -226,7 +226,7 @@ def test_a_micro_batch_always_holds_one_sequence() -> None:
     assert settings.max_tokens == 2048
 
 
-def test_sequence_parallelism_changes_nothing_as_announced() -> None:
+def test_sequence_parallel_size_has_no_effect() -> None:
     given = ("trainer.max_token_len_per_gpu=100", "algorithm.algorithm_type=ppo")
     plain, shared = made(*given), made(*given, "trainer.ulysses_sequence_parallel_size=2")
     assert train_settings(shared) == train_settings(plain)

@@ -46,7 +46,7 @@ def test_another_algorithm_inherits_the_optimizer_alone() -> None:
     assert other.algorithm.optimizer.lr == 1e-5
 
 
-def test_data_sets_and_lists_are_replaced_as_a_whole() -> None:
+def test_stage_replaces_data_sets_and_lists() -> None:
     (stage,) = staged(
         {"stage_name": "a", "buffer": {"explorer_input": {"taskset": {"path": "x"}, "eval_tasksets": []}}}
     )
@@ -55,7 +55,7 @@ def test_data_sets_and_lists_are_replaced_as_a_whole() -> None:
     assert stage.buffer.explorer_input.eval_tasksets == ()
 
 
-def test_a_stages_length_is_its_own() -> None:
+def test_stage_length_is_not_inherited() -> None:
     first, second, third = staged(
         {"stage_name": "a", "buffer": {"total_steps": 3}},
         {"stage_name": "b", "buffer": {"total_epochs": 2}},
@@ -66,7 +66,7 @@ def test_a_stages_length_is_its_own() -> None:
     assert second.buffer.total_epochs == 2
 
 
-def test_stages_have_sibling_folders_and_namespaces() -> None:
+def test_stage_folders_are_siblings() -> None:
     first, second = staged({"stage_name": "a"}, {"stage_name": "b"}, name="run")
     assert [stage.job_dir.name for stage in (first, second)] == ["run_a", "run_b"]
     assert first.job_dir.parent == second.job_dir.parent
@@ -88,7 +88,7 @@ def test_trainer_files_of_stages(tmp_path: Path) -> None:
     assert (first.trainer.grad_clip, second.trainer.grad_clip) == (0.25, 1.0)
 
 
-def test_interpolation_may_refer_to_what_is_above() -> None:
+def test_stage_interpolates_keys_above() -> None:
     (stage,) = staged({"stage_name": "a", "buffer": {"batch_size": "${algorithm.repeat_times}"}})
     assert stage.buffer.batch_size == 8
 

@@ -34,7 +34,7 @@ TEXTS = ("2024_01_02", "1234e567", "12:30:45", "1.10", "0123456", "1e5", "no", "
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_is_what_was_written_in_a_file_or_an_override(text: str) -> None:
+def test_text_keeps_its_spelling(text: str) -> None:
     overridden = made(f"name={text}", f"explorer.env_vars={{TOKEN: {text}}}", f"explorer.env_vars.OTHER={text}")
     assert overridden.name == text and overridden.explorer.env_vars == {"TOKEN": text, "OTHER": text}
     head, _, rest = GOOD.partition("\nname:")
@@ -48,7 +48,7 @@ def test_a_password_keeps_its_zeros() -> None:
     assert given == {"username": None, "password": "0123456"}
 
 
-def test_what_refers_to_text_gets_what_was_written() -> None:
+def test_interpolated_text_keeps_its_spelling() -> None:
     assert made("name=1.10", "explorer.name=x${name}").explorer.name == "x1.10"
 
 
@@ -63,7 +63,7 @@ def test_stages_keep_their_text() -> None:
     assert stage.name.endswith("_2024_01") and stage.model.model_path == "1.10"
 
 
-def test_lists_and_files_of_trainer_settings_keep_their_text(tmp_path: Path) -> None:
+def test_lists_and_trainer_files_keep_spelling(tmp_path: Path) -> None:
     (tmp_path / "verl.yaml").write_text("critic:\n  model:\n    path: 1.10\n")
     config = made(f"trainer.trainer_config_path={tmp_path}/verl.yaml", "explorer.auxiliary_models=[{model_path: 007}]",
                   "cluster.gpu_per_node=8")  # fmt: skip
@@ -71,7 +71,7 @@ def test_lists_and_files_of_trainer_settings_keep_their_text(tmp_path: Path) -> 
     assert config.explorer.auxiliary_models[0].model_path == "007"
 
 
-def test_numbers_in_the_environment_are_read_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_numbers_read_like_file_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STEPS", "010")
     path = tmp_path / "run.yaml"
     path.write_text(GOOD)
@@ -79,7 +79,7 @@ def test_numbers_in_the_environment_are_read_alike(monkeypatch: pytest.MonkeyPat
     assert load_config(path, ["buffer.total_steps=010"]).buffer.total_steps == 10
 
 
-def test_text_that_an_older_yaml_would_take_for_a_number_is_quoted() -> None:
+def test_yaml_output_quotes_yaml_1_1_numbers() -> None:
     config = made("buffer.explorer_input.taskset.workflow_args={a: '0o17', b: '1_000', c: '1e5', d: '010'}")
     text = to_yaml(config)
     assert config_from_text(text) == config

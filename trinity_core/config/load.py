@@ -17,7 +17,7 @@ from trinity_core.config.source import Tree, YamlSource
 from trinity_core.config.validation import as_written, bound
 
 WHOLE = frozenset({"experience_buffer", "taskset"})
-"""What a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
+"""Keys that a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
 
 
 Plugins = Callable[[str], Any]
@@ -25,7 +25,7 @@ Plugins = Callable[[str], Any]
 
 
 Check = Callable[[Config, Report], None]
-"""Reports what this package cannot know to be wrong."""
+"""Reports mistakes that this package cannot know of."""
 
 
 def load_config(
@@ -113,7 +113,7 @@ def _load(
 
 
 def _as_written(given: YamlSource) -> Tree:
-    """The tree with what was written wherever the schema has text; a stage's sections are those of a configuration."""
+    """The tree with the text as written wherever the schema wants text; a stage has the sections of a configuration."""
     tree = as_written(Config, given.tree, given.texts)
     if isinstance(tree.get("stages"), list):
         listed = enumerate(tree["stages"])

@@ -1,4 +1,4 @@
-"""What a user may want to know about a valid configuration: settings that change another, or that do nothing."""
+"""Notices on a valid configuration: settings that change another setting, or that do nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _ignored(config: Config) -> list[str]:
 
 
 def _unread(config: Config) -> list[str]:
-    """What is checked, but has no part in this run."""
+    """Settings that are checked but not read in this run."""
     trainer, verl = config.trainer, config.trainer.trainer_config
     float32 = trainer.dtype == "float32" or (trainer.dtype is None and config.cluster.gpu_per_node == 0)
     whole = float32 and (trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1))
@@ -47,7 +47,7 @@ def _unread(config: Config) -> list[str]:
 
 
 def _rows(config: Config) -> dict[str, bool]:
-    """Rows of a micro-batch that are given where micro-batches are filled by tokens."""
+    """Keys that give the rows of a micro-batch although micro-batches are filled by tokens."""
     dynamic, verl = config.trainer.use_dynamic_bsz, config.trainer.trainer_config
     actor, reference, critic = verl.actor_rollout_ref.actor, verl.actor_rollout_ref.ref, verl.critic
     critics = dynamic if critic.use_dynamic_bsz is None else critic.use_dynamic_bsz

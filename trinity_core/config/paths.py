@@ -1,4 +1,4 @@
-"""Where a run keeps its experiences, and by which names its engines are found."""
+"""The URL of a run's experience store, and the names of its engines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ BACKUPS = (".json", ".jsonl")
 
 
 def store_url(config: Config) -> str:
-    """The URL of the run's experience store. Raises TrinityError where `path` means none."""
+    """The URL of the run's experience store. Raises TrinityError if `path` is not a store's."""
     buffer = config.buffer.trainer_input.experience_buffer
     named = buffer.storage_type != "file" and not is_backup(buffer)
     return database_url(buffer.path if named else None, config.job_dir / "buffer")
 
 
 def database_url(path: str | None, folder: Path) -> str:
-    """The URL of the store at `path` for a run whose `buffer` folder is given. Raises TrinityError where it is none.
+    """The URL of the store at `path` for a run whose `buffer` folder is given.
 
+    Raises TrinityError if `path` is not a store's.
     A relative SQLite file lies in that folder, so that two runs never share a store by accident.
     """
     if not path:
@@ -35,7 +36,7 @@ def database_url(path: str | None, folder: Path) -> str:
 
 
 def no_database(path: str) -> str:
-    """Why a path is not that of a store, or nothing. A password in it is not shown."""
+    """Why a path is not a store's, or an empty string. A password in the path is not shown."""
     scheme, is_url, rest = path.partition("://")
     if _scheme(path) != "sqlite" and _scheme(path) in STORE_BACKENDS:
         return ""
@@ -57,7 +58,7 @@ def _scheme(path: str) -> str:
 
 
 def is_backup(buffer: ExperienceBufferConfig) -> bool:
-    """Whether `path` is that of a queue's backup in JSON, which is not needed: the store is on disk anyway."""
+    """True if `path` is a queue's backup in JSON, which is not needed: the store is on disk anyway."""
     return buffer.storage_type == "queue" and PurePosixPath(buffer.path or "").suffix in BACKUPS
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: every problem, each with its place."""
+"""The problems of a configuration, each with its file and line."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class ConfigError(TrinityError):
 
 
 class Report:
-    """Collects problems and finds the place of each."""
+    """Collects problems and finds the line of each."""
 
     def __init__(self, places: Mapping[str, SourceLocation] | None = None, stage: str | None = None) -> None:
-        """`places` maps keys to where they were written; `stage` is the key of the stage looked at, if any."""
+        """`places` maps keys to where they were written; `stage` is the key of the stage being checked, if any."""
         self.places = dict(places or {})
         self.stage = stage
         self.problems: list[Problem] = []
@@ -75,12 +75,12 @@ class Report:
             self.problems.append(problem)
 
     def touched(self, keys: Iterable[str]) -> bool:
-        """Whether one of these keys already has a problem, so that what follows from it need not be told."""
+        """True if one of these keys already has a problem; problems that follow from it are not reported."""
         told = {problem.key for problem in self.problems}
         return any(self._locate(key)[0] in told for key in keys)
 
     def check(self) -> None:
-        """Raise ConfigError where there are problems."""
+        """Raise ConfigError if there are problems."""
         if self.problems:
             raise ConfigError(sorted(self.problems, key=lambda problem: (problem.file or "", problem.line or 0)))
 
@@ -100,7 +100,7 @@ class Report:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """The known word most like this one, or nothing."""
+    """The known word closest to this one, or an empty string."""
     found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
     return found[0] if found else ""
 

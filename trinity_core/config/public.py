@@ -1,4 +1,4 @@
-"""A configuration as it may be shown, logged and tracked: without passwords and keys."""
+"""A configuration without passwords and keys, for display, logs and tracking."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ The configuration has 2 problems:
   - run.yaml:9: model.min_response_tokens: must be less than max_response_tokens, which is 16; it is 32.
 ```
 
-What is valid but does nothing, or changes another setting, is told in a notice: `trinity validate` prints it, a run
-logs it as a warning.
+A setting that is valid but does nothing, or that changes another setting, gets a notice: `trinity validate` prints it,
+a run logs it as a warning.
 
 **Folders.** A run keeps everything in `<checkpoint_root_dir>/<project>/<name>/`. Its experience store is a SQLite
 database in `buffer/` there, or what `buffer.trainer_input.experience_buffer.path` says.

@@ -1,6 +1,6 @@
 """Fill every setting whose default follows from others: pure functions, one for each section.
 
-They know nothing of the machine but the working folder, from which relative paths start. Resolving twice changes
+The only thing they ask the machine is the working folder, from which relative paths start. Resolving twice changes
 nothing; nothing is checked or raised.
 """
 

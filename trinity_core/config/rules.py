@@ -1,6 +1,6 @@
-"""What must hold between settings. Each rule reports what it finds; none raises.
+"""Rules between settings. Each rule reports what it finds; none raises.
 
-A rule's problem is not told where one of the settings it rests on is already known to be wrong.
+A finding is dropped if one of the settings it rests on is already reported.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def check_stage_list(config: Config, report: Report) -> None:
 
 
 def _unusable(name: str) -> str:
-    """Why a name cannot be a folder's, or nothing."""
+    """Why a name cannot be a folder's, or an empty string."""
     if not name or name != name.strip():
         return "must be given, without blanks around it."
     if "/" in name or "\0" in name or name in (".", ".."):

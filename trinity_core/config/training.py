@@ -1,4 +1,4 @@
-"""What the trainer reads: native and veRL settings in one typed place."""
+"""The trainer's settings, native and veRL's, as one typed value."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _meant(name: str, value: Any, section: Type | None) -> str:
 
 
 def _at(tree: Any, path: Sequence[str | int]) -> Any:
-    """The value at a path; None where there is none."""
+    """The value at a path, or None."""
     for part in path:
         if isinstance(tree, dict):
             tree = tree.get(part)

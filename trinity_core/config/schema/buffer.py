@@ -101,9 +101,9 @@ class TasksetConfig(Section):
     default_reward_fn_type: str | None = None
     """Reward of these tasks; by default `explorer_input`'s, then `buffer`'s, then the workflow's own."""
     workflow_args: Args = EMPTY
-    """Handed to the workflow."""
+    """Arguments of the workflow."""
     reward_fn_args: Args = EMPTY
-    """Handed to the reward function."""
+    """Arguments of the reward function."""
     task_selector: TaskSelectorConfig = Field(default_factory=TaskSelectorConfig)
     """Order of the tasks."""
 
@@ -142,7 +142,7 @@ class ExperienceBufferConfig(Section):
     format: FormatConfig = Field(default_factory=FormatConfig)
     """Columns of the data set (file)."""
     max_read_timeout: Seconds = 1800.0
-    """How long the trainer waits for experiences before it goes on with fewer (queue)."""
+    """How long the trainer waits for experiences before it continues with fewer (queue)."""
     use_priority_queue: Flag = False
     """Experiences of higher priority first (queue)."""
     reuse_cooldown_time: Seconds | None = None

@@ -68,7 +68,7 @@ class AuxiliaryModelConfig(RolloutModelConfig):
     max_response_tokens: Tokens | None = None
     """Longest response."""
     enable_thinking: Flag | None = None
-    """Handed to chat templates that know it."""
+    """Passed to chat templates that know it."""
     trust_remote_code: Flag = False
     """Run Python code that comes with the model."""
 

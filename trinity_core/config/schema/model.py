@@ -39,6 +39,6 @@ class ModelConfig(Section):
     chat_template_path: str | None = None
     """File with a chat template; give this or `custom_chat_template`."""
     enable_thinking: Flag | None = None
-    """Handed to chat templates that know it; null leaves the template's own default."""
+    """Passed to chat templates that know it; null leaves the template's own default."""
     trust_remote_code: Flag = False
     """Run Python code that comes with the model."""

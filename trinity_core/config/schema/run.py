@@ -33,7 +33,7 @@ class Config(Section):
     checkpoint_root_dir: str = "./checkpoints"
     """Folder of all checkpoints and logs; those of this run are in `<checkpoint_root_dir>/<project>/<name>`."""
     continue_from_checkpoint: Flag = True
-    """Go on from the run's latest checkpoint; false starts anew as `<name>_<timestamp>` where the name is taken."""
+    """Resume from the run's latest checkpoint; false starts anew as `<name>_<timestamp>` where the name is taken."""
     ray_namespace: Derived[str] = DERIVED
     """Ray namespace of the run's actors; by default `<project>/<name>`."""
     seed: Seed = 42
@@ -53,7 +53,7 @@ class Config(Section):
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     """Training and checkpoints."""
     synchronizer: SynchronizerConfig = Field(default_factory=SynchronizerConfig)
-    """Hand-over of weights."""
+    """Weight sync."""
     monitor: MonitorConfig = Field(default_factory=MonitorConfig)
     """Tracking."""
     service: ServiceConfig = Field(default_factory=ServiceConfig)
@@ -93,13 +93,13 @@ class Config(Section):
 
     @property
     def needs_critic(self) -> bool:
-        """Whether the advantage function in use reads values."""
+        """True if the advantage function in use reads values."""
         used = self.algorithm.advantage_fn
         return any(known.needs_critic and known.advantage_fn == used for known in ALGORITHMS.values())
 
     @property
     def needs_reference(self) -> bool:
-        """Whether any part in use compares with the reference model."""
+        """True if any part in use compares with the reference model."""
         parts = self.algorithm
         return uses_reference(
             parts.policy_loss_fn,
