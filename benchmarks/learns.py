@@ -28,16 +28,16 @@ REWARD = "reward/mean"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration and the number that must get better."""
+    """A configuration and the metric that must improve."""
 
     config: str
     metric: str
     steps: int
-    """How many steps it is cut to."""
+    """Number of steps, fewer than the recipe has."""
 
     @property
     def rises(self) -> bool:
-        """Whether more is better."""
+        """True if larger is better."""
         return self.metric == REWARD
 
 
@@ -52,7 +52,7 @@ RECIPES = {
 
 
 def main() -> None:
-    """Run what is asked for; one line each."""
+    """Run the chosen recipes and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--steps", type=int, help="Steps of each but sft.")
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def learns(name: str, recipe: Recipe, steps: int, model: Path) -> bool:
-    """Run a recipe and print how its number went."""
+    """Run a recipe and print its metric at the start and the end."""
     began = time.monotonic()
     overrides = [f"name={name}", f"model.model_path={model}", f"buffer.total_steps={steps}", "stages=[]", *ANEW]
     lines = run(recipe.config, FOLDER / "checkpoints", *overrides, TRINITY_TASKSET_PATH=str(FOLDER / "data"))
@@ -87,7 +87,7 @@ def learns(name: str, recipe: Recipe, steps: int, model: Path) -> bool:
 
 
 def warm_model() -> Path:
-    """What `sft` left; it is run where that is missing."""
+    """The model that `sft` trained; runs `sft` if it is missing."""
     pattern = "checkpoints/*/sft*/global_step_*/actor/huggingface/*.safetensors"
     if not any(FOLDER.glob(pattern)):
         learns("sft", RECIPES["sft"], RECIPES["sft"].steps, FOLDER / "model")

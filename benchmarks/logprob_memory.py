@@ -1,4 +1,4 @@
-"""Log-probs and entropy in slices of the vocabulary against the plain way: peak memory and time, forward and backward.
+"""Log-probs and entropy in slices of the vocabulary against the plain computation: peak memory and time of a pass.
 
 Usage: logprob_memory.py [--vocabulary 152000] [--positions 2048] [--hidden 896] [--dtype float32] [--repeats 3]
        [--device cpu|cuda] [--no-entropy]
@@ -28,14 +28,14 @@ Way = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """What a trainer does without care: all logits, log_softmax, gather."""
+    """The plain computation: all logits, log_softmax, gather."""
     logits = hidden @ weight.t()
     logprobs = torch.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
     return logprobs.gather(1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
 def plain_without_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The same with the cheapest exact formula where no entropy is asked for."""
+    """The plain computation without entropy, by the cheapest exact formula."""
     logits = (hidden @ weight.t()).float()
     return logits.gather(1, targets[:, None])[:, 0] - torch.logsumexp(logits, -1), logits.new_zeros(len(targets))
 
@@ -59,7 +59,7 @@ def seconds(work: Callable[[], object], device: str) -> float:
 
 
 def peak_bytes(work: Callable[[], object], device: str) -> int:
-    """Most bytes allocated at once during a run, beyond those that are allocated once it is over."""
+    """Peak of allocated bytes during a run, minus those still allocated at its end."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -80,7 +80,7 @@ def peak_bytes(work: Callable[[], object], device: str) -> int:
 
 
 def main() -> int:
-    """Measure, print, and say by the exit code whether the limits hold."""
+    """Measure and print; the exit code is 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", type=int, default=152_000)
     parser.add_argument("--positions", type=int, default=2048)

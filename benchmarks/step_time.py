@@ -1,6 +1,6 @@
 """How a quickstart RFT step divides, and the share that is overhead.
 
-Generate, reward, store, train, hand over and save are what a step is for; everything else (waiting for one another,
+Generate, reward, store, train, sync weights and save are the work of a step; everything else (waiting for one another,
 messages between processes, metrics, bookkeeping) is overhead. The aim: under 5 % of a step.
 
     python benchmarks/step_time.py

@@ -116,7 +116,7 @@ def test_old_checkpoints_are_removed_except_protected(layout):
 
 
 def test_damaged_checkpoint_does_not_displace_whole_ones(layout):
-    """Of 40 and 80 the latter is damaged; the run goes on from 40 and saves at 55."""
+    """Of 40 and 80 the latter is damaged; the run resumes from 40 and saves at 55."""
     for step in (40, 80):
         save(layout, step, keep=2)
     (layout.actor(80) / shard_name("model", 1, 0)).write_text("cut short")

@@ -154,9 +154,9 @@ def _fsdp_rank(rank, world, folder, port):
 def test_real_fsdp(tmp_path):
     import socket
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     model = tiny()
     actor = folder_for(tmp_path, 1, model)
     torch.multiprocessing.spawn(_fsdp_rank, (2, actor, port), nprocs=2)

@@ -1,4 +1,4 @@
-"""Two workers train as one does, under every ZeRO stage, and one goes on from what two have saved."""
+"""Two workers train like one under every ZeRO stage, and one resumes a checkpoint of two."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Given data goes on in the order in which it began, or not at all."""
+"""A supervised run resumes in its original order or is refused."""
 
 from __future__ import annotations
 

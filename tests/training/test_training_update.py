@@ -213,7 +213,7 @@ def _unscored(experience):
 
 
 def test_batch_of_unscored_answers_changes_nothing(learner):
-    """All verifiers failed: the run goes on."""
+    """All verifiers failed: the run continues."""
     (metrics,), _ = _train(learner(), [[_unscored(e) for e in make_batch(1)]])
     assert metrics["actor/final_loss"] == 0.0 and metrics["actor/grad_norm"] == 0.0
 

@@ -48,7 +48,7 @@ def check_finite(
     raise TrinityError(
         f"train step {step}: the loss of the {what} is {loss:g} and the norm of its gradient {norm:g}, so it cannot be "
         f"updated. {_causes(engine, lr, inputs)} The latest checkpoint is as it was before this step; a run with the "
-        "cause removed goes on from there."
+        "cause removed resumes from there."
     )
 
 
