@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,7 @@ from trinity_core.errors import DataError
 
 if TYPE_CHECKING:
     import torch
-
-    from trinity_core.inference.weight_copy import Reloader
+    from torch import nn
 
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -19,39 +18,27 @@ HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 class WeightReceiver:
     """Added to every worker of an engine (`worker_extension_cls`) and called by `collective_rpc`."""
 
-    _reloader: Reloader | None = None
-
     def receive_weights(self, method: str, path: str, version: int) -> None:
         """Load a published version, or (method `folder`) a Hugging Face folder, into the model."""
         from vllm.platforms import current_platform
 
-        from_folder = method == "folder"
-        tensors = with_head(_folder_tensors(Path(path)) if from_folder else _published(method, path, version))
-        if not current_platform.is_cpu():
-            self._vllm_reload(tensors)
-        elif from_folder:
-            self._vllm_reload_on_cpu(tensors)
-        else:
-            self._reload(tensors)
-
-    def _reload(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        if self._reloader is None:
-            from trinity_core.inference.weight_copy import Reloader
-
-            worker: Any = self
-            self._reloader = Reloader(worker.get_model(), self._vllm_reload_on_cpu)
-        self._reloader.load(tensors)
-
-    def _vllm_reload_on_cpu(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        from trinity_core.inference.weight_copy import prepare_experts_anew
-
         worker: Any = self
-        prepare_experts_anew(worker.get_model())
-        self._vllm_reload(tensors)
-
-    def _vllm_reload(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        worker: Any = self
+        tensors = with_head(_folder_tensors(Path(path)) if method == "folder" else _published(method, path, version))
+        if current_platform.is_cpu():
+            drop_expert_kernels(worker.get_model())
         worker.reload_weights(weights_iterator=tensors)
+
+
+def drop_expert_kernels(model: nn.Module) -> None:
+    """Make vLLM's next reload prepare experts for the CPU's kernels again, as it did at the start.
+
+    If a mixture of experts has a kernel, vLLM's reload copies new weights unchanged into the tensors that the kernel
+    reads: right on a GPU, wrong on the CPU, where the kernel's layout differs. Without a kernel it rebuilds both.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None  # type: ignore[union-attr]
 
 
 def check_there(method: str, path: str, version: int) -> None:
