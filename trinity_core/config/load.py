@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trinity_core.config import rules, source, verl
+from trinity_core.config.interpolation import escaped, interpolate
 from trinity_core.config.named import check_arguments, typed_arguments
 from trinity_core.config.problems import ConfigError, Problem, Report, SourceLocation
 from trinity_core.config.resolve import resolve
@@ -85,7 +86,7 @@ def to_dict(config: Any) -> Any:
 
 def to_yaml(config: Config) -> str:
     """YAML text that loads to an equal configuration. Passwords and keys are in it: `public_dict` has none."""
-    return source.dump(source.escaped(to_dict(config)))
+    return source.dump(escaped(to_dict(config)))
 
 
 def _load(
@@ -94,7 +95,7 @@ def _load(
     given = source.override(origin, overrides)
     given.tree = _as_written(given)
     report = Report(given.places)
-    tree = source.interpolate(given, to_dict(Config()), report)
+    tree = interpolate(given, to_dict(Config()), report)
     _include_trainer_files(tree, report)
     if load_plugins is not None and isinstance(tree.get("plugin_dir"), str):
         load_plugins(tree["plugin_dir"])
@@ -189,7 +190,7 @@ def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
             report.add(f"{key}.trainer_config_path", path, str(problem))
         return
     inner = Report(content.places)
-    trainer["trainer_config"] = source.interpolate(content, {}, inner)
+    trainer["trainer_config"] = interpolate(content, {}, inner)
     trainer["trainer_config_path"] = ""
     report.problems += inner.problems
     report.places |= {f"{key}.trainer_config.{name}": place for name, place in content.places.items() if name}

@@ -1,4 +1,4 @@
-"""From a YAML file to a tree of plain values, with the line of every key: reading, overrides, interpolation."""
+"""From a YAML file and overrides to a tree of plain values, with the line of every key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from trinity_core.config.problems import ConfigError, Problem, Report, SourceLocation
+from trinity_core.config.problems import ConfigError, Problem, SourceLocation
 
 Tree = dict[str, Any]
 
@@ -103,7 +103,7 @@ def parse(text: str, name: str = "<text>") -> YamlSource:
         line = mark.line + 1 if mark else None
         raise _single(f"is not valid YAML: {error.problem or error.context}.", name, line) from None
     except yaml.YAMLError as error:
-        raise _single(f"is not valid YAML: {_first_line(error)}.", name) from None
+        raise _single(f"is not valid YAML: {first_line(error)}.", name) from None
     if not isinstance(tree, dict):
         raise _single("must be a mapping of sections.", name)
     return YamlSource(tree, places, _texts(node))
@@ -118,7 +118,7 @@ def _texts(node: yaml.Node | None, key: str = "") -> dict[str, str]:
         named = [(str(name.value), value) for name, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
         named = list(enumerate(node.value))
-    return {path: text for name, value in named for path, text in _texts(value, _join(key, name)).items()}
+    return {path: text for name, value in named for path, text in _texts(value, join_key(key, name)).items()}
 
 
 def _mark(
@@ -133,7 +133,7 @@ def _mark(
     above = (*above, id(node))
     if isinstance(node, yaml.MappingNode):
         for name, value in node.value:
-            path = _join(key, str(name.value))
+            path = join_key(key, str(name.value))
             line = name.start_mark.line + 1
             if path in places and name.value != "<<":
                 first = places[path].line
@@ -142,7 +142,7 @@ def _mark(
             _mark(value, path, above, places, problems)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            path = _join(key, index)
+            path = join_key(key, index)
             places[path] = SourceLocation(file, item.start_mark.line + 1)
             _mark(item, path, above, places, problems)
 
@@ -206,7 +206,7 @@ def spread(node: Any, key: str, place: SourceLocation) -> dict[str, SourceLocati
     if isinstance(node, dict):
         node = {str(name): value for name, value in node.items()}
     for name, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        places |= spread(value, _join(key, name), place)
+        places |= spread(value, join_key(key, name), place)
     return places
 
 
@@ -249,102 +249,16 @@ def _index(items: list[Any], part: str, path: str) -> int:
     raise LookupError(f"{path} has {len(items)} entries and none is called '{part}'.")
 
 
-def interpolate(source: YamlSource, defaults: Tree, report: Report) -> Tree:
-    """The tree with every `${…}` replaced; `defaults` stand in for keys that were not given.
-
-    What cannot be replaced (an unset environment variable, an unknown key, a cycle) is reported and becomes None.
-    """
-    from omegaconf import OmegaConf
-
-    tree = _readable(source.tree, "", report)
-    whole = merge(defaults, tree)
-    trainer = whole.get("trainer")
-    verl = trainer.get("trainer_config") if isinstance(trainer, dict) else None
-    if isinstance(verl, dict):
-        # The sections of a veRL configuration refer to each other as in a file of their own.
-        whole |= {
-            name: f"${{trainer.trainer_config.{name}}}" for name in ("actor_rollout_ref", "critic") if name in verl
-        }
-    return _replace(tree, OmegaConf.create(whole), "", report)
-
-
-def escaped(node: Any) -> Any:
-    """The inverse of `interpolate`: a literal `${` in a text is written so that it stays one."""
-    if isinstance(node, dict):
-        return {name: escaped(value) for name, value in node.items()}
-    if isinstance(node, list):
-        return [escaped(value) for value in node]
-    if isinstance(node, str):
-        return re.sub(r"(\\*)\$\{", lambda found: found.group(1) * 2 + r"\${", node)
-    return node
-
-
-def _join(key: str, part: str | int) -> str:
+def join_key(key: str, part: str | int) -> str:
+    """The key of an entry below a key."""
     if isinstance(part, int):
         return f"{key}[{part}]"
     return f"{key}.{part}" if key else part
 
 
-def _readable(node: Any, key: str, report: Report) -> Any:
-    """A copy in which texts that are no valid interpolation, and `???`, are reported and become None."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    if isinstance(node, dict):
-        return {str(name): _readable(value, _join(key, str(name)), report) for name, value in node.items()}
-    if isinstance(node, list):
-        return [_readable(value, _join(key, index), report) for index, value in enumerate(node)]
-    if node == "???":
-        report.add(key, node, "must be given.")
-        return None
-    if not isinstance(node, str | int | float | None):
-        report.add(key, node, f"must be text, a number, true, false or null, not a {type(node).__name__}.")
-        return None
-    if isinstance(node, str) and "${" in node:
-        try:
-            OmegaConf.create({"_": node})
-        except OmegaConfBaseException as error:
-            report.add(key, node, f"cannot be read: {_first_line(error)}.")
-            return None
-    return node
-
-
-def _replace(node: Any, resolved: Any, key: str, report: Report) -> Any:
-    """`node` with its interpolations taken from `resolved`, the OmegaConf container at the same place."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    if not isinstance(node, dict | list):
-        return node
-    result = copy.copy(node)
-    for name, value in node.items() if isinstance(node, dict) else enumerate(node):
-        path = _join(key, name)
-        if isinstance(value, dict | list):
-            result[name] = _replace(value, resolved[name], path, report)
-        elif isinstance(value, str) and "${" in value:
-            try:
-                found = resolved[name]
-                result[name] = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-            except OmegaConfBaseException as error:
-                report.add(path, value, _unresolved(_first_line(error)))
-                result[name] = None
-    return result
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, without a full stop."""
     return str(error).partition("\n")[0].rstrip(".")
-
-
-def _unresolved(reason: str) -> str:
-    """OmegaConf's reason in plain words."""
-    if match := re.search(r"Environment variable '(.+)' not found", reason):
-        name = match.group(1)
-        return f"environment variable {name} is not set; set it, or give a default: ${{oc.env:{name},DEFAULT}}."
-    if match := re.search(r"Interpolation key '(.+)' not found", reason):
-        return f"refers to '{match.group(1)}', which is not there."
-    if "Recursive interpolation" in reason:
-        return "refers to itself."
-    return f"cannot be interpolated: {reason}."
 
 
 def _single(message: str, file: str, line: int | None = None) -> ConfigError:
