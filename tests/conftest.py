@@ -8,8 +8,13 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from hypothesis import settings
 
 from trinity_core.data.tiny import TinyFolders
+
+settings.register_profile("busy", deadline=None, print_blob=True)
+settings.load_profile("busy")
+"""A test that is slow because the machine is busy is no failure; each has pytest's time limit."""
 
 
 @pytest.fixture(scope="session")

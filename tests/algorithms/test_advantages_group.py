@@ -193,7 +193,7 @@ def test_unknown_choices_are_refused():
             ADVANTAGES[name](rewards=REWARDS, group_ids=IDS, mask=MASK, **args)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(-8, 8), st.integers(0, 2)), min_size=1, max_size=8),
     st.sampled_from([*GROUP_FNS, "raft"]),

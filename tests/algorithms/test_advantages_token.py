@@ -26,7 +26,7 @@ def gae_reference(rewards, values, mask, gamma, lam):
     return result
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 10_000), st.sampled_from([1.0, 0.9]), st.sampled_from([1.0, 0.95, 0.0]))
 def test_gae_is_the_papers_sum(seed, gamma, lam):
     generator = torch.Generator().manual_seed(seed)
@@ -118,7 +118,7 @@ def test_empty_and_unusable_inputs():
         ADVANTAGES["on_policy_distill"](teacher_logprobs=one * float("nan"), old_logprobs=one, mask=~empty)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 10_000), st.sampled_from(["ppo", "reinforceplusplus"]))
 def test_masked_tokens_and_the_order_of_rows_do_not_matter(seed, name):
     generator = torch.Generator().manual_seed(seed)

@@ -85,7 +85,7 @@ def test_unknown_level_and_double_registration():
         correction("mis")(lambda log_ratio, mask: log_ratio)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from(sorted(CORRECTIONS)))
 def test_masked_tokens_and_the_order_of_rows_do_not_matter(seed, name):
     generator = torch.Generator().manual_seed(seed)

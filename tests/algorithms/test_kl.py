@@ -81,7 +81,7 @@ def test_mean_gradient_of_k2_is_gradient_of_kl():
     assert torch.allclose(torch.autograd.grad((logprobs.detach().exp() * k3).sum(), logits)[0], exact)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(-30, 0), st.floats(-30, 0)), min_size=1, max_size=6))
 def test_signs_and_zeros(pairs):
     logprobs, reference = (torch.tensor([list(side)], dtype=torch.float64) for side in zip(*pairs, strict=True))

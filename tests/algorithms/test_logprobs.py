@@ -23,7 +23,7 @@ def inputs(rows, width, vocabulary, dtype=torch.float64, seed=0):
     return hidden, weight, bias, torch.randint(vocabulary, (rows,), generator=generator)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 6), st.integers(1, 9), st.integers(1, 12), st.sampled_from([0.5, 1.0, 1.7]), st.booleans(),
     st.integers(0, 99),

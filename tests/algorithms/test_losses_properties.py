@@ -47,7 +47,7 @@ names = st.sampled_from(sorted(POLICY_LOSSES))
 seeds = st.integers(0, 100_000)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, names)
 def test_masked_tokens_never_matter(seed, name):
     inputs = batch(seed)
@@ -62,7 +62,7 @@ def test_masked_tokens_never_matter(seed, name):
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, names)
 def test_the_order_of_rows_does_not_matter(seed, name):
     inputs = batch(seed)
@@ -74,7 +74,7 @@ def test_the_order_of_rows_does_not_matter(seed, name):
     assert metrics == pytest.approx(other_metrics)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, st.sampled_from(ON_POLICY))
 def test_ratio_one_gives_the_plain_policy_gradient(seed, name):
     """-A grad log pi, weighed by the aggregation; the same whether old log-probs are given or left out."""

@@ -102,7 +102,7 @@ def test_cuts_and_ranks_do_not_matter(name, mode):
         assert metrics == pytest.approx(other_metrics, abs=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.integers(0, 100_000),
     st.sampled_from(sorted(set(ALGORITHMS) - {"dpo"})),

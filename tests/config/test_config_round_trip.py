@@ -63,7 +63,7 @@ def strip(node: Any) -> Any:
     return node
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(trees(Config).map(strip))
 def test_yaml_round_trip(tree: dict[str, Any]) -> None:
     """Whatever fits the types either loads, and then survives YAML and pickle, or is refused with reasons."""
@@ -77,7 +77,7 @@ def test_yaml_round_trip(tree: dict[str, Any]) -> None:
     assert resolve(config) == config
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.sampled_from(
         [name for name, known in ALGORITHMS.items() if known.uses_rollouts and known.sample_strategy != "mix"]
@@ -109,7 +109,7 @@ def test_valid_configurations_survive_yaml(
     assert config_from_text(to_yaml(config)) == config
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(st.sampled_from([setting.name for setting in settings_of(Config)]), PLAIN | ARGS | st.lists(PLAIN))
 )
@@ -120,7 +120,7 @@ def test_no_value_ends_in_a_traceback(tree: dict[str, Any]) -> None:
         assert str(error)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.text(st.sampled_from("\\${}a:. "), min_size=1))
 def test_text_that_looks_like_interpolation_survives(text: str) -> None:
     config = config_from_dict(GOOD).with_values({"model.custom_chat_template": text})

@@ -71,7 +71,7 @@ variances = st.lists(st.lists(st.booleans(), min_size=2, max_size=4), min_size=1
 
 
 @given(variances, st.integers(1, 3), st.integers(0, 2), st.sampled_from([None, 4]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_explorer_and_trainer_reach_their_last_step_whatever_is_dropped(
     tmp_path_factory, steps, interval, offset, rows
 ):

@@ -173,7 +173,5 @@ class Life(RuleBasedStateMachine):
         assert stats.committed == self.checkpoints[-1]
 
 
-Life.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Life.TestCase.settings = settings(max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck))
 TestLife = Life.TestCase

@@ -21,7 +21,7 @@ def full(response, truth, **args):
 @given(answer=written | integers.map(str), truth=written | integers.map(str))
 @example("-0", "0")
 @example("+7", "007")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_fast_path_gives_the_verifiers_verdict(answer, truth):
     pytest.importorskip("math_verify")
     response, reference_answer = f"So it is.\n#### {answer}", f"work\n#### {truth}"
@@ -30,14 +30,14 @@ def test_the_fast_path_gives_the_verifiers_verdict(answer, truth):
 
 
 @given(number=integers)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_fast_path_decides_plain_integers(number):
     assert math_fast(response=f"\\boxed{{{number}}}", truth=f"#### {number}") == {"accuracy": 1.0}
     assert math_fast(response=f"#### {number + 1}", truth=f"#### {number}") == {"accuracy": 0.0}
 
 
 @given(text=st.text("#0123456789 -+.,$%{}\\boxed\n", max_size=20), truth=st.sampled_from(["#### 5", "#### -12", "3"]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_fast_path_never_contradicts_the_verifier(text, truth):
     pytest.importorskip("math_verify")
     fast = math_fast(response=text, truth=truth)
