@@ -233,19 +233,25 @@ class Broken(Workflow):
         return [one.experience(reward=0.0)]
 
 
+def broken(settings, **args):
+    """The configuration with the workflow `broken` for its training tasks."""
+    key = "buffer.explorer_input.tasksets"
+    (taskset,) = settings.buffer.explorer_input.tasksets
+    return settings.with_values(
+        {key: [taskset.with_values({"default_workflow_type": "broken", "workflow_args": args})]}
+    )
+
+
 def test_a_step_whose_tasks_all_fail_ends_the_run(config, engine, monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
-    settings = config(mode="explore")
-    settings.buffer.explorer_input.tasksets[0].default_workflow_type = "broken"
+    settings = broken(config(mode="explore"))
     with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 1 failed; the first, .*RuntimeError: task 0"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
 
 
 def test_a_step_with_one_failure_goes_on_and_counts_it(config, engine, monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
-    settings = config(mode="explore")
-    settings.buffer.explorer_input.tasksets[0].default_workflow_type = "broken"
-    settings.buffer.explorer_input.tasksets[0].workflow_args = {"only": 1}
+    settings = broken(config(mode="explore"), only=1)
     asyncio.run(Explorer(settings, [engine]).run(explore))
     lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert sum(line.metrics["failed_tasks"] for line in lines) == 1
