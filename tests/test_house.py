@@ -85,6 +85,17 @@ def test_class_names_are_unique() -> None:
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
+def test_test_names_fit_on_a_line() -> None:
+    """A name of more than 60 characters hides what it says."""
+    names = [
+        node.name
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    ]
+    assert [name for name in names if len(name) > 60] == []
+
+
 def test_no_three_files_share_a_basename() -> None:
     names = Counter(path.name for path in sources() if path.name != "__init__.py")
     assert [name for name, count in names.items() if count > 2] == []

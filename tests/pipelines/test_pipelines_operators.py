@@ -41,7 +41,7 @@ def test_zero_variance_groups_are_dropped_others_kept_in_order():
     assert dynamic_sampling([]) == []
 
 
-def test_rows_of_different_groups_may_be_mixed_and_rows_without_one_stand_alone():
+def test_filters_keep_mixed_groups_and_rows_without_group():
     a, b = _group("a", 1, 0), _group("b", 1, 1)
     assert dynamic_sampling([a[0], b[0], a[1], b[1]]) == a
     assert dynamic_sampling([*_group("", 1), *_group("", 0)]) == []
@@ -72,9 +72,7 @@ variances = st.lists(st.lists(st.booleans(), min_size=2, max_size=4), min_size=1
 
 @given(variances, st.integers(1, 3), st.integers(0, 2), st.sampled_from([None, 4]))
 @settings(max_examples=25)
-def test_explorer_and_trainer_reach_their_last_step_whatever_is_dropped(
-    tmp_path_factory, steps, interval, offset, rows
-):
+def test_both_loops_finish_whatever_an_operator_drops(tmp_path_factory, steps, interval, offset, rows):
     """Fixed style, batches of 4 rows; each step's groups of 2 have variance or not. Nobody is stuck in any round."""
     path = tmp_path_factory.mktemp("store") / "store.db"
     explored = trained = published = 0

@@ -83,7 +83,7 @@ def test_a_score_stays_when_what_made_it_stays(folder: Path, change: str) -> Non
     assert valid_scores(after) == {0: 0.4}
 
 
-def test_a_trained_step_keeps_its_score_if_the_base_model_changes(folder: Path) -> None:
+def test_trained_step_keeps_its_score_under_another_base_model(folder: Path) -> None:
     """Its weights are the run's own; only step 0 is the model of `model_path`."""
     write_score(config_of(folder), 8, 0.9)
     (folder / "model/model.safetensors").write_bytes(b"others!")

@@ -67,7 +67,7 @@ def test_stages_are_checked_each_and_told_once(load):
     assert [problem.key for problem in caught.value.problems] == [f"{INPUT}.tasksets[1].default_reward_fn_type"]
 
 
-def test_what_a_plugin_brings_is_known_before_anything_is_checked(load, tmp_path, monkeypatch):
+def test_plugins_load_before_names_are_checked(load, tmp_path, monkeypatch):
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "brought_names.py").write_text(
         "from dataclasses import replace\n"
@@ -132,7 +132,7 @@ def test_an_explorer_refuses_an_unknown_reward_name(tiny_folders, tmp_path):
     assert not (config.job_dir / "buffer").exists()
 
 
-def test_annotations_may_be_any_text_and_defaults_are_always_taken(load, monkeypatch):
+def test_odd_annotations_are_accepted_and_defaults_kept(load, monkeypatch):
     def short(*, prompt: "the question", response, truth, task, limit: float = None, strict: "bool" = True):  # noqa: F722, RUF013
         return 1.0
 

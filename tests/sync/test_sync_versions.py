@@ -225,7 +225,7 @@ def shared(tmp_path, monkeypatch):
     return tmp_path / "shm"
 
 
-def test_what_a_killed_run_has_left_goes_with_the_next_runs_first_version(shared, tmp_path):
+def test_next_run_removes_the_weights_of_a_killed_run(shared, tmp_path):
     killed = memory_root(tmp_path / "killed", shared)
     context = multiprocessing.get_context("spawn")
     publisher = context.Process(target=_publish_for_ever, args=(killed,), daemon=True)
