@@ -39,7 +39,7 @@ class LiveReport(ProgressReport):
             super().report(done)
         except self._faults as error:
             if not self._warned:
-                get_run_logger().warning("The progress cannot be shown in Prefect, the run goes on: %s", error)
+                get_run_logger().warning("The progress cannot be shown in Prefect, the run continues: %s", error)
             self._warned = True
 
     def show(self, text: str, percent: float) -> None:

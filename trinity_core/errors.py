@@ -19,7 +19,7 @@ class InputError(TrinityError, ValueError):
 
 
 class WeightSyncError(TrinityError):
-    """An engine does not hold the weights that the trainer handed over."""
+    """An engine does not hold the weights that the trainer published."""
 
 
 class TransientFault(Exception):

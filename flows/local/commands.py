@@ -132,7 +132,9 @@ def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None]) -> Non
         if pool_is_shared(client, POOL, worker_name(root)):
             return
         for run in mark_crashed(client, POOL, "Killed before `trinity up` started Prefect again"):
-            say(f"The run {run.name} was killed. `prefect flow-run retry {run.id}` goes on from its latest checkpoint.")
+            say(
+                f"The run {run.name} was killed. `prefect flow-run retry {run.id}` resumes it from its latest checkpoint."
+            )
 
 
 def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
@@ -151,11 +153,11 @@ def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
                 _stop(worker, say)
                 mark_crashed(client, POOL, "Its worker ended before it did")
     except api_faults() as error:
-        say(f"Prefect does not end the runs, so they are told by SIGTERM: {error}")
+        say(f"Prefect does not end the runs, so they get SIGTERM: {error}")
 
 
 def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
-    """A worker waits for its runs: those that it still has are told to end too."""
+    """A worker waits for its runs: those that it still has get SIGTERM too."""
     for process in reversed(processes):
         if process.alive():
             say(f"Stopping the {process.name} …")

@@ -1,4 +1,4 @@
-"""Whatever is wrong is told in words, with its key, value, file and line, and all of it at once."""
+"""Every mistake is reported in words, with key, value, file and line, and all of them at once."""
 
 from __future__ import annotations
 

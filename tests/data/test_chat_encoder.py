@@ -135,7 +135,7 @@ def test_thoughts_dropped_by_the_template_carry_no_loss(tokenizer):
 def test_rewritten_conversations_do_not_stop_the_others(tokenizer, encoder):
     good = Conversation(turns("hi", "there"))
     first, second, third = ChatEncoder(tokenizer, REWRITES).conversations([good, good, good])
-    assert all(isinstance(one, DataError) and "once it goes on" in str(one) for one in (first, second, third))
+    assert all(isinstance(one, DataError) and "once it continues" in str(one) for one in (first, second, third))
     refuses = "{% if messages[0].content == 'no' %}{{ raise_exception('not this') }}{% endif %}" + HEADERS
     rejected, fine = ChatEncoder(tokenizer, refuses).conversations([Conversation(turns("no", "x")), good])
     assert "refuses a conversation: not this" in str(rejected)

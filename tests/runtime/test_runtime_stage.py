@@ -1,4 +1,4 @@
-"""Where a run goes on, and that nobody else begins it meanwhile."""
+"""Where a run resumes, and that nobody else starts it meanwhile."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_no_short_batch_while_an_explorer_works(store):
     store.put("e", 1, {}, make_rows(1), 0)
     assert store.lease(1, 4, 0) is None
     store.waiting("e", 0)
-    assert store.lease(1, 4, 0) is None, "version 0 is there already: the explorer goes on"
+    assert store.lease(1, 4, 0) is None, "version 0 is there already: the explorer continues"
 
 
 def test_short_batch_when_all_wait_for_the_trainer(store):

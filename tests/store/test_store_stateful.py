@@ -132,7 +132,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def resume(self, data):
-        """The trainer dies and goes on from a checkpoint, the newest or (it was damaged) an older one."""
+        """The trainer dies and resumes from a checkpoint, the newest or (it was damaged) an older one."""
         self.trainer.close()
         self.trainer = ExperienceStore.open(self.url)
         step = data.draw(st.sampled_from(self.checkpoints[-3:]), label="checkpoint")

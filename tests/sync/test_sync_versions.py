@@ -153,7 +153,7 @@ def test_wait_ends_on_stop_and_on_timeout(folder):
 
 
 def test_rewind_removes_all_pushed_versions(tmp_path):
-    """A run that goes on from step 5 has new engines, which hold nothing of version 5."""
+    """A run that resumes from step 5 has new engines, which hold nothing of version 5."""
     pushed = open_versions("nccl", tmp_path)
     for version in (0, 5):
         pushed.publish(version, [])

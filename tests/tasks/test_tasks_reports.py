@@ -35,4 +35,4 @@ def test_a_run_goes_on_where_prefect_is_away(
         f"step {step} of 10: reward/mean 0.5" for step in (1, 2)
     ]
     (warning,) = [r.getMessage() for r in caplog.records if r.name == "run" and r.levelno == logging.WARNING]
-    assert "the run goes on" in warning
+    assert "the run continues" in warning

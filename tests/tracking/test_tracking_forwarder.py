@@ -150,7 +150,7 @@ def test_unsent_metrics_are_sent_later(tmp_path: Path, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("again", [False, True])
 def test_table_that_failed_to_send_is_sent_again(tmp_path: Path, again: bool) -> None:
-    """By the same flow, or by the one that goes on after it; once taken, by none."""
+    """By the same flow, or by the one that resumes it; once taken, by none."""
     recorder = Recorder()
     recorder.broken = True
     save_rollouts(tmp_path, "eval", 1, [SampledRollout("p", "r")])
@@ -291,7 +291,7 @@ def test_evaluation_ends_only_its_own_run(root: Path) -> None:
 
     training = open_writer("mlflow", RunInfo("p", "n", root / "p" / "n"), root)
     client = mlflow_client(root)
-    assert status_after(True, "n", keeps_status=True) == "RUNNING", "the training goes on"
+    assert status_after(True, "n", keeps_status=True) == "RUNNING", "the training continues"
     training.close(True)
     assert status_after(False, "n", keeps_status=True) == "FINISHED", "the training was no failure"
     assert status_after(False, "base", keeps_status=True) == "FAILED"
@@ -371,7 +371,7 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     assert draw_curve(info.job_dir) is not None
     forwarder.close(succeeded=False)
 
-    # The same job again: it goes on from checkpoint 2 in the same run.
+    # The same job again: it resumes from checkpoint 2 in the same run.
     rewind(info.job_dir, 2)
     writer = open_writer("mlflow", info, tmp_path)
     forwarder = Forwarder(info.job_dir, writer)

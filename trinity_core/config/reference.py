@@ -15,8 +15,8 @@ from trinity_core.config.schema import Config
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """# Configuration
 
-One YAML file says what a run is. This page lists every setting; it is written from the schema
-(`python -m trinity_core.config.reference`), where each setting has its meaning, choices, bounds and default once.
+One YAML file describes a run. This page lists every setting. It is generated from the schema
+(`python -m trinity_core.config.reference`), the one place that has each setting's meaning, choices, bounds and default.
 
 ```bash
 trinity run --config configs/gsm8k/gsm8k.yaml                           # run it
@@ -25,12 +25,12 @@ trinity validate --config configs/gsm8k/gsm8k.yaml                      # only c
 ```
 
 **Values.** `${oc.env:NAME,default}` is an environment variable, `${model.model_path}` another setting (OmegaConf's
-interpolation). Numbers are those of YAML 1.2: `1e-6` is one, `1_000` and `12:30` are text. Where a setting is text, it
-is what was written: `name: 1.10` is called 1.10. Relative paths start from the folder the command runs in. "derived" as
-a default means that the value follows from other settings when the file is loaded.
+interpolation). Numbers are those of YAML 1.2: `1e-6` is a number, `1_000` and `12:30` are text. A setting whose type is
+text keeps what was written: `name: 1.10` names the run 1.10. Relative paths start from the folder in which the command
+runs. "derived" as a default means that the value follows from other settings when the file is loaded.
 
-**Overrides** read `key.path=value`, the value being YAML. An entry of a list is named by its index or by its name:
-`buffer.explorer_input.eval_tasksets.gsm8k-eval.repeat_times=4`, `stages.sft_warmup.buffer.total_steps=5`.
+**Overrides** have the form `key.path=value`, where the value is YAML. An entry of a list is addressed by its index or
+its name: `buffer.explorer_input.eval_tasksets.gsm8k-eval.repeat_times=4`, `stages.sft_warmup.buffer.total_steps=5`.
 
 **Editors.** `configs/schema.json` (`trinity schema --json`) is the JSON Schema of these files. An editor with a YAML
 language server, such as VS Code with the YAML extension, completes and checks a file whose first line names it:
@@ -44,25 +44,25 @@ The configuration has 2 problems:
   - run.yaml:9: model.min_response_tokens: must be less than max_response_tokens, which is 16; it is 32.
 ```
 
-A setting that is valid but does nothing, or that changes another setting, gets a notice: `trinity validate` prints it,
-a run logs it as a warning.
+A setting that is valid but has no effect, or that changes another setting, causes a notice, which `trinity validate`
+prints and a run logs as a warning.
 
 **Folders.** A run keeps everything in `<checkpoint_root_dir>/<project>/<name>/`. Its experience store is a SQLite
 database in `buffer/` there, or what `buffer.trainer_input.experience_buffer.path` says.
 
-**Stages** run one after another, each from the model the one before has left. A stage inherits the sections above it
-key by key; lists, a `taskset` and an `experience_buffer` are replaced as a whole. With another `algorithm_type` only
-the optimizer is inherited from `algorithm`, and a stage that says how long it trains (`total_steps`, `total_epochs`)
-inherits no other length. The run of a stage is called `<name>_<stage_name>` and has a folder of its own beside those
-of the other stages.
+**Stages** run one after another, each from the model that the stage before has produced. A stage inherits the sections
+above it key by key; lists, a `taskset` and an `experience_buffer` are replaced as a whole. A stage with another
+`algorithm_type` inherits only the optimizer from `algorithm`, and a stage that says how long it trains (`total_steps`,
+`total_epochs`) inherits no other length. The run of a stage is called `<name>_<stage_name>` and has a folder of its own
+beside those of the other stages.
 
 **Algorithms** are named sets of defaults over parts (advantage, losses, aggregation …) that can each be replaced.
-Arguments that are given are laid over those of the algorithm: `policy_loss_fn_args: {clip_range: 0.1}` changes only the
-clip range. A part that is replaced by another starts from its own defaults. An argument that a part does not take is a
-problem, as an unknown key is; parts of your own are asked when the trainer starts.
+Arguments that you give are merged into the algorithm's own: `policy_loss_fn_args: {clip_range: 0.1}` changes only the
+clip range. A replaced part starts from its own defaults. An argument that a part does not take is reported like an
+unknown key, for your own parts in `plugin_dir` too.
 
-**veRL.** `trainer.trainer_config` takes a trainer configuration in veRL's words. Keys that also exist here set the
-setting of this page, unless that is given itself; keys without a counterpart are accepted and listed in a notice.
+**veRL.** `trainer.trainer_config` takes a trainer configuration with veRL's keys. A key with a counterpart on this page
+sets it, unless the counterpart is given too; keys without a counterpart are accepted and listed in a notice.
 """
 
 

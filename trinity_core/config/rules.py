@@ -326,7 +326,7 @@ def _trainer(config: Config) -> Iterator[Finding]:
     if trainer.torch_compile and trainer.zero_stage == 3:
         message = "cannot go with trainer.zero_stage 3, which gathers weights within a layer; choose one of them."
         yield Finding("trainer.torch_compile", True, message, ("trainer.zero_stage",))
-    instead = "use continue_from_checkpoint: true goes on from the run's latest checkpoint, false starts anew."
+    instead = "use continue_from_checkpoint: true resumes from the run's latest checkpoint, false starts anew."
     if verl.resume_mode != "auto":
         yield Finding(f"{VERL}.trainer.resume_mode", verl.resume_mode, instead)
     if verl.resume_from_path:

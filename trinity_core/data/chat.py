@@ -120,8 +120,8 @@ class ChatEncoder:
             before = self.render(messages[:turn], tools, prompt=True)
             if not text.startswith(before):
                 raise DataError(
-                    "the chat template writes this conversation differently once it goes on, so its answers cannot be "
-                    "told from the rest; use a template that keeps earlier turns as they are"
+                    "the chat template writes this conversation differently once it continues, so its answers cannot "
+                    "be located; use a template that keeps earlier turns as they are"
                 )
             starts.append(len(before))
         return text, starts

@@ -1,6 +1,6 @@
 """The workflows, rewards and operators that a configuration names: looked up, with their arguments, before any is used.
 
-A name that is looked up only when a task needs it fails that task alone, and the run goes on without its data.
+A name that is looked up only when a task needs it fails that task alone, and the run continues without its data.
 """
 
 from __future__ import annotations

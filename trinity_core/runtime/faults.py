@@ -103,7 +103,7 @@ def loss_of(error: Exception) -> str:
     known = dict(re.findall(r"^\t(\w+): (.+)$", str(error), re.MULTILINE))
     said = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
     reason = " ".join(said[1:] if known else said).partition(" Some common causes")[0]
-    again = "Start the same run again: it goes on from its latest whole checkpoint."
+    again = "Start the same run again: it resumes from its latest whole checkpoint."
     if "name" not in known:
         return f"Ray has lost a part of the run ({type(error).__name__}): {reason} {again}"
     actor = known["name"].rpartition("/")[2]

@@ -67,7 +67,7 @@ def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
         if summary is not None:
             started = start_from(config, model_path) if model_path else config
             if summary.get("made_from") != digest_of(started):
-                log.warning("%s has been run with other settings: it goes on from its checkpoint", config.name)
+                log.warning("%s has been run with other settings: it resumes from its checkpoint", config.name)
                 summary = None
         found.append(summary)
         model_path = (summary or {}).get("hf_dir") or model_path

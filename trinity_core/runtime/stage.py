@@ -18,8 +18,8 @@ from trinity_core.sync.methods import run_versions
 from trinity_core.tracking import rewind
 
 OTHER_MODEL = (
-    "The checkpoints of this run began from the model %s; its weights go on, and those of model.model_path %s are not "
-    "trained. To start from them, give the run another `name` or set `continue_from_checkpoint: false`."
+    "The checkpoints of this run began from the model %s; those weights are trained further, and not those of "
+    "model.model_path %s. To start from them, give the run another `name` or set `continue_from_checkpoint: false`."
 )
 
 
