@@ -132,9 +132,7 @@ def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None]) -> Non
         if pool_is_shared(client, POOL, worker_name(root)):
             return
         for run in mark_crashed(client, POOL, "Killed before `trinity up` started Prefect again"):
-            say(
-                f"The run {run.name} was killed. `prefect flow-run retry {run.id}` resumes it from its latest checkpoint."
-            )
+            say(f"The run {run.name} was killed. `prefect flow-run retry {run.id}` resumes it from its checkpoint.")
 
 
 def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
