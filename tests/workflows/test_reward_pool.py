@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from trinity_core.errors import DataError
@@ -35,6 +37,15 @@ def by_order(*, prompt, response, truth, task, **args):
         return float(len(bytearray(8 << 30)))
     if response == "slow":
         time.sleep(1.5)
+    if response == "work":
+        while time.process_time() < args["begun"] + 0.2:
+            pass
+        return 1
+    if response == "pid":
+        return os.getpid()
+    if response == "late":
+        time.sleep(0.5)
+        return 7
     if response == "noisy":
         print("a reward function may print")
         return 1
@@ -92,6 +103,41 @@ def test_worker_that_died_idle_is_replaced(plugins):
     assert [reward.value for reward in pool.score_sync("by_order", items("2", "3"))] == [2, 3]
     assert pool.started == 2
     pool.close()
+
+
+def test_answer_of_killed_worker_is_scored_again(plugins):
+    pool = RewardPool(workers=1, timeout=30.0, plugin_dir=plugins)
+    worker = int(pool.score_sync("by_order", items("pid"))[0].value)
+    timer = threading.Timer(0.25, os.kill, (worker, signal.SIGKILL))
+    timer.start()
+    rewards = pool.score_sync("by_order", items("late", "2"))
+    timer.join()
+    assert [(reward.value, reward.error) for reward in rewards] == [(7, None), (2, None)]
+    assert pool.started == 2
+    pool.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no /proc/PID/schedstat")
+def test_time_out_excludes_waits_for_a_cpu(plugins):
+    """The verifier needs 0.2 s of a CPU and gets a quarter of one; the time-out is 0.5 s."""
+    pool = RewardPool(workers=1, timeout=0.5, plugin_dir=plugins)
+    worker = int(pool.score_sync("by_order", items("pid"))[0].value)
+    cpu = {min(os.sched_getaffinity(0))}
+    os.sched_setaffinity(worker, cpu)
+    os.setpriority(os.PRIO_PROCESS, worker, os.getpriority(os.PRIO_PROCESS, 0) + 5)
+    busy = f"import os\nos.sched_setaffinity(0, {cpu})\nwhile True: pass"
+    other = subprocess.Popen([sys.executable, "-c", busy])
+    try:
+        time.sleep(0.5)
+        begun = psutil.Process(worker).cpu_times()
+        start = time.monotonic()
+        (reward,) = pool.score_sync("by_order", items("work", args={"begun": begun.user + begun.system}))
+        assert (reward.value, reward.error) == (1, None)
+        assert time.monotonic() - start > 0.5
+    finally:
+        other.kill()
+        other.wait()
+        pool.close()
 
 
 def test_scoring_never_blocks_the_event_loop(pool):

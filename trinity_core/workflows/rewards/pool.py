@@ -3,6 +3,11 @@
 Verdicts that need no verifier (see `FAST_PATHS`) are given in this process. All other answers go to workers, which
 start with the first such answer. If an answer takes longer than the time-out, its worker is killed and the answer
 counts as a verifier error; a new worker scores the answers behind it. Order is kept. The event loop is never blocked.
+
+Verdicts do not depend on how busy the machine is: a resumed run must train on the same rows as one that was never
+killed. So the time-out excludes the time that the worker spent waiting for a CPU, and if a worker dies, its answer is
+scored once more, since something else may have killed it. (When a flow is killed, Ray kills an actor's child processes
+before the actor, which may still store a step.)
 """
 
 from __future__ import annotations
@@ -14,11 +19,13 @@ import queue
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
 from trinity_core.errors import DataError, TransientFault
@@ -29,6 +36,10 @@ BOOT = (
 )
 START_SECONDS = 120.0
 """A worker imports its verifier in 1 to 3 s on quiet cores; on busy ones it may take far longer."""
+MAX_DEATHS = 2
+"""Workers that may die while they score one answer, before the answer counts as a verifier error."""
+SHORTEST_POLL = 0.01
+"""Seconds. Once the time-out has passed, a worker that waited for a CPU gets at least this long per poll."""
 
 
 class RewardRunner(Protocol):
@@ -39,6 +50,15 @@ class RewardRunner(Protocol):
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         """The same, for workflows that run in a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NoReply:
+    """Why a worker gave no reply."""
+
+    reason: str
+    died: bool
+    """The process ended; False: it took too long."""
 
 
 class _Worker:
@@ -64,14 +84,25 @@ class _Worker:
         with suppress(OSError):
             self.connection.send((name, items))
 
-    def receive(self, timeout: float) -> dict[str, Any] | str:
-        """The next reply, or the reason why there is none."""
+    def receive(self, timeout: float) -> dict[str, Any] | _NoReply:
+        """The next reply, or why there is none within `timeout` seconds, not counting its waits for a CPU."""
+        began, waited = time.monotonic(), self._run_queue_seconds()
+        left = timeout
         try:
-            if self.connection.poll(timeout):
-                return json.loads(self.connection.recv_bytes())
+            while left > 0:
+                if self.connection.poll(max(left, SHORTEST_POLL)):
+                    return json.loads(self.connection.recv_bytes())
+                left = timeout - (time.monotonic() - began) + (self._run_queue_seconds() - waited)
         except (EOFError, ConnectionError):
-            return f"the verifier's process ended with exit code {self.process.wait()}"
-        return f"the verifier took longer than {timeout:g} s"
+            return _NoReply(f"the verifier's process ended with exit code {self.process.wait()}", died=True)
+        return _NoReply(f"the verifier took longer than {timeout:g} s", died=False)
+
+    def _run_queue_seconds(self) -> float:
+        """Seconds so far in which the process was ready to run but had no CPU; 0 if the system does not report it."""
+        try:
+            return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[1]) * 1e-9
+        except (OSError, ValueError, IndexError):
+            return 0.0
 
     def prepare(self, name: str) -> None:
         """Import and warm up a reward function. Raises DataError if it does not exist, TransientFault if it hangs."""
@@ -79,8 +110,8 @@ class _Worker:
             return
         self.send(name, ())
         answer = self.receive(START_SECONDS)
-        if isinstance(answer, str):
-            raise TransientFault(f"a process for the reward function '{name}' did not start: {answer}")
+        if isinstance(answer, _NoReply):
+            raise TransientFault(f"a process for the reward function '{name}' did not start: {answer.reason}")
         _raise_fatal(answer)
         self.ready.add(name)
 
@@ -113,7 +144,7 @@ class RewardPool:
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         """One reward for each item, in their order.
 
-        A verifier that times out, dies or raises gives a Reward with an `error`. Raises DataError if the reward
+        A verifier that times out, dies twice or raises gives a Reward with an `error`. Raises DataError if the reward
         function does not exist or cannot work with this data set.
         """
         rewards, waiting = self._begin(name, items)
@@ -159,30 +190,35 @@ class RewardPool:
     def _score(self, name: str, items: list[RewardItem]) -> list[Reward]:
         """Runs in one of the pool's threads, of which there are as many as workers."""
         rewards: list[Reward] = []
+        deaths = 0
         while len(rewards) < len(items):
-            worker = self._take()
-            intact = False
+            worker, before = self._take(), len(rewards)
             try:
                 worker.prepare(name)
-                worker.send(name, items[len(rewards) :])
-                intact = self._collect(worker, rewards, len(items))
-            finally:
-                if intact:
-                    self._idle.put(worker)
-                else:
-                    worker.kill()
+                worker.send(name, items[before:])
+                no_reply = self._collect(worker, rewards, len(items))
+            except BaseException:
+                worker.kill()
+                raise
+            if no_reply is None:
+                self._idle.put(worker)
+                break
+            worker.kill()
+            deaths = no_reply.died + (deaths if len(rewards) == before else 0)
+            if not no_reply.died or deaths == MAX_DEATHS:
+                rewards.append(Reward(error=no_reply.reason))
+                deaths = 0
         return rewards
 
-    def _collect(self, worker: _Worker, rewards: list[Reward], count: int) -> bool:
-        """Append verdicts up to `count`; False if the worker hangs or has died, after a Reward with that error."""
+    def _collect(self, worker: _Worker, rewards: list[Reward], count: int) -> _NoReply | None:
+        """Append verdicts up to `count`; if the worker hangs or dies, return why the next answer has none."""
         while len(rewards) < count:
             answer = worker.receive(self.timeout)
-            if isinstance(answer, str):
-                rewards.append(Reward(error=answer))
-                return False
+            if isinstance(answer, _NoReply):
+                return answer
             _raise_fatal(answer)
             rewards.append(Reward(answer.get("parts"), answer.get("error")))
-        return True
+        return None
 
     def _take(self) -> _Worker:
         with suppress(queue.Empty):
