@@ -11,6 +11,7 @@ import pytest
 
 from trinity_core.errors import TransientFault, TrinityError, WeightSyncError
 from trinity_core.inference.requests import Request, Sampling, WeightSource
+from trinity_core.inference.settings import CPU_BLOCK_TOKENS
 from trinity_core.layout import JobLayout
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.weight_check import WeightCheck
@@ -68,6 +69,30 @@ def other_model(tiny_model):
 def restored_weights(tiny_engine, tiny_folder):
     yield
     asyncio.run(tiny_engine.load(WeightSource("folder", str(tiny_folder)), 0))
+
+
+def test_cache_reset_makes_the_engine_recompute_prompts(tiny_engine, monkeypatch):
+    prompt = np.arange(5, 5 + 3 * CPU_BLOCK_TOKENS + 1, dtype=np.int32)
+    backend, cached_tokens = tiny_engine._backend, []
+    place = backend._place
+
+    def watched(output):
+        if output.finished:
+            cached_tokens.append(output.num_cached_tokens)
+        place(output)
+
+    monkeypatch.setattr(backend, "_place", watched)
+
+    def logprobs(key: str) -> bytes:
+        [sample] = generate(tiny_engine, [Request(key, prompt, SAMPLING, 0)])
+        return sample.logprobs.tobytes()
+
+    asyncio.run(tiny_engine.reset_prefix_cache())
+    first = logprobs("reset/first")
+    logprobs("reset/cached")
+    asyncio.run(tiny_engine.reset_prefix_cache())
+    assert logprobs("reset/again") == first
+    assert cached_tokens == [0, 3 * CPU_BLOCK_TOKENS, 0]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])

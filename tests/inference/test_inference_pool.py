@@ -135,6 +135,25 @@ def test_engine_lost_during_load_is_replaced():
     asyncio.run(main())
 
 
+def test_engine_lost_during_cache_reset_is_replaced():
+    class Dying(FakeEngine):
+        async def reset_prefix_cache(self):
+            from trinity_core.inference.requests import EngineLost
+
+            raise EngineLost("gone")
+
+    async def main():
+        pool = await started(engine := Dying())
+        await pool.load(SOURCE, 3)
+        await pool.generate(ask("w"))
+        await pool.reset_prefix_cache()
+        await pool.generate(ask("again"))
+        assert pool.restarts == 1
+        assert engine.heirs[0].loaded == [(SOURCE, 3)] and len(engine.heirs[0].calls) == 1
+
+    asyncio.run(main())
+
+
 def test_cancelled_request_is_aborted_in_the_engine():
     engine = FakeEngine(seconds=0.2)
 

@@ -25,6 +25,8 @@ class FakeEngine:
     calls: list[list] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     loaded: list[tuple] = field(default_factory=list)
+    cache_resets: list[int] = field(default_factory=list)
+    """The number of `generate` calls before each `reset_prefix_cache`."""
     version: int = 0
     stopped: bool = False
     heirs: list[FakeEngine] = field(default_factory=list)
@@ -57,6 +59,9 @@ class FakeEngine:
         self.loaded.append((source, version))
         self.version = version
         return WeightSyncReport(version, 0.01, 1e-6)
+
+    async def reset_prefix_cache(self) -> None:
+        self.cache_resets.append(len(self.calls))
 
     async def stop(self) -> None:
         self.stopped = True

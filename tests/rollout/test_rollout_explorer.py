@@ -81,6 +81,13 @@ def stored(config) -> ExperienceStore:
     return ExperienceStore.open(store_url(config), str(config.job_dir))
 
 
+def with_workflow(name, settings, **args):
+    """The configuration with the workflow `name` for its training tasks."""
+    (taskset,) = settings.buffer.explorer_input.tasksets
+    taskset = taskset.with_values({"default_workflow_type": name, "workflow_args": args})
+    return settings.with_values({"buffer.explorer_input.tasksets": [taskset]})
+
+
 def test_each_step_uses_the_version_that_is_due(config, engine):
     settings = config()
     publish(settings, 0, 1, 2, 3)
@@ -95,6 +102,39 @@ def test_each_step_uses_the_version_that_is_due(config, engine):
     assert {int(e.versions[0]) for e in batch} == {0}
     assert {e.group for e in batch} == {"explorer/1/0", "explorer/1/1", "explorer/1/2"}
     assert all(e.action_mask.all() and e.reward is not None for e in batch)
+
+
+class Slow(Workflow):
+    """Returns some time after its answers, every second task later than the others."""
+
+    async def run(self):
+        completions = await self.model.chat(self.task.messages, n=self.task.repeat_times)
+        await asyncio.sleep(0.05 * (int(self.task.group.rpartition("/")[2]) % 2))
+        return [one.experience(reward=0.0) for one in completions]
+
+
+def test_engine_batches_do_not_depend_on_workflow_times(config, engine, monkeypatch):
+    monkeypatch.setitem(WORKFLOWS, "slow", Slow)
+    settings = config(buffer={"batch_size": 5, "total_steps": 2}, explorer={"runner_per_model": 2})
+    settings = with_workflow("slow", settings)
+    publish(settings, 0, 1)
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert [len(call) for call in engine.calls] == [4, 4, 2, 4, 4, 2]
+
+
+def test_each_synchronous_step_begins_with_an_empty_cache(config, engine):
+    settings = config(synchronizer={"sync_interval": 2}, explorer={"eval_on_startup": True})
+    publish(settings, 0, 2)
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert len(engine.calls) == 5, "an evaluation and four steps"
+    assert engine.cache_resets == [1, 2, 4], "after the evaluation, and before each second step with the same weights"
+
+
+def test_no_cache_reset_if_every_step_loads_weights(config, engine):
+    settings = config()
+    publish(settings, 0, 1, 2, 3)
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert len(engine.calls) == 4 and engine.cache_resets == []
 
 
 def test_it_waits_for_the_trainer_and_says_so(config, engine):
@@ -221,7 +261,7 @@ def test_on_its_own_it_takes_the_newest_version_at_its_interval(config, engine):
 
 def test_on_its_own_it_starts_with_what_the_engines_hold(config, engine):
     asyncio.run(Explorer(config(mode="explore"), [engine]).run(explore))
-    assert engine.loaded == []
+    assert engine.loaded == [] and engine.cache_resets == []
     assert len(engine.calls) == 4
 
 
@@ -233,25 +273,16 @@ class Broken(Workflow):
         return [one.experience(reward=0.0)]
 
 
-def broken(settings, **args):
-    """The configuration with the workflow `broken` for its training tasks."""
-    key = "buffer.explorer_input.tasksets"
-    (taskset,) = settings.buffer.explorer_input.tasksets
-    return settings.with_values(
-        {key: [taskset.with_values({"default_workflow_type": "broken", "workflow_args": args})]}
-    )
-
-
 def test_a_step_whose_tasks_all_fail_ends_the_run(config, engine, monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
-    settings = broken(config(mode="explore"))
+    settings = with_workflow("broken", config(mode="explore"))
     with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 1 failed; the first, .*RuntimeError: task 0"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
 
 
 def test_a_step_with_one_failure_goes_on_and_counts_it(config, engine, monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
-    settings = broken(config(mode="explore"), only=1)
+    settings = with_workflow("broken", config(mode="explore"), only=1)
     asyncio.run(Explorer(settings, [engine]).run(explore))
     lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert sum(line.metrics["failed_tasks"] for line in lines) == 1

@@ -57,6 +57,29 @@ def test_no_more_than_so_many_run_at_once():
     assert Scripted.most == 3
 
 
+def test_wave_begins_after_all_tasks_before_it_end():
+    scripts = [[0.03], [0.0], [0.0], [0.02], [0.0]]
+    tasks = [Task(i, {}, "set", "scripted", workflow_args={"does": s}, group=f"g{i}") for i, s in enumerate(scripts)]
+    begun, done = [], []
+
+    async def main():
+        runner = TaskRunner(None, RewardPool(1), 2, 5.0)
+        one = runner._one
+
+        async def watched(task, gate):
+            begun.append((task.index, len(done)))
+            outcome = await one(task, gate)
+            done.append(task.index)
+            return outcome
+
+        runner._one = watched
+        return await runner.run(tasks, in_waves=True)
+
+    outcomes = asyncio.run(main())
+    assert [outcome.task.index for outcome in outcomes] == [0, 1, 2, 3, 4]
+    assert begun == [(0, 0), (1, 0), (2, 2), (3, 2), (4, 4)]
+
+
 def test_a_failure_is_retried_and_counted():
     [outcome] = run([ValueError("first"), 0.0])
     assert (outcome.retries, outcome.failed) == (1, False)

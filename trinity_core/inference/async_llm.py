@@ -87,6 +87,10 @@ class AsyncLLMBackend:
         if self.version != version:
             raise VersionGone(f"version {version} of the weights is not what the engine holds: that is {self.version}")
 
+    async def reset_prefix_cache(self) -> None:
+        """See `Backend.reset_prefix_cache`."""
+        await self._vllm.reset_prefix_cache()
+
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """See `Backend.score`."""
         prompt: Any = {"prompt_token_ids": list(tokens)}

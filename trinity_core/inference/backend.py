@@ -34,6 +34,9 @@ class Backend(Protocol):
         sampled it. Raises `VersionGone` or `DataError`, without any change, if the weights are not there.
         """
 
+    async def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache. Called while no request is in flight."""
+
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs (temperature 1, nats) of tokens 1 … of a sequence, each after the tokens before it."""
 

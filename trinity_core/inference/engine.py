@@ -89,6 +89,10 @@ class Engine:
             gap = verify_weights(check, await self.score(check.tokens), tolerance)
         return WeightSyncReport(version, time.perf_counter() - began, gap)
 
+    async def reset_prefix_cache(self) -> None:
+        """Empty the prefix cache, so that the next prompts are computed as by an engine that has just started."""
+        await self._backend.reset_prefix_cache()
+
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs (temperature 1, nats) of tokens 1 … of a sequence, each after the tokens before it."""
         return await self._backend.score(tokens)

@@ -86,6 +86,10 @@ class InProcessBackend:
         """See `Backend.load`."""
         await self._call(lambda: self._load(source, version))
 
+    async def reset_prefix_cache(self) -> None:
+        """See `Backend.reset_prefix_cache`."""
+        await self._call(lambda: self._vllm.reset_prefix_cache())
+
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """See `Backend.score`."""
         return await self._call(lambda: self._score(list(tokens)))

@@ -61,6 +61,8 @@ class EnginePool:
     _slots: list[_Slot] = field(default_factory=list)
     _asked: list[_Ask] = field(default_factory=list)
     _held: tuple[WeightSource, int] | None = None
+    _may_have_cached: bool = True
+    """False if no engine was asked for samples since its prefix cache was last emptied."""
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
     _fault: Exception | None = None
 
@@ -84,6 +86,7 @@ class EnginePool:
         if self._fault is not None:
             raise self._fault
         loop = asyncio.get_running_loop()
+        self._may_have_cached = True
         ask = _Ask(requests, loop.create_future())
         if not self._asked:
             loop.call_soon(self._dispatch)
@@ -100,7 +103,25 @@ class EnginePool:
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport:
         """Load `version` in all engines; return the slowest one's report. Raises what `Engine.load` raises."""
         self._held = (source, version)
-        return max(await asyncio.gather(*(self._load(slot) for slot in self._slots)), key=lambda done: done.seconds)
+        reports = await asyncio.gather(*(self._load(slot) for slot in self._slots))
+        self._may_have_cached = any(slot.load for slot in self._slots)
+        return max(reports, key=lambda report: report.seconds)
+
+    async def reset_prefix_cache(self) -> None:
+        """Empty the prefix caches of the engines unless they are empty already. Called while no request is in flight.
+
+        A cached prefix is not computed again. That changes what an engine computes together, and with it the last bits
+        of log-probs; after a resume the caches are empty.
+        """
+        if self._may_have_cached:
+            await asyncio.gather(*(self._reset_prefix_cache(slot) for slot in self._slots if slot.replacing is None))
+            self._may_have_cached = False
+
+    async def _reset_prefix_cache(self, slot: _Slot) -> None:
+        try:
+            await slot.handle.reset_prefix_cache()
+        except EngineLost as lost:
+            self._replace(slot, lost)
 
     async def _load(self, slot: _Slot) -> WeightSyncReport:
         assert self._held is not None

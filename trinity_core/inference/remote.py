@@ -21,6 +21,7 @@ class EngineHandle(Protocol):
     async def generate(self, requests: Sequence[Request]) -> SampleBatch: ...
     async def abort(self, keys: Sequence[str]) -> None: ...
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport: ...
+    async def reset_prefix_cache(self) -> None: ...
     async def stop(self) -> None: ...
     async def successor(self, model_path: str) -> EngineHandle:
         """Stop this engine; return a new one with the same settings, not started."""
@@ -53,6 +54,10 @@ class RemoteEngine:
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport:
         """See `Engine.load`."""
         return await self._call("load", source, version)
+
+    async def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`."""
+        await self._call("reset_prefix_cache")
 
     async def stop(self) -> None:
         """End the actor, vLLM's processes with it."""
@@ -90,6 +95,7 @@ class RemoteEngine:
             "generate": self.actor.generate,
             "abort": self.actor.abort,
             "load": self.actor.load,
+            "reset_prefix_cache": self.actor.reset_prefix_cache,
             "stop": self.actor.stop,
         }[verb]
         try:

@@ -157,7 +157,10 @@ class Explorer:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether each step waits for the version that is due (`sync_style: fixed`, with a trainer beside it)."""
+        """Whether each step waits for the version that is due (`sync_style: fixed`, with a trainer beside it).
+
+        A synchronous run resumes exactly, so its steps depend on nothing but their tasks and weights.
+        """
         return self.config.mode == "both" and self.config.synchronizer.sync_style == "fixed"
 
     def due_version(self, step: int) -> int:
@@ -239,7 +242,9 @@ class Explorer:
         self._state = f"exploring step {step}"
         resources, began = self._open, time.perf_counter()
         before = (resources.pool.busy.seconds, resources.rewards.busy.seconds, resources.pool.tokens)
-        outcomes = await resources.runner.run(self._schedule.tasks(step))
+        if self.is_synchronous:
+            await resources.pool.reset_prefix_cache()
+        outcomes = await resources.runner.run(self._schedule.tasks(step), in_waves=self.is_synchronous)
         _check_failures(step, outcomes)
         experiences = experiences_of(outcomes)
         for operator in resources.operators:

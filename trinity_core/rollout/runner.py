@@ -57,9 +57,21 @@ class TaskRunner:
     threads: Executor | None = None
     """Runs workflows whose `run` is not a coroutine."""
 
-    async def run(self, tasks: Sequence[Task], at_once: int | None = None) -> list[Outcome]:
-        """One outcome for each task, in their order. Raises what no retry of a task can fix: lost engines."""
-        gate = asyncio.Semaphore(at_once or self.at_once)
+    async def run(self, tasks: Sequence[Task], at_once: int | None = None, in_waves: bool = False) -> list[Outcome]:
+        """One outcome for each task, in their order. Raises what no retry of a task can fix: lost engines.
+
+        With `in_waves`, the next `at_once` tasks begin together once all tasks before them have ended; without, each
+        task begins as soon as one ends. In waves, what the engines compute together, and with it the last bits of
+        their log-probs, does not depend on how long workflows and verifiers take.
+        """
+        limit = at_once or self.at_once
+        if not in_waves:
+            return await self._run(tasks, limit)
+        waves = [tasks[start : start + limit] for start in range(0, len(tasks), limit)]
+        return [outcome for wave in waves for outcome in await self._run(wave, limit)]
+
+    async def _run(self, tasks: Sequence[Task], at_once: int) -> list[Outcome]:
+        gate = asyncio.Semaphore(at_once)
         running = [asyncio.ensure_future(self._one(task, gate)) for task in tasks]
         try:
             return list(await asyncio.gather(*running))
