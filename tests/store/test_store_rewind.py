@@ -85,6 +85,17 @@ def test_explorer_with_a_rewound_version_is_refused(store):
         store.put("e", 4, {}, make_rows(2, version=3), 3)
 
 
+def test_explorer_of_old_lineage_cannot_cut_a_batch_short(store):
+    """The explorer of a killed run calls `waiting` or `finished` after the next run has rewound the store."""
+    on_policy(store, 1, 3, {})
+    store.rewind(2)
+    for report in (lambda: store.waiting("e", 3), lambda: store.finished("e")):
+        with pytest.raises(LineageChanged):
+            report()
+    assert len(store.lease(3, 4, 2)) == 4
+    assert store.lease(4, 4, 3) is None, "not an empty batch: the new explorer is still to come"
+
+
 def test_rewind_affects_only_users_of_newer_weights(store):
     store.put("slow", 1, {"o": 1}, make_rows(2, tag="slow"), 0)
     on_policy(store, 1, 3, {})

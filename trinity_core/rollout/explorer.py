@@ -107,11 +107,11 @@ class Explorer:
             try:
                 self._start_over()
                 await loop(self)
+                if self._step >= self.total_steps:
+                    await asyncio.to_thread(self._open.store.finished, self.name)
                 break
             except LineageChanged as change:
                 log.warning("explorer %s starts over: %s", self.name, change)
-        if self._step >= self.total_steps:
-            await asyncio.to_thread(self._open.store.finished, self.name)
         self._state = "stopped" if self._stopping else "finished"
         return self._summary()
 

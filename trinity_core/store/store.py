@@ -160,14 +160,25 @@ class ExperienceStore:
             self._set_explorer(connection, explorer, finished=False)
 
     def waiting(self, explorer: str, version: int | None) -> None:
-        """Record that `explorer` waits for weight version `version` before its next put (None: it no longer waits)."""
+        """Record that `explorer` waits for weight version `version` before its next put (None: it no longer waits).
+
+        Raises `LineageChanged` if the store was rewound since `position()`. An explorer may outlive its killed run for
+        a moment, and must not make the next run's trainer believe that no more rows come.
+        """
         with self._database.write() as connection:
+            self._check_lineage(connection, explorer)
             self._set_explorer(connection, explorer, waiting=version, finished=False)
 
     def finished(self, explorer: str) -> None:
-        """Record that `explorer` has finished and puts nothing more."""
+        """Record that `explorer` has finished and puts nothing more. Raises `LineageChanged` as `waiting` does."""
         with self._database.write() as connection:
+            self._check_lineage(connection, explorer)
             self._set_explorer(connection, explorer, waiting=None, finished=True)
+
+    def _check_lineage(self, connection: Any, explorer: str) -> None:
+        now = connection.execute(select(self._tables.meta.c.lineage)).scalar_one()
+        if self._lineages.setdefault(explorer, now) != now:
+            raise LineageChanged(f"{explorer} belongs to an abandoned lineage: start over from the stored position")
 
     def _set_explorer(self, connection: Any, explorer: str, **values: Any) -> None:
         e = self._tables.explorers
