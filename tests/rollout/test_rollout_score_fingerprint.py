@@ -90,6 +90,13 @@ def test_trained_step_keeps_its_score_under_another_base_model(folder: Path) -> 
     assert valid_scores(config_of(folder)) == {8: 0.9}
 
 
+def test_a_trainer_alone_takes_the_scores_of_its_explorer(folder: Path) -> None:
+    """Its configuration need not name the eval sets."""
+    write_score(config_of(folder, "mode=explore", "synchronizer.sync_method=checkpoint"), 8, 0.9)
+    trainer = config_of(folder, "mode=train", "buffer.explorer_input.eval_tasksets=[]")
+    assert valid_scores(trainer) == {8: 0.9}
+
+
 def test_only_the_ends_of_a_large_weight_file_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trinity_core.rollout.score_fingerprint.EDGE_BYTES", 4)
     found = []

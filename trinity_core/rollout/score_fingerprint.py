@@ -47,8 +47,13 @@ def score_fingerprint(config: Config, step: int) -> str:
 
 
 def valid_scores(config: Config) -> dict[int, float]:
-    """step -> score of the run's weights; only scores that were made with what the configuration says now."""
+    """step -> score of the run's weights; only scores that were made with what the configuration says now.
+
+    A configuration without eval sets, such as that of a trainer whose explorer is a run of its own, takes all scores.
+    """
     lines = [line for line in read_metrics(config.job_dir) if line.source.startswith("eval")]
+    if not config.buffer.explorer_input.eval_tasksets:
+        return eval_scores(lines)
     now = {first: score_fingerprint(config, first) for first in {min(line.step, 1) for line in lines}}
     return eval_scores([line for line in lines if line.made_with == now[min(line.step, 1)]])
 

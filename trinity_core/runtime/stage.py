@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from trinity_core.runtime.placement import Placement, components_of, flow_of, sy
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import run_versions
 from trinity_core.tracking import rewind
+
+log = logging.getLogger(__name__)
 
 OTHER_MODEL = (
     "The checkpoints of this run began from the model %s; those weights are trained further, and not those of "
@@ -40,8 +43,13 @@ class Stage:
 
 
 def resolve_stage(loaded: Config, stage: str = "", model_path: str = "") -> Stage:
-    """`choose_stage`, then `resume`: one stage of a checked configuration, ready to start."""
-    return resume(choose_stage(loaded, stage, model_path))
+    """`choose_stage`, then `resume`: one stage of a checked configuration, ready to start. Its warnings are logged."""
+    resolved = resume(choose_stage(loaded, stage, model_path))
+    for warning in resolved.warnings:
+        log.warning(warning)
+    if resolved.resumed_step:
+        log.info("Resuming from the checkpoint of step %s in %s", resolved.resumed_step, resolved.config.job_dir)
+    return resolved
 
 
 def choose_stage(
