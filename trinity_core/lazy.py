@@ -23,4 +23,8 @@ else:
                 raise AttributeError(name)
             return getattr(importlib.import_module(self.__name__), name)
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            """As the module itself: Ray pickles a function of a script or notebook with the modules that it uses."""
+            return importlib.import_module, (self.__name__,)
+
     torch = LazyModule("torch")
