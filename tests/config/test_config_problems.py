@@ -400,6 +400,15 @@ def test_missing_and_unreadable_files_are_reported(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
+def test_a_verl_file_in_place_of_a_configuration_is_refused() -> None:
+    """Its sections refer to each other; some of their keys are unknown here."""
+    text = "critic: {model: {fsdp_config: {unknown: {a: '${critic.ppo_epochs}'}}}, ppo_epochs: 1}\n"
+    for overrides in ((), ("trainer.trainer_config.critic=null",)):
+        with pytest.raises(ConfigError) as caught:
+            config_from_text(text, overrides)
+        assert ("critic", "is not a known key.") in [(each.key, each.message) for each in caught.value.problems]
+
+
 def test_empty_file_lists_required_settings() -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_text("")

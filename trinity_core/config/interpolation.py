@@ -23,9 +23,8 @@ def interpolate(origin: YamlSource, defaults: Tree, report: Report) -> Tree:
     verl = trainer.get("trainer_config") if isinstance(trainer, dict) else None
     if isinstance(verl, dict):
         # The sections of a veRL configuration refer to each other as in a file of their own.
-        whole |= {
-            name: f"${{trainer.trainer_config.{name}}}" for name in ("actor_rollout_ref", "critic") if name in verl
-        }
+        sections = [name for name in ("actor_rollout_ref", "critic") if name in verl and name not in tree]
+        whole |= {name: f"${{trainer.trainer_config.{name}}}" for name in sections}
     return _replace(tree, OmegaConf.create(whole), "", report)
 
 
