@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import pytest
 from annotated_types import Ge, Le
@@ -19,10 +19,11 @@ from trinity_core.algorithms.entropy import entropy_bonus
 from trinity_core.config import ConfigError, config_from_dict
 from trinity_core.config.named import fitting
 from trinity_core.config.problems import Report
-from trinity_core.errors import InputError
+from trinity_core.errors import InputError, TrinityError
 from trinity_core.plugins import load_plugins
 from trinity_core.registry import HOMES, Registry, registry_of
 from trinity_core.signatures import ArgumentsOf, Choices, arguments_model
+from trinity_core.workflows import WORKFLOWS
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -104,9 +105,29 @@ def test_taken_names_are_refused_and_reimports_are_not(tmp_path: Path, monkeypat
                 load_plugins(tmp_path)
         plugin.write_text(head)
         assert load_plugins(tmp_path) == ["fails_at_its_end"]
+        (tmp_path / "twice.py").write_text(
+            head.replace("late", "twice") + head.partition("\n")[2].replace("late", "twice")
+        )
+        with pytest.raises(TrinityError, match="'twice' is registered already"):
+            load_plugins(tmp_path)
     finally:
-        registry_of("default_reward_fn_type").pop("late", None)
+        for name in ("late", "twice"):
+            registry_of("default_reward_fn_type").pop(name, None)
         sys.modules.pop("fails_at_its_end", None)
+
+
+def test_parts_of_the_wrong_kind_are_refused() -> None:
+    with pytest.raises(InputError, match="the policy loss 'odd' is a plain function"):
+        POLICY_LOSSES.arguments(cast(Any, parameters), "odd")
+    with pytest.raises(InputError, match="a policy loss is registered under a name"):
+        POLICY_LOSSES.register(cast(Any, parameters))
+
+
+def test_a_plugin_that_exits_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "exits.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(TrinityError, match=r"exits\.py cannot be loaded: SystemExit: 3"):
+        load_plugins(tmp_path)
 
 
 def scorer(
@@ -203,3 +224,19 @@ def test_names_of_arguments_may_be_those_of_pydantic() -> None:
 
     model = arguments_model("copies", [Copies])
     assert model is not None and "copy" in model.model_fields
+
+    def shaped(model_config: dict[str, Any] | None = None, size: int = 1) -> None: ...
+
+    values, problems = fitted(shaped, {"model_config": {"a": 1}, "size": "x"})
+    assert values["model_config"] == {"a": 1}
+    assert problems == ["args.size must be a whole number, not 'x'."]
+
+
+def test_choices_may_be_numbers() -> None:
+    def scaled(bits: Literal[4, 8] = 8) -> None: ...
+
+    assert fitted(scaled, {"bits": 3})[1] == ["args.bits must be one of 4, 8, not 3."]
+
+
+def test_a_workflow_need_not_derive_from_the_base_class() -> None:
+    assert fitting(WORKFLOWS, cast(Any, fitted), "plain", {"a": 1}, "args", Report()) == {"a": 1}

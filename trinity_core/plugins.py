@@ -44,7 +44,7 @@ def _load(file: Path) -> str:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise TrinityError(f"the plugin {file} cannot be loaded: {type(error).__name__}: {error}") from error
     return name

@@ -11,7 +11,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable
+from types import ModuleType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -59,6 +61,7 @@ class Registry(dict[str, T]):
         self._inputs = frozenset(inputs)
         self._leading = leading
         self._functions = functions
+        self._modules: dict[str, ModuleType | None] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that adds a part under this name.
@@ -66,11 +69,15 @@ class Registry(dict[str, T]):
         Raises InputError where another part has the name: a module that silently replaced a part would change every
         run. A part whose file is imported once more, as after a plugin that failed, takes its own place again.
         """
+        if not isinstance(name, str):
+            raise InputError(f"a {self.kind} is registered under a name, as in register('mine')")
 
         def add(part: T) -> T:
-            if name in self and not _reimported(self[name], part):
+            module = _module_of(part)
+            again = name in self and _same_source(self[name], part) and self._modules.get(name) is not module
+            if name in self and not again:
                 raise InputError(f"the {self.kind} '{name}' is registered already; choose another name")
-            self[name] = part
+            self[name], self._modules[name] = part, module
             return part
 
         return add
@@ -92,8 +99,16 @@ class Registry(dict[str, T]):
         return name in self and any(value in inspect.signature(each).parameters for each in self._called(self[name]))
 
     def arguments(self, part: T, name: str) -> type[BaseModel] | None:
-        """The model of the arguments that this part takes; None where it takes any, or has no signature to ask."""
-        return arguments_model(name, self._called(part), self._inputs, self._leading)
+        """The model of the arguments that this part takes; None where it takes any, or has no signature to ask.
+
+        Raises InputError for a part that was registered without the decorator of its kind.
+        """
+        try:
+            functions = self._called(part)
+        except AttributeError:
+            plain = type(part).__name__
+            raise InputError(f"the {self.kind} '{name}' is a plain {plain}; use the decorator of its kind") from None
+        return arguments_model(name, functions, self._inputs, self._leading)
 
     def _called(self, part: Any) -> Iterable[Callable[..., Any]]:
         """The functions that the part's arguments are passed to."""
@@ -121,8 +136,13 @@ def registry_of(key: str) -> Registry[Any]:
     return found
 
 
-def _reimported(old: Any, new: Any) -> bool:
-    """True if `new` is the same function or class as `old`, made by importing its file once more."""
+def _module_of(part: Any) -> ModuleType | None:
+    """The module that defines a part, None where that is not known. Another import of its file makes another one."""
+    return sys.modules.get(getattr(getattr(part, "function", part), "__module__", None) or "")
+
+
+def _same_source(old: Any, new: Any) -> bool:
+    """True if two functions or classes have the same name in the same file."""
     old, new = getattr(old, "function", old), getattr(new, "function", new)
     try:
         files = inspect.getsourcefile(old), inspect.getsourcefile(new)

@@ -70,7 +70,9 @@ def arguments_model(
             bases = (_Open, *(base for base in bases if base is not Arguments))
         for each in parameters:
             named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-            if named and each.name not in inputs and not each.name.startswith("_"):
+            if named and each.name == "model_config":  # pydantic's own, so that no field can have the name
+                bases = (_Open, *(base for base in bases if base is not Arguments))
+            elif named and each.name not in inputs and not each.name.startswith("_"):
                 default = ... if each.default is each.empty else each.default
                 fields[each.name] = (_kind(function, each), default)
     with warnings.catch_warnings():

@@ -114,7 +114,7 @@ def _said(fault: ErrorDetails, value: Any, wanted: Type | None, section: Type | 
     if kind == "extra_forbidden":
         return "is not a known key.", _meant(str(fault["loc"][-1]), value, section)
     if kind == "literal_error":
-        choices = re.findall(r"'([^']*)'", details["expected"])
+        choices = [text.strip("'") for text in re.split(", | or ", details["expected"])]
         return f"must be one of {', '.join(choices)}, not {show(value)}.", closest(str(value), choices)
     if kind.startswith(("greater_than", "less_than")):
         bounds = (wanted and wanted.bounds) or Bounds(details.get("ge", details.get("gt")), details.get("le"))

@@ -56,7 +56,9 @@ class Workflow:
         raise NotImplementedError(f"{type(self).__name__} has no run()")
 
 
-WORKFLOWS: Registry[type[Workflow]] = Registry("workflow", functions=lambda flow: (flow.arguments or any_arguments,))
+WORKFLOWS: Registry[type[Workflow]] = Registry(
+    "workflow", functions=lambda flow: (getattr(flow, "arguments", None) or any_arguments,)
+)
 
 
 async def run_workflow(
