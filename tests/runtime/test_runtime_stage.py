@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from trinity_core.config import Config, SynchronizerConfig
+from trinity_core.config import Config, SynchronizerConfig, config_from_dict
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import TRAINER, hold, release
-from trinity_core.runtime.stage import lock_names, resume_step
+from trinity_core.runtime.stage import lock_names, resolve_stage, resume_step
 from trinity_core.sync.methods import open_versions
 
 PARTS = {"explore", "train"}
@@ -77,3 +77,16 @@ def test_explorer_and_trainer_of_a_run_can_be_separate_flows(config: Config) -> 
             resume_step(config, {"train"})
     finally:
         other.kill()
+
+
+def test_a_run_without_prefect_logs_its_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = {
+        "mode": "bench",
+        "checkpoint_root_dir": str(tmp_path),
+        "model": {"model_path": "m", "max_model_len": 8},
+        "cluster": {"gpu_per_node": 0},
+        "trainer": {"ulysses_sequence_parallel_size": 2},
+        "buffer": {"explorer_input": {"taskset": {"path": "d"}, "eval_tasksets": [{"path": "d"}]}},
+    }
+    stage = resolve_stage(config_from_dict(tree))
+    assert stage.warnings and all(warning in caplog.text for warning in stage.warnings)
