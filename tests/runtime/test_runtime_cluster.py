@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from trinity_core.config import Config, config_from_dict
+from trinity_core.config.paths import actor_prefix, engine_name
 from trinity_core.errors import TrinityError
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
@@ -118,6 +119,12 @@ def test_a_run_that_waits_for_gpus_of_others_says_so(
     close_cluster(open_cluster(joining(engine_num=8), 4))
     assert "needs 8 GPUs and waits until they are free: now 5 of 8 are" in caplog.text
     assert ray.joined == 0
+
+
+def test_actor_names_carry_the_explorers_name() -> None:
+    named = small_config(mode="explore", explorer={"name": "new"})
+    assert engine_name(named, 0) == f"{named.name}/new/engine_0"
+    assert actor_prefix(small_config(explorer={"name": "new"})) == f"{named.name}/evaluation/new"
 
 
 @pytest.mark.slow

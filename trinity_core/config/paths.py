@@ -1,4 +1,4 @@
-"""The URL of a run's experience store, and the names of its engines."""
+"""The URL of a run's experience store, and the names of its actors."""
 
 from __future__ import annotations
 
@@ -63,5 +63,11 @@ def is_backup(buffer: ExperienceBufferConfig) -> bool:
 
 
 def engine_name(config: Config, index: int) -> str:
-    """The name of the policy's engine `index` among the actors of the run."""
-    return f"{config.name}/engine_{index}"
+    """The name of the policy's engine `index` in Ray."""
+    return f"{actor_prefix(config)}/engine_{index}"
+
+
+def actor_prefix(config: Config) -> str:
+    """The explorer's name in Ray, with which those of its engines begin. An evaluation of the run has another."""
+    evaluation = "/evaluation" if config.mode == "bench" else ""
+    return f"{config.name}{evaluation}/{config.explorer.name}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.config import Config
-from trinity_core.config.paths import engine_name
+from trinity_core.config.paths import actor_prefix, engine_name
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import POLL_SECONDS, Stopped, get, result_of
 from trinity_core.runtime.placement import Placement
@@ -93,7 +93,7 @@ def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> l
     made: list[list[Any]] = []
     for model, gpus in zip(config.explorer.auxiliary_models, placement.auxiliary_gpus, strict=False):
         settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
-        name = f"{config.name}/auxiliary_{len(made)}"
+        name = f"{actor_prefix(config)}/auxiliary_{len(made)}"
         made.append([
             _start_engine(cluster, config, f"{name}_{index}", settings, gpus) for index in range(model.engine_num)
         ])  # fmt: skip
@@ -104,7 +104,7 @@ def start_explorer(cluster: Cluster, config: Config, engines: list[Any], auxilia
     """The explorer: it drives the engines and holds no model itself."""
     from trinity_core.rollout.explorer import Explorer
 
-    name, env = f"{config.name}/{config.explorer.name}", dict(config.explorer.env_vars)
+    name, env = actor_prefix(config), dict(config.explorer.env_vars)
     env |= log_environment(config, name)
     return cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8)
 
