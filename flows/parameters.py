@@ -28,7 +28,7 @@ def _shown(title: str, description: str) -> FieldInfo:
     return shown
 
 
-Override = Annotated[str, Field(pattern=r"^[^=]*[^=.\[\]\s][^=]*=", examples=["trainer.total_steps=100"])]
+Override = Annotated[str, Field(pattern=r"^[^=]*[^=.\[\]\s][^=]*=", examples=["buffer.total_steps=100"])]
 """One setting, as `dotted.key=value`: what `load_config` takes for one."""
 
 

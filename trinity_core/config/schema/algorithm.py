@@ -49,7 +49,7 @@ class AlgorithmConfig(Section):
     """
 
     algorithm_type: str = "ppo"
-    """Name of a set of defaults for all parts below."""
+    """The algorithm: a named set of defaults for its parts, such as advantage, losses and aggregation."""
     repeat_times: Derived[Count] = DERIVED
     """Rollouts of one task; by default the algorithm's own. Always 2 for `dpo` (a pair) and 1 for `sft`."""
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)

@@ -170,7 +170,7 @@ class BufferConfig(Section):
     total_epochs: Annotated[Count, Unit("epochs")] = 1
     """Passes over the training tasks. Ignored where `total_steps` is given."""
     total_steps: Steps | None = None
-    """Training steps; null means as many as train what is explored in `total_epochs`."""
+    """Train steps; null means as many as the experiences of `total_epochs` fill."""
     explorer_input: ExplorerInputConfig = Field(default_factory=ExplorerInputConfig)
     """Tasks."""
     trainer_input: TrainerInputConfig = Field(default_factory=TrainerInputConfig)
