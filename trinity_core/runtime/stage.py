@@ -21,8 +21,8 @@ from trinity_core.tracking import rewind
 log = logging.getLogger(__name__)
 
 OTHER_MODEL = (
-    "The checkpoints of this run began from the model %s; those weights are trained further, and not those of "
-    "model.model_path %s. To start from them, give the run another `name` or set `continue_from_checkpoint: false`."
+    "The checkpoints of this run began from the model %s; those weights are trained further, and not those of model."
+    "model_path %s. To start from that model, give the run another `name` or set `continue_from_checkpoint: false`."
 )
 
 
