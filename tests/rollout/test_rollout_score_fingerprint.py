@@ -112,3 +112,11 @@ def test_outside_programs_read_an_eval_line_as_before(folder: Path) -> None:
     line = json.loads((config.job_dir / "monitor/metrics.jsonl").read_text())
     assert line.keys() - {"made_with"} == {"step", "source", "time", "metrics"}
     assert line["metrics"] == {"eval/test/accuracy": 0.4}
+
+
+def test_plugins_in_the_home_folder_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    config = config_of(folder, "plugin_dir=~/plugins")
+    before = score_fingerprint(config, 1)
+    (folder / "plugins/reward.py").write_text("LIMIT = 2\n")
+    assert score_fingerprint(config, 1) != before

@@ -41,7 +41,7 @@ def score_fingerprint(config: Config, step: int) -> str:
             {name: value for name, value in each.items() if name not in ASIDE}
             for each in given["explorer"]["auxiliary_models"]
         ],
-        "plugins": _files_digest(sorted(Path(config.plugin_dir).glob("**/*.py"))) if config.plugin_dir else "",
+        "plugins": _plugins_digest(config.plugin_dir),
     }
     return sha256(json.dumps(made_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -56,6 +56,10 @@ def valid_scores(config: Config) -> dict[int, float]:
         return eval_scores(lines)
     now = {first: score_fingerprint(config, first) for first in {min(line.step, 1) for line in lines}}
     return eval_scores([line for line in lines if line.made_with == now[min(line.step, 1)]])
+
+
+def _plugins_digest(plugin_dir: str | None) -> str:
+    return _files_digest(sorted(Path(plugin_dir).expanduser().glob("**/*.py"))) if plugin_dir else ""
 
 
 def _data_digest(taskset: TasksetConfig) -> str:
