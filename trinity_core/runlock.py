@@ -22,15 +22,16 @@ _held: dict[Path, FileLock] = {}
 def hold(job_dir: Path, component: str, wait: float = 0.0) -> None:
     """Keep every other process from running `component` of the run in `job_dir`, until `release` or the process's end.
 
-    This process may hold it already. Raises TrinityError if another one does and does not end within `wait` seconds.
+    This process may hold it already. Raises TrinityError if another one does and does not end within `wait` seconds,
+    or if the run's folder cannot be written.
     """
     path = _path(job_dir, component)
     if path in _held:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Released by another thread than the one that holds it; a lock by a file's existence would outlive its process.
     lock = FileLock(path, timeout=wait, poll_interval=POLL_SECONDS, thread_local=False, fallback_to_soft=False)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         holder = path.read_text(errors="replace") or "a process unknown"
@@ -38,6 +39,8 @@ def hold(job_dir: Path, component: str, wait: float = 0.0) -> None:
             f"The run in {path.parent} is already going on ({component}: {holder}); wait for it or stop it, "
             "or give this one another name."
         ) from None
+    except OSError as error:
+        raise TrinityError(f"checkpoint_root_dir: the run's folder cannot be written: {error}") from error
     path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     _held[path] = lock
 

@@ -90,3 +90,9 @@ def test_a_run_without_prefect_logs_its_warnings(tmp_path: Path, caplog: pytest.
     }
     stage = resolve_stage(config_from_dict(tree))
     assert stage.warnings and all(warning in caplog.text for warning in stage.warnings)
+
+
+def test_an_unwritable_checkpoint_root_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(TrinityError, match=r"checkpoint_root_dir: .* cannot be written: .*file"):
+        hold(tmp_path / "file/project/run", TRAINER)
