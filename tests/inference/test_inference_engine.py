@@ -109,7 +109,7 @@ def policy_logprobs(folder, request_samples, temperature: float) -> np.ndarray:
 
     from trinity_core.data.experience import Experience
     from trinity_core.training.micro import build_micro
-    from trinity_core.training.policy import Policy, find_ways, load_causal_lm
+    from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
 
     lm = load_causal_lm(str(folder), torch.float32)
     rows = [
@@ -122,7 +122,7 @@ def policy_logprobs(folder, request_samples, temperature: float) -> np.ndarray:
     ]
     micro = build_micro(rows, range(len(rows)), max(len(sample.tokens) for _, sample in request_samples))
     with torch.no_grad():
-        return Policy(lm, find_ways(lm))(micro, temperature, False)[0].numpy()
+        return Policy(lm, find_fast_paths(lm))(micro, temperature, False)[0].numpy()
 
 
 RESTRICTIONS = {
