@@ -63,8 +63,19 @@ def test_a_missing_reward_is_an_error():
 def test_a_pipeline_runs_operators_with_their_arguments():
     assert set(OPERATORS) >= {"reward_filter", "zero_variance_group_filter", "dynamic_sampling"}
     assert OPERATORS["flat_group_filter"] is OPERATORS["zero_variance_group_filter"]
-    (one,) = pipeline([OperatorConfig(name="dynamic_sampling", args={"rows": 2})])
-    assert _names(one([*_group("a", 1, 0), *_group("b", 1, 0)])) == ["a", "a"]
+    one = pipeline([OperatorConfig(name="dynamic_sampling", args={"rows": 2})])
+    left, dropped = one.run([*_group("a", 1, 0), *_group("b", 1, 0)])
+    assert _names(left) == ["a", "a"] and dropped == {"b": {"dynamic_sampling": 2}}
+
+
+def test_dropped_rows_are_counted_by_group_and_operator():
+    operators = [OperatorConfig(name="reward_filter", args={"max_reward": 1}), OperatorConfig(name="flat_group_filter")]
+    left, dropped = pipeline(operators).run([*_group("a", 0, 2, 1), *_group("b", 0, 0, 2), *_group("c", 0, 1)])
+    assert _names(left) == ["a", "a", "c", "c"]
+    assert {group: list(by_operator.items()) for group, by_operator in dropped.items()} == {
+        "a": [("reward_filter", 1)],
+        "b": [("reward_filter", 1), ("flat_group_filter", 2)],
+    }
 
 
 variances = st.lists(st.lists(st.booleans(), min_size=2, max_size=4), min_size=1, max_size=6)

@@ -348,6 +348,8 @@ def test_operators_change_what_is_stored(config, engine):
     )
     asyncio.run(Explorer(settings, [engine]).run(explore))
     assert stored(settings).stats().ready == 0
+    lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
+    assert all(line.metrics["experiences/dropped/zero_variance_group_filter"] for line in lines)
 
 
 def _rows(config) -> list[str]:

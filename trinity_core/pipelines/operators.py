@@ -6,7 +6,9 @@ plugin with `@OPERATORS.register("name")`, or name it by its dotted path.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from trinity_core.config import OperatorConfig
@@ -63,6 +65,27 @@ def dynamic_sampling(
     return [experiences[i] for i in chosen.tolist()]
 
 
-def pipeline(configured: Sequence[OperatorConfig]) -> list[Callable[[list[Experience]], list[Experience]]]:
-    """The operators of a configuration, in order. Raises `TrinityError` where one does not exist."""
-    return [partial(OPERATORS.resolve(operator.name), **operator.args) for operator in configured]
+@dataclass(frozen=True)
+class OperatorPipeline:
+    """The operators of a run, in order, each with its name."""
+
+    operators: Sequence[tuple[str, Callable[[list[Experience]], list[Experience]]]]
+
+    def run(self, experiences: list[Experience]) -> tuple[list[Experience], dict[str, dict[str, int]]]:
+        """What the operators leave, and how many experiences each dropped: group -> operator -> number.
+
+        An operator that renames a group has dropped the group and added another one.
+        """
+        dropped: dict[str, dict[str, int]] = {}
+        for name, operator in self.operators:
+            before = Counter(e.group for e in experiences)
+            experiences = operator(experiences)
+            for group, number in (before - Counter(e.group for e in experiences)).items():
+                by_operator = dropped.setdefault(group, {})
+                by_operator[name] = by_operator.pop(name, 0) + number
+        return experiences, dropped
+
+
+def pipeline(configured: Sequence[OperatorConfig]) -> OperatorPipeline:
+    """The operators of a configuration. Raises `TrinityError` where one does not exist."""
+    return OperatorPipeline([(each.name, partial(OPERATORS.resolve(each.name), **each.args)) for each in configured])

@@ -19,10 +19,12 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.inference.requests import WeightSource
-from trinity_core.rollout.metrics import eval_numbers, experiences_of, step_numbers
+from trinity_core.rollout.ledger import drawn_tasks
+from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import Outcome, cause
 from trinity_core.rollout.score_fingerprint import score_fingerprint
+from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import dynamic_version, required_version
 from trinity_core.sync.versions import VersionGone, WeightVersions
@@ -49,7 +51,8 @@ class StepRollouts:
 
     step: int
     experiences: list[Experience]
-    outcomes: list[Outcome]
+    """What the operators left."""
+    drawn: list[DrawnTask]
     numbers: dict[str, float]
     began: float = field(default_factory=time.perf_counter)
 
@@ -246,17 +249,16 @@ class Explorer:
             await resources.pool.reset_prefix_cache()
         outcomes = await resources.runner.run(self._schedule.tasks(step), in_waves=self.is_synchronous)
         _check_failures(step, outcomes)
-        experiences = experiences_of(outcomes)
-        for operator in resources.operators:
-            experiences = operator(experiences)
+        experiences, dropped = resources.operators.run(experiences_of(outcomes))
         generate, tokens = resources.pool.busy.seconds - before[0], resources.pool.tokens - before[2]
         self._spent["generate"] = generate
         self._spent["reward"] = resources.rewards.busy.seconds - before[1]
-        numbers = step_numbers(outcomes) | {"experiences/kept": float(len(experiences))}
+        numbers = step_numbers(outcomes) | dropped_numbers(dropped)
+        numbers["experiences/kept"] = float(len(experiences))
         numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}
         if generate:
             numbers["tokens_per_second"] = tokens / generate
-        return StepRollouts(step, experiences, outcomes, numbers, began)
+        return StepRollouts(step, experiences, drawn_tasks(outcomes, dropped), numbers, began)
 
     async def store(self, rollouts: StepRollouts) -> None:
         """Store the rollouts of a step with the position after it, and write its metrics.
@@ -275,6 +277,7 @@ class Explorer:
                 rollouts.experiences,
                 self.version or 0,
                 self.due_version(step + 1) if waits else None,
+                rollouts.drawn,
             )
         self._step = step
         self._write(rollouts)

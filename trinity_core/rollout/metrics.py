@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -55,6 +55,14 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
         for name, value in combined(experiences).items()
         if name != "response_length"
     }
+
+
+def dropped_numbers(dropped: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    """`experiences/dropped/<operator>`: the experiences that each operator dropped (group -> operator -> number)."""
+    totals: Counter[str] = Counter()
+    for by_operator in dropped.values():
+        totals.update(by_operator)
+    return {f"experiences/dropped/{name}": float(number) for name, number in sorted(totals.items())}
 
 
 def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.config import Config, store_url
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import explore_steps
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.taskset import Taskset
@@ -20,8 +19,8 @@ from trinity_core.inference.engine_model import EngineModel, auxiliary_limits, p
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import as_handle
 from trinity_core.inference.requests import WeightSource
-from trinity_core.pipelines import operators
 from trinity_core.pipelines.checks import require_names
+from trinity_core.pipelines.operators import OperatorPipeline, pipeline
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import run_versions
@@ -54,7 +53,7 @@ class Resources:
     weights: WeightVersions
     source: WeightSource
     metrics: MetricsFile
-    operators: Sequence[Callable[[list[Experience]], list[Experience]]]
+    operators: OperatorPipeline
 
     def at_once_in_eval(self, taskset: Taskset) -> int:
         """Workflows at a time in an evaluation: as many answers in flight as an explore step has."""
@@ -111,7 +110,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     )
     batch_size, name = config.buffer.batch_size or 1, config.explorer.name
     schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name) if read.tasksets else None
-    pipeline = config.data_processor.experience_pipeline
+    processed = config.data_processor.experience_pipeline
     return Resources(
         config=config,
         pool=pool,
@@ -126,7 +125,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         weights=run_versions(config),
         source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
         metrics=MetricsFile(config.job_dir, explorer_source(config.explorer.name)),
-        operators=operators.pipeline(pipeline.operators if pipeline else []),
+        operators=pipeline(processed.operators if processed else []),
     )
 
 

@@ -84,10 +84,11 @@ def check_lineage(groups: Sequence[Candidate], newest_version: int) -> None:
 
 
 def record_lease(
-    connection: Connection, t: Tables, step: int, choice: Choice, now: float, expert: str | None = None
-) -> None:
-    """Record the groups of `choice` as the batch of `step`."""
-    connection.execute(insert(t.leases).values(step=step, rows=choice.rows, at=now, expert=expert))
+    connection: Connection, t: Tables, step: int, choice: Choice, now: float, expert: str | None = None,
+    reuse: bool = False,
+) -> None:  # fmt: skip
+    """Record the groups of `choice` as the batch of `step`; with `reuse`, earlier batches may have had them too."""
+    connection.execute(insert(t.leases).values(step=step, rows=choice.rows, at=now, expert=expert, reuse=reuse))
     if choice.take:
         rows = [{"step": step, "ordinal": i, "group_id": group.id} for i, group in enumerate(choice.take)]
         connection.execute(insert(t.lease_groups), rows)

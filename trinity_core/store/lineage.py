@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from sqlalchemy import Connection, Select, delete, exists, func, or_, select, update
+from sqlalchemy import Connection, delete, exists, func, or_, select, update
 
 from trinity_core.store.leasing import chunks
 from trinity_core.store.schema import State, Tables
@@ -61,11 +60,19 @@ def mark_trained(connection: Connection, t: Tables, step: int) -> None:
 
 
 def prune(connection: Connection, t: Tables, step: int) -> int:
-    """Delete rows whose last batch is `step` or older and final, and stale rows up to then; return how many."""
+    """Delete rows whose last batch is `step` or older and final, and stale rows up to then; return how many.
+
+    Their groups stay, as PRUNED, for the ledger.
+    """
     g = t.groups.c
     last = select(func.max(t.lease_groups.c.step)).where(t.lease_groups.c.group_id == g.id).scalar_subquery()
     old = or_((g.state == State.TRAINED) & (last <= step), (g.state == State.STALE) & (g.stale_at <= step))
-    return _delete_groups(connection, t, select(g.id).where(old))
+    ids = list(connection.scalars(select(g.id).where(old)))
+    rows = _count_rows(connection, t, ids)
+    for some in chunks(ids):
+        connection.execute(delete(t.experiences).where(t.experiences.c.group_id.in_(some)))
+        connection.execute(update(t.groups).where(g.id.in_(some)).values(state=State.PRUNED))
+    return rows
 
 
 def _first_steps_to_drop(connection: Connection, t: Tables, step: int) -> dict[str, int]:
@@ -78,13 +85,14 @@ def _release(connection: Connection, t: Tables, step: int) -> tuple[list[int], i
     g, lg = t.groups.c, t.lease_groups.c
     ids = list(connection.scalars(select(lg.group_id).where(lg.step > step).distinct()))
     leased = connection.scalar(select(func.sum(t.leases.c.rows)).where(t.leases.c.step > step)) or 0
+    there = g.state != State.PRUNED
     present = connection.scalar(
-        select(func.sum(g.size)).join(t.lease_groups, lg.group_id == g.id).where(lg.step > step)
+        select(func.sum(g.size)).join(t.lease_groups, lg.group_id == g.id).where(lg.step > step, there)
     )
     kept = exists().where(lg.group_id == g.id, lg.step <= step)
     for some in chunks(ids):
-        connection.execute(update(t.groups).where(g.id.in_(some), ~kept).values(state=State.READY))
-        connection.execute(update(t.groups).where(g.id.in_(some), kept).values(state=State.TRAINED))
+        connection.execute(update(t.groups).where(g.id.in_(some), there, ~kept).values(state=State.READY))
+        connection.execute(update(t.groups).where(g.id.in_(some), there, kept).values(state=State.TRAINED))
     stale = (g.state == State.STALE) & (g.stale_at > step)
     connection.execute(update(t.groups).where(stale).values(state=State.READY, stale_at=None))
     connection.execute(delete(t.lease_groups).where(lg.step > step))
@@ -93,23 +101,22 @@ def _release(connection: Connection, t: Tables, step: int) -> tuple[list[int], i
 
 
 def _count_rows(connection: Connection, t: Tables, ids: list[int]) -> int:
-    sizes = (connection.scalar(select(func.sum(t.groups.c.size)).where(t.groups.c.id.in_(c))) for c in chunks(ids))
+    g = t.groups.c
+    there = g.state != State.PRUNED
+    sizes = (connection.scalar(select(func.sum(g.size)).where(g.id.in_(some), there)) for some in chunks(ids))
     return sum(int(size or 0) for size in sizes)
 
 
 def _drop_steps(connection: Connection, t: Tables, explorer: str, first: int) -> int:
     """Delete the explore steps of `explorer` from `first` on; return the number of deleted rows."""
     g = t.groups.c
-    of_steps = (g.explorer == explorer) & (g.step >= first) & (g.state != State.TRAINED)
-    dropped = _delete_groups(connection, t, select(g.id).where(of_steps))
+    trained = exists().where(t.lease_groups.c.group_id == g.id)
+    ids = list(connection.scalars(select(g.id).where(g.explorer == explorer, g.step >= first, ~trained)))
+    dropped = _count_rows(connection, t, ids)
+    for some in chunks(ids):
+        connection.execute(delete(t.experiences).where(t.experiences.c.group_id.in_(some)))
+        connection.execute(delete(t.groups).where(g.id.in_(some)))
     connection.execute(delete(t.steps).where(t.steps.c.explorer == explorer, t.steps.c.step >= first))
     fresh = {"finished": False, "waiting": None}
     connection.execute(update(t.explorers).where(t.explorers.c.name == explorer).values(**fresh))
     return dropped
-
-
-def _delete_groups(connection: Connection, t: Tables, ids: Select[Any]) -> int:
-    rows = connection.execute(select(func.sum(t.groups.c.size)).where(t.groups.c.id.in_(ids))).scalar() or 0
-    connection.execute(delete(t.experiences).where(t.experiences.c.group_id.in_(ids)))
-    connection.execute(delete(t.groups).where(t.groups.c.id.in_(ids)))
-    return int(rows)

@@ -2,6 +2,8 @@
 
 A *group* (the rollouts of one task in one explore step) is the unit of storage: it is put, leased, returned and
 pruned as a whole. Ids are assigned under the store's one write lock, so ascending id is the order of insertion.
+
+The groups are also the ledger: every task drawn has a row there, with or without rollouts, which outlives them.
 """
 
 from __future__ import annotations
@@ -24,18 +26,28 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 Id = BigInteger().with_variant(Integer, "sqlite")
 
 
 class State(IntEnum):
-    """The state of a group. READY → LEASED (a trainer step has it) → TRAINED (a checkpoint contains that step)."""
+    """The state of a group.
+
+    READY → LEASED (a trainer step has it) → TRAINED (a checkpoint contains that step) → PRUNED. Groups of tasks that
+    left no rollout are DROPPED or FAILED from the start.
+    """
 
     READY = 0
     LEASED = 1
     TRAINED = 2
     STALE = 3
     """Too old for the sampling strategy; counted, never trained on."""
+    PRUNED = 4
+    """TRAINED or STALE (then `stale_at` is set) long ago; its rows are deleted."""
+    DROPPED = 5
+    """Operators dropped all of its rows."""
+    FAILED = 6
+    """Its task failed, so it never had rows."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,7 @@ class Tables:
     steps: Table
     """One row for each explore step that was put: the explorer's position after it."""
     groups: Table
+    """One row for each task drawn, and for each group that operators added (`task` is null)."""
     experiences: Table
     """The rows of each group, packed; separate from `groups`, so that choosing a batch reads little."""
     leases: Table
@@ -73,13 +86,16 @@ def tables(namespace: str) -> Tables:
         prefix + "steps", m, Column("explorer", String(200), primary_key=True),
         Column("step", Integer, primary_key=True, autoincrement=False), Column("version", Integer, nullable=False),
         Column("position", Text, nullable=False), Column("rows", Integer, nullable=False),
+        Column("tasks", Integer, nullable=False),
     )  # fmt: skip
     groups = Table(
         prefix + "groups", m, Column("id", Id, primary_key=True, autoincrement=False),
         Column("explorer", String(200), nullable=False), Column("step", Integer, nullable=False),
         Column("name", Text, nullable=False), Column("size", Integer, nullable=False),
         Column("newest", Integer, nullable=False), Column("oldest", Integer, nullable=False),
-        Column("state", Integer, nullable=False), Column("aside_at", Integer, key="stale_at"),
+        Column("state", Integer, nullable=False), Column("stale_at", Integer), Column("task", Text),
+        Column("produced", Integer, nullable=False), Column("tries", Integer, nullable=False),
+        Column("dropped", Text), Column("failure", Text),
     )  # fmt: skip
     Index(prefix + "groups_by_state", groups.c.state, groups.c.id)
     Index(prefix + "groups_by_step", groups.c.explorer, groups.c.step)
@@ -90,6 +106,7 @@ def tables(namespace: str) -> Tables:
     leases = Table(
         prefix + "leases", m, Column("step", Integer, primary_key=True, autoincrement=False),
         Column("rows", Integer, nullable=False), Column("at", Double, nullable=False), Column("expert", Text),
+        Column("reuse", Boolean, nullable=False),
     )  # fmt: skip
     lease_groups = Table(
         prefix + "lease_groups", m, Column("step", Integer, primary_key=True, autoincrement=False),

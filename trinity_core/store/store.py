@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from sqlalchemy import func, insert, select, update
 
-from trinity_core.data.experience import Experience, to_bytes
+from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store import leasing, lineage
+from trinity_core.store import leasing, ledger, lineage
 from trinity_core.store.database import Database, Unchanged
 from trinity_core.store.expert import ExpertData
+from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.lineage import Rewound
 from trinity_core.store.schema import State, tables
 from trinity_core.store.strategies import Fifo, Strategy
@@ -118,16 +118,15 @@ class ExperienceStore:
 
     def put(
         self, explorer: str, step: int, position: dict[str, Any], experiences: Sequence[Experience],
-        versions_used: int, waits_for: int | None = None,
+        versions_used: int, waits_for: int | None = None, drawn: Sequence[DrawnTask] = (),
     ) -> bool:  # fmt: skip
         """Store the experiences of explore step `step` (from 1, without gaps) of `explorer`, and its position after it.
 
         `versions_used` is the newest weight version of the step; `waits_for` is the version that the next step
-        needs, if any. Rows of one `group` are kept together; rows without one are groups of one. Returns False if the
-        step was stored before, which changes nothing. Raises `LineageChanged` if the store was rewound since
-        `position()`.
+        needs, if any. Rows of one `group` are kept together; rows without one are groups of one. `drawn` are the tasks
+        of the step, for the ledger. Returns False if the step was stored before, which changes nothing. Raises
+        `LineageChanged` if the store was rewound since `position()`.
         """
-        batch = _grouped(experiences)
         t = self._tables
         with self._database.write() as connection:
             meta = connection.execute(select(t.meta.c.lineage, t.meta.c.next_group)).one()
@@ -143,13 +142,15 @@ class ExperienceStore:
             if step <= done:
                 raise Unchanged
             version = max(versions_used, newest, *(e.newest_version for e in experiences))
-            values = {"version": version, "position": json.dumps(position), "rows": len(experiences)}
+            values = {"version": version, "position": json.dumps(position)}
+            values |= {"rows": len(experiences), "tasks": len(drawn)}
             connection.execute(insert(t.steps).values(explorer=explorer, step=step, **values))
-            if batch:
-                groups, members = _rows(batch, explorer, step, meta.next_group)
+            groups, members = ledger.entries(experiences, drawn, explorer, step, meta.next_group)
+            if groups:
                 connection.execute(insert(t.groups), groups)
+                connection.execute(update(t.meta).values(next_group=meta.next_group + len(groups)))
+            if members:
                 connection.execute(insert(t.experiences), members)
-                connection.execute(update(t.meta).values(next_group=meta.next_group + len(batch)))
             self._set_explorer(connection, explorer, waiting=waits_for, finished=False)
             return True
         return False
@@ -223,7 +224,7 @@ class ExperienceStore:
                 before = leasing.expert_position(connection, t, step)
                 expert_experiences, after = expert.take(experts, before)
                 record = json.dumps({"rows": experts, "before": before, "after": after})
-            leasing.record_lease(connection, t, step, choice, now, record)
+            leasing.record_lease(connection, t, step, choice, now, record, strategy.cooldown is not None)
             return leasing.leased_experiences(connection, t, step) + expert_experiences
         return None
 
@@ -307,8 +308,8 @@ class ExperienceStore:
         t = self._tables
         g = t.groups.c
         with self._database.read() as connection:
-            by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).group_by(g.state)
-            counts = {row[0]: row for row in connection.execute(by_state)}
+            by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).where(g.state <= State.STALE)
+            counts = {row[0]: row for row in connection.execute(by_state.group_by(g.state))}
             meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
             leased_step = connection.execute(select(func.max(t.leases.c.step))).scalar() or 0
             last = select(t.steps.c.explorer, func.max(t.steps.c.step)).group_by(t.steps.c.explorer)
@@ -325,35 +326,3 @@ class ExperienceStore:
             lineage=meta.lineage, committed=meta.committed, leased_step=leased_step,
             explorers=explorers,
         )  # fmt: skip
-
-
-def _grouped(experiences: Sequence[Experience]) -> list[tuple[str, list[Experience]]]:
-    """Groups in order of first appearance; experiences without a group are groups of one."""
-    groups: dict[object, tuple[str, list[Experience]]] = {}
-    for i, experience in enumerate(experiences):
-        groups.setdefault(experience.group or i, (experience.group, []))[1].append(experience)
-    return list(groups.values())
-
-
-def _oldest_version(experience: Experience) -> int:
-    if experience.versions is None:
-        return -1
-    chosen = experience.versions[experience.versions >= 0]
-    return int(np.min(chosen)) if len(chosen) else -1
-
-
-def _rows(
-    batch: list[tuple[str, list[Experience]]], explorer: str, step: int, first_id: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Table rows for `groups` and `experiences`, with ids from `first_id` on."""
-    groups: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
-    for group_id, (name, members) in enumerate(batch, first_id):
-        sampled = [v for v in map(_oldest_version, members) if v >= 0]
-        groups.append({
-            "id": group_id, "explorer": explorer, "step": step, "name": name, "size": len(members),
-            "newest": max(e.newest_version for e in members), "oldest": min(sampled, default=-1),
-            "state": int(State.READY), "stale_at": None,
-        })  # fmt: skip
-        rows.append({"group_id": group_id, "blob": to_bytes(members)})
-    return groups, rows

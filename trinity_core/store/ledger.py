@@ -1,0 +1,90 @@
+"""The ledger: one row for each task drawn, written with the explore step that drew it, which outlives its rollouts.
+
+The ledger and the queue are the same table, `groups`, so that whatever undoes an explore step or a batch undoes its
+entries too. What became of a task follows from its state and its batches: `audit.py` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trinity_core.data.experience import Experience, to_bytes
+from trinity_core.store.schema import State
+
+UNSCORED = "unscored"
+"""The rule that drops rows without a verdict: they stay in their group, but carry no loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTask:
+    """What became of a task of an explore step until the step was stored."""
+
+    group: str
+    """The group of its experiences, unique in the run."""
+    task: str
+    """`<task set>/<row>`."""
+    produced: int
+    """Experiences its workflow gave."""
+    tries: int = 1
+    """Attempts at its workflow."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Experiences that each operator dropped, in the order of the operators."""
+    failure: str | None = None
+    """Why its last attempt failed; None if one succeeded."""
+
+
+def entries(
+    experiences: Sequence[Experience], drawn: Sequence[DrawnTask], explorer: str, step: int, first_id: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Table rows for `groups` and `experiences` of an explore step, with ids from `first_id` on.
+
+    Groups with experiences come first, in order of first appearance, then the tasks that left none. Experiences without
+    a group are groups of one.
+    """
+    tasks = {each.group: each for each in drawn}
+    groups: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    for group_id, (name, members) in enumerate(_grouped(experiences), first_id):
+        task = tasks.pop(name, None)
+        groups.append({"id": group_id, "explorer": explorer, "step": step} | _entry(name, task, members))
+        rows.append({"group_id": group_id, "blob": to_bytes(members)})
+    for group_id, task in enumerate(tasks.values(), first_id + len(groups)):
+        groups.append({"id": group_id, "explorer": explorer, "step": step} | _entry(task.group, task, ()))
+    return groups, rows
+
+
+def _entry(name: str, task: DrawnTask | None, members: Sequence[Experience]) -> dict[str, Any]:
+    dropped = dict(task.dropped) if task else {}
+    if unscored := sum(e.is_unscored for e in members):
+        dropped[UNSCORED] = unscored
+    failure = task.failure if task else None
+    state = State.READY if members else State.FAILED if failure is not None else State.DROPPED
+    return {
+        "name": name, "size": len(members), "state": int(state), "stale_at": None,
+        "newest": max((e.newest_version for e in members), default=-1), "oldest": _oldest_version(members),
+        "task": task.task if task else None, "produced": task.produced if task else len(members),
+        "tries": task.tries if task else 1, "dropped": json.dumps(dropped) if dropped else None, "failure": failure,
+    }  # fmt: skip
+
+
+def _grouped(experiences: Sequence[Experience]) -> list[tuple[str, list[Experience]]]:
+    """Groups in order of first appearance; experiences without a group are groups of one."""
+    groups: dict[object, tuple[str, list[Experience]]] = {}
+    for i, experience in enumerate(experiences):
+        groups.setdefault(experience.group or i, (experience.group, []))[1].append(experience)
+    return list(groups.values())
+
+
+def _oldest_version(members: Sequence[Experience]) -> int:
+    """The oldest version that sampled a token of these; -1 if none did."""
+    sampled = [int(chosen.min()) for e in members if e.versions is not None and len(chosen := _chosen(e.versions))]
+    return min(sampled, default=-1)
+
+
+def _chosen(versions: np.ndarray) -> np.ndarray:
+    return versions[versions >= 0]
