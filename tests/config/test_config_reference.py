@@ -134,6 +134,11 @@ def test_ineffective_settings_get_a_notice() -> None:
     ):
         said = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [*offload, *changes]))
         assert said == ([f"Accepted, but without effect here: {', '.join(keys)}."] if keys else [])
+    pushed = [f"synchronizer.sync_style={style}" for style in ("explorer_driven", "dynamic_by_explorer")]
+    for style in pushed:
+        [said_once] = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [style, "synchronizer.sync_method=nccl"]))
+        assert said_once.startswith("With sync_method nccl the trainer decides")
+        assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [style, "synchronizer.sync_method=memory"])) == []
     dpo = load_config(RECIPES / "sft/sft.yaml", ["algorithm.algorithm_type=dpo", "algorithm.repeat_times=4"])
     assert notices(dpo) == ["algorithm.repeat_times is 2 for dpo; the 4 given is not used."]
 

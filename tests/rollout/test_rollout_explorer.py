@@ -240,8 +240,18 @@ def test_an_engine_with_other_weights_ends_the_run(config):
         asyncio.run(Explorer(settings, [Lying()]).run(explore))
 
 
-def test_on_its_own_it_takes_the_newest_version_at_its_interval(config, engine):
-    settings = config(mode="explore", synchronizer={"sync_interval": 2})
+@pytest.mark.parametrize(
+    ("mode", "style", "loaded"),
+    [
+        ("explore", "fixed", [5, 7]),
+        ("both", "explorer_driven", [5, 7]),
+        ("both", "dynamic_by_explorer", [5, 7]),
+        ("both", "trainer_driven", [5, 6, 7, 8]),
+        ("explore", "dynamic_by_trainer", [5, 6, 7, 8]),
+    ],
+)
+def test_an_asynchronous_explorer_takes_the_newest_version(config, engine, mode, style, loaded):
+    settings = config(mode=mode, synchronizer={"sync_interval": 2, "sync_style": style})
     publish(settings, 5)
 
     async def main():
@@ -256,7 +266,7 @@ def test_on_its_own_it_takes_the_newest_version_at_its_interval(config, engine):
         await explorer.run(explore)
 
     asyncio.run(main())
-    assert [version for _, version in engine.loaded] == [5, 7]
+    assert [version for _, version in engine.loaded] == loaded
 
 
 def test_on_its_own_it_starts_with_what_the_engines_hold(config, engine):

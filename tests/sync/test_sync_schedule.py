@@ -11,7 +11,9 @@ from trinity_core.sync.schedule import (
     dynamic_version,
     largest_lag,
     last_step_with,
+    look_interval,
     looks_before,
+    publish_interval,
     publishes_after,
     required_version,
     syncs_before,
@@ -80,6 +82,29 @@ def test_dynamic_style_takes_the_latest_at_its_interval(step, interval, held, la
         assert version == max(latest, held if held is not None else latest)
     else:
         assert version == held
+
+
+def versions_used(style, interval, explored=12, pace=1):
+    """The versions of the first explore steps if the trainer does `pace` steps meanwhile each."""
+    versions, held = [], None
+    for step in range(1, explored + 1):
+        trained = (step - 1) * pace
+        every = publish_interval(style, interval)
+        held = dynamic_version(step, look_interval(style, interval), held, trained - trained % every)
+        versions.append(held)
+    return versions
+
+
+def test_the_styles_differ_in_who_decides():
+    assert versions_used("explorer_driven", 3, explored=9, pace=5) == [0, 0, 0, 15, 15, 15, 30, 30, 30]
+    assert versions_used("trainer_driven", 3, explored=9, pace=5) == [0, 3, 9, 15, 18, 24, 30, 33, 39]
+    assert versions_used("fixed", 3, explored=9, pace=5) == [0, 0, 0, 15, 15, 15, 30, 30, 30]
+    assert versions_used("fixed", 3, explored=9, pace=1) == [0, 0, 0, 3, 3, 3, 6, 6, 6]
+
+
+@given(st.integers(1, 4), st.sampled_from(["explorer_driven", "trainer_driven"]))
+def test_an_interval_of_1_is_the_same_in_all_styles(pace, style):
+    assert versions_used(style, 1, pace=pace) == versions_used("fixed", 1, pace=pace)
 
 
 @pytest.mark.parametrize(("interval", "offset"), [(0, 0), (-1, 0), (1, -1)])

@@ -184,6 +184,20 @@ def test_push_resumes_between_syncs_with_the_checkpoints_version(
 
 
 @pytest.mark.parametrize(
+    ("style", "due"),
+    [
+        ("fixed", [3, 6]),
+        ("dynamic_by_trainer", [3, 6]),
+        ("explorer_driven", [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_the_trainer_publishes_as_the_style_says(make_config: Any, style: str, due: list[int]) -> None:
+    config = make_config(synchronizer__sync_style=style, synchronizer__sync_interval=3)
+    publisher = Publisher(config, SimpleNamespace(ranks=ALONE), None, None)  # type: ignore[arg-type]
+    assert [step for step in range(1, 7) if publisher.due(step)] == due
+
+
+@pytest.mark.parametrize(
     ("step", "new_interval", "resumed", "why"),
     [
         (5, 2, 4, "the older one"),

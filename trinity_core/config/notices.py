@@ -9,12 +9,13 @@ from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share
 from trinity_core.config.rules import BUFFER
 from trinity_core.config.schema import Config
+from trinity_core.config.schema.synchronizer import BY_EXPLORER
 from trinity_core.config.verl import ROOT
 
 
 def notices(config: Config) -> list[str]:
     """One sentence each, for a log or a terminal; empty for most configurations."""
-    return [*_ignored(config), *_repeats(config), *_batches(config), *_budget(config)]
+    return [*_ignored(config), *_repeats(config), *_batches(config), *_budget(config), *_pushed(config)]
 
 
 def _ignored(config: Config) -> list[str]:
@@ -88,3 +89,13 @@ def _budget(config: Config) -> list[str]:
     if config.mode not in ("both", "train") or budget >= longest:
         return []
     return [f"A micro-batch holds up to {longest} tokens, one sequence of max_model_len, rather than {budget}."]
+
+
+def _pushed(config: Config) -> list[str]:
+    sync = config.synchronizer
+    if config.mode != "both" or sync.sync_style not in BY_EXPLORER or sync.style == "explorer_driven":
+        return []
+    return [
+        f"With sync_method {sync.sync_method} the trainer decides when it pushes weights, so {sync.sync_style} means "
+        "trainer_driven. Other methods leave it to the explorer."
+    ]

@@ -26,7 +26,7 @@ from trinity_core.rollout.runner import Outcome, cause
 from trinity_core.rollout.score_fingerprint import score_fingerprint
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import LineageChanged
-from trinity_core.sync.schedule import dynamic_version, required_version
+from trinity_core.sync.schedule import dynamic_version, look_interval, required_version
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log
@@ -177,11 +177,12 @@ class Explorer:
             yield self._step + 1
 
     async def newest_version(self, step: int) -> int | None:
-        """The version that `step` uses if the explorer is asynchronous: every `sync_interval` steps the newest one.
+        """The version that `step` uses if the explorer is asynchronous: the newest one, looked for every few steps.
 
         Waits only for the first version; None after `stop`.
         """
-        interval = self.config.synchronizer.sync_interval
+        sync = self.config.synchronizer
+        interval = look_interval(sync.style, sync.sync_interval)
         version = dynamic_version(step, interval, self.version, self.weights.latest())
         return await self.wait_for(0) if version is None else version
 

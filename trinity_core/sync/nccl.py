@@ -2,7 +2,7 @@
 
 Version 0 is what engines start with and is not pushed. The connection is made with the first push, when the engines
 have had time to start. In fixed style the trainer pushes once every explorer waits for the version, so that no explore
-step mixes two versions. In the dynamic styles explorers never wait: engines pause, and each token records its version.
+step mixes two versions. In the other styles explorers never wait: engines pause, and each token records its version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """When weights are synchronised: pure arithmetic, no clock and no files.
 
-Words: *version* n is the weights after trainer step n, 0 the initial ones. Steps count from 1. `interval` and
-`offset` are `synchronizer.sync_interval` and `sync_offset`. With interval 2 and offset 1 the explorer goes
+Words: *version* n is the weights after trainer step n, 0 the initial ones. Steps count from 1. `style`, `interval` and
+`offset` are `synchronizer.style`, `sync_interval` and `sync_offset`. With interval 2 and offset 1 the explorer goes
 `1 2 3 |sync| 4 5 |sync| 6` and the trainer `1 2 |sync| 3 4 |sync| 5`.
 
 Two properties, both tested, exclude deadlocks in fixed style: the explorer never waits for a version that needs a batch
@@ -10,6 +10,11 @@ published (`publishes_after(required_version(e))`).
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trinity_core.config.schema.synchronizer import SyncStyle
 
 
 def _check(interval: int, offset: int) -> None:
@@ -34,6 +39,22 @@ def syncs_before(step: int, interval: int, offset: int = 0) -> bool:
     return step > 1 and required_version(step, interval, offset) != required_version(step - 1, interval, offset)
 
 
+def publish_interval(style: SyncStyle, interval: int) -> int:
+    """Train steps from one published version to the next.
+
+    An explorer that decides when it takes weights (`explorer_driven`) finds those of the last train step at any time.
+    """
+    return 1 if style == "explorer_driven" else interval
+
+
+def look_interval(style: SyncStyle, interval: int) -> int:
+    """Explore steps from one look for newer weights to the next, for an explorer that does not wait for a version.
+
+    Where the trainer decides (`trainer_driven`), the explorer takes up a version before its next step.
+    """
+    return 1 if style == "trainer_driven" else interval
+
+
 def publishes_after(step: int, interval: int) -> bool:
     """True if the trainer publishes after its step `step`. Step 0 is the start, after which it always publishes."""
     _check(interval, 0)
@@ -41,13 +62,13 @@ def publishes_after(step: int, interval: int) -> bool:
 
 
 def looks_before(step: int, interval: int) -> bool:
-    """True if an explorer in a dynamic style looks for a newer version before its step `step` (from 1)."""
+    """True if an explorer that looks every `interval` steps looks before its step `step` (from 1)."""
     _check(interval, 0)
     return (step - 1) % interval == 0
 
 
 def dynamic_version(step: int, interval: int, held: int | None, latest: int | None) -> int | None:
-    """The version for explorer step `step` in the dynamic styles: the latest one, taken up every `interval` steps.
+    """The version for explorer step `step` outside fixed style: the latest one, looked for every `interval` steps.
 
     `held` is the version in the engines (None: none of this run), `latest` the newest published one. Never goes back
     within a lineage; after a rewind (see `trinity_core.store`) an explorer starts over with `held` None.

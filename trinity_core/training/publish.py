@@ -12,7 +12,7 @@ from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
 from trinity_core.files import clear_errors, write_atomically
 from trinity_core.layout import JobLayout
-from trinity_core.sync.schedule import publishes_after
+from trinity_core.sync.schedule import publish_interval, publishes_after
 from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.training.compiled import uncompiled
 from trinity_core.training.distributed import any_rank
@@ -36,7 +36,8 @@ class Publisher:
 
     def __init__(self, config: Config, learner: Learner, versions: WeightVersions, publisher: WeightPublisher) -> None:
         self.learner = learner
-        self.interval = config.synchronizer.sync_interval
+        sync = config.synchronizer
+        self.interval = publish_interval(sync.style, sync.sync_interval)
         self.versions = versions
         self._publisher = publisher
         self._latest = JobLayout(config.job_dir).latest_state_dict

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 from trinity_core.config.section import Section
-from trinity_core.config.sync_methods import SyncMethodName
+from trinity_core.config.sync_methods import SYNC_METHODS, SyncMethodName
 from trinity_core.config.types import DERIVED, Derived, Seconds, Steps, StepsOrNone
+
+SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven"]
+"""Who decides when weights are synchronised."""
+BY_EXPLORER = ("explorer_driven", "dynamic_by_explorer")
 
 
 class SynchronizerConfig(Section):
@@ -15,11 +19,23 @@ class SynchronizerConfig(Section):
     sync_method: Derived[SyncMethodName] = DERIVED
     """`nccl`: from GPU to GPU; `memory`: through shared memory on one node; `checkpoint`: through the run's folder, the
     only one for modes `explore` and `train`. By default `nccl` in mode `both`, else `checkpoint`."""
-    sync_style: Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"] = "fixed"
-    """`fixed`: at steps known beforehand; `dynamic_by_…`: the newest weights whenever that side is ready."""
+    sync_style: Literal["fixed", "explorer_driven", "trainer_driven", "dynamic_by_explorer", "dynamic_by_trainer"] = (
+        "fixed"
+    )
+    """`fixed`: at steps known beforehand. `explorer_driven` (or `dynamic_by_explorer`): the explorer takes the newest
+    weights every `sync_interval` explore steps. `trainer_driven` (or `dynamic_by_trainer`): the trainer publishes every
+    `sync_interval` train steps, and the explorer takes them before its next step."""
     sync_interval: Steps = 1
-    """Steps between weight syncs."""
+    """Steps between weight syncs: explore steps if the explorer decides, else train steps."""
     sync_offset: StepsOrNone = 0
     """Steps the explorer may run ahead of the trainer."""
     sync_timeout: Seconds = 3600.0
     """How long one side waits for the other before the run stops with an error."""
+
+    @property
+    def style(self) -> SyncStyle:
+        """The style in force. Where the trainer pushes weights into the engines, the explorer cannot decide when."""
+        pushed = self.sync_method in SYNC_METHODS and SYNC_METHODS[self.sync_method].vllm_backend
+        if self.sync_style == "fixed":
+            return "fixed"
+        return "explorer_driven" if self.sync_style in BY_EXPLORER and not pushed else "trainer_driven"
