@@ -2,7 +2,9 @@
 
 import asyncio
 import sys
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import yaml
 from rollout.fakes import FakeEngine
@@ -153,3 +155,18 @@ def test_a_default_of_none_is_no_number(load, monkeypatch):
     assert load(keys[0], f"{keys[1]}=null").buffer.explorer_input.tasksets[0].reward_fn_args == {"limit": None}
     with pytest.raises(ConfigError, match="must be a number"):
         load(keys[0], f"{keys[1]}=high")
+
+
+def test_a_store_on_a_network_file_system_is_told(load, tmp_path, monkeypatch):
+    mounts = [SimpleNamespace(mountpoint=str(tmp_path.resolve()), fstype="nfs4")]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
+    there = f"checkpoint_root_dir={tmp_path}"
+    with pytest.raises(
+        ConfigError, match=r"network file system \(nfs4: .*explorer_output.db\).*postgresql://"
+    ) as caught:
+        load(there)
+    (problem,) = caught.value.problems
+    assert problem.key == "buffer.trainer_input.experience_buffer.path"
+    load(there, "buffer.trainer_input.experience_buffer.path=postgresql://me@host/db")
+    load(there, "buffer.trainer_input.experience_buffer.path=sqlite:////var/lib/run.db")
+    load(there, "mode=bench")

@@ -29,6 +29,10 @@ class StoreBackend(ABC):
         """Connections to the database. A connection with the execution option `writes` begins a write transaction;
         writers come one after the other, because each updates the `meta` row first."""
 
+    def fault(self, url: URL) -> str:
+        """Why the database at `url` must not be used, to follow its key in a sentence; empty if nothing is known."""
+        return ""
+
     def lock_schema(self, connection: Connection) -> None:  # noqa: B027 - most need nothing
         """Within a transaction: keep other processes from creating the tables at the same time."""
 

@@ -28,6 +28,13 @@ def _unusable(url: str) -> TrinityError:
     )
 
 
+def fault_of(url: str) -> str:
+    """Why the database at `url` must not be used, to follow its key in a sentence; empty if nothing is known."""
+    parsed = make_url(url)
+    backend = backend_of(parsed)
+    return backend.fault(parsed) if backend else ""
+
+
 def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception | None:
     """What an error of SQLAlchemy or of a driver means to a user; None if it is a bug of ours.
 

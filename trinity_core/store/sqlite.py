@@ -19,6 +19,7 @@ from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend
+from trinity_core.store.filesystems import networked
 
 
 class SQLite(StoreBackend):
@@ -33,9 +34,11 @@ class SQLite(StoreBackend):
     }
 
     def connect(self, url: URL) -> Engine:
-        """As `StoreBackend`; makes the file's folder. Raises TrinityError for an in-memory database."""
+        """As `StoreBackend`; makes the file's folder. Raises TrinityError if it is in memory or has a `fault`."""
         if not url.database or url.database == ":memory:":
             raise TrinityError("the experience store must outlive its process: give a file, not an in-memory database")
+        if fault := self.fault(url):
+            raise TrinityError(f"buffer.trainer_input.experience_buffer.path {fault}")
         with clear_errors("making", Path(url.database).parent):
             Path(url.database).parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
@@ -53,6 +56,17 @@ class SQLite(StoreBackend):
             connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
         return engine
+
+    def fault(self, url: URL) -> str:
+        """As `StoreBackend`. Of WAL's index in shared memory each machine would have its own."""
+        kind = networked(Path(url.database or ""))
+        if not kind:
+            return ""
+        return (
+            f"is a SQLite file on a network file system ({kind}: {url.database}), where SQLite may lose data. "
+            "Write postgresql://user:password@host/database, or, if the whole run is on this machine, "
+            "sqlite:////folder/name.db on a local disk."
+        )
 
     @contextmanager
     def watch(self, engine: Engine, clock: Callable[[], int]) -> Iterator[Callable[[], int]]:
