@@ -1,4 +1,4 @@
-"""Whole GRPO steps (rollout, reward, store, update, hand-over, metrics) against TRL's GRPOTrainer, pair by pair.
+"""Whole GRPO steps (rollout, reward, store, update, weight sync, metrics) against TRL's GRPOTrainer, pair by pair.
 
 Same machine, model, prompts and lengths: 16 tasks x 8 rollouts, random weights, so that every answer has exactly the
 largest length. TRL runs in an environment of its own, made from requirements/trl.txt where it is missing. The claim:

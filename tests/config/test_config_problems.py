@@ -100,6 +100,7 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (("algorithm.repeat_times=1",), "algorithm.repeat_times", "needs at least 2, not 1", ""),
     (("algorithm.repeat_times=0",), "algorithm.repeat_times", "must be at least 1, not 0", ""),
     (("algorithm.repeat_times=eight",), "algorithm.repeat_times", "must be a whole number, not 'eight'", ""),
+    (("buffer.batch_size=1" + "0" * 350,), "buffer.batch_size", "must be smaller than 2**63", ""),
     (("algorithm.repeat_times=2.5",), "algorithm.repeat_times", "must be a whole number, not 2.5", ""),
     (("algorithm.optimizer.lr=fast",), "algorithm.optimizer.lr", "must be a number, not 'fast'", ""),
     (("algorithm.optimizer.lr=.nan",), "algorithm.optimizer.lr", "must be a number", ""),

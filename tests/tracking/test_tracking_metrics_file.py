@@ -35,9 +35,11 @@ def test_concurrent_writers_never_tear_a_line(tmp_path: Path) -> None:
 
 
 def test_renamed_metrics_keep_their_former_name(tmp_path: Path) -> None:
-    MetricsFile(tmp_path, "explorer").write(1, {"weight_sync/check_gap": 0.25, "timing_s/step": 1.0})
+    zero_variance = {"reward/zero_variance_groups": 0.5, "group_advantages/zero_variance_groups": 0.125}
+    MetricsFile(tmp_path, "explorer").write(1, {"weight_sync/check_gap": 0.25, "timing_s/step": 1.0} | zero_variance)
     [line] = read_metrics(tmp_path)
-    assert line.metrics == {"weight_sync/check_gap": 0.25, "hand_over/probe_gap": 0.25, "timing_s/step": 1.0}
+    former = {"hand_over/probe_gap": 0.25, "reward/flat_groups": 0.5, "group_advantages/no_spread": 0.125}
+    assert line.metrics == {"weight_sync/check_gap": 0.25, "timing_s/step": 1.0} | zero_variance | former
 
 
 def test_non_finite_metrics_are_written_as_null(tmp_path: Path) -> None:

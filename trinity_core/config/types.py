@@ -19,6 +19,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from trinity_core.config.source import parse_value
 
 T = TypeVar("T")
+LARGEST = 2**63
+"""Whole numbers end up in arrays and databases, which have 64 bits."""
 
 
 class FrozenDict(dict[str, T]):
@@ -91,7 +93,10 @@ def _number(value: Any) -> Any:
 
 def _whole(value: Any) -> Any:
     number = _number(value)
-    return int(number) if isinstance(number, float) and number.is_integer() else number
+    whole = int(number) if isinstance(number, float) and number.is_integer() else number
+    if isinstance(whole, int) and abs(whole) >= LARGEST:
+        raise PydanticCustomError("largest", "must be smaller than 2**63.")
+    return whole
 
 
 def _flag(value: Any) -> Any:

@@ -34,14 +34,12 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
     }
     rewards = [experience.reward for experience in experiences if experience.reward is not None]
     if rewards:
-        zero_variance = _zero_variance_groups(outcomes)
         numbers |= {
             "reward/mean": float(np.mean(rewards)),
             "reward/std": float(np.std(rewards)),
             "reward/max": float(np.max(rewards)),
             "reward/min": float(np.min(rewards)),
-            "reward/zero_variance_groups": zero_variance,
-            "reward/flat_groups": zero_variance,  # old name, gone in 0.2
+            "reward/zero_variance_groups": _zero_variance_groups(outcomes),
         }
     if experiences:
         lengths = [experience.response_length for experience in experiences]

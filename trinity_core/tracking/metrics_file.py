@@ -24,6 +24,8 @@ STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""
 
 FORMER_NAMES = {
+    "reward/zero_variance_groups": "reward/flat_groups",
+    "group_advantages/zero_variance_groups": "group_advantages/no_spread",
     "weight_sync/check_gap": "hand_over/probe_gap",
     "timing_s/weight_sync": "timing_s/hand_over",
     "timing_s/weight_sync_engine": "timing_s/hand_over_engine",

@@ -91,12 +91,10 @@ class Groups:
         """Mean and deviation of the rewards, averaged over groups, and the share of zero-variance groups."""
         if not len(self.rewards):
             return {}
-        zero_variance = float((self.stds == 0).double().mean())
         return {
             "group_advantages/reward_mean": float(self.means.mean()),
             "group_advantages/reward_std": float(self.stds.mean()),
-            "group_advantages/zero_variance_groups": zero_variance,
-            "group_advantages/no_spread": zero_variance,  # old name, gone in 0.2
+            "group_advantages/zero_variance_groups": float((self.stds == 0).double().mean()),
         }
 
 

@@ -18,8 +18,8 @@ class LearnerKeys(Section):
     use_dynamic_bsz: Flag = True
     """Fill micro-batches up to `max_token_len_per_gpu` tokens rather than a number of rows."""
     zero_stage: Annotated[Integer, Ge(0), Le(3)] | None = None
-    """ZeRO stage; null means 0 for one worker and 2 for several. With a narrow `dtype`, the default on GPUs, 0 and 1
-    mean 2."""
+    """ZeRO stage; null means 0 for one worker and 2 for several. With 16-bit weights (`dtype`, the default on GPUs), 0
+    and 1 mean 2."""
     worker_num: Count | None = None
     """Workers; null means one for each GPU left by the engines, 1 on the CPU."""
     gradient_checkpointing: Flag = False
