@@ -107,6 +107,31 @@ def convert(
         typer.echo(folder)
 
 
+@app.command()
+def audit(
+    checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
+    overrides: Overrides = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Count what became of every task drawn: trained, dropped, failed or pending. Changes nothing.
+
+    Exits with 1 if anything was lost, was trained on twice without reuse being asked for, or if store, archive and
+    checkpoints contradict each other.
+    """
+    from json import dumps
+
+    from trinity_core.runtime.audit import audit_json, audit_runs, audit_text
+
+    audits = audit_runs(checkpoint_dir, config, overrides or [], store)
+    typer.echo(dumps(audit_json(audits), indent=2) if json else "\n".join(audit_text(*each) for each in audits.items()))
+    if not all(each.clean for each in audits.values()):
+        raise typer.Exit(1)
+
+
 def run_app(application: Callable[[], object]) -> None:
     """Run a command line; the process ends with 0, 1 after one clear message, 2 after wrong usage, 130 after Ctrl+C."""
     try:

@@ -122,8 +122,7 @@ def _as_json(value: Any) -> Json:
 
 def from_bytes(blob: bytes) -> list[Experience]:
     """The inverse of `to_bytes`. The arrays of the experiences are views of shared arrays."""
-    header_length = int.from_bytes(blob[:8], "little")
-    rows = json.loads(json.loads(blob[8 : 8 + header_length])["__metadata__"]["experiences"])
+    rows = scalars(blob)
     arrays: dict[str, np.ndarray] = load_arrays(blob)
     ends = dict.fromkeys(arrays, 0)
     experiences = []
@@ -134,3 +133,10 @@ def from_bytes(blob: bytes) -> list[Experience]:
             own[name] = arrays[name][start : ends[name]]
         experiences.append(Experience(**own, **row))
     return experiences
+
+
+def scalars(blob: bytes) -> list[dict[str, Json]]:
+    """The fields of each experience of `to_bytes` that are no arrays, and the arrays' `lengths`."""
+    header_length = int.from_bytes(blob[:8], "little")
+    rows: list[dict[str, Json]] = json.loads(json.loads(blob[8 : 8 + header_length])["__metadata__"]["experiences"])
+    return rows

@@ -33,6 +33,10 @@ class StoreBackend(ABC):
         """Why the database at `url` must not be used, to follow its key in a sentence; empty if nothing is known."""
         return ""
 
+    @abstractmethod
+    def connect_read_only(self, url: URL) -> Engine:
+        """Connections to an existing database that can change nothing in it."""
+
     def lock_schema(self, connection: Connection) -> None:  # noqa: B027 - most need nothing
         """Within a transaction: keep other processes from creating the tables at the same time."""
 

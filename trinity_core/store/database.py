@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from sqlalchemy import URL, Connection, insert, make_url, select, update
+from sqlalchemy import URL, Connection, Engine, column, insert, inspect, make_url, select, table, update
 from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
@@ -16,8 +16,8 @@ from sqlalchemy.exc import (
 
 from trinity_core.config.public import without_password
 from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.store.backend import BUSY_TIMEOUT, backend_of
-from trinity_core.store.schema import SCHEMA_VERSION, Tables
+from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend, backend_of
+from trinity_core.store.schema import META_TABLE, SCHEMA_VERSION, Tables
 
 
 def _unusable(url: str) -> TrinityError:
@@ -57,22 +57,48 @@ def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception 
     return None
 
 
+def _connect(url: str, read_only: bool) -> tuple[URL, StoreBackend, Engine]:
+    try:
+        parsed = make_url(url)
+        backend = backend_of(parsed)
+        if backend is None:
+            raise _unusable(parsed.render_as_string(hide_password=True))
+        return parsed, backend, backend.connect_read_only(parsed) if read_only else backend.connect(parsed)
+    except (ArgumentError, NoSuchModuleError, ImportError, ValueError):
+        raise _unusable(url) from None
+
+
+def namespaces(url: str) -> list[str]:
+    """The runs whose stores lie in a database, which is not changed."""
+    parsed, backend, engine = _connect(url, read_only=True)
+    errors: tuple[type[Exception], ...] = (DatabaseError, *backend.driver_errors)
+    try:
+        with engine.connect() as connection, connection.begin():
+            names = [name for name in inspect(connection).get_table_names() if META_TABLE.fullmatch(name)]
+            return sorted(
+                connection.execute(select(column("namespace")).select_from(table(n))).scalar() or "" for n in names
+            )
+    except errors as error:
+        translated = explain(error, parsed, backend.advice)
+        if translated is None:
+            raise
+        raise translated from error
+    finally:
+        engine.dispose()
+
+
 class Database:
     """Connections to the tables of one run. Safe for threads and processes; open it anew after a fork."""
 
-    def __init__(self, url: str, tables: Tables, namespace: str) -> None:
-        try:
-            self.url = make_url(url)
-            backend = backend_of(self.url)
-            if backend is None:
-                raise _unusable(self.url.render_as_string(hide_password=True))
-            self._backend = backend
-            self._engine = backend.connect(self.url)
-            self._errors: tuple[type[Exception], ...] = (DatabaseError, *backend.driver_errors)
-        except (ArgumentError, NoSuchModuleError, ImportError, ValueError):
-            raise _unusable(url) from None
+    def __init__(self, url: str, tables: Tables, namespace: str, read_only: bool = False) -> None:
+        self.url, self._backend, self._engine = _connect(url, read_only)
+        self._errors: tuple[type[Exception], ...] = (DatabaseError, *self._backend.driver_errors)
         self.tables = tables
-        self._create(namespace)
+        if read_only:
+            with self.read() as connection:
+                self._check_schema(connection.execute(select(tables.meta.c.schema)).scalar())
+        else:
+            self._create(namespace)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -142,7 +168,11 @@ class Database:
                     if "locked" not in str(error.orig) or attempt == 19:
                         raise
                     time.sleep(0.05 * (attempt + 1))
-        if known not in (None, SCHEMA_VERSION):
+        if known is not None:
+            self._check_schema(known)
+
+    def _check_schema(self, known: int | None) -> None:
+        if known != SCHEMA_VERSION:
             raise DataError(
                 f"the experience store {self.url.render_as_string()} has schema {known}, this release reads "
                 f"{SCHEMA_VERSION}: finish the run with the release it began with, or start a new one"

@@ -26,6 +26,10 @@ class PostgreSQL(StoreBackend):
             url = url.set(drivername="postgresql+psycopg")
         return create_engine(url, pool_pre_ping=True)
 
+    def connect_read_only(self, url: URL) -> Engine:
+        """As `StoreBackend`."""
+        return self.connect(url).execution_options(postgresql_readonly=True)
+
     def lock_schema(self, connection: Connection) -> None:
         """As `StoreBackend`: `CREATE TABLE IF NOT EXISTS` fails if two processes run it at once."""
         connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))

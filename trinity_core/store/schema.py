@@ -9,6 +9,7 @@ The groups are also the ledger: every task drawn has a row there, with or withou
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -27,6 +28,8 @@ from sqlalchemy import (
 )
 
 SCHEMA_VERSION = 3
+META_TABLE = re.compile(r"t[0-9a-f]{10}_meta")
+"""The name of a run's `meta` table."""
 Id = BigInteger().with_variant(Integer, "sqlite")
 
 

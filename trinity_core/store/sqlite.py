@@ -8,15 +8,17 @@ process loses nothing that was committed.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 
-from trinity_core.errors import TrinityError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import clear_errors
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend
 from trinity_core.store.filesystems import networked
@@ -67,6 +69,23 @@ class SQLite(StoreBackend):
             "Write postgresql://user:password@host/database, or, if the whole run is on this machine, "
             "sqlite:////folder/name.db on a local disk."
         )
+
+    def connect_read_only(self, url: URL) -> Engine:
+        """As `StoreBackend`. Raises DataError if the file is missing."""
+        path = Path(url.database or "").absolute()
+        if not path.is_file():
+            raise DataError(f"there is no experience store {path}")
+        options = {"mode": "ro", "uri": "true"}
+        if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
+            options["immutable"] = "1"  # else SQLite wants to make the write-ahead log's files even to read
+        read_only = url.set(drivername="sqlite", database=f"file:{quote(str(path))}", query=options)
+        engine = create_engine(read_only, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
+
+        @event.listens_for(engine, "begin")
+        def _(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN")
+
+        return engine
 
     @contextmanager
     def watch(self, engine: Engine, clock: Callable[[], int]) -> Iterator[Callable[[], int]]:

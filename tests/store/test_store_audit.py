@@ -1,0 +1,326 @@
+"""The ledger and its audit: every task drawn is accounted for, and each kind of damage to a real store is named."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from store_helpers import make_rows
+
+from trinity_core.checkpoints.commit import begin, commit
+from trinity_core.errors import DataError
+from trinity_core.layout import JobLayout
+from trinity_core.runtime.audit import audit_json, audit_runs, audit_text
+from trinity_core.store.archive import Archive
+from trinity_core.store.ledger import DrawnTask
+from trinity_core.store.schema import tables
+from trinity_core.store.store import ExperienceStore
+from trinity_core.store.strategies import Priority, StalenessControl
+
+ROOT = Path(__file__).parent.parent.parent
+GONE = "RuntimeError: the tool is gone"
+
+
+class Run:
+    """A run's folder with its store, archive and checkpoints, and what explorer and trainer do to them."""
+
+    def __init__(self, job: Path, url: str | None = None) -> None:
+        self.layout = JobLayout(job).create()
+        self.url = url or f"sqlite:///{job}/buffer/explorer_output.db"
+        self.store = ExperienceStore.open(self.url, str(job))
+        self.archive = Archive(self.layout.archive)
+
+    def explore(self, step: int, version: int, explorer: str = "e") -> None:
+        """Five tasks: two keep all rows, one keeps half of them, one is dropped, one fails."""
+        tag = f"{explorer}{step}"
+        drawn = [
+            DrawnTask(f"{tag}g0", "train/0", 2),
+            DrawnTask(f"{tag}g3", "train/3", 2, dropped={"first": 1, "second": 1}),
+            DrawnTask(f"{tag}g1", "train/1", 2),
+            DrawnTask(f"{tag}g4", "train/4", 0, tries=3, failure=GONE),
+            DrawnTask(f"{tag}g2", "train/2", 4, dropped={"first": 2}),
+        ]
+        rows = make_rows(3, 2, version, tag=tag)
+        assert self.store.put(explorer, step, {"step": step}, rows, version, drawn=drawn)
+
+    def train(self, step: int, **options: object) -> None:
+        assert self.store.lease(step, 6, step - 1, **options)
+
+    def save(self, step: int) -> None:
+        self.archive.extend(step, self.store.batch)
+        folder = begin(self.layout, step)
+        (folder / "weights").write_text(str(step))
+        commit(self.layout, step, folder)
+        self.store.commit(step)
+
+    def audit(self, **options: object):
+        [audit] = audit_runs(self.layout.root, **options).values()
+        found = audit.trained + audit.dropped + audit.failed + audit.pending + audit.lost
+        assert not audit.clean or found == audit.tasks_drawn
+        return audit
+
+    def damage(self, *statements: str) -> None:
+        """Change the database behind the store's back; `{groups}` and the like are the tables' names."""
+        self.store.close()
+        made = tables(str(self.layout.root))
+        names = {name: getattr(made, name).name for name in vars(made) if name != "metadata"}
+        with sqlite3.connect(self.url.removeprefix("sqlite:///")) as connection:
+            for statement in statements:
+                assert connection.execute(statement.format(**names)).rowcount > 0, statement
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Six explore steps, five of which were trained on, four of them in a checkpoint."""
+    made = Run(tmp_path / "project" / "run")
+    for step in range(1, 7):
+        made.explore(step, step - 1)
+        if step < 6:
+            made.train(step)
+    made.save(2)
+    made.save(4)
+    return made
+
+
+def counts(audit) -> tuple[int, ...]:
+    return audit.trained, audit.dropped, audit.failed, audit.pending, audit.lost, audit.duplicated
+
+
+def test_every_task_is_accounted_for(run: Run) -> None:
+    audit = run.audit()
+    assert audit.clean, audit.problems
+    assert (audit.tasks_drawn, audit.experiences_produced) == (30, 60)
+    assert counts(audit) == (12, 6, 6, 6, 0, 0)
+    assert audit.dropped_by == {"second": 6}
+    assert audit.experiences_dropped_by == {"first": 18, "second": 6}
+    assert audit.failed_because == {f"{GONE} (after 3 tries)": 6}
+    assert audit.trained_at == {1: 3, 2: 3, 3: 3, 4: 3}
+    assert "12  at steps 1 to 4" in audit_text("run", audit)
+
+
+def test_counts_survive_pruning(run: Run) -> None:
+    assert run.store.prune(3) == 18
+    audit = run.audit()
+    assert audit.clean and counts(audit) == (12, 6, 6, 6, 0, 0)
+    assert audit.trained_at == {1: 3, 2: 3, 3: 3, 4: 3}
+
+
+def test_rewind_undoes_the_ledger_with_its_steps(run: Run) -> None:
+    (run.layout.step(4) / "weights").unlink()
+    run.store.rewind(2)
+    run.archive.rewind(2)
+    audit = run.audit()
+    assert audit.clean and audit.lineage == 1
+    assert (audit.tasks_drawn, *counts(audit)) == (15, 6, 3, 3, 3, 0, 0), "explore steps 4 to 6 used versions 3 to 5"
+    run.store.position("e")
+    for step in (4, 5):
+        run.train(step - 1)
+        run.explore(step, step - 1)
+    run.save(4)
+    assert run.audit().clean and counts(run.audit()) == (12, 5, 5, 3, 0, 0)
+
+
+def test_rows_pruned_before_a_rewind_are_lost(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    for step in (1, 2, 3):
+        run.explore(step, 0)
+    for step in (1, 2, 3):
+        run.train(step)
+    run.save(3)
+    run.store.prune(3)
+    run.store.rewind(1)
+    run.archive.rewind(1)
+    audit = run.audit()
+    assert counts(audit) == (3, 3, 3, 0, 6, 0)
+    assert any("is PRUNED, but no batch of a checkpoint has it" in problem for problem in audit.problems)
+
+
+def test_stale_and_unscored_tasks_are_dropped_by_these_rules(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    run.explore(1, 0)
+    unscored = make_rows(1, 2, 0, tag="u")
+    for row in unscored:
+        row.reward, row.action_mask = None, row.action_mask & False
+    run.store.put("e", 2, {}, unscored, 0, drawn=[DrawnTask("ug0", "train/9", 2)])
+    run.train(1)
+    assert len(run.store.lease(2, 2, 1)) == 2 and run.store.lease(3, 2, 2, final=True) == []
+    fresh = make_rows(3, 2, 3, tag="f")
+    run.store.put("e", 3, {}, fresh, 3, drawn=[DrawnTask(f"fg{number}", "train/7", 2) for number in range(3)])
+    assert len(run.store.lease(4, 2, 3)) == 2
+    assert run.store.lease(5, 2, 9, StalenessControl(1), final=True) == []
+    run.save(4)
+    audit = run.audit()
+    assert audit.clean, audit.problems
+    assert audit.dropped_by == {"second": 1, "unscored": 1, "stale": 2}
+    assert audit.experiences_dropped_by["unscored"] == 2
+    run.save(5)
+    run.store.prune(5)
+    assert run.audit().dropped_by == audit.dropped_by
+
+
+def test_reuse_that_was_asked_for_is_no_duplicate(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    run.explore(1, 0)
+    again = Priority(reuse_cooldown_time=0.0)
+    for step in (1, 2, 3):
+        run.train(step, strategy=again, now=float(step))
+    run.save(3)
+    audit = run.audit()
+    assert audit.clean and audit.trained == 3 and audit.trained_at == {1: 3}
+
+
+def test_groups_of_an_operator_and_several_explorers(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    run.explore(1, 0, "a")
+    run.explore(1, 0, "b")
+    drawn = [DrawnTask("b2/0", "train/5", 4, dropped={"split": 4})]
+    run.store.put("b", 2, {}, make_rows(2, 2, 0, tag="split"), 0, drawn=drawn)
+    run.train(1)
+    audit = run.audit()
+    assert audit.clean, audit.problems
+    assert audit.tasks_drawn == 11 and audit.dropped_by == {"second": 2, "split": 1}
+    assert audit.experiences_produced == 28, "an operator's own groups count too"
+
+
+DAMAGE = {
+    "experiences deleted": (
+        ["DELETE FROM {experiences} WHERE group_id = (SELECT max(id) FROM {groups} WHERE state = 0)"],
+        "is READY, but its experiences are gone", (1, 0),
+    ),
+    "ledger entry deleted": (
+        ["DELETE FROM {groups} WHERE step = 3 AND task = 'train/4'"],
+        "explore step 3 of e drew 5 tasks, 1 of them are not in the ledger", (1, 0),
+    ),
+    "trained group deleted": (
+        ["DELETE FROM {groups} WHERE step = 3 AND task = 'train/1'"],
+        "batch of train step 3 has groups that are not in the ledger", (1, 0),
+    ),
+    "ledger entry repeated": (
+        ["INSERT INTO {groups} SELECT id + 1000, explorer, step, name, 0, newest, oldest, 5, stale_at, task, produced, "
+         "tries, dropped, failure FROM {groups} WHERE step = 2 AND task = 'train/3'"],
+        "explore step 2 of e has the task e2g3 more than once", (0, 1),
+    ),
+    "lease repeated": (
+        ["INSERT INTO {lease_groups} SELECT 5, 99, group_id FROM {lease_groups} WHERE step = 2 AND ordinal = 0"],
+        "group e2g0 is in the batches of steps [2, 5], without reuse", (0, 1),
+    ),
+    "lease deleted": (
+        ["DELETE FROM {lease_groups} WHERE step = 2 AND ordinal = 1"],
+        "group e2g1 (train/1) is TRAINED, but no batch of a checkpoint has it", (1, 0),
+    ),
+    "batch deleted": (["DELETE FROM {leases} WHERE step = 3"], "the batch of train step 3 is not recorded", (0, 0)),
+    "groups swapped between batches": (
+        ["UPDATE {lease_groups} SET group_id = (SELECT group_id FROM {lease_groups} WHERE step = 3 AND ordinal = 0) "
+         "WHERE step = 2 AND ordinal = 0"],
+        "group e3g0 of version 2 is in the batch of the earlier step 2", (1, 1),
+    ),
+    "experiences swapped": (
+        ["UPDATE {experiences} SET blob = (SELECT blob FROM {experiences} WHERE group_id = 1) WHERE group_id = 2"],
+        "group e1g1 has 2 experiences, stored are {'e1g0': 2}", (0, 0),
+    ),
+    "explore step deleted": (["DELETE FROM {steps} WHERE step = 2"], "explore step 2 of e is missing", (0, 0)),
+    "explore step and its tasks deleted": (
+        ["DELETE FROM {steps} WHERE step = 6", "UPDATE {steps} SET step = 6 WHERE step = 5",
+         "DELETE FROM {groups} WHERE step = 5"],
+        "explore step 5 of e is missing", (5, 0),
+    ),
+    "position changed": (
+        ["""UPDATE {steps} SET position = '{{"step": 9}}' WHERE step = 2"""],
+        "explore step 2 of e has the position of step 9", (0, 0),
+    ),
+    "taken back from a batch": (
+        ["UPDATE {groups} SET state = 0 WHERE step = 1 AND task = 'train/0'"],
+        "group e1g0 (train/0) waits for a batch, but that of step 1 has it", (1, 0),
+    ),
+    "dropped task trained": (
+        ["INSERT INTO {lease_groups} SELECT 1, 9, id FROM {groups} WHERE step = 1 AND task = 'train/3'"],
+        "group e1g3 (train/3) is DROPPED, but has experiences", (1, 0),
+    ),
+    "checkpoint claimed": (
+        ["UPDATE {meta} SET committed = 5"], "the store has checkpoint 5, but the newest whole one is 4", (0, 0)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_to_the_store_is_found_and_named(run: Run, kind: str) -> None:
+    statements, said, (lost, duplicated) = DAMAGE[kind]
+    run.damage(*statements)
+    audit = run.audit()
+    assert not audit.clean
+    assert any(said in problem for problem in audit.problems), audit.problems
+    assert (audit.lost, audit.duplicated) == (lost, duplicated)
+
+
+def test_damage_to_archive_and_checkpoints_is_found(run: Run) -> None:
+    whole = run.layout.archive.read_text().splitlines(keepends=True)
+    for lines, said in (
+        ([line for line in whole if json.loads(line)["group"] != "e3g1"], "2 of the batch's experiences are not in it"),
+        ([*whole, whole[0]], "1 others are (e1g0)"),
+        ([], "6 of the batch's experiences are not in it"),
+    ):
+        run.layout.archive.write_text("".join(lines))
+        assert any(said in problem for problem in run.audit().problems), run.audit().problems
+    run.layout.archive.write_text("".join(whole))
+    assert run.audit().clean
+    (run.layout.step(4) / "weights").unlink()
+    assert run.audit().problems == ["the store has checkpoint 4, but the newest whole one is 2"]
+
+
+def test_the_command_reports_and_exits_honestly(run: Run) -> None:
+    def trinity(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "trinity_core.cli", "audit", "--checkpoint-dir", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+
+    folder = str(run.layout.root)
+    before = {path: path.read_bytes() for path in run.layout.buffer.iterdir() if path.suffix == ".db"}
+    done = trinity(folder, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["tasks_drawn"], found["trained"], found["lost"], found["lineage"]) == (30, 12, 0, 0)
+    assert all(path.read_bytes() == data for path, data in before.items())
+    run.damage("DELETE FROM {groups} WHERE step = 3 AND task = 'train/4'")
+    done = trinity(folder)
+    assert done.returncode == 1 and "NOT every task is accounted for" in done.stdout
+    done = trinity(str(run.layout.root.parent / "nothing"))
+    assert done.returncode == 1 and "there is no folder" in done.stderr
+
+
+def test_a_pipelines_folder_means_its_stages(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "project/pipe").mkdir()
+    other = Run(tmp_path / "project" / "pipe_rft")
+    other.explore(1, 0)
+    audits = audit_runs(tmp_path / "project/pipe")
+    assert list(audits) == ["pipe_rft"] and audit_json(audits)["pending"] == 3
+    with pytest.raises(DataError, match="has no experience store"):
+        audit_runs(tmp_path)
+
+
+def test_a_read_only_store_is_audited(run: Run) -> None:
+    run.store.close()
+    for path in [*run.layout.buffer.iterdir(), run.layout.buffer]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    assert run.audit().clean
+    run.layout.buffer.chmod(0o755)
+
+
+def test_a_store_of_an_older_release_is_one_clear_error(run: Run) -> None:
+    run.damage("UPDATE {meta} SET schema = 2")
+    for attempt in (run.audit, lambda: Run(run.layout.root)):
+        with pytest.raises(DataError, match="has schema 2, this release reads"):
+            attempt()
+
+
+def test_audit_of_a_store_in_postgresql(postgresql_url: str, tmp_path: Path) -> None:
+    run = Run(tmp_path / "project" / "shared", postgresql_url)
+    run.explore(1, 0)
+    run.train(1)
+    run.save(1)
+    audit = run.audit(url=postgresql_url)
+    assert audit.clean and audit.trained == 3
+    with pytest.raises(DataError, match="the database has no run of"):
+        audit_runs(tmp_path, url=postgresql_url)
