@@ -1,0 +1,297 @@
+"""A small run on real parts whose processes are killed, and which is started again until it ends.
+
+`tests/chaos` and `benchmarks/chaos.py` share it. Nothing helps the run but what a flow's retry or an automation does:
+its command is given again after it has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import yaml
+
+from trinity_core.checkpoints.huggingface import weights_digest
+from trinity_core.checkpoints.resume import whole_steps
+from trinity_core.files import read_json
+from trinity_core.runtime.audit import audit_runs
+from trinity_core.store.audit import Audit
+from trinity_core.sync.memory import memory_root
+from trinity_core.tracking import read_metrics
+
+ROOT = Path(__file__).parent.parent.parent
+POLL_SECONDS = 0.005
+LONGEST_ATTEMPT = 300.0
+"""Seconds without a kill; an attempt that takes longer hangs."""
+LONGEST_WAIT = 120.0
+"""Seconds until a victim is there."""
+MOST_ATTEMPTS = 4
+"""Attempts without a kill among them: a run that needs more does not get well again."""
+
+REWARD = '''
+import time
+
+from trinity_core.workflows import REWARD_FNS
+
+
+@REWARD_FNS.register("even_letters")
+def even_letters(*, prompt, response, truth, task, **args):
+    """What even an untrained model does more or less of."""
+    time.sleep(0.01)  # so that a verifier is at work now and then when it is killed
+    return {"even": sum(ord(letter) % 2 == 0 for letter in response) / max(len(response), 1)}
+'''
+
+TITLES = {"explorer": "ray::Explorer", "trainer": "ray::TrainerWorker", "engine": "ray::Engine"}
+"""Titles of the actors' processes begin so."""
+PROGRAMS = {"reward": "trinity_core.workflows.rewards.worker", "server": "uvicorn"}
+"""In the command lines of others."""
+VICTIMS = ("flow", "explorer", "trainer", "engine", "reward", "raylet")
+MOMENTS = ("any", "saving", "syncing")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """`what` is killed `delay` seconds after the run reached trainer step `step`, or next `moment` after it."""
+
+    what: str
+    step: int
+    moment: str = "any"
+    delay: float = 0.0
+
+    def __str__(self) -> str:
+        when = f"{self.delay:.2f} s after step {self.step}"
+        return f"{self.what} {when}" if self.moment == "any" else f"{self.what} while {self.moment}, {when}"
+
+
+def draw_kills(rng: random.Random, steps: int, victims: Sequence[str]) -> tuple[Kill, ...]:
+    """Kills of these victims, in this order, at random moments before the last of `steps`."""
+    kills = []
+    for what, step in zip(victims, sorted(rng.choices(range(1, steps), k=len(victims))), strict=True):
+        moment = rng.choice(MOMENTS)
+        kills.append(Kill(what, step, moment, rng.uniform(0.0, 1.0 if moment == "any" else 0.02)))
+    return tuple(kills)
+
+
+@dataclass
+class Killed:
+    """A kill that happened."""
+
+    kill: Kill
+    at: float
+    """Unix seconds."""
+    checkpoint: int
+    """The newest whole checkpoint then; 0: none."""
+    audit: Audit
+    """Right after it."""
+
+
+@dataclass
+class ChaosRun:
+    """One run in a folder of its own. Use it as a context: its processes end with the block."""
+
+    root: Path
+    model: Path
+    data: Path
+    steps: int
+    save_interval: int = 2
+    through: str = "page"
+    """`page`: `python -m trinity_core.runtime.run`; `flow`: `trinity run`, whose flow retries and has a server."""
+    sections: dict[str, object] = field(default_factory=dict)
+    """Laid over the configuration, section by section."""
+    killed: list[Killed] = field(default_factory=list)
+    attempts: int = 0
+    process: psutil.Popen | None = None
+    _tries: int = 0
+    """Attempts since the last kill."""
+    _began: float = 0.0
+    """When the attempt began, or the last kill after that."""
+
+    @property
+    def job(self) -> Path:
+        """The run's own folder."""
+        return self.root / "checkpoints/chaos/run"
+
+    @property
+    def log(self) -> Path:
+        """What the attempts print."""
+        return self.root / "run.log"
+
+    def __enter__(self) -> ChaosRun:
+        (self.root / "plugins").mkdir(parents=True, exist_ok=True)
+        (self.root / "plugins/even.py").write_text(REWARD)
+        (self.root / "run.yaml").write_text(yaml.safe_dump(self._config() | self.sections))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            family = [self.process, *self.process.children(recursive=True)]
+            self.process.terminate()
+            for left in psutil.wait_procs(family, timeout=30)[1]:
+                left.kill()
+
+    def go(self, kills: tuple[Kill, ...] = ()) -> None:
+        """Run to the end, with these kills in their order. Raises AssertionError if the run does not get there."""
+        for kill in kills:
+            self._await(kill)
+            self._kill(kill)
+        while not self._ended():
+            time.sleep(0.1)
+
+    def trained(self) -> int:
+        """The last trainer step with metrics."""
+        return max((line.step for line in read_metrics(self.job) if line.source == "trainer"), default=0)
+
+    def checkpoint(self) -> int:
+        """The newest whole checkpoint; 0: none."""
+        return max(whole_steps(self.job), default=0) if self.job.is_dir() else 0
+
+    def digest(self) -> str:
+        """The digest of the final weights."""
+        summary = read_json(self.job / "summary.json")
+        assert summary is not None and summary["step"] == self.steps, f"the run did not end: {summary}"
+        return weights_digest(Path(summary["hf_dir"]))
+
+    def audit(self) -> Audit:
+        """What `trinity audit` finds now."""
+        [audit] = audit_runs(self.job).values()
+        return audit
+
+    def faults(self) -> list[str]:
+        """What an ended run did wrong: an audit that was not clean, work that was lost beyond the last checkpoint."""
+        unclean = [each for each in self.killed if not each.audit.clean]
+        found = [f"audit after {each.kill}: {'; '.join(each.audit.problems)}" for each in unclean]
+        audit = self.audit()
+        if not audit.clean or audit.trained != audit.tasks_drawn:
+            found.append(f"audit at the end: {audit}")
+        for each in self.killed:
+            later = [line for line in read_metrics(self.job) if line.source == "trainer" and line.time > each.at + 1]
+            if later and later[0].step <= each.checkpoint:
+                found.append(f"{each.kill}: checkpoint {each.checkpoint}, but step {later[0].step} was done again")
+        return found
+
+    # ---- inside ----
+
+    def _ended(self) -> bool:
+        """True once an attempt has succeeded; one that failed is followed by the next."""
+        if self.process is not None:
+            code = self.process.poll()
+            if code is None:
+                assert time.monotonic() < self._began + LONGEST_ATTEMPT, f"the run hangs:\n{self._end_of_log()}"
+                return False
+            if code == 0:
+                return True
+        assert self._tries < MOST_ATTEMPTS, f"the run does not get well again:\n{self._end_of_log()}"
+        self._start()
+        return False
+
+    def _start(self) -> None:
+        self.attempts, self._tries, self._began = self.attempts + 1, self._tries + 1, time.monotonic()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        command = [str(Path(sys.executable).parent / "trinity"), "run"]
+        if self.through == "page":
+            command = [sys.executable, "-m", "trinity_core.runtime.run"]
+        command += ["--config", str(self.root / "run.yaml")]
+        with self.log.open("ab") as log:
+            log.write(f"---- attempt {self.attempts}\n".encode())
+            self.process = psutil.Popen(command, cwd=self.root, env=environment, stdout=log, stderr=log)
+
+    def _await(self, kill: Kill) -> None:
+        """Return at the kill's moment, or when the run ends before it."""
+        while self.trained() < min(kill.step, self.steps - 1):
+            if self._ended():
+                return
+            time.sleep(0.05)
+        if kill.moment != "any":
+            before = self._marks(kill.moment)
+            while self._marks(kill.moment) <= before and not self._ended():
+                time.sleep(POLL_SECONDS)
+        time.sleep(kill.delay)
+
+    def _marks(self, moment: str) -> float:
+        """A number that grows when the moment comes."""
+        if moment == "saving":
+            return max(map(_changed, self.job.glob(".global_step_*")), default=0.0)
+        return _changed(memory_root(self.job))
+
+    def _kill(self, kill: Kill) -> None:
+        deadline = time.monotonic() + LONGEST_WAIT
+        while True:
+            if self._ended():
+                return
+            found = self._victims(kill.what)
+            if found:
+                break
+            assert time.monotonic() < deadline, f"there is no {kill.what} to kill:\n{self._end_of_log()}"
+            time.sleep(0.05)
+        checkpoint, now = self.checkpoint(), time.time()
+        try:
+            found[0].kill()
+        except psutil.NoSuchProcess:
+            return
+        self.killed.append(Killed(kill, now, checkpoint, self.audit()))
+        self._tries, self._began = 0, time.monotonic()
+
+    def _victims(self, what: str) -> list[psutil.Process]:
+        assert self.process is not None
+        if what == "flow":
+            return [self.process]
+        return [each for each in self._family() if _is(each, what)]
+
+    def _family(self) -> Iterator[psutil.Process]:
+        assert self.process is not None
+        try:
+            yield from self.process.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return
+
+    def _end_of_log(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def _config(self) -> dict[str, object]:
+        columns = {"prompt_key": "question", "response_key": "answer"}
+        taskset = {"name": "train", "path": str(self.data), "split": "train", "format": columns}
+        return {
+            "project": "chaos",
+            "name": "run",
+            "checkpoint_root_dir": str(self.root / "checkpoints"),
+            "plugin_dir": str(self.root / "plugins"),
+            "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-3}},
+            "model": {"model_path": str(self.model), "max_prompt_tokens": 88, "max_response_tokens": 12},
+            "cluster": {"gpu_per_node": 0},
+            "buffer": {
+                "batch_size": 4,
+                "total_steps": self.steps,
+                "explorer_input": {"taskset": {**taskset, "default_reward_fn_type": "even_letters"}},
+            },
+            "explorer": {"eval_interval": 0, "rollout_model": {"enforce_eager": True, "kv_cache_gib": 1}},
+            "synchronizer": {"sync_method": "memory"},
+            "trainer": {"save_interval": self.save_interval},
+            "monitor": {"monitor_type": "tensorboard"},
+        }
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _is(process: psutil.Process, what: str) -> bool:
+    try:
+        command = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
+        return False
+    if not command:
+        return False
+    if what in PROGRAMS:
+        return any(PROGRAMS[what] in part for part in command)
+    if what == "raylet":
+        return Path(command[0]).name == "raylet"
+    return command[0].startswith(TITLES[what])
