@@ -70,6 +70,8 @@ class Tables:
     leases: Table
     """One row for each trainer step that took a batch, empty batches included."""
     lease_groups: Table
+    presence: Table
+    """One row for each explorer and for the trainer: when it was last seen, and how many steps it has in all."""
 
 
 def tables(namespace: str) -> Tables:
@@ -116,4 +118,8 @@ def tables(namespace: str) -> Tables:
         Column("ordinal", Integer, primary_key=True, autoincrement=False), Column("group_id", Id, nullable=False),
     )  # fmt: skip
     Index(prefix + "lease_groups_by_group", lease_groups.c.group_id)
-    return Tables(m, meta, explorers, steps, groups, experiences, leases, lease_groups)
+    presence = Table(
+        prefix + "presence", m, Column("role", String(20), primary_key=True),
+        Column("name", String(200), primary_key=True), Column("seen", Double), Column("total", Integer),
+    )  # fmt: skip
+    return Tables(m, meta, explorers, steps, groups, experiences, leases, lease_groups, presence)

@@ -23,11 +23,12 @@ from sqlalchemy import func, insert, select, update
 from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store import leasing, ledger, lineage
+from trinity_core.store import leasing, ledger, lineage, presence
 from trinity_core.store.database import Database, Unchanged
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.lineage import Rewound
+from trinity_core.store.presence import TRAINER, TrainerPresence, describe_explorers
 from trinity_core.store.schema import State, tables
 from trinity_core.store.strategies import Fifo, Strategy
 
@@ -67,7 +68,8 @@ class Stats:
     leased_step: int
     """The newest trainer step that has a batch."""
     explorers: dict[str, dict[str, Any]]
-    """By name: `step`, `waiting` (a version or None), `finished`."""
+    """By name: `step`, `waiting` (a version or None), `finished`, `total` (steps in all), `seen` (Unix seconds), and
+    `empty_steps`, the number of its last steps without a row."""
 
 
 class ExperienceStore:
@@ -156,9 +158,23 @@ class ExperienceStore:
         return False
 
     def expect(self, explorer: str) -> None:
-        """Record that `explorer` will be started (again): while it has not finished or waits, no batch is cut short."""
+        """Record that `explorer` and the trainer will be started (again): neither counts as finished until it says so.
+
+        While the explorer has not finished or waits, no batch is cut short.
+        """
+        p = self._tables.presence
         with self._database.write() as connection:
             self._set_explorer(connection, explorer, finished=False)
+            connection.execute(update(p).where(p.c.role == TRAINER).values(total=None))
+
+    def join(self, explorer: str, total_steps: int) -> bool:
+        """Record that `explorer` begins, with so many steps in all. True if nobody will train on what it makes.
+
+        That is so if the trainer has finished, unless the explorer has more steps than it had while the trainer worked:
+        then a trainer with more steps is expected too.
+        """
+        with self._database.write() as connection:
+            return presence.join_explorer(connection, self._tables, explorer, total_steps, time.time())
 
     def waiting(self, explorer: str, version: int | None) -> None:
         """Record that `explorer` waits for weight version `version` before its next put (None: it no longer waits).
@@ -187,6 +203,14 @@ class ExperienceStore:
             connection.execute(insert(e).values(name=explorer, **values))
 
     # ---- trainer ----
+
+    def begin(self, trainer: str, total_steps: int) -> None:
+        """Record that the trainer begins, with so many steps in all; a trainer calls this after `rewind`.
+
+        If these are more than before, explorers that have finished count as unfinished until they say it again.
+        """
+        with self._database.write() as connection:
+            presence.begin_trainer(connection, self._tables, trainer, total_steps, time.time())
 
     def lease(
         self, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
@@ -256,11 +280,16 @@ class ExperienceStore:
     def _lease_at_timeout(
         self, step: int, rows: int, version: int, strategy: Strategy | None, expert: ExpertData | None, timeout: float
     ) -> list[Experience] | None:
-        if not self.stats().ready:
-            raise TransientFault(
-                f"no experience came for trainer step {step} in {timeout:g} s (max_read_timeout): is an explorer "
-                f"alive? Explorers known to the store: {self.stats().explorers or 'none'}"
-            )
+        stats = self.stats()
+        if not stats.ready:
+            nothing = f"no experience came for train step {step} in {timeout:g} s (max_read_timeout); "
+            known = describe_explorers(stats.explorers, time.time())
+            if any(each["empty_steps"] and not each["finished"] for each in stats.explorers.values()):
+                raise TrinityError(
+                    f"{nothing}{known}. Explorers work, but nothing is left of what they make: see their metrics "
+                    "experiences and experiences/kept, and data_processor.experience_pipeline.operators"
+                )
+            raise TransientFault(nothing + known)
         return self.lease(step, rows, version, strategy, expert, final=True)
 
     def batch(self, step: int) -> list[Experience]:
@@ -293,6 +322,21 @@ class ExperienceStore:
 
     # ---- both ----
 
+    def seen(self, role: str, name: str) -> None:
+        """Record that the explorer or trainer (`role`) of that name is at work."""
+        with self._database.write() as connection:
+            presence.note(connection, self._tables, role, name, seen=time.time())
+
+    def trainer(self) -> TrainerPresence:
+        """The trainer's progress, when it was last seen, and whether it has finished; with the present lineage."""
+        with self._database.read() as connection:
+            return presence.trainer_state(connection, self._tables)
+
+    def untrained(self, explorer: str | None = None) -> int:
+        """Rows in the queue, of all explorers or of one: once the trainer has finished, nobody trains on them."""
+        with self._database.read() as connection:
+            return presence.untrained_rows(connection, self._tables, explorer)
+
     def awaited(self, version: int) -> bool:
         """True if every explorer has finished or waits for `version` or a newer one, so that none is within a step."""
         with self._database.read() as connection:
@@ -312,14 +356,9 @@ class ExperienceStore:
             counts = {row[0]: row for row in connection.execute(by_state.group_by(g.state))}
             meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
             leased_step = connection.execute(select(func.max(t.leases.c.step))).scalar() or 0
-            last = select(t.steps.c.explorer, func.max(t.steps.c.step)).group_by(t.steps.c.explorer)
-            steps = dict(connection.execute(last).tuples().all())
-            known = connection.execute(select(t.explorers)).all()
+            explorers = presence.explorers(connection, t)
         rows = {state: int(counts[state][2]) if state in counts else 0 for state in State}
         ready = counts.get(State.READY)
-        explorers = {
-            e.name: {"step": steps.get(e.name, 0), "waiting": e.waiting, "finished": bool(e.finished)} for e in known
-        }
         return Stats(
             ready=rows[State.READY], leased=rows[State.LEASED], trained=rows[State.TRAINED], stale=rows[State.STALE],
             ready_groups=ready[1] if ready else 0, oldest_ready_version=ready[3] if ready else None,

@@ -1,0 +1,91 @@
+"""Who takes part in a run, and when the trainer has finished."""
+
+import pytest
+from store_helpers import make_rows
+
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.store.presence import EXPLORER, TRAINER, describe_explorers
+
+
+def train(store, *steps):
+    for step in steps:
+        store.lease(step, 2, step - 1, final=True)
+        store.commit(step)
+
+
+def test_trainer_has_finished_with_its_last_checkpoint(store):
+    assert not store.trainer().finished and store.trainer().describe(0.0) == "no trainer has been seen yet"
+    store.begin("trainer", 2)
+    train(store, 1)
+    state = store.trainer()
+    assert not state.finished and (state.committed, state.total) == (1, 2)
+    assert state.describe(state.seen + 12) == "trainer with a checkpoint of step 1 of 2, last seen 12 s ago"
+    train(store, 2)
+    assert store.trainer().finished
+
+
+def test_rewound_or_longer_trainer_is_unfinished(store):
+    store.begin("trainer", 2)
+    train(store, 1, 2)
+    store.rewind(1)
+    assert not store.trainer().finished
+    train(store, 2)
+    assert store.trainer().finished
+    store.begin("trainer", 3)
+    assert not store.trainer().finished
+
+
+def test_nobody_trains_for_an_explorer_that_joins_late(store):
+    store.begin("trainer", 1)
+    assert not store.join("e", 5)
+    train(store, 1)
+    assert store.join("e", 5), "restarted"
+    assert store.join("late", 5), "a further one"
+    assert not store.join("e", 9) and not store.join("e", 9), "it has more steps than before, also after a crash"
+    store.expect("e")
+    assert not store.join("e", 5), "a trainer is started beside it"
+
+
+def test_longer_trainer_waits_for_finished_explorers(store):
+    store.begin("trainer", 1)
+    store.position("e")
+    store.finished("e")
+    train(store, 1)
+    store.begin("trainer", 1)
+    assert store.exhausted()
+    store.begin("trainer", 2)
+    assert not store.exhausted()
+
+
+def test_rows_left_are_counted_by_explorer(store):
+    store.put("a", 1, {}, make_rows(3, 2, tag="a"), 0)
+    store.put("b", 1, {}, make_rows(2, 2, tag="b"), 0)
+    train(store, 1)
+    assert (store.untrained(), store.untrained("a"), store.untrained("b")) == (8, 4, 4)
+
+
+def test_explorers_are_described_to_who_waits_for_them(store):
+    assert describe_explorers(store.stats().explorers, 0.0) == "no explorer has been seen yet"
+    store.join("a", 9)
+    store.put("a", 1, {}, make_rows(1), 0)
+    store.put("a", 2, {}, [], 0)
+    store.put("a", 3, {}, [], 0, waits_for=4)
+    store.position("b")
+    store.finished("b")
+    known = store.stats().explorers
+    assert describe_explorers(known, known["a"]["seen"] + 3) == (
+        "explorers known: a (step 3 of 9, no experience left of its last 2 steps, waits for version 4, last seen 3 s "
+        "ago), b (step 0, finished)"
+    )
+    store.seen(EXPLORER, "a")
+    assert store.stats().explorers["a"]["seen"] >= known["a"]["seen"] and store.stats().explorers["a"]["total"] == 9
+    store.seen(TRAINER, "trainer")
+    assert store.trainer().seen is not None and not store.trainer().finished
+
+
+def test_a_wait_names_who_is_missing_and_what_drops_all(store):
+    with pytest.raises(TransientFault, match="no explorer has been seen yet"):
+        store.wait_lease(1, 2, 0, timeout=0.0)
+    store.put("e", 1, {}, [], 0)
+    with pytest.raises(TrinityError, match=r"e \(step 1, no experience left of its last 1 steps.*operators"):
+        store.wait_lease(1, 2, 0, timeout=0.0)

@@ -1,0 +1,138 @@
+"""Who takes part in a run: when explorers and trainer were last seen, and whether the trainer has finished.
+
+Each notes every `SEEN_SECONDS` in the store that it is there, so that whoever waits can say for whom. The trainer has
+finished when a checkpoint holds the last of its steps: a rewind, or a trainer with more steps, makes it unfinished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, case, func, insert, select, update
+
+from trinity_core.store.schema import State, Tables
+
+TRAINER, EXPLORER = "trainer", "explorer"
+SEEN_SECONDS = 10.0
+"""Between two notes of the same process."""
+
+
+@dataclass(frozen=True)
+class TrainerPresence:
+    """The trainer as the store knows it."""
+
+    lineage: int
+    committed: int
+    """The step of its newest checkpoint."""
+    total: int | None
+    """Train steps in all; None: no trainer has begun, or one is about to."""
+    seen: float | None
+    """When it was last seen, in Unix seconds; None: never."""
+
+    @property
+    def finished(self) -> bool:
+        """True if a checkpoint holds its last step, so that it trains on nothing more."""
+        return self.total is not None and self.committed >= self.total
+
+    def describe(self, now: float) -> str:
+        """For whoever waits for it: `trainer at step 4 of 20, last seen 12 s ago`."""
+        if self.seen is None:
+            return "no trainer has been seen yet"
+        of = "" if self.total is None else f" of {self.total}"
+        return (
+            f"trainer with a checkpoint of step {self.committed}{of}, last seen {max(0.0, now - self.seen):.0f} s ago"
+        )
+
+
+def note(connection: Connection, t: Tables, role: str, name: str, **values: Any) -> None:
+    """Write values (`seen`, `total`) of a member down."""
+    p = t.presence
+    mine = and_(p.c.role == role, p.c.name == name)
+    if not connection.execute(update(p).where(mine).values(**values)).rowcount:
+        connection.execute(insert(p).values(role=role, name=name, **values))
+
+
+def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
+    """The trainer's state."""
+    meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
+    p = t.presence.c
+    found = connection.execute(
+        select(p.total, p.seen).where(p.role == TRAINER).order_by(p.seen.desc()).limit(1)
+    ).one_or_none()
+    return TrainerPresence(meta.lineage, meta.committed, *(found or (None, None)))
+
+
+def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now: float) -> None:
+    """A trainer of `total` steps begins. If these are more than before, explorers that have finished may have more too:
+    they are waited for until they say again that they have finished."""
+    before = trainer_state(connection, t).total
+    note(connection, t, TRAINER, name, total=total, seen=now)
+    if before is not None and before < total:
+        connection.execute(update(t.explorers).values(finished=False))
+
+
+def join_explorer(connection: Connection, t: Tables, name: str, total: int, now: float) -> bool:
+    """An explorer of `total` steps begins. True if nobody will train on what it makes.
+
+    That is so if the trainer has finished, unless this explorer has more steps than when the trainer worked: then a
+    trainer with more steps is expected too.
+    """
+    p = t.presence.c
+    before = connection.execute(select(p.total).where(p.role == EXPLORER, p.name == name)).scalar()
+    if not trainer_state(connection, t).finished:
+        note(connection, t, EXPLORER, name, total=total, seen=now)
+        return False
+    note(connection, t, EXPLORER, name, seen=now)
+    return before is None or total <= before
+
+
+def explorers(connection: Connection, t: Tables) -> dict[str, dict[str, Any]]:
+    """What is known of each explorer, by its name; see `Stats.explorers`."""
+    s, p = t.steps.c, t.presence.c
+    with_rows = func.max(case((s.rows > 0, s.step), else_=0))
+    steps = {
+        row[0]: row for row in connection.execute(select(s.explorer, func.max(s.step), with_rows).group_by(s.explorer))
+    }
+    members = {row.name: row for row in connection.execute(select(p.name, p.total, p.seen).where(p.role == EXPLORER))}
+    known: dict[str, dict[str, Any]] = {}
+    for explorer in connection.execute(select(t.explorers)):
+        _, step, full = steps.get(explorer.name, ("", 0, 0))
+        member = members.get(explorer.name)
+        known[explorer.name] = {
+            "step": step,
+            "waiting": explorer.waiting,
+            "finished": bool(explorer.finished),
+            "total": member.total if member else None,
+            "seen": member.seen if member else None,
+            "empty_steps": step - full,
+        }
+    return known
+
+
+def untrained_rows(connection: Connection, t: Tables, explorer: str | None = None) -> int:
+    """Rows in the queue, of all explorers or of one."""
+    g = t.groups.c
+    query = select(func.sum(g.size)).where(g.state == State.READY)
+    return int(connection.scalar(query if explorer is None else query.where(g.explorer == explorer)) or 0)
+
+
+def describe_explorers(known: Mapping[str, Mapping[str, Any]], now: float) -> str:
+    """For whoever waits for them: `explorers known: explorer (step 12 of 60, last seen 3 s ago)`."""
+    if not known:
+        return "no explorer has been seen yet"
+    return "explorers known: " + ", ".join(f"{name} ({_describe(each, now)})" for name, each in sorted(known.items()))
+
+
+def _describe(explorer: Mapping[str, Any], now: float) -> str:
+    of = "" if explorer["total"] is None else f" of {explorer['total']}"
+    parts = [f"step {explorer['step']}{of}"]
+    if explorer["empty_steps"]:
+        parts.append(f"no experience left of its last {explorer['empty_steps']} steps")
+    if explorer["finished"]:
+        return ", ".join([*parts, "finished"])
+    if explorer["waiting"] is not None:
+        parts.append(f"waits for version {explorer['waiting']}")
+    seen = explorer["seen"]
+    return ", ".join([*parts, "never seen" if seen is None else f"last seen {max(0.0, now - seen):.0f} s ago"])
