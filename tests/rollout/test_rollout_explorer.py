@@ -155,6 +155,53 @@ def test_it_waits_for_the_trainer_and_says_so(config, engine):
     waiting, progress = asyncio.run(main())
     assert waiting == 1
     assert (progress["step"], progress["state"]) == (1, "waiting for version 1")
+    assert progress["waits"] == "waits for version 1 of the trainer, 0 s so far; no trainer has been seen yet"
+
+
+def finished_trainer(settings):
+    """A trainer that makes its only step of what there is, and has then finished."""
+    with stored(settings) as store:
+        store.begin("trainer", 1)
+        store.lease(1, 6, 0)
+        store.commit(1)
+
+
+def test_it_ends_when_its_trainer_has_finished(config, engine):
+    settings = config(mode="explore")
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        store = explorer.store
+
+        async def store_and_finish(rollouts):
+            await store(rollouts)
+            if rollouts.step == 2:
+                finished_trainer(settings)
+
+        explorer.store = store_and_finish
+        return await explorer.run(explore)
+
+    summary = asyncio.run(main())
+    assert (summary["step"], summary["total_steps"], summary["untrained_rows"]) == (2, 4, 6)
+    assert summary["ended"] == "the trainer has finished all its 1 steps"
+    again = asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert again["step"] == 2, "also when it is started again"
+    longer = asyncio.run(Explorer(settings.with_values({"buffer.total_steps": 5}), [engine]).run(explore))
+    assert (longer["step"], longer["ended"]) == (5, "finished"), "a longer trainer is expected"
+
+
+def test_a_finished_trainer_ends_a_wait(config, engine):
+    settings = config()
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run(explore))
+        while (await explorer.progress())["state"] != "waiting for version 1":
+            await asyncio.sleep(0.02)
+        finished_trainer(settings)
+        return await asyncio.wait_for(running, 5)
+
+    assert asyncio.run(main())["ended"] == "the trainer has finished all its 1 steps"
 
 
 def test_a_run_goes_on_where_it_stopped_with_the_same_tasks(config, engine, tmp_path):
@@ -200,7 +247,7 @@ def test_stop_ends_a_wait(config, engine):
 
 def test_a_trainer_that_never_comes_is_a_transient_fault(config, engine):
     settings = config(synchronizer={"sync_timeout": 0.2})
-    with pytest.raises(TransientFault, match="version 1"):
+    with pytest.raises(TransientFault, match="version 1 .*; no trainer has been seen yet"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
 
 

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experien
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import Outcome, cause
 from trinity_core.rollout.score_fingerprint import score_fingerprint
+from trinity_core.rollout.trainer_watch import TrainerWatch, VersionWait, present
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import dynamic_version, look_interval, required_version
@@ -39,8 +41,6 @@ SAMPLED = 16
 """Rollouts of a step that are written down for people to read."""
 SAMPLE_EVERY = 10
 """Explore steps between two such samples; every evaluation is sampled."""
-LINEAGE_SECONDS = 0.25
-"""Between two reads of the store's lineage while a version is waited for."""
 PULL_ATTEMPTS = 3
 """Attempts to load a version, since the one that was found may be removed before it is loaded."""
 
@@ -75,6 +75,8 @@ class Explorer:
         self._engines, self._auxiliary = engines, auxiliary
         self._preparing: asyncio.Task[Resources] | None = None
         self._resources: Resources | None = None
+        self._trainer: TrainerWatch | None = None
+        self._wait: VersionWait | None = None
         self._stopping = False
         self._step = 0
         self._lineage: int | None = None
@@ -97,26 +99,43 @@ class Explorer:
     async def run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
         """Explore by `loop` (`trinity_core.runtime.run.explore`) to the last step, or until `stop`; a summary.
 
-        The loop starts over when the trainer went back to a checkpoint. Raises `TrinityError` if all tasks of a step
-        fail, `WeightSyncError` if an engine does not hold the trainer's weights, `TransientFault` if engines or trainer
-        are lost.
+        The loop starts over when the trainer went back to a checkpoint, and ends when the trainer has finished, because
+        nobody would train on what comes after that. Raises `TrinityError` if all tasks of a step fail,
+        `WeightSyncError` if an engine does not hold the trainer's weights, `TransientFault` if engines or trainer are
+        lost.
         """
         with Logged(f"exploring by {self.name}", log):
             return await self._run(loop)
 
     async def _run(self, loop: Callable[[Explorer], Awaitable[None]]) -> dict[str, Any]:
         await self.prepare()
-        while True:
-            try:
-                self._start_over()
-                await loop(self)
-                if self._step >= self.total_steps:
-                    await asyncio.to_thread(self._open.store.finished, self.name)
-                break
-            except LineageChanged as change:
-                log.warning("explorer %s starts over: %s", self.name, change)
-        self._state = "stopped" if self._stopping else "finished"
-        return self._summary()
+        store = self._open.store
+        self._trainer = await asyncio.to_thread(TrainerWatch, store, self.name, self.total_steps)
+        async with present(store, self.name):
+            while True:
+                try:
+                    self._start_over()
+                    await loop(self)
+                    if self._step >= self.total_steps:
+                        await asyncio.to_thread(store.finished, self.name)
+                    break
+                except LineageChanged as change:
+                    log.warning("explorer %s starts over: %s", self.name, change)
+        return await asyncio.to_thread(self._end)
+
+    def _end(self) -> dict[str, Any]:
+        """The summary: also why the explorer ends, and how many of its rows nobody trains on (None: not known yet)."""
+        store, trainer = self._open.store, self._open.store.trainer()
+        if self._step >= self.total_steps:
+            ended = "finished"
+        elif self._stopping:
+            ended = "stopped"
+        else:
+            ended = f"the trainer has finished all its {trainer.total} steps"
+            log.info("explorer %s ends at step %d of %d: %s", self.name, self._step, self.total_steps, ended)
+        self._state = "stopped" if ended == "stopped" else "finished"
+        untrained = store.untrained(self.name) if trainer.finished else None
+        return self._summary() | {"ended": ended, "untrained_rows": untrained}
 
     async def evaluate(self, version: int = 0, path: str | None = None) -> dict[str, float]:
         """Score `version` on every eval set, write the scores down and return them: metric name -> value.
@@ -138,8 +157,9 @@ class Explorer:
         self._stopping = True
 
     async def progress(self) -> dict[str, Any]:
-        """step, total_steps, version, state, and the metrics of the last step."""
-        return self._summary() | {"state": self._state, "numbers": self._last}
+        """step, total_steps, version, state, what it waits for in words ("": nothing), metrics of the last step."""
+        waits = self._wait.text if self._wait else ""
+        return self._summary() | {"state": self._state, "waits": waits, "numbers": self._last}
 
     async def close(self) -> None:
         """Close the store and end the reward processes; the engines keep running."""
@@ -172,8 +192,9 @@ class Explorer:
         return required_version(step, sync.sync_interval, sync.sync_offset)
 
     def steps(self) -> Iterator[int]:
-        """The steps that are left, until `stop`."""
-        while self._step < self.total_steps and not self._stopping:
+        """The steps that are left, until `stop` or until the trainer has finished."""
+        assert self._trainer is not None, "run() comes first"
+        while self._step < self.total_steps and not self._stopping and not self._trainer.has_finished():
             yield self._step + 1
 
     async def newest_version(self, step: int) -> int | None:
@@ -187,8 +208,9 @@ class Explorer:
         return await self.wait_for(0) if version is None else version
 
     async def wait_for(self, version: int) -> int | None:
-        """Wait until `version`, or a newer one if it is gone, can be loaded, and return which; None after `stop`.
+        """Wait until `version`, or a newer one if it is gone, can be loaded, and return which.
 
+        None after `stop`, and if the trainer has finished.
         Raises `LineageChanged` if the trainer went back meanwhile, `TransientFault` after `sync_timeout` seconds.
         """
         if self._holds_start(version):
@@ -197,9 +219,12 @@ class Explorer:
         with self._spending("wait"):
             if not self.weights.has(version):
                 await asyncio.to_thread(self._open.store.waiting, self.name, version)
-            watch = _LineageWatch(self)
-            found = await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), watch.wait, version)
-        if watch.changed:
+            wait, timeout = self._version_wait(version), self.config.synchronizer.sync_timeout
+            try:
+                found = await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
+            finally:
+                self._wait = None
+        if wait.went_back:
             raise LineageChanged(f"the trainer went back while version {version} was waited for")
         return found
 
@@ -301,6 +326,14 @@ class Explorer:
         """Whether the engines have had `version` from the start, so that no trainer need be waited for."""
         return version == 0 and self._untouched and not self.weights.has(0)
 
+    def _version_wait(self, version: int) -> VersionWait:
+        assert self._trainer is not None, "run() comes first"
+        opened = self._open
+        self._wait = VersionWait(
+            version, opened.weights, opened.store, self._trainer, self._lineage, lambda: self._stopping
+        )
+        return self._wait
+
     def _start_over(self) -> None:
         """Continue at the position in the store; after a rewind the engines' weights count as unknown."""
         schedule, found = self._schedule, self._open.store.position(self.name)
@@ -348,46 +381,14 @@ class Explorer:
         total = self._resources.total_steps if self._resources else None
         return {"step": self._step, "total_steps": total, "version": self.version or 0, "evaluated": self._evaluated}
 
-    def _spending(self, what: str) -> _Spending:
-        return _Spending(self._spent, what)
-
-
-class _Spending:
-    """Adds the time of a `with` block to an account."""
-
-    def __init__(self, account: dict[str, float], what: str) -> None:
-        self._account, self._what = account, what
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._account[self._what] = self._account.get(self._what, 0.0) + time.perf_counter() - self._began
-
-
-class _LineageWatch:
-    """A wait for weights that ends on `stop`, or when the trainer goes back."""
-
-    def __init__(self, explorer: Explorer) -> None:
-        self._explorer = explorer
-        self._next = time.monotonic() + LINEAGE_SECONDS
-        self.changed = False
-
-    def wait(self, version: int) -> int | None:
-        """Blocks; see `WeightVersions.wait`."""
-        explorer = self._explorer
-        found = explorer.weights.wait(version, explorer.config.synchronizer.sync_timeout, self._should_stop)
-        self._look()
-        return found
-
-    def _should_stop(self) -> bool:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + LINEAGE_SECONDS
-            self._look()
-        return self.changed or self._explorer._stopping
-
-    def _look(self) -> None:
-        self.changed = self._explorer._open.store.lineage() != self._explorer._lineage
+    @contextmanager
+    def _spending(self, what: str) -> Iterator[None]:
+        """Add the time of a `with` block to an activity of the step."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
 
 
 def _check_failures(step: int, outcomes: Sequence[Outcome], taskset: str = "") -> None:

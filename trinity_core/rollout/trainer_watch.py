@@ -1,0 +1,106 @@
+"""The trainer as an explorer sees it: has it finished, did it go back, when was it last seen; and waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.store.presence import EXPLORER, SEEN_SECONDS
+from trinity_core.store.store import ExperienceStore
+from trinity_core.sync.versions import WeightVersions
+from trinity_core.waits import Wait
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.25
+"""Between two looks at the store while a version is waited for."""
+
+
+class TrainerWatch:
+    """What the store says of the trainer, for the explorer of that name, which begins now."""
+
+    def __init__(self, store: ExperienceStore, explorer: str, total_steps: int) -> None:
+        self._store = store
+        nobody_trains = store.join(explorer, total_steps)
+        trainer = store.trainer()
+        self._outlived = trainer.total if trainer.finished and not nobody_trains else None
+        """The steps of a trainer that has finished and after which one with more is expected."""
+        if self._outlived is not None:
+            log.info(
+                "the trainer has finished its %d steps, but explorer %s now has more: it goes on for a trainer that is "
+                "started again with more steps", self._outlived, explorer,
+            )  # fmt: skip
+
+    def has_finished(self) -> bool:
+        """True if the trainer has made its last step, so that nobody trains on what is explored from now on."""
+        trainer = self._store.trainer()
+        return trainer.finished and trainer.total != self._outlived
+
+
+class VersionWait:
+    """A wait for a version of the weights; it also ends on `stopping`, and when the trainer goes back or finishes."""
+
+    def __init__(
+        self, version: int, weights: WeightVersions, store: ExperienceStore, watch: TrainerWatch, lineage: int | None,
+        stopping: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._version = version
+        self._weights, self._store, self._watch = weights, store, watch
+        self._lineage = lineage
+        self._stopping = stopping
+        self._wait = Wait(f"version {version} of the trainer")
+        self._next = 0.0
+        self._nobody = False
+        self.went_back = False
+        """True if the store was rewound meanwhile."""
+        self.text = ""
+        """What is waited for, in words."""
+
+    def run(self, timeout: float) -> int | None:
+        """Blocks; the version, or the oldest newer one. None if there is no need for it any more.
+
+        Raises `TransientFault` after `timeout` seconds (`sync_timeout`), which says when the trainer was last seen.
+        """
+        try:
+            found = self._weights.wait(self._version, timeout, self._is_over)
+        except TransientFault as fault:
+            raise TransientFault(f"{fault}; {self._store.trainer().describe(time.time())}") from None
+        self._look()
+        return None if self._nobody else found
+
+    def _is_over(self) -> bool:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LOOK_SECONDS
+            self._look()
+        return self.went_back or self._nobody or self._stopping()
+
+    def _look(self) -> None:
+        trainer = self._store.trainer()
+        self.went_back = trainer.lineage != self._lineage
+        self._nobody = self._watch.has_finished()
+        self.text = self._wait.text(trainer.describe(time.time()))
+        if self._wait.due():
+            log.info(self.text)
+
+
+@asynccontextmanager
+async def present(store: ExperienceStore, explorer: str) -> AsyncIterator[None]:
+    """Within this context the explorer notes in the store every few seconds that it is there."""
+
+    async def keep_noting() -> None:
+        while True:
+            try:
+                await asyncio.to_thread(store.seen, EXPLORER, explorer)
+            except (TransientFault, TrinityError) as fault:
+                log.warning("explorer %s cannot note that it is at work: %s", explorer, fault)
+            await asyncio.sleep(SEEN_SECONDS)
+
+    noting = asyncio.create_task(keep_noting())
+    try:
+        yield
+    finally:
+        noting.cancel()

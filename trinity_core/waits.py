@@ -1,0 +1,45 @@
+"""A wait that says what it is for: at any time to whoever asks, and now and then in the log."""
+
+from __future__ import annotations
+
+import time
+
+FIRST_SECONDS, MOST_SECONDS = 10.0, 60.0
+"""The first word of a wait comes after so long, the next ones after twice as long each, but at least once a minute."""
+
+
+class Reminder:
+    """When to speak of something that lasts: after 10 s, 20 s, 40 s, and then every minute. Without a clock."""
+
+    def __init__(self) -> None:
+        self._next = self._pause = FIRST_SECONDS
+
+    def due(self, elapsed: float) -> bool:
+        """True if it is time to speak, `elapsed` seconds after the beginning; then not again before the next time."""
+        if elapsed < self._next:
+            return False
+        self._next = elapsed + self._pause
+        self._pause = min(2 * self._pause, MOST_SECONDS)
+        return True
+
+
+class Wait:
+    """A wait that has just begun."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._began = time.monotonic()
+        self._reminder = Reminder()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self._began
+
+    def text(self, details: str) -> str:
+        """`waits for version 3, 40 s so far; <details>`."""
+        return f"waits for {self._what}, {self.seconds:.0f} s so far; {details}"
+
+    def due(self) -> bool:
+        """True if the log should have a word about it now."""
+        return self._reminder.due(self.seconds)
