@@ -247,7 +247,7 @@ def test_stop_ends_a_wait(config, engine):
 
 def test_a_trainer_that_never_comes_is_a_transient_fault(config, engine):
     settings = config(synchronizer={"sync_timeout": 0.2})
-    with pytest.raises(TransientFault, match="version 1 .*; no trainer has been seen yet"):
+    with pytest.raises(TransientFault, match=r"version 1 .*; no trainer has been seen yet"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
 
 

@@ -109,7 +109,7 @@ def test_mix_resumes_rollouts_and_expert_rows(make_config, tmp_path):
     batches = {}
     for config in (whole, make("halves", STEPS)):
         source = open_source(config, "demonstrations")
-        batches[config.name] = [source.draw(step, lambda: False) for step in range(1, STEPS + 1)]
+        batches[config.name] = [source.draw(step, lambda: False, print) for step in range(1, STEPS + 1)]
     for name in batches:
         rows = [e for batch in batches[name] for e in batch]
         experts = [e.task_index for e in rows if e.is_expert]

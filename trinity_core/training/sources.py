@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from trinity_core.checkpoints.resume import read_meta, update_meta
@@ -15,13 +19,19 @@ from trinity_core.data.schedule import TaskSchedule, check_order
 from trinity_core.data.supervised import Kind, SupervisedSet
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.tokenizer import policy_encoder
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
 from trinity_core.store.expert import ExpertData
+from trinity_core.store.presence import SEEN_SECONDS, TRAINER, describe_explorers
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import make_strategy
+from trinity_core.waits import Wait
 
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+"""Between two looks at who is waited for."""
 RETENTION = 100
 """Train steps whose rows stay in the store for inspection, besides those that a kept checkpoint may rewind to."""
 
@@ -29,8 +39,17 @@ RETENTION = 100
 class BatchSource(Protocol):
     """Gives the batch of each step; after a resume, the same step gets the same batch."""
 
-    def draw(self, step: int, stop: Callable[[], bool]) -> list[Experience] | None:
-        """The rows of `step`, waited for; [] for an empty step; None if `stop()` is true or the data has ended."""
+    def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
+        """The rows of `step`, waited for; [] for an empty step; None if `stop()` is true or the data has ended.
+
+        `tell` is told now and then what is waited for, in words.
+        """
+
+    def present(self, total_steps: int) -> AbstractContextManager[None]:
+        """Within this context explorers know that the trainer of so many steps is at work."""
+
+    def untrained_rows(self) -> int:
+        """Rows that wait to be trained on."""
 
     def rewind(self, step: int) -> dict[str, int]:
         """Rewind to checkpoint `step`; returns the explore step that each explorer resumes after."""
@@ -58,9 +77,17 @@ class SupervisedSource:
             "buffer.trainer_input.experience_buffer": f"{len(data)} usable rows (fingerprint {data.fingerprint})",
         }
 
-    def draw(self, step: int, stop: Callable[[], bool]) -> list[Experience] | None:
+    def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
         """The `rows` experiences of `step`."""
         return None if stop() else self.data.batch(step, self.rows)
+
+    def present(self, total_steps: int) -> AbstractContextManager[None]:
+        """Nothing to do: a supervised run has no explorers."""
+        return nullcontext()
+
+    def untrained_rows(self) -> int:
+        """0: a data set is not used up."""
+        return 0
 
     def rewind(self, step: int) -> dict[str, int]:
         """Raises DataError if the data or its order changed, so that rows after `step` would repeat or be skipped."""
@@ -86,6 +113,7 @@ class RolloutSource:
     def __init__(self, config: Config, expert: ExpertData | None) -> None:
         buffer, algorithm = config.buffer.trainer_input.experience_buffer, config.algorithm
         self.store = open_store(config)
+        self.name = config.trainer.name
         self.explorer_meta = JobLayout(config.job_dir).explorer_meta
         self.archive = Archive(JobLayout(config.job_dir).archive)
         self.rows = config.buffer.train_batch_size
@@ -98,10 +126,54 @@ class RolloutSource:
             buffer.reuse_cooldown_time,
         )
 
-    def draw(self, step: int, stop: Callable[[], bool]) -> list[Experience] | None:
+    def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
         """Whole groups of at least `train_batch_size` rows; none if explorers wait for newer weights instead."""
-        batch = self.store.wait_lease(step, self.rows, step - 1, self.strategy, self.expert, self.timeout, stop)
+        telling = self._telling(step, stop, tell)
+        batch = self.store.wait_lease(step, self.rows, step - 1, self.strategy, self.expert, self.timeout, telling)
         return None if batch == [] and self.store.exhausted() else batch
+
+    def _telling(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> Callable[[], bool]:
+        """`stop`, which is asked all the time during a wait; meanwhile it tells what is waited for."""
+        wait = Wait(f"experiences for train step {step}")
+        looked = time.monotonic()
+
+        def stop_and_tell() -> bool:
+            nonlocal looked
+            if time.monotonic() >= looked + LOOK_SECONDS:
+                looked = time.monotonic()
+                stats = self.store.stats()
+                known = describe_explorers(stats.explorers, time.time())
+                text = wait.text(f"{stats.ready} of {self.rows} rows are there; {known}")
+                tell(text)
+                if wait.due():
+                    log.info(text)
+            return stop()
+
+        return stop_and_tell
+
+    @contextmanager
+    def present(self, total_steps: int) -> Iterator[None]:
+        """Note in the store that the trainer begins, and every few seconds that it is still there."""
+        self.store.begin(self.name, total_steps)
+        done = threading.Event()
+        noting = threading.Thread(target=self._keep_noting, args=(done,), name="presence", daemon=True)
+        noting.start()
+        try:
+            yield
+        finally:
+            done.set()
+            noting.join()
+
+    def _keep_noting(self, done: threading.Event) -> None:
+        while not done.wait(SEEN_SECONDS):
+            try:
+                self.store.seen(TRAINER, self.name)
+            except (TransientFault, TrinityError) as fault:
+                log.warning("the trainer cannot note that it is at work: %s", fault)
+
+    def untrained_rows(self) -> int:
+        """Rows in the queue."""
+        return self.store.untrained()
 
     def rewind(self, step: int) -> dict[str, int]:
         """Return later batches to the queue and drop rows that newer policies sampled."""

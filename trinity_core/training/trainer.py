@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import Event
 
@@ -35,6 +36,8 @@ class Progress:
     total_steps: int = 0
     state: str = "starting"
     """starting, waiting (for a batch), training, publishing, saving, done, stopped."""
+    waits: str = ""
+    """What it waits for, in words; "": nothing, or not for long."""
     saved_step: int = 0
     metrics: dict[str, float] | None = None
     """Those of the last step."""
@@ -57,6 +60,7 @@ class Trainer:
         self.save_interval = config.trainer.save_interval
         self.metrics = MetricsFile(JobLayout(config.job_dir).root, "trainer") if ranks.first else None
         self._ended = "finished"
+        self._untrained: int | None = None
         self._timer = StepTimer()
         self._step_began = 0.0
 
@@ -105,23 +109,33 @@ class Trainer:
             self.metrics.write(self.progress.step, self.progress.metrics)
 
     def finish(self) -> None:
-        """Save the last step, unless it is saved, and note why training ends."""
+        """Save the last step, unless it is saved, and note why training ends and how many rows are left."""
         progress = self.progress
         if progress.saved_step != progress.step:
             with torch.no_grad():
                 self._save()
         progress.state = "stopped" if self._ended == "stopped" else "done"
+        if progress.state == "done" and self.source is not None:
+            self._untrained = self.source.untrained_rows()
         if self._ended == "no more experiences" and self.ranks.first:
             log.warning("the explorers finished; training ends at step %d of %d", progress.step, progress.total_steps)
 
+    def present(self) -> AbstractContextManager[None]:
+        """Within this context explorers know that the trainer is at work."""
+        return nullcontext() if self.source is None else self.source.present(self.progress.total_steps)
+
     def summary(self) -> dict[str, object]:
-        """step, total_steps, ended (why), stopped, checkpoint (its folder), metrics (of the last step)."""
+        """step, total_steps, ended (why), stopped, checkpoint (its folder), metrics (of the last step).
+
+        `untrained_rows` are those in the queue that nobody trains on; None if the training goes on another time.
+        """
         progress = self.progress
         return {
             "step": progress.step,
             "total_steps": progress.total_steps,
             "ended": self._ended,
             "stopped": self._ended == "stopped",
+            "untrained_rows": self._untrained,
             "checkpoint": str(self.savepoints.layout.step(progress.saved_step)),
             "metrics": progress.metrics or {},
         }
@@ -130,7 +144,8 @@ class Trainer:
         """The batch of `step` on every rank; None: stop."""
         if any_rank(self.stopping.is_set(), self.ranks):
             return None
-        drawn = self.source.draw(step, self.stopping.is_set) if self.source is not None else None
+        drawn = self.source.draw(step, self.stopping.is_set, self._tell) if self.source is not None else None
+        self.progress.waits = ""
         if self.ranks.world_size == 1:
             return drawn
         if self.ranks.first:
@@ -138,6 +153,9 @@ class Trainer:
             return drawn
         message = broadcast_bytes(None, self.ranks)
         return from_bytes(message) if message else None
+
+    def _tell(self, text: str) -> None:
+        self.progress.waits = text
 
     def _save(self) -> None:
         """Save a checkpoint of the present step. Collective.

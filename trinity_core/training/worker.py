@@ -72,7 +72,8 @@ class TrainerWorker:
         """Train by `loop` (`trinity_core.runtime.run.train`) to the end, or until `stop`; the trainer's summary."""
         assert self._trainer is not None, "start comes before run"
         with Logged(f"training on rank {self.rank}", log):
-            loop(self._trainer)
+            with self._trainer.present():
+                loop(self._trainer)
             return self._trainer.summary()
 
     def convert(self, step: int) -> str:
@@ -89,9 +90,9 @@ class TrainerWorker:
         self._stopping.set()
 
     def progress(self) -> dict[str, Any]:
-        """step, total_steps, state, saved_step and the metrics of the last step."""
+        """step, total_steps, state, what it waits for in words, saved_step and the metrics of the last step."""
         from dataclasses import asdict
 
         if self._trainer is None:
-            return {"step": 0, "total_steps": self.config.buffer.total_steps, "state": "starting"}
+            return {"step": 0, "total_steps": self.config.buffer.total_steps, "state": "starting", "waits": ""}
         return asdict(self._trainer.progress)
