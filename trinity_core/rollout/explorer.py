@@ -193,8 +193,7 @@ class Explorer:
 
     def steps(self) -> Iterator[int]:
         """The steps that are left, until `stop` or until the trainer has finished."""
-        assert self._trainer is not None, "run() comes first"
-        while self._step < self.total_steps and not self._stopping and not self._trainer.has_finished():
+        while self._step < self.total_steps and not self._stopping and not self._watch.has_finished():
             yield self._step + 1
 
     async def newest_version(self, step: int) -> int | None:
@@ -219,11 +218,10 @@ class Explorer:
         with self._spending("wait"):
             if not self.weights.has(version):
                 await asyncio.to_thread(self._open.store.waiting, self.name, version)
-            wait, timeout = self._version_wait(version), self.config.synchronizer.sync_timeout
-            try:
-                found = await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
-            finally:
-                self._wait = None
+            wait = VersionWait(version, self.weights, self._open.store, self._watch, self._lineage, self._is_stopping)
+            self._wait, timeout = wait, self.config.synchronizer.sync_timeout
+            found = await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
+            self._wait = None
         if wait.went_back:
             raise LineageChanged(f"the trainer went back while version {version} was waited for")
         return found
@@ -322,17 +320,17 @@ class Explorer:
             raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
         return schedule
 
+    def _is_stopping(self) -> bool:
+        return self._stopping
+
     def _holds_start(self, version: int) -> bool:
         """Whether the engines have had `version` from the start, so that no trainer need be waited for."""
         return version == 0 and self._untouched and not self.weights.has(0)
 
-    def _version_wait(self, version: int) -> VersionWait:
+    @property
+    def _watch(self) -> TrainerWatch:
         assert self._trainer is not None, "run() comes first"
-        opened = self._open
-        self._wait = VersionWait(
-            version, opened.weights, opened.store, self._trainer, self._lineage, lambda: self._stopping
-        )
-        return self._wait
+        return self._trainer
 
     def _start_over(self) -> None:
         """Continue at the position in the store; after a rewind the engines' weights count as unknown."""

@@ -36,11 +36,11 @@ class Progress:
     total_steps: int = 0
     state: str = "starting"
     """starting, waiting (for a batch), training, publishing, saving, done, stopped."""
-    waits: str = ""
-    """What it waits for, in words; "": nothing, or not for long."""
     saved_step: int = 0
     metrics: dict[str, float] | None = None
     """Those of the last step."""
+    waits: str = ""
+    """What it waits for, in words; "": nothing, or not for long."""
 
 
 class Trainer:
