@@ -20,6 +20,7 @@ from tasks.retries import api_faults
 from tasks.run_names import artifact_key
 from trinity_core.config import Config
 from trinity_core.runtime.progress import ProgressReport
+from trinity_core.runtime.summary import summary_path
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.rollouts import latest_rollouts, rollouts_table
 
@@ -97,7 +98,8 @@ def show_summary(config: Config, summary: dict[str, Any]) -> None:
     """A run's results as a two-column table."""
     rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in summary.items() if value not in (None, "", {}))
     text = f"## {config.project} / {config.name}\n\n| | |\n| --- | --- |\n{rows}\n"
-    create_markdown_artifact(text, key=artifact_key(config, "summary"), description="Summary")
+    key = artifact_key(config, summary_path(config).stem)
+    create_markdown_artifact(text, key=key, description="Summary")
 
 
 def _shown(value: Any) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config
@@ -97,6 +99,14 @@ class Trainer:
         marker.touch()
         if self.fault == "die":
             os._exit(1)
+        raylet = psutil.Process(os.getppid())
+        if self.fault == "raylet":
+            raylet.kill()
+            time.sleep(60)
+        if self.fault == "head":
+            [head] = [each for each in raylet.parent().children() if each.name() == "gcs_server"]
+            head.kill()
+            time.sleep(60)
         if self.fault == "data":
             raise DataError("row 7 of train.jsonl has no answer")
 

@@ -179,6 +179,21 @@ def test_a_dead_actor_is_named_and_the_run_resumes(
     assert "Its log is trainer.log" in caplog.text and "Traceback" not in caplog.text
 
 
+@pytest.mark.parametrize("part", ["raylet", "head"])
+def test_a_ray_that_died_is_replaced_and_the_run_resumes(
+    tmp_path: Path, prefect_api: str, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    """The kernel kills one of Ray's own processes, as for lack of memory."""
+    use_standins(fault=part)
+    logging.getLogger("prefect.flow_runs").addHandler(caplog.handler)
+    state = run_rft(tmp_path, part)
+    logging.getLogger("prefect.flow_runs").removeHandler(caplog.handler)
+    assert state.is_completed(), state
+    assert attempts(tmp_path / "tests" / part) == [0, 2]
+    assert "Ray has died, and the processes of the run with it." in caplog.text and "Traceback" not in caplog.text
+    assert ray_is_gone()
+
+
 def test_wrong_data_is_not_retried(tmp_path: Path, prefect_api: str) -> None:
     use_standins(fault="data")
     state = run_rft(tmp_path, "data")

@@ -14,9 +14,10 @@ import pytest
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.config.paths import actor_prefix, engine_name
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime import actors
-from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
+from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster, close_cluster, open_cluster, placement_of
+from trinity_core.runtime.faults import result_of
 from trinity_core.runtime.placement import Machine, place
 
 
@@ -63,6 +64,7 @@ class JoinedRay:
         import ray
 
         self.gpus, self.used, self.joined = list(gpus), 0, 0
+        monkeypatch.setattr("trinity_core.runtime.cluster.reach", lambda address: None)
         for name in ("init", "shutdown", "nodes", "cluster_resources", "available_resources", "is_initialized"):
             monkeypatch.setattr(ray, name, getattr(self, name))
 
@@ -121,10 +123,49 @@ def test_a_run_that_waits_for_gpus_of_others_says_so(
     assert ray.joined == 0
 
 
+def test_an_actor_that_ray_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(small_config(), Machine(1, 0))
+    monkeypatch.setattr(cluster, "alive", lambda: True)
+    monkeypatch.setattr("ray.wait", lambda refs, **_: ([each for each in refs if each == "a"], []))
+    cluster._placing = {each: (f"n/{each}", time.monotonic() - PLACE_SECONDS - 1) for each in "ab"}
+    with pytest.raises(TransientFault, match=r"has not started n/b within 600 s"):
+        cluster.check()
+    assert list(cluster._placing) == ["b"]
+    cluster.check()  # not looked at twice within LOOK_SECONDS
+
+
 def test_actor_names_carry_the_explorers_name() -> None:
     named = small_config(mode="explore", explorer={"name": "new"})
     assert engine_name(named, 0) == f"{named.name}/new/engine_0"
     assert actor_prefix(small_config(explorer={"name": "new"})) == f"{named.name}/evaluation/new"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_ray_that_died_is_replaced_when_used_again() -> None:
+    """Its raylet is killed, as the kernel does for lack of memory; an earlier user keeps the cluster open meanwhile."""
+    import ray
+
+    config = small_config()
+    cluster = open_cluster(config, 0)
+    try:
+        env = {"PYTHONPATH": str(Path(__file__).parent)}
+        first = cluster.actor(Sleeper, "first", env=env)
+        ray.get(first.family.remote(), timeout=60)
+        assert cluster.alive()
+        [raylet] = [each for each in psutil.Process().children() if each.name() == "raylet"]
+        raylet.kill()
+        began = time.monotonic()
+        with pytest.raises(TransientFault, match="Ray has died"):
+            result_of(cluster.actor(Sleeper, "second", env=env).family.remote(), cluster.check)
+        assert time.monotonic() - began < 30
+        again = open_cluster(config, 0)
+        assert again is cluster and cluster.alive()
+        assert ray.get(cluster.actor(Sleeper, "first", env=env).family.remote(), timeout=60)
+        close_cluster(again)
+    finally:
+        close_cluster(cluster)
+    assert not ray.is_initialized()
 
 
 @pytest.mark.slow
@@ -140,7 +181,7 @@ def test_our_ray_listens_on_the_loopback_interface_only(tmp_path: Path, monkeypa
     cluster = Cluster(small_config(), Machine(1, 0))
     known = set(psutil.Process().children(recursive=True))
     try:
-        cluster.open("test", 0)
+        cluster.open(0)
         actor = cluster.actor(Sleeper, "sleeper", env={"PYTHONPATH": str(Path(__file__).parent)})
         ray.get(actor.family.remote())
         time.sleep(2.0)

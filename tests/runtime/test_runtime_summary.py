@@ -10,7 +10,7 @@ import pytest
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
-from trinity_core.runtime.summary import SUMMARY, read_summary, write_summary
+from trinity_core.runtime.summary import read_summary, summary_path, write_summary
 
 TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}
 
@@ -25,9 +25,15 @@ def config(tmp_path: Path) -> Config:
 def test_a_damaged_summary_is_none(left: str, config: Config, caplog: pytest.LogCaptureFixture) -> None:
     write_summary(config, {"step": 3})
     assert read_summary(config) == {"step": 3}
-    (config.job_dir / SUMMARY).write_bytes(left.encode(errors="surrogateescape"))
+    (config.job_dir / "summary.json").write_bytes(left.encode(errors="surrogateescape"))
     assert read_summary(config) is None
     assert "summary.json is damaged" in caplog.text
+
+
+def test_each_explorer_of_a_run_has_a_summary(config: Config) -> None:
+    named = [config.with_values({"mode": "explore", "explorer.name": name}) for name in ("explorer", "new")]
+    found = [summary_path(each).name for each in (config.with_values({"mode": "train"}), *named)]
+    assert found == ["summary.json", "summary_explorer.json", "summary_explorer_new.json"]
 
 
 def test_a_full_disk_leaves_the_summary_as_it_was(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

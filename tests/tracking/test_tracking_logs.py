@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trinity_core.config import config_from_dict
-from trinity_core.tracking.logs import OURS, Logged, log_environment, masked, start_log
+from trinity_core.tracking.logs import OURS, Logged, log_environment, log_name, masked, start_log
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +44,12 @@ def test_each_actor_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     logging.getLogger("library").warning("from elsewhere")
     lines = path.read_text().splitlines()
     assert len(lines) == 2 and "INFO" in lines[0] and "the engine starts" in lines[0] and "from elsewhere" in lines[1]
+
+
+def test_explorers_and_evaluations_have_logs_of_their_own() -> None:
+    actors = ("n/trainer_0", "n/explorer", "n/explorer/engine_0", "n/new/engine_0", "n/evaluation/new/engine_0")
+    names = ["trainer_0", "explorer", "explorer_engine_0", "new_engine_0", "evaluation_new_engine_0"]
+    assert [log_name(actor) for actor in actors] == names
 
 
 def test_level_and_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

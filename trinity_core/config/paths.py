@@ -67,6 +67,11 @@ def engine_name(config: Config, index: int) -> str:
     return f"{actor_prefix(config)}/engine_{index}"
 
 
+def trainer_name(config: Config, rank: int) -> str:
+    """The name of the trainer's worker `rank` in Ray."""
+    return f"{config.name}/{config.trainer.name}_{rank}"
+
+
 def actor_prefix(config: Config) -> str:
     """The explorer's name in Ray, with which those of its engines begin. An evaluation of the run has another."""
     evaluation = "/evaluation" if config.mode == "bench" else ""

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.config import Config
-from trinity_core.config.paths import actor_prefix, engine_name
+from trinity_core.config.paths import actor_prefix, engine_name, trainer_name
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import POLL_SECONDS, Stopped, get, result_of
 from trinity_core.runtime.placement import Placement
+from trinity_core.runtime.ray_node import RayDied
 from trinity_core.tracking.logs import log_environment
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def start_engines(cluster: Cluster, config: Config, placement: Placement) -> lis
     settings = engine_settings(config, placement)
     kept = cluster.take("engines", engine_key(settings, placement))
     if kept:
-        load_folder(kept, settings.model_path)
+        load_folder(kept, settings.model_path, cluster.check)
         return kept
     return [
         _start_engine(cluster, config, engine_name(config, index), settings, placement.engine_gpus)
@@ -77,13 +78,13 @@ def trainer_key(placement: Placement) -> Hashable:
     return placement.trainers, tuple(trainer_environment(placement).items())
 
 
-def load_folder(engines: list[Any], model_path: str) -> None:
+def load_folder(engines: list[Any], model_path: str, check: Callable[[], None]) -> None:
     """Put the weights of a Hugging Face folder into running engines, as version 0."""
     from trinity_core.inference.requests import WeightSource
 
     source = WeightSource("folder", str(Path(model_path).absolute()))
     for ref in [engine.load.remote(source, 0) for engine in engines]:
-        result_of(ref, lambda: False)
+        result_of(ref, check)
 
 
 def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> list[list[Any]]:
@@ -116,27 +117,28 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
     kept = cluster.take("trainers", trainer_key(placement))
     if kept:
         for ref in [worker.renew.remote(config) for worker in kept]:
-            result_of(ref, lambda: False)
+            result_of(ref, cluster.check)
         return kept
+    environment = trainer_environment(placement)
     return [
         cluster.actor(
             TrainerWorker,
-            f"{config.name}/{config.trainer.name}_{rank}",
+            name,
             config,
             rank,
             placement.trainers,
             gpus=placement.trainer_gpus,
-            env=trainer_environment(placement) | log_environment(config, f"{config.trainer.name}_{rank}"),
+            env=environment | log_environment(config, name),
             concurrency=4,
         )
-        for rank in range(placement.trainers)
+        for rank, name in enumerate(trainer_name(config, rank) for rank in range(placement.trainers))
     ]
 
 
-def connect_trainers(workers: list[Any], stopped: Callable[[], bool]) -> dict[str, Any]:
+def connect_trainers(workers: list[Any], check: Callable[[], None], stopped: Callable[[], bool]) -> dict[str, Any]:
     """Let the workers find one another at rank 0's address, load and resume; the progress of rank 0."""
-    address, port = result_of(workers[0].rendezvous.remote(), stopped)
-    progress = [result_of(ref, stopped) for ref in [worker.start.remote(address, port) for worker in workers]]
+    address, port = result_of(workers[0].rendezvous.remote(), check, stopped)
+    progress = [result_of(ref, check, stopped) for ref in [worker.start.remote(address, port) for worker in workers]]
     return progress[0]
 
 
@@ -150,7 +152,8 @@ def run_until_done(
     """Wait for `runs` (references to what `run` returns) and return their results; the first failure is raised.
 
     Once `stopping()` is true, `stop` is called, which makes the runs save and return. Raises `Stopped` if they do not
-    return within `grace` seconds. If `while_waiting` raises, they save and return before its error is raised.
+    return within `grace` seconds. If `while_waiting` raises, they save and return before its error is raised, unless
+    that is `RayDied`.
     """
     import ray
 
@@ -168,6 +171,8 @@ def run_until_done(
             raise Stopped("The run was stopped before its next step boundary.")
         try:
             while_waiting()
+        except RayDied:
+            raise
         except BaseException:
             stop()
             ray.wait(waiting, num_returns=len(waiting), timeout=grace)

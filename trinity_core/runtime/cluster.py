@@ -11,7 +11,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ from typing import Any
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime.gpus import GpuLocks, only, wait_until_free
 from trinity_core.runtime.placement import Machine, Placement, place, weakest
 from trinity_core.runtime.processes import end, families
+from trinity_core.runtime.ray_node import ClusterAway, RayDied, RayNode, reach
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,12 @@ START_SECONDS = 180
 """For Ray to start: on a busy machine its own 30 s are too few."""
 END_SECONDS = 5.0
 """For Ray's processes to end when Ray does."""
+LOOK_SECONDS = 5.0
+"""Between two looks at whether Ray is alive."""
+NAME_SECONDS = 30.0
+"""For Ray to end the actors of a process that was killed: until then their names are taken."""
+PLACE_SECONDS = 600.0
+"""For Ray to start an actor, also where its GPUs are another run's still."""
 _lock = threading.Lock()
 _current: Cluster | None = None
 
@@ -45,33 +54,105 @@ class Cluster:
         self._users = 0
         self._kept: dict[str, tuple[Any, list[Any]]] = {}
         """Actors kept for a later stage: kind -> (the key they fit, actors)."""
+        self._placing: dict[Any, tuple[str, float]] = {}
+        """Actors that Ray has yet to start: reference that is ready once it has -> (name, when it was asked to)."""
+        self._namespace = config.ray_namespace or "trinity"
+        self._gpus = 0
+        self._locks = GpuLocks()
+        self._node: RayNode | None = None
+        self._looked_at = 0.0
 
-    def open(self, namespace: str, gpus: int) -> None:
-        """Start Ray, or join the cluster at `cluster.ray_address`."""
+    def open(self, gpus: int) -> None:
+        """Start Ray with this number of free GPUs, or join the cluster at `cluster.ray_address`.
+
+        Raises `TrinityError` if there are not as many, or if the cluster to join does not answer or does not take us;
+        `TransientFault` if Ray does not start.
+        """
+        self._gpus = gpus
+        try:
+            self._connect()
+        except ClusterAway as error:
+            raise TrinityError(str(error)) from error.__cause__
+
+    def reopen(self) -> None:
+        """After Ray has died: start or join it again, without the actors there were.
+
+        Raises as `open`, but `TransientFault` if the cluster does not answer: it did before.
+        """
+        log.warning("Ray has died: it is %s again", "joined" if self.address else "started")
+        self.close()
+        self._kept.clear()
+        self._connect()
+
+    def alive(self) -> bool:
+        """False if Ray on this machine has died, or if its head is silent or has given this machine up."""
+        return self._node is not None and self._node.alive()
+
+    def check(self) -> None:
+        """To be called while waiting: each `LOOK_SECONDS` it looks whether waiting makes sense.
+
+        Raises `RayDied`, or `TransientFault` if Ray has not started an actor within `PLACE_SECONDS`.
+        """
         import ray
 
-        with _keeping_sigterm():
-            if self.address:
-                ray.init(address=self.address, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR)
-                self.nodes = [machine_of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
-                return
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            os.environ.setdefault("RAY_raylet_start_wait_time_s", str(START_SECONDS))
-            # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
-            os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
-            with _on_loopback():
-                ray.init(
-                    address="local",
-                    namespace=namespace,
-                    num_cpus=max(self.nodes[0].cpus, 1),
-                    num_gpus=gpus,
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _node_ip_address=LOOPBACK,
-                )
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_SECONDS:
+            return
+        if not self.alive():
+            raise RayDied("Ray has died, and the processes of the run with it.")
+        self._looked_at = now
+        if not self._placing:
+            return
+        for started in ray.wait(list(self._placing), num_returns=len(self._placing), timeout=0)[0]:
+            self._placing.pop(started, None)
+        late = [name for name, asked_at in list(self._placing.values()) if now - asked_at > PLACE_SECONDS]
+        if late:
+            raise TransientFault(f"Ray has not started {', '.join(late)} within {PLACE_SECONDS:.0f} s.")
+
+    def _connect(self) -> None:
+        import ray
+
+        try:
+            with _keeping_sigterm():
+                if self.address:
+                    reach(self.address)
+                    ray.init(
+                        address=self.address,
+                        namespace=self._namespace,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                    )
+                    self.nodes = [machine_of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+                else:
+                    self._start()
+        except (TrinityError, TransientFault):
+            raise
+        except Exception as error:  # Ray raises the bare class if a node does not come up in time
+            self.close()
+            raise TransientFault(f"Ray did not start: {error}") from error
+        self._node = RayNode.of_this_process(ours=not self.address)
+
+    def _start(self) -> None:
+        import ray
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", str(START_SECONDS))
+        # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
+        self._locks.take(self._gpus)
+        with _on_loopback(), only(self._locks.names):
+            ray.init(
+                address="local",
+                namespace=self._namespace,
+                num_cpus=max(self.nodes[0].cpus, 1),
+                num_gpus=self._gpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address=LOOPBACK,
+            )
 
     def actor(
         self,
@@ -98,9 +179,27 @@ class Cluster:
             options["runtime_env"]["py_executable"] = shlex.quote(sys.executable)  # Ray lets a shell read it
         if concurrency:
             options["max_concurrency"] = concurrency
-        handle: Any = ray.remote(cls).options(**options).remote(*args, **kwargs)
+        remote: Any = ray.remote(cls).options(**options)
+        handle = self._when_free(name, lambda: remote.remote(*args, **kwargs))
         self._started.append(handle)
+        self._placing[handle.__ray_ready__.remote()] = name, time.monotonic()
         return handle
+
+    def _when_free(self, name: str, start: Callable[[], Any]) -> Any:
+        """What `start` returns, once no other actor of the run has this name."""
+        from ray.exceptions import ActorAlreadyExistsError
+
+        deadline = time.monotonic() + NAME_SECONDS
+        while True:
+            try:
+                return start()
+            except ActorAlreadyExistsError:
+                if time.monotonic() > deadline:
+                    raise TrinityError(
+                        f"{name} is already running in the namespace {self._namespace} of the Ray cluster: the same "
+                        "run, or another evaluation of it, is in progress. Wait for it, stop it or set ray_namespace."
+                    ) from None
+            time.sleep(1.0)
 
     def check_room(self, wanted: float) -> None:
         """Before actors start that use `wanted` GPUs together: those that never fit would wait for ever."""
@@ -118,10 +217,10 @@ class Cluster:
             log.warning("the run needs %g GPUs and waits until they are free: now %g of %g are", wanted, free, total)
 
     def kill(self, handles: Sequence[Any]) -> None:
-        """End these actors now."""
+        """End these actors now. A dead Ray, which has ended them, is not asked: it would let us wait for a minute."""
         import ray
 
-        for handle in handles:
+        for handle in handles if self.alive() else ():
             ray.kill(handle, no_restart=True)
         self._started = [handle for handle in self._started if handle not in handles]
 
@@ -155,22 +254,27 @@ class Cluster:
         import ray
 
         self.kill(self._started)
+        self._started, self._placing, self._node = [], {}, None
         if ray.is_initialized():
             ours = [] if self.address else families(("raylet", "gcs_server"))
             with _keeping_sigterm():
                 ray.shutdown()
             if killed := end(ours, END_SECONDS):
                 log.warning("did not end with Ray and were killed: %s", ", ".join(killed))
+        self._locks.release()
 
 
-def machine() -> Machine:
-    """Cores that this process may use, and the GPUs of this machine (without a CUDA context, which takes memory)."""
-    from ray._private.accelerators import get_accelerator_manager_for_resource
+def machine(gpus: int | None) -> Machine:
+    """The cores that this process may use and the GPUs of this machine, once so many (None: all) are free.
 
-    manager = get_accelerator_manager_for_resource("GPU")
-    gpus = manager.get_current_node_num_accelerators() if manager else 0
-    visible = manager.get_current_process_visible_accelerator_ids() if manager else None
-    return Machine(len(os.sched_getaffinity(0)), gpus if visible is None else len(visible))
+    Raises TrinityError, which names the free GPUs, if they are not soon.
+    """
+    return Machine(cores(), 0 if gpus == 0 else wait_until_free(gpus))
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def machine_of(resources: dict[str, float]) -> Machine:
@@ -185,10 +289,8 @@ def placement_of(config: Config) -> Placement:
 
 def _nodes(config: Config) -> list[Machine]:
     """The nodes of the open cluster, or of the one that the run will use; to count them, that one is joined."""
-    if _current:
-        return _current.nodes
     if not config.cluster.ray_address:
-        return [machine()]
+        return _current.nodes if _current else [machine(config.cluster.gpu_per_node)]
     joined = _opened(config, 0)
     try:
         return joined.nodes
@@ -217,13 +319,11 @@ def _opened(config: Config, gpu_per_node: int) -> Cluster:
     global _current
     with _lock:
         if _current is None:
-            opened = Cluster(config, machine())
-            try:
-                opened.open(config.ray_namespace or "trinity", gpu_per_node)
-            except Exception as error:  # Ray raises the bare class if a node does not come up in time
-                opened.close()
-                raise TransientFault(f"Ray did not start: {error}") from error
+            opened = Cluster(config, Machine(cores(), gpu_per_node))
+            opened.open(gpu_per_node)
             _current = opened
+        elif not _current.alive():
+            _current.reopen()
         _current._users += 1
         return _current
 

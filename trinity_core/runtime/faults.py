@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.tracking.logs import log_name
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +65,11 @@ def first_error_stays(succeeded: bool) -> Iterator[None]:
         log.warning("ending the failed run failed too: %s", error, exc_info=error)
 
 
-def result_of(ref: Any, stopped: Callable[[], bool], while_waiting: Callable[[], None] | None = None) -> Any:
-    """Poll for the result of an actor's method; raises the method's own exception, or `Stopped`."""
+def result_of(ref: Any, check: Callable[[], None], stopped: Callable[[], bool] = lambda: False) -> Any:
+    """Poll for the result of an actor's method; raises the method's own exception, or `Stopped`.
+
+    `check` raises if there is nothing to wait for any more (`Cluster.check`).
+    """
     import ray
 
     while True:
@@ -74,8 +78,7 @@ def result_of(ref: Any, stopped: Callable[[], bool], while_waiting: Callable[[],
             return get(ref)
         if stopped():
             raise Stopped("The run was stopped.")
-        if while_waiting:
-            while_waiting()
+        check()
         time.sleep(POLL_SECONDS)
 
 
@@ -106,7 +109,7 @@ def loss_of(error: Exception) -> str:
     again = "Start the same run again: it resumes from its latest whole checkpoint."
     if "name" not in known:
         return f"Ray has lost a part of the run ({type(error).__name__}): {reason} {again}"
-    actor = known["name"].rpartition("/")[2]
+    actor = log_name(known["name"])
     process = f", process {known['pid']}" if "pid" in known else ""
     return (
         f"{actor} ({known.get('class_name', 'actor')}{process}) died: {reason} Its log is {actor}.log below `log` in "

@@ -18,9 +18,6 @@ class Machine:
 
     cpus: int
     gpus: int
-    """GPUs that are free for this run."""
-    gpus_total: int | None = None
-    """All GPUs, if some are in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +159,7 @@ def _gpus_per_node(config: Config, machine: Machine) -> int:
     if asked is None:
         return machine.gpus
     if asked > machine.gpus:
-        total = machine.gpus if machine.gpus_total is None else machine.gpus_total
-        there = f"{machine.gpus} of {total} GPUs are free" if total else "there is none"
+        there = f"a node has {machine.gpus}" if machine.gpus else "there is none"
         raise TrinityError(
             f"cluster.gpu_per_node asks for {asked} GPU{'s' * (asked > 1)}, but {there} ({machine.cpus} CPU cores). "
             f"Lower it (0 runs engines and trainer on the CPU), or leave it out to use what is there."

@@ -71,7 +71,7 @@ class Session:
         self.stop()
         with first_error_stays(succeeded):
             try:
-                if self.config.monitor.enable_ray_timeline:
+                if self.config.monitor.enable_ray_timeline and self.cluster.alive():
                     self.cluster.write_timeline(JobLayout(self.config.job_dir).monitor / "timeline.json")
             finally:
                 self.close(succeeded)
@@ -94,13 +94,13 @@ class Session:
     def explore(self, loop: Callable[..., Any], report: ProgressReport | None = None) -> dict[str, Any]:
         """Run the explorer by `loop` until all tasks are done or the session stops; the explorer's summary."""
         explorer = self.explorer()
-        result_of(explorer.prepare.remote(), self.is_stopping)
-        progress = result_of(explorer.progress.remote(), self.is_stopping)
+        result_of(explorer.prepare.remote(), self.check, self.is_stopping)
+        progress = result_of(explorer.progress.remote(), self.check, self.is_stopping)
         report = report or ProgressReport(self.config, explorer_source(self.config.explorer.name))
         report.total_steps = progress["total_steps"]
         run = explorer.run.remote(loop)
         [summary] = actors.run_until_done(
-            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, report.report_if_due
+            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, self._checked(report.report_if_due)
         )
         report.report(done=True)
         return summary
@@ -108,7 +108,7 @@ class Session:
     def train(self, loop: Callable[..., Any], report: ProgressReport | None = None) -> dict[str, Any]:
         """Run the trainer's workers by `loop` until the last step or until the session stops; rank 0's summary."""
         workers = self.trainers()
-        progress = actors.connect_trainers(workers, self.is_stopping)
+        progress = actors.connect_trainers(workers, self.check, self.is_stopping)
         report = report or ProgressReport(self.config, "trainer")
         report.total_steps = progress["total_steps"]
         runs = [worker.run.remote(loop) for worker in workers]
@@ -117,7 +117,8 @@ class Session:
             for worker in workers:
                 worker.stop.remote()
 
-        summaries = actors.run_until_done(runs, stop, self.is_stopping, actors.SAVE_SECONDS, report.report_if_due)
+        while_waiting = self._checked(report.report_if_due)
+        summaries = actors.run_until_done(runs, stop, self.is_stopping, actors.SAVE_SECONDS, while_waiting)
         report.report(done=True)
         return summaries[0]
 
@@ -127,7 +128,7 @@ class Session:
         They are those of a Hugging Face folder, or (None) what the engines started with.
         """
         scoring = self.explorer().evaluate.remote(step, str(folder) if folder else None)
-        return result_of(scoring, self.is_stopping, self.check)
+        return result_of(scoring, self.check, self.is_stopping)
 
     # ---- its processes ----
 
@@ -160,7 +161,7 @@ class Session:
         The trainer has torch loaded; in this process its import alone takes longer than a small model's conversion.
         """
         if self._trainers:
-            return Path(result_of(self._trainers[0].convert.remote(step), lambda: False))
+            return Path(result_of(self._trainers[0].convert.remote(step), self.check))
         return huggingface_folder(self.config, step)
 
     def tracking(self) -> Writer:
@@ -169,9 +170,17 @@ class Session:
         return self._tracking.writer()
 
     def check(self) -> None:
-        """Raise what keeps the metrics from ever being tracked: whoever waits for the run hears of it at once."""
+        """Raise what keeps the run from its end while someone waits for it: a dead Ray, or lost tracking."""
+        self.cluster.check()
         if self._tracking is not None:
             self._tracking.check()
+
+    def _checked(self, report: Callable[[], None]) -> Callable[[], None]:
+        def check_and_report() -> None:
+            self.check()
+            report()
+
+        return check_and_report
 
     def close(self, succeeded: bool) -> None:
         """Forward the last metrics, and end every actor. Nothing is left running, whatever fails on the way."""
@@ -246,7 +255,8 @@ class TrackingThread:
                 parent_dir=self._stage.parent_dir,
                 args=config.monitor.monitor_args,
                 tags={"stage": self._stage.stage, "algorithm": config.algorithm.algorithm_type},
-                keeps_status=config.mode == "bench",
+                keeps_status=config.mode in ("bench", "explore"),
+                explorer=config.explorer.name if config.mode == "explore" else "",
             )
             load_plugins(config.plugin_dir)  # one of them may bring the monitor
             self._writer = open_writer(config.monitor.monitor_type, info, Path(config.checkpoint_root_dir))

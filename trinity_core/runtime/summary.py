@@ -1,10 +1,11 @@
-"""What a run leaves behind for others to use: `summary.json`, and the digest of the settings that it was made from."""
+"""What a run leaves behind for others to use: its summary, and the digest of the settings that it was made from."""
 
 from __future__ import annotations
 
 import json
 import time
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from trinity_core.checkpoints.resume import latest_whole
@@ -14,16 +15,17 @@ from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.runtime.session import Session
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import run_note
+from trinity_core.tracking.metrics_file import explorer_source
 
-SUMMARY = "summary.json"
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
 """Sections of a configuration that decide what a run makes."""
 
 
 def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
-    """Convert the last checkpoint, sum up the run and write that to the job's `summary.json`; returns it.
+    """Convert the last checkpoint, sum up the run and write that to the job's folder (`summary_path`); returns it.
 
-    A run that only evaluates has its scores as its summary, which is not written: the one of the training stays.
+    A run that only evaluates has its scores as its summary, which is not written: the one of the training stays. One
+    that only explores converts nothing: its trainer does.
     """
     config = session.config
     if config.mode == "bench":
@@ -38,7 +40,7 @@ def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
         "scores": {f"step {each}": value for each, value in scores.items()},
         "score": scores.get(step),
         "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
-        "hf_dir": str(session.huggingface_folder(step)) if step else None,
+        "hf_dir": str(session.huggingface_folder(step)) if step and config.mode != "explore" else None,
         "tracking": session.tracking().link,
         "tracking_uri": run_note(config.job_dir).get("uri"),
         "curve": None if curve is None else str(curve),
@@ -81,15 +83,21 @@ def digest_of(config: Config) -> str:
     return sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def summary_path(config: Config) -> Path:
+    """`<job_dir>/summary.json`; of a run that only explores `summary_<explorer>.json`, as others share its folder."""
+    explores = config.mode == "explore"
+    return config.job_dir / (f"summary_{explorer_source(config.explorer.name)}.json" if explores else "summary.json")
+
+
 def write_summary(config: Config, summary: dict[str, Any]) -> None:
-    """`<job_dir>/summary.json`, whole or not at all."""
+    """Write `summary_path`, whole or not at all."""
     config.job_dir.mkdir(parents=True, exist_ok=True)
-    write_atomically(config.job_dir / SUMMARY, json.dumps(summary, indent=2, default=str).encode() + b"\n")
+    write_atomically(summary_path(config), json.dumps(summary, indent=2, default=str).encode() + b"\n")
 
 
 def read_summary(config: Config) -> dict[str, Any] | None:
     """The summary of a finished run; None if there is none, or a damaged one: then the run counts as not done."""
-    return read_json(config.job_dir / SUMMARY)
+    return read_json(summary_path(config))
 
 
 def _normalised(value: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
+from trinity_core.files import write_atomically
 from trinity_core.tracking.metrics_file import MetricLine, read_metrics
 
 REWARDS = ("reward/mean", "accuracy/mean", "reward", "accuracy")
@@ -34,7 +36,9 @@ def draw_curve(job_dir: Path | str, title: str = "", path: Path | None = None) -
     axes[0].set_title(title or Path(job_dir).name, fontsize=10)
     target = path or Path(job_dir) / "monitor" / "curve.png"
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target)
+    picture = BytesIO()
+    figure.savefig(picture, format="png")
+    write_atomically(target, picture.getvalue(), durable=False)  # flows of the same run draw it at the same time
     return target
 
 

@@ -42,11 +42,16 @@ def masked(text: str) -> str:
     return text
 
 
+def log_name(actor: str) -> str:
+    """The name of an actor's log, without `.log`: `run/explorer/engine_0` writes `explorer_engine_0`."""
+    return actor.partition("/")[2].replace("/", "_")
+
+
 def log_environment(config: Config, actor: str) -> dict[str, str]:
-    """The environment variables that configure `start_log` in the process of `actor`."""
+    """The environment variables that configure `start_log` in the process of `actor`, which is its name in Ray."""
     return {
         FOLDER: str(JobLayout(config.job_dir).log),
-        ACTOR: actor.rpartition("/")[2],
+        ACTOR: log_name(actor),
         LEVEL: config.log.level,
         BY_NODE: str(int(config.log.group_by_node)),
     }

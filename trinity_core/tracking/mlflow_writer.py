@@ -186,8 +186,16 @@ class MlflowWriter:
         return self._open_run(self._info.parent_dir, self._info.parent_dir.name, None)
 
     def _open_run(self, job_dir: Path, name: str, parent: str | None) -> str:
-        """The run whose id lies in `job_dir`, reopened unless `keeps_status`, or a new one with the parameters."""
+        """The run whose id lies in `job_dir`, reopened unless `keeps_status`, or a new one with the parameters.
+
+        Explorers and trainer of a job, which may start at the same time, share one.
+        """
         note = job_dir / "monitor" / "mlflow.json"
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(note.with_name(".mlflow.lock")):
+            return self._open_run_locked(note, job_dir, name, parent)
+
+    def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
         kept = read_note(note)
         if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
             if not self._info.keeps_status:
@@ -200,7 +208,6 @@ class MlflowWriter:
         run_id = self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id
         for params in _batches(flatten(self._info.config), PARAMS_BATCH):
             self._client.log_batch(run_id, params=params)
-        note.parent.mkdir(parents=True, exist_ok=True)
         kept = {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment}
         write_json(note, kept, mode=0o600)  # the address may have a password
         self._begun[job_dir] = run_id

@@ -60,7 +60,10 @@ class TensorBoardWriter:
 
 @MONITORS.register("wandb")
 class WandbWriter:
-    """A W&B run in `<job_dir>/monitor/wandb`; `mode: offline` in `monitor_args` (or WANDB_MODE) needs no network."""
+    """A W&B run in `<job_dir>/monitor/wandb`; `mode: offline` in `monitor_args` (or WANDB_MODE) needs no network.
+
+    An explorer that is a flow of its own has a W&B run of its own, in the run's group: W&B allows one writer.
+    """
 
     def __init__(
         self,
@@ -82,9 +85,9 @@ class WandbWriter:
         try:
             self._run = wandb.init(
                 project=info.project,
-                name=info.name,
-                group=info.parent_dir.name if info.parent_dir else None,
-                id=_run_id(folder / "wandb.json"),
+                name=f"{info.name} {info.explorer}".strip(),
+                group=info.parent_dir.name if info.parent_dir else info.name,
+                id=_run_id(folder / (f"wandb_{info.explorer}.json" if info.explorer else "wandb.json")),
                 resume="allow",
                 dir=str(folder),
                 config=without_secrets(info.config),

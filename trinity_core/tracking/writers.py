@@ -32,7 +32,10 @@ class RunInfo:
     """`monitor.monitor_args`."""
     tags: Mapping[str, str] = field(default_factory=dict)
     keeps_status: bool = False
-    """True for an evaluation: it leaves an existing run's status unchanged, because training may still use the run."""
+    """True for an evaluation or an explorer: it leaves an existing run's status unchanged, because training may still
+    use the run."""
+    explorer: str = ""
+    """The explorer's name, if this flow only explores: others of the run work beside it."""
 
 
 class Writer(Protocol):

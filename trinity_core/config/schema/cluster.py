@@ -12,6 +12,6 @@ class ClusterConfig(Section):
     node_num: Count = 1
     """Nodes of the run; more than one need `ray_address`."""
     gpu_per_node: Natural | None = None
-    """GPUs of each node; null means all that a node has, 0 runs engines and trainer on the CPU."""
+    """GPUs of each node, which must be free; null means all that a node has, 0 runs engines and trainer on the CPU."""
     ray_address: str | None = None
-    """Ray cluster to join; null starts one for the run."""
+    """Ray cluster to join, as `host:port` or `auto`; its token is where Ray keeps it. Null starts one for the run."""

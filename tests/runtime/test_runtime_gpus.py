@@ -1,0 +1,114 @@
+"""Which GPUs a run takes. The locks are real; what is on the GPUs is given, for want of some."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_core.errors import TrinityError
+from trinity_core.runtime.gpus import IDLE_BYTES, Gpu, GpuLocks, only, refusal, survey, user_of, visible
+
+FOUR = [Gpu(str(index), f"GPU-{index}{index}") for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "names"),
+    [
+        (None, ["0", "1", "2", "3"]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("2,0", ["2", "0"]),
+        (" 3 , 1", ["3", "1"]),
+        ("0,7,1", ["0"]),
+        ("GPU-22,0", ["GPU-22", "0"]),
+        ("GPU-3", ["GPU-3"]),
+        ("MIG-4f,MIG-5a", ["MIG-4f", "MIG-5a"]),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_does(allowed: str | None, names: list[str]) -> None:
+    found = visible(FOUR, allowed)
+    assert [gpu.name for gpu in found] == names
+    assert len({gpu.uuid for gpu in found}) == len(found)
+
+
+def test_a_visible_gpu_keeps_its_user() -> None:
+    busy = [FOUR[0], Gpu("1", "GPU-11", "process 7 (python)")]
+    assert [gpu.user for gpu in visible(busy, "GPU-1,0")] == ["process 7 (python)", ""]
+
+
+def test_a_refusal_names_free_gpus_and_users_of_the_others() -> None:
+    gpus = [FOUR[0], Gpu("1", "GPU-11", "process 7 (python)"), FOUR[2]]
+    assert refusal(gpus, 2) == ""
+    said = refusal(gpus, 3)
+    assert (
+        "wants 3 of this machine's GPUs, but of 3 only 2 are free (0, 2); GPU 1 is used by process 7 (python)." in said
+    )
+    assert "cluster.gpu_per_node to at most 2" in said and "\n" not in said
+
+
+def test_processes_and_memory_make_a_gpu_used() -> None:
+    assert user_of([], 0) == user_of([], IDLE_BYTES) == ""
+    assert user_of([os.getpid()], 0).startswith(f"process {os.getpid()} (")
+    assert user_of([2**22 + 1], 0) == f"process {2**22 + 1}", "of another container"
+    assert user_of([], 3 * IDLE_BYTES) == "a process unknown (3.0 GiB are taken)"
+
+
+@given(st.lists(st.integers(1, 4), max_size=4), st.lists(st.booleans(), min_size=4, max_size=4))
+def test_runs_beside_each_other_never_share_a_gpu(tmp_path_factory, wishes: list[int], busy: list[bool]) -> None:
+    """Each takes as many as it wants of those that are free, or none."""
+    folder = tmp_path_factory.mktemp("locks")
+    gpus = [Gpu(gpu.name, gpu.uuid, "process 7" * used) for gpu, used in zip(FOUR, busy, strict=True)]
+    free = [gpu.name for gpu in gpus if not gpu.user]
+    runs = []
+    for wanted in wishes:
+        run = GpuLocks(folder)
+        try:
+            run.take(wanted, lambda: gpus, wait=0)
+            assert run.names == free[:wanted]
+        except TrinityError:
+            assert len(free) < wanted and not run.names
+        free = free[len(run.names) :]
+        runs.append(run)
+    for run in runs:
+        run.release()
+
+
+def test_a_gpu_is_free_again_when_its_run_was_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from trinity_core.runtime.gpus import Gpu, GpuLocks\n"
+        f"locks = GpuLocks(Path({str(tmp_path)!r})); locks.take(1, lambda: [Gpu('0', 'GPU-00')])\n"
+        "print(locks.names, flush=True); time.sleep(100)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"['0']\n"
+        mine = GpuLocks(tmp_path)
+        with pytest.raises(TrinityError, match=rf"GPU 0 is used by another run \(process {other.pid}\)"):
+            mine.take(1, lambda: FOUR[:1], wait=0)
+        mine.take(1, lambda: FOUR[:2], wait=0)
+        assert mine.names == ["1"]
+        mine.release()
+        other.kill()
+        mine.take(1, lambda: FOUR[:1])
+        assert mine.names == ["0"]
+        mine.release()
+
+
+def test_only_the_chosen_gpus_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    with only(["1"]):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1" and os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    with only([]):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1" and "CUDA_DEVICE_ORDER" not in os.environ
+
+
+def test_the_machine_s_gpus_can_be_asked_for() -> None:
+    """None without an NVIDIA driver; with one, each has a UUID."""
+    assert all(gpu.uuid.startswith(("GPU-", "MIG-")) for gpu in survey())

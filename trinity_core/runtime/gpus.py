@@ -1,0 +1,199 @@
+"""Which GPUs of this machine a run with a Ray of its own takes: free ones, each of which it locks until it ends.
+
+Free is a GPU that no process computes on, whose memory is nearly empty, and that no other run has locked. Memory counts
+because a container does not see the processes of others; the locks, because a run that starts uses nothing yet.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from trinity_core.errors import TrinityError
+
+IDLE_BYTES = 2**30
+"""What a GPU that only drives a display may hold."""
+FREE_SECONDS = 30.0
+"""For processes that have just ended, such as those of the attempt before, to let go of their GPUs."""
+POLL_SECONDS = 0.5
+LOCKS = Path("/dev/shm")  # noqa: S108 - seen by every user of the machine, empty after a power cut
+VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU that this process may use."""
+
+    name: str
+    """As in `CUDA_VISIBLE_DEVICES`: the index that `nvidia-smi` shows, or a UUID."""
+    uuid: str
+    user: str = ""
+    """What uses it; empty if it is free."""
+
+
+def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
+    """The GPUs that `CUDA_VISIBLE_DEVICES` allows, in its order; all of them if that is None.
+
+    As CUDA reads it: entries are indices or the beginning of a UUID, and nothing counts after one that fits none. A
+    slice of a GPU (`MIG-…`) is taken as it is.
+    """
+    if allowed is None:
+        return list(gpus)
+    found: list[Gpu] = []
+    for entry in (each.strip() for each in allowed.split(",")):
+        slices = [Gpu(entry, entry)] if entry.startswith("MIG-") else []
+        fitting = [each for each in gpus if each.name == entry or (entry[:1] == "G" and each.uuid.startswith(entry))]
+        if not fitting + slices:
+            break
+        found.append(replace((slices or fitting)[0], name=entry))
+    return found
+
+
+def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
+    """Why these GPUs are too few for a run that wants so many, and what to do; empty if there are enough."""
+    free = [each.name for each in gpus if not each.user]
+    if wanted <= len(free):
+        return ""
+    named = f" ({', '.join(free)})" if free else ""
+    used = "".join(f"; GPU {each.name} is used by {each.user}" for each in gpus if each.user)
+    return (
+        f"The run wants {wanted} of this machine's GPUs, but of {len(gpus)} only {len(free)} are free{named}{used}. "
+        f"Wait for them, or set cluster.gpu_per_node to at most {len(free)} (0 runs engines and trainer on the CPU)."
+    )
+
+
+def survey() -> list[Gpu]:
+    """The GPUs that this process may use, with what uses them; none where there is no NVIDIA driver."""
+    from ray._private.thirdparty import pynvml  # nvidia-ml-py, as Ray carries it
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            processes: list[int] = []
+            memory = 0
+            with suppress(pynvml.NVMLError_NotSupported):  # type: ignore[attr-defined]  # where the CPU shares its memory
+                processes = [each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used  # without the driver's own
+            found.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user_of(processes, memory)))
+    finally:
+        pynvml.nvmlShutdown()
+    return visible(found, os.environ.get(VISIBLE))
+
+
+def user_of(processes: Sequence[int], memory: int) -> str:
+    """What uses a GPU on which these processes compute and so many bytes are taken; empty if nothing does."""
+    if not processes:
+        return f"a process unknown ({memory / 2**30:.1f} GiB are taken)" if memory > IDLE_BYTES else ""
+    try:
+        return f"process {processes[0]} ({psutil.Process(processes[0]).name()})"
+    except psutil.Error:
+        return f"process {processes[0]}"
+
+
+class GpuLocks:
+    """GPUs that this process has locked. A lock ends with `release`, or with the process."""
+
+    def __init__(self, folder: Path = LOCKS) -> None:
+        self._folder = folder
+        self._held: dict[str, tuple[Gpu, IO[bytes]]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The GPUs held, as in `CUDA_VISIBLE_DEVICES`."""
+        return [gpu.name for gpu, _ in self._held.values()]
+
+    def take(self, wanted: int, look: Callable[[], list[Gpu]] = survey, wait: float = FREE_SECONDS) -> None:
+        """Lock `wanted` free GPUs, the first of those that `look` finds.
+
+        Raises TrinityError, and holds none, if there are not as many within `wait` seconds.
+        """
+        deadline = time.monotonic() + wait
+        told = False
+        while len(self._held) < wanted:
+            why = refusal([self._tried(gpu, wanted) for gpu in look()], wanted)
+            if not why:
+                return
+            self.release()
+            if time.monotonic() >= deadline:
+                raise TrinityError(why)
+            if not told:
+                log.info("waiting up to %g s for GPUs: %s", wait, why)
+            told = True
+            time.sleep(POLL_SECONDS)
+
+    def release(self) -> None:
+        """Let go of all."""
+        while self._held:
+            self._held.popitem()[1][1].close()
+
+    def _tried(self, gpu: Gpu, wanted: int) -> Gpu:
+        """The GPU with who uses it. A free one is now locked, unless `wanted` are already."""
+        if gpu.user or len(self._held) >= wanted:
+            return gpu
+        path = self._folder / f".trinity_gpu_{gpu.uuid}.lock"
+        lock = _opened(path)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = lock.read().decode(errors="replace")
+            lock.close()
+            return replace(gpu, user=f"another run ({holder or 'which has just begun'})")
+        with suppress(OSError):  # another user's file
+            path.write_text(f"process {os.getpid()}")
+        self._held[gpu.uuid] = gpu, lock
+        return gpu
+
+
+def wait_until_free(wanted: int | None) -> int:
+    """Wait until `wanted` of this machine's GPUs (None: all of them) are free; returns how many there are.
+
+    Raises TrinityError, which names the free ones, if they are not within `FREE_SECONDS`.
+    """
+    gpus = survey()
+    probe = GpuLocks()
+    try:
+        if 0 < (goal := len(gpus) if wanted is None else wanted) <= len(gpus):
+            probe.take(goal)
+    finally:
+        probe.release()
+    return len(gpus)
+
+
+@contextmanager
+def only(names: Sequence[str]) -> Iterator[None]:
+    """Within this context, processes that are started see these GPUs alone, numbered as `nvidia-smi` shows them."""
+    if not names:
+        yield
+        return
+    before = {variable: os.environ.get(variable) for variable in (VISIBLE, ORDER)}
+    os.environ.update({VISIBLE: ",".join(names), ORDER: before[ORDER] or "PCI_BUS_ID"})
+    try:
+        yield
+    finally:
+        for variable, value in before.items():
+            if value is None:
+                del os.environ[variable]
+            else:
+                os.environ[variable] = value
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """The lock's file, made if it does not exist. Another user's is opened for reading, which a lock needs only."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
+    return path.open("rb")

@@ -1,0 +1,156 @@
+"""This process's node of a Ray cluster: whether it and the cluster's head live, and with which token the head is asked.
+
+`ray start --head` turns token authentication on, but `ray.init(address=…)` sends a token only with RAY_AUTH_MODE=token,
+and tries for 50 s to reach a head that refuses it or does not answer. So the head is asked first.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity_core.errors import TransientFault, TrinityError
+
+ANSWER_SECONDS = 5.0
+"""For the head of a cluster that is joined to answer."""
+SILENCE_SECONDS = 30.0
+"""For the head to answer on a busy machine later on. After 60 s without it Ray would end this process."""
+KEPT_AT = "~/.ray/auth_token"
+"""Where Ray keeps its token."""
+
+
+class RayDied(TransientFault):
+    """Ray on this machine, or the head of its cluster, is no more, and no actor answers."""
+
+
+class ClusterAway(TransientFault):
+    """No head answers at `cluster.ray_address`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RayNode:
+    """The node that this process is connected to."""
+
+    raylet: str
+    """Socket of the node's raylet; empty for a client (`ray://`), which has no node."""
+    head: str
+    """`host:port` of the cluster's head."""
+    node_id: str
+    """Hexadecimal."""
+    ours: bool
+    """True if this process started Ray: a head that is gone does not come back."""
+
+    @classmethod
+    def of_this_process(cls, ours: bool) -> RayNode:
+        """The node of the process, in which Ray has been initialised."""
+        import ray
+
+        node = ray._private.worker._global_node
+        if node is None:
+            return cls("", "", "", ours)
+        return cls(node.raylet_socket_name, node.gcs_address, node.node_id, ours)
+
+    def alive(self) -> bool:
+        """False if the raylet has died, or if the head has died, is silent or has given the node up."""
+        import ray
+
+        if not self.raylet:
+            return ray.is_initialized()
+        if not _listens(self.raylet) or (self.ours and not _listens(self.head)):
+            return False
+        return has_node(self.head, self.node_id, SILENCE_SECONDS)
+
+
+def reach(address: str) -> None:
+    """Check that the head at `address` answers this process, which sends Ray's token from now on if the head wants one.
+
+    Raises `TrinityError` if the token is missing or wrong, `ClusterAway` if no head answers.
+    """
+    import grpc
+    from ray._private.authentication.authentication_token_setup import _enable_token_auth
+    from ray._private.services import canonicalize_bootstrap_address
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+    if "://" in address:  # Ray's client server, which is not a head
+        return
+    try:
+        head = canonicalize_bootstrap_address(address) or address
+        if not _admits(head):
+            found = _token_source(address)
+            AuthenticationTokenLoader.instance().reset_cache()
+            _enable_token_auth()
+            if not _admits(head):
+                raise TrinityError(
+                    f"The Ray cluster at {address} (cluster.ray_address) refuses the token of {found}. Copy "
+                    f"{KEPT_AT} from its head node, or set RAY_AUTH_TOKEN."
+                )
+    except (grpc.RpcError, OSError, ValueError) as error:
+        reason = error.code().name if isinstance(error, grpc.Call) else str(error)
+        raise ClusterAway(
+            f"No Ray cluster answers at {address} (cluster.ray_address): {reason}. Start its head (`ray start --head "
+            "--port=…`), or correct the address."
+        ) from error
+
+
+def has_node(head: str, node_id: str, timeout: float) -> bool:
+    """True if the head answers within `timeout` seconds and counts the node (hexadecimal id) among the living."""
+    import grpc
+
+    try:
+        return all(_ask(head, [bytes.fromhex(node_id)], timeout))
+    except grpc.RpcError:
+        return False
+
+
+def _admits(head: str) -> bool:
+    """False if the head refuses our token, or that we send none. Raises grpc.RpcError if no head answers."""
+    import grpc
+
+    try:
+        _ask(head, [], ANSWER_SECONDS)
+    except grpc.RpcError as error:
+        if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return False
+        raise
+    return True
+
+
+def _ask(head: str, node_ids: Sequence[bytes], timeout: float) -> Sequence[bool]:
+    """Whether each node lives, as the head says. Sends the token if this process has token authentication on."""
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.core.generated.gcs_service_pb2 import CheckAliveRequest  # type: ignore[attr-defined]
+    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+
+    with init_grpc_channel(head) as channel:
+        ask = NodeInfoGcsServiceStub(channel).CheckAlive
+        alive: Sequence[bool] = ask(
+            CheckAliveRequest(node_ids=node_ids), timeout=timeout, wait_for_ready=True
+        ).raylet_alive
+        return alive
+
+
+def _token_source(address: str) -> str:
+    """Where Ray finds the token of this process. Raises TrinityError if there is none."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or KEPT_AT).expanduser()
+    if not path.is_file():
+        raise TrinityError(
+            f"The Ray cluster at {address} (cluster.ray_address) asks for a token, and {path} does not exist. Copy "
+            f"{KEPT_AT} from its head node, or set RAY_AUTH_TOKEN."
+        )
+    return str(path)
+
+
+def _listens(address: str) -> bool:
+    """True if a process of this machine listens on this socket: a file, or `host:port`."""
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET if port.isdigit() else socket.AF_UNIX) as end:
+        try:
+            end.connect((host, int(port)) if port.isdigit() else address)
+        except OSError:
+            return False
+    return True
