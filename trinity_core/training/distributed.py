@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from trinity_core.addresses import LOOPBACK
+from trinity_core.addresses import LOOPBACK, own_address
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,21 @@ class Ranks:
     def first(self) -> bool:
         """Whether this is rank 0, which talks to the rest of the run."""
         return self.rank == 0
+
+
+_listeners: dict[tuple[str, int], socket.socket] = {}
+
+
+def meeting_point() -> tuple[str, int]:
+    """An address and a port of this machine, on which this process listens from now on; for rank 0 to call.
+
+    Seconds pass until the ranks meet, in which another process could take a port that is merely free.
+    """
+    listener = socket.create_server((own_address(), 0))
+    address, port = listener.getsockname()[:2]
+    _listeners.clear()
+    _listeners[address, port] = listener
+    return address, port
 
 
 def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu: bool) -> Ranks:
@@ -74,7 +89,9 @@ def _rendezvous_store(rank: int, world_size: int, address: str, port: int) -> to
     """Torch's store, served by rank 0 at `address` only: by default it would listen on every interface."""
     from torch.distributed import TCPStore
 
-    listener = socket.create_server((address, port)).detach() if rank == 0 else None
+    listener = None
+    if rank == 0:
+        listener = (_listeners.pop((address, port), None) or socket.create_server((address, port))).detach()
     return TCPStore(address, port, world_size, rank == 0, COLLECTIVE_TIMEOUT, master_listen_fd=listener)
 
 

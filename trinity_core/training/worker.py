@@ -12,10 +12,11 @@ from collections.abc import Callable
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.addresses import LOOPBACK, rendezvous
+from trinity_core.addresses import LOOPBACK
 from trinity_core.config.schema import Config
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.tracking.logs import Logged, start_log
+from trinity_core.training.distributed import meeting_point
 
 if TYPE_CHECKING:
     from trinity_core.training.trainer import Trainer
@@ -47,7 +48,7 @@ class TrainerWorker:
 
     def rendezvous(self) -> tuple[str, int]:
         """An address and a port where the ranks can meet; to be called on rank 0."""
-        return rendezvous()
+        return meeting_point()
 
     def start(self, master_addr: str = LOOPBACK, master_port: int = 0) -> dict[str, Any]:
         """Join the other ranks, load the models, go to the latest checkpoint and publish its weights.
