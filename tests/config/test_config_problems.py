@@ -90,6 +90,52 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "max_staleness",
     ),
     (
+        ("synchronizer.sync_interval=4", "synchronizer.max_staleness=3", "synchronizer.sync_offset=1"),
+        "synchronizer.max_staleness",
+        "must be at least 4: versions are published every 4 train steps, sync_offset is 1",
+        "4",
+    ),
+    (
+        ("synchronizer.sync_style=trainer_driven", "synchronizer.sync_interval=4", "synchronizer.max_staleness=0"),
+        "synchronizer.max_staleness",
+        "must be at least 3: versions are published every 4 train steps, and the rows of an explore step fill 1.",
+        "3",
+    ),
+    (
+        ("synchronizer.max_staleness=9", "buffer.train_batch_size=8"),
+        "synchronizer.max_staleness",
+        "cannot be kept with sync_style fixed",
+        "",
+    ),
+    (
+        ("synchronizer.max_staleness=1", "algorithm.sample_strategy=priority"),
+        "synchronizer.max_staleness",
+        "cannot go with the sample strategy 'priority'",
+        "",
+    ),
+    (
+        (
+            "synchronizer.max_staleness=1",
+            "algorithm.sample_strategy=staleness_control",
+            "algorithm.sample_strategy_args.max_staleness=2",
+        ),
+        "synchronizer.max_staleness",
+        "is 1, but algorithm.sample_strategy_args.max_staleness is 2; give one of them.",
+        "",
+    ),
+    (("synchronizer.max_staleness=-1",), "synchronizer.max_staleness", "must be at least 0, not -1", ""),
+    (("synchronizer.sync_in_flight=true",), "synchronizer.sync_in_flight", "cannot go with sync_style fixed", ""),
+    (
+        (
+            "synchronizer.sync_in_flight=true",
+            "synchronizer.sync_style=explorer_driven",
+            "synchronizer.sync_method=memory",
+        ),
+        "synchronizer.sync_in_flight",
+        "cannot go with sync_style explorer_driven",
+        "",
+    ),
+    (
         ("algorithm.sample_strategy_args.decay=1",),
         "algorithm.sample_strategy_args.decay",
         "is no argument of 'default', which takes none.",

@@ -316,6 +316,91 @@ def test_an_asynchronous_explorer_takes_the_newest_version(config, engine, mode,
     assert [version for _, version in engine.loaded] == loaded
 
 
+def test_no_step_begins_whose_rows_would_be_stale(config, engine):
+    """With max_staleness 1 two steps are on their way at most; each train step lets one more begin."""
+    settings = config(synchronizer={"sync_style": "trainer_driven", "max_staleness": 1})
+    publish(settings, 0)
+
+    async def main():
+        explorer, states, trained = Explorer(settings, [engine]), [], []
+        running = asyncio.create_task(explorer.run(explore))
+        for step, explored in enumerate((2, 3, 4, 4), 1):
+            while (await explorer.progress())["step"] < explored:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            states.append(await explorer.progress())
+            trained.append([int(e.versions[0]) for e in stored(settings).lease(step, 6, step - 1)])
+            publish(settings, step)
+        return await running, states, trained
+
+    summary, states, trained = asyncio.run(main())
+    assert summary["step"] == 4
+    assert [state["state"] for state in states[:2]] == ["waiting to begin step 3", "waiting to begin step 4"]
+    assert "rows of a step begun now would be stale" in states[0]["waits"]
+    assert "it needs version 1 (max_staleness 1), has 0; no trainer has been seen" in states[0]["waits"]
+    assert trained == [[0] * 6, [0] * 6, [1] * 6, [2] * 6]
+
+
+def test_a_wait_to_begin_names_what_is_missing(config, engine):
+    settings = config(synchronizer={"sync_style": "trainer_driven", "max_staleness": 0, "sync_timeout": 0.3})
+    publish(settings, 0)
+    with pytest.raises(TransientFault, match=r"needs version 1 \(max_staleness 0\), has 0; no trainer.*sync_timeout"):
+        asyncio.run(Explorer(settings, [engine]).run(explore))
+
+
+def test_new_weights_are_loaded_in_mid_generation(config, engine):
+    class Long(FakeEngine):
+        """Answers when it holds version 2."""
+
+        async def generate(self, requests):
+            while self.version < 2:
+                await asyncio.sleep(0.01)
+            return await super().generate(requests)
+
+    settings = config(mode="explore", buffer={"total_steps": 1}, synchronizer={"sync_in_flight": True})
+    publish(settings, 0)
+    engine = Long(engine.answer)
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run(explore))
+        while (await explorer.progress())["state"] != "exploring step 1":
+            await asyncio.sleep(0.01)
+        publish(settings, 1)
+        while engine.version < 1:
+            await asyncio.sleep(0.01)
+        publish(settings, 2)
+        return await asyncio.wait_for(running, 20)
+
+    assert asyncio.run(main())["version"] == 2
+    assert [version for _, version in engine.loaded] == [0, 1, 2]
+    store = stored(settings)
+    assert {e.newest_version for e in store.lease(1, 6, 2)} == {2}
+    assert store.rewind(1).explorers == {"explorer": 0}, "the step used a version newer than the checkpoint"
+
+
+def test_a_failed_load_in_mid_generation_ends_the_run(config, engine):
+    class Lying(FakeEngine):
+        async def load(self, source, version):
+            if version:
+                raise WeightSyncError("the engine does not hold the weights")
+            return await super().load(source, version)
+
+    settings = config(mode="explore", synchronizer={"sync_in_flight": True})
+    publish(settings, 0)
+    lying = Lying(engine.answer, seconds=5.0)
+
+    async def main():
+        running = asyncio.create_task(Explorer(settings, [lying]).run(explore))
+        while not lying.calls:
+            await asyncio.sleep(0.01)
+        publish(settings, 1)
+        await running
+
+    with pytest.raises(WeightSyncError):
+        asyncio.run(main())
+
+
 def test_on_its_own_it_starts_with_what_the_engines_hold(config, engine):
     asyncio.run(Explorer(config(mode="explore"), [engine]).run(explore))
     assert engine.loaded == [] and engine.cache_resets == []

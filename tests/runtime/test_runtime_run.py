@@ -65,7 +65,7 @@ def test_a_wrong_setting_ends_the_run_with_one_line(tmp_path: Path, tiny_folders
 
 @pytest.mark.slow
 def test_a_pipeline_runs_without_prefect(tmp_path: Path, tiny_folders: TinyFolders) -> None:
-    """A stage from a data set, then one that explores in step with its trainer from the first one's model."""
+    """A stage from a data set, then one from its model that explores a step ahead of the trainer."""
     worked = {
         "path": str(tiny_folders.data),
         "split": "sft",
@@ -73,7 +73,8 @@ def test_a_pipeline_runs_without_prefect(tmp_path: Path, tiny_folders: TinyFolde
     }
     buffer = {"train_batch_size": 8, "total_steps": 2, "trainer_input": {"experience_buffer": worked}}
     sft = {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": buffer}
-    path = write_config(tmp_path, tiny_folders, stages=[sft, {"stage_name": "rft"}])
+    rft = {"stage_name": "rft", "synchronizer": {"sync_method": "memory", "sync_offset": 1}}
+    path = write_config(tmp_path, tiny_folders, stages=[sft, rft])
     done = run_page("--config", str(path))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "p/n_sft: step 2" in done.stdout and f"p/n_rft: step {STEPS}" in done.stdout
@@ -82,8 +83,11 @@ def test_a_pipeline_runs_without_prefect(tmp_path: Path, tiny_folders: TinyFolde
     assert summary["step"] == STEPS and 0 <= summary["score"] <= 1 and Path(summary["hf_dir"]).is_dir()
     assert summary["results"]["train"]["ended"] == "finished" and summary["results"]["explore"]["step"] == STEPS
     assert json.loads((job / "trainer_meta.json").read_text())["model"].startswith(str(tmp_path / "p/n_sft"))
-    versions = [line.metrics["version"] for line in read_metrics(job) if line.source == "explorer"]
-    assert versions == [0, 1, 2], "each step used the weights of the step before"
+    lines = read_metrics(job)
+    versions = [line.metrics["version"] for line in lines if line.source == "explorer"]
+    assert versions == [0, 0, 1], "no step waited for the train step on the rows of the step before"
+    stale = [line.metrics["staleness/max"] for line in lines if line.source == "trainer"]
+    assert stale == [0, 1, 1], "and the trainer had those rows when it wanted them"
 
 
 @pytest.mark.slow

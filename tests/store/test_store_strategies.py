@@ -72,6 +72,9 @@ def test_reuse_after_the_cooldown_only(store):
 def test_make_strategy():
     assert make_strategy(None) == Fifo()
     assert make_strategy("staleness_control", {"max_staleness": 3}) == StalenessControl(3)
+    assert make_strategy("default", max_staleness=2) == make_strategy("staleness_control", max_staleness=2)
+    assert make_strategy("default", max_staleness=2) == StalenessControl(2)
+    assert make_strategy("mix", {"inner": "fifo"}, max_staleness=2) == Mix(inner=StalenessControl(2))
     assert make_strategy("mix", {"expert_data_ratio": 0.25}) == Mix(0.25, Fifo())
     assert make_strategy("mix", use_priority_queue=True, reuse_cooldown_time=1) == Mix(0.5, Priority(1))
     for name, args in [("fofo", {}), ("priority", {"dekay": 1}), ("mix", {"expert_data_ratio": 1.0})]:

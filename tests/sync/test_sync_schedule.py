@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_core.sync.schedule import (
+    StalenessBound,
     dynamic_version,
     largest_lag,
     last_step_with,
+    least_staleness,
     look_interval,
     looks_before,
     publish_interval,
@@ -105,6 +107,32 @@ def test_the_styles_differ_in_who_decides():
 @given(st.integers(1, 4), st.sampled_from(["explorer_driven", "trainer_driven"]))
 def test_an_interval_of_1_is_the_same_in_all_styles(pace, style):
     assert versions_used(style, 1, pace=pace) == versions_used("fixed", 1, pace=pace)
+
+
+bounds = st.builds(StalenessBound, st.integers(0, 5), st.integers(1, 8), st.integers(1, 4))
+steps_begun = st.lists(st.tuples(st.integers(1, 8), st.integers(0, 20)), max_size=3)
+
+
+@given(bounds, st.integers(0, 20), st.integers(1, 8), st.integers(0, 20), st.integers(0, 20), steps_begun)
+def test_what_may_begin_is_fresh_whoever_arrives_last(bound, version, rows, leased, ready, begun):
+    """The definition, written out: train steps take `batch_rows` rows in order, the oldest step arrives last."""
+    begins = bound.awaited(version, rows, leased, ready, begun) is None
+    arriving = sorted([*begun, (rows, version)], key=lambda step: -step[1])
+    queue = [10**6] * ready + [used for count, used in arriving for _ in range(count)]
+    train_steps = [leased + 1 + place // bound.batch_rows for place in range(len(queue))]
+    fresh = all(used >= step - 1 - bound.max_staleness for used, step in zip(queue, train_steps, strict=True))
+    last = train_steps[-1]
+    oldest_last = min(used for _, used in arriving) >= last - 1 - bound.max_staleness
+    assert begins == oldest_last
+    assert fresh or not begins
+
+
+@given(bounds, st.integers(0, 20), st.integers(1, 8), st.integers(0, 20))
+def test_an_empty_queue_needs_no_further_train_step(bound, leased, rows, version):
+    """With the least staleness that the configuration allows, or more, the trainer never skips a step."""
+    if bound.max_staleness >= least_staleness(rows, bound.batch_rows, bound.publish_every):
+        awaited = bound.awaited(version, rows, leased, 0, [])
+        assert awaited is None or version < awaited <= leased - leased % bound.publish_every
 
 
 @pytest.mark.parametrize(("interval", "offset"), [(0, 0), (-1, 0), (1, -1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trinity_core.errors import TrinityError
 
@@ -108,3 +108,14 @@ def closest(word: str, known: Iterable[str]) -> str:
 def _parent(key: str) -> str:
     """`a.b[0]` → `a.b` → `a` → nothing."""
     return key[: max(key.rfind("."), key.rfind("["), 0)]
+
+
+class Finding(NamedTuple):
+    """What a rule found."""
+
+    key: str
+    value: Any
+    message: str
+    rests_on: tuple[str, ...] = ()
+    """Other settings the rule read."""
+    suggestion: str = ""

@@ -6,12 +6,12 @@ A finding is dropped if one of the settings it rests on is already reported.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
 
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.paths import is_backup, no_database
-from trinity_core.config.problems import Report, closest
+from trinity_core.config.problems import Finding, Report, closest
 from trinity_core.config.schema import Config, TasksetConfig
+from trinity_core.config.staleness import staleness_rules
 from trinity_core.config.sync_methods import SYNC_METHODS
 
 INPUT = "buffer.explorer_input"
@@ -21,17 +21,6 @@ VERL = "trainer.trainer_config"
 ON_CPU = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
 SHARED_GPU_MEMORY = 0.7
 """Up to this `gpu_memory_utilization` an engine leaves room for a trainer on the same single GPU."""
-
-
-class Finding(NamedTuple):
-    """What a rule found."""
-
-    key: str
-    value: Any
-    message: str
-    rests_on: tuple[str, ...] = ()
-    """Other settings the rule read."""
-    suggestion: str = ""
 
 
 def check(written: Config, config: Config, report: Report) -> None:
@@ -47,6 +36,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         _restricted_on_gpu,
         _experiences,
         _synchronizer,
+        staleness_rules,
         _explorer,
         _trainer,
     )

@@ -35,6 +35,11 @@ def training_steps(config: Config, schedule: TaskSchedule) -> int:
     return max(steps, explored) if _in_step(config) else steps
 
 
+def rollouts_taken(config: Config) -> int:
+    """Rows of a batch that come from rollouts."""
+    return split_rows(config.buffer.train_batch_size, expert_share(config.algorithm))[0]
+
+
 def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:
     """Rows of a batch from rollouts and from expert data: `round(rows * expert_ratio)`, but at least one of each.
 
@@ -50,7 +55,6 @@ def _in_step(config: Config) -> bool:
 
 def _tasks_taken(config: Config, schedule: TaskSchedule) -> int:
     """Tasks per train step, in whole groups of the task sets' mean size."""
-    rows = config.buffer.train_batch_size
-    rollouts, _ = split_rows(rows, expert_share(config.algorithm))
+    rollouts = rollouts_taken(config)
     an_epoch = sum(len(taskset) * (taskset.config.repeat_times or 1) for taskset in schedule.tasksets)
     return -(-rollouts * schedule.order.epoch_length // an_epoch)

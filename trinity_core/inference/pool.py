@@ -209,8 +209,10 @@ class EnginePool:
         try:
             slot.handle = await slot.handle.successor(self.model_path)
             await slot.handle.start()
-            if self._held is not None:
-                await slot.handle.load(*self._held)
+            loaded = None
+            while loaded != self._held and self._held is not None:  # newer weights may come meanwhile
+                loaded = self._held
+                await slot.handle.load(*loaded)
         except (TrinityError, TransientFault) as error:
             self._fault = error
             raise

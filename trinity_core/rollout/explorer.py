@@ -11,19 +11,21 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.data.experience import Experience
 from trinity_core.data.schedule import TaskSchedule
-from trinity_core.errors import DataError, TrinityError
+from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
+from trinity_core.rollout.admission import AdmissionWait, staleness_bound
+from trinity_core.rollout.in_flight import loading_meanwhile
 from trinity_core.rollout.ledger import drawn_tasks
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.resources import Resources, open_resources
-from trinity_core.rollout.runner import Outcome, cause
+from trinity_core.rollout.runner import check_failures
 from trinity_core.rollout.score_fingerprint import score_fingerprint
 from trinity_core.rollout.trainer_watch import TrainerWatch, VersionWait, present
 from trinity_core.store.ledger import DrawnTask
@@ -76,7 +78,7 @@ class Explorer:
         self._preparing: asyncio.Task[Resources] | None = None
         self._resources: Resources | None = None
         self._trainer: TrainerWatch | None = None
-        self._wait: VersionWait | None = None
+        self._wait: VersionWait | AdmissionWait | None = None
         self._stopping = False
         self._step = 0
         self._lineage: int | None = None
@@ -199,12 +201,20 @@ class Explorer:
     async def newest_version(self, step: int) -> int | None:
         """The version that `step` uses if the explorer is asynchronous: the newest one, looked for every few steps.
 
-        Waits only for the first version; None after `stop`.
+        Waits for the first version, and with `max_staleness` until the rows of the step will be fresh enough when they
+        are trained. None after `stop`, and if the trainer has finished.
         """
         sync = self.config.synchronizer
         interval = look_interval(sync.style, sync.sync_interval)
         version = dynamic_version(step, interval, self.version, self.weights.latest())
-        return await self.wait_for(0) if version is None else version
+        version = await self.wait_for(0) if version is None else version
+        if version is None or (bound := staleness_bound(self.config)) is None:
+            return version
+        self._state = f"waiting to begin step {step}"
+        rows = sum(task.repeat_times for task in self._schedule.tasks(step))
+        store, watch = self._open.store, self._watch
+        wait = AdmissionWait(self.name, rows, version, bound, self.weights, store, watch, self._is_stopping)
+        return await self._waited(wait)
 
     async def wait_for(self, version: int) -> int | None:
         """Wait until `version`, or a newer one if it is gone, can be loaded, and return which.
@@ -215,13 +225,10 @@ class Explorer:
         if self._holds_start(version):
             return 0
         self._state = f"waiting for version {version}"
-        with self._spending("wait"):
-            if not self.weights.has(version):
-                await asyncio.to_thread(self._open.store.waiting, self.name, version)
-            wait = VersionWait(version, self.weights, self._open.store, self._watch, self._lineage, self._is_stopping)
-            self._wait, timeout = wait, self.config.synchronizer.sync_timeout
-            found = await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
-            self._wait = None
+        if not self.weights.has(version):
+            await asyncio.to_thread(self._open.store.waiting, self.name, version)
+        wait = VersionWait(version, self.weights, self._open.store, self._watch, self._lineage, self._is_stopping)
+        found = await self._waited(wait)
         if wait.went_back:
             raise LineageChanged(f"the trainer went back while version {version} was waited for")
         return found
@@ -230,8 +237,12 @@ class Explorer:
         """Load `version` into all engines, each of which then passes the weight check; nothing if they hold it."""
         if version == self.version or self._holds_start(version):
             return
-        self._state, self._untouched = f"loading version {version}", False
-        with self._spending("weight_sync"):
+        self._state = f"loading version {version}"
+        await self._load(version, "weight_sync")
+
+    async def _load(self, version: int, activity: str) -> None:
+        self._untouched = False
+        with self._spending(activity):
             for attempt in range(PULL_ATTEMPTS):
                 try:
                     done = await self._open.pool.load(self._open.source, version)
@@ -271,8 +282,10 @@ class Explorer:
         before = (resources.pool.busy.seconds, resources.rewards.busy.seconds, resources.pool.tokens)
         if self.is_synchronous:
             await resources.pool.reset_prefix_cache()
-        outcomes = await resources.runner.run(self._schedule.tasks(step), in_waves=self.is_synchronous)
-        _check_failures(step, outcomes)
+        answering = resources.runner.run(self._schedule.tasks(step), in_waves=self.is_synchronous)
+        in_flight = self.config.synchronizer.sync_in_flight
+        outcomes = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
+        check_failures(step, outcomes)
         experiences, dropped = resources.operators.run(experiences_of(outcomes))
         generate, tokens = resources.pool.busy.seconds - before[0], resources.pool.tokens - before[2]
         self._spent["generate"] = generate
@@ -320,6 +333,20 @@ class Explorer:
             raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
         return schedule
 
+    async def _waited(self, wait: VersionWait | AdmissionWait) -> int | None:
+        self._wait, timeout = wait, self.config.synchronizer.sync_timeout
+        with self._spending("wait"):
+            found = await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
+        self._wait = None
+        return found
+
+    async def _load_newest(self) -> None:
+        """Load the newest version amid a step; the tokens sampled so far keep theirs."""
+        newest = self.weights.latest()
+        if newest is not None and newest > (self.version or 0):
+            with suppress(VersionGone):  # the next look finds a newer one, or the trainer has gone back
+                await self._load(newest, "weight_sync_in_flight")
+
     def _is_stopping(self) -> bool:
         return self._stopping
 
@@ -350,7 +377,7 @@ class Explorer:
         numbers: dict[str, float] = {}
         for taskset in resources.eval_tasksets:
             outcomes = await resources.runner.run(taskset.tasks(), resources.at_once_in_eval(taskset))
-            _check_failures(version, outcomes, taskset.name)
+            check_failures(version, outcomes, taskset.name)
             numbers |= eval_numbers(taskset.name, outcomes)
             self._sample(f"eval_{taskset.name}", version, experiences_of(outcomes))
         numbers["eval/seconds"] = time.perf_counter() - began
@@ -387,15 +414,3 @@ class Explorer:
             yield
         finally:
             self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
-
-
-def _check_failures(step: int, outcomes: Sequence[Outcome], taskset: str = "") -> None:
-    failed = [outcome for outcome in outcomes if outcome.failed]
-    if not failed or len(failed) < len(outcomes):
-        return
-    first = failed[0]
-    where = f"the evaluation of version {step} on {taskset}" if taskset else f"explore step {step}"
-    which = f"task {first.task.index} of {first.task.taskset}"
-    raise TrinityError(
-        f"all {len(outcomes)} tasks of {where} failed; the first, {which}, with {cause(first.error)}"
-    ) from first.error

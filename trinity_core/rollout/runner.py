@@ -126,6 +126,19 @@ def cause(error: BaseException | None) -> str:
     return str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
 
 
+def check_failures(step: int, outcomes: Sequence[Outcome], taskset: str = "") -> None:
+    """Raise `TrinityError`, naming the first failure, if every task of an explore step or an evaluation failed."""
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    if not failed or len(failed) < len(outcomes):
+        return
+    first = failed[0]
+    where = f"the evaluation of version {step} on {taskset}" if taskset else f"explore step {step}"
+    which = f"task {first.task.index} of {first.task.taskset}"
+    raise TrinityError(
+        f"all {len(outcomes)} tasks of {where} failed; the first, {which}, with {cause(first.error)}"
+    ) from first.error
+
+
 @dataclass
 class TimedRewards:
     """A `RewardRunner` that also measures the time in which anything is scored."""

@@ -65,14 +65,6 @@ def candidates(connection: Connection, t: Tables, strategy: Strategy, rows: int,
     return [Candidate(*row) for row in connection.execute(query)]
 
 
-def nothing_more_comes(connection: Connection, t: Tables, newest_version: int) -> bool:
-    """True if every explorer has finished or waits for weights that need a further train step."""
-    states = connection.execute(select(t.explorers.c.waiting, t.explorers.c.finished)).all()
-    return bool(states) and all(
-        row.finished or (row.waiting is not None and row.waiting > newest_version) for row in states
-    )
-
-
 def check_lineage(groups: Sequence[Candidate], newest_version: int) -> None:
     """Raise `TrinityError` if a row was sampled by a version that this lineage does not have yet."""
     ahead = max((group.newest for group in groups), default=-1)

@@ -46,6 +46,8 @@ def rewind(connection: Connection, t: Tables, step: int) -> Rewound:
     ids, lost = _release(connection, t, step)
     dropped = sum(_drop_steps(connection, t, explorer, begin) for explorer, begin in first.items())
     connection.execute(update(t.meta).values(lineage=lineage + 1, committed=step))
+    bounded = update(t.explorers).where(t.explorers.c.begun_rows.is_not(None))
+    connection.execute(bounded.values(waiting=None, begun_rows=None, begun_version=None))  # they ask anew
     explorers = {explorer: begin - 1 for explorer, begin in first.items()}
     return Rewound(step, lineage + 1, _count_rows(connection, t, ids), dropped, lost, explorers)
 

@@ -61,6 +61,7 @@ class Tables:
     meta: Table
     """One row. Every writer changes `clock` first, which is the write lock; waiting readers poll it."""
     explorers: Table
+    """`begun_…`: the explore step in progress, where they share a bound on staleness; 0 rows: it waits to begin."""
     steps: Table
     """One row for each explore step that was put: the explorer's position after it."""
     groups: Table
@@ -85,7 +86,8 @@ def tables(namespace: str) -> Tables:
     )  # fmt: skip
     explorers = Table(
         prefix + "explorers", m, Column("name", String(200), primary_key=True), Column("waiting", Integer),
-        Column("finished", Boolean, nullable=False, default=False),
+        Column("finished", Boolean, nullable=False, default=False), Column("begun_rows", Integer),
+        Column("begun_version", Integer),
     )  # fmt: skip
     steps = Table(
         prefix + "steps", m, Column("explorer", String(200), primary_key=True),

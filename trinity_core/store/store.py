@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from sqlalchemy import func, insert, select, update
 from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store import leasing, ledger, lineage, presence
+from trinity_core.store import admission, leasing, ledger, lineage, presence
 from trinity_core.store.database import Database, Unchanged
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.ledger import DrawnTask
@@ -34,6 +35,10 @@ from trinity_core.store.strategies import Fifo, Strategy
 
 QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
 """Seconds between polls while waiting for a batch, on the cores that the engines use too."""
+
+
+Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]
+"""Version and rows of a step, newest leased train step, rows ready, (rows, version) of others' steps -> version."""
 
 
 class LineageChanged(TransientFault):
@@ -186,6 +191,32 @@ class ExperienceStore:
             self._check_lineage(connection, explorer)
             self._set_explorer(connection, explorer, waiting=version, finished=False)
 
+    def admit(
+        self, explorer: str, rows: int, version: int, awaited: Awaited, now: float | None = None
+    ) -> tuple[int | None, int]:
+        """Let `explorer` begin a step of about `rows` rows with weights of `version` or newer, unless it must wait.
+
+        `awaited(version, rows, leased, ready, begun)` says which version it must wait for, if any, as
+        `trinity_core.sync.schedule.StalenessBound` does. That version is recorded and returned, with the newest train
+        step that has its batch. None: the step counts as begun until it is put, or until its explorer starts anew or is
+        not seen for `LOST_SECONDS`. Raises `LineageChanged` as `waiting` does.
+        """
+        now = time.time() if now is None else now
+        needed, leased = None, 0
+        with self._database.write() as connection:
+            self._check_lineage(connection, explorer)
+            leased, ready, begun = admission.on_their_way(connection, self._tables, explorer, now)
+            needed = awaited(version, rows, leased, ready, begun)
+            if needed is not None and needed == admission.recorded_wait(connection, self._tables, explorer):
+                raise Unchanged
+            step = {"begun_rows": rows, "begun_version": version} if needed is None else {"begun_rows": 0}
+            self._set_explorer(connection, explorer, waiting=needed, finished=False, **step)
+        return needed, leased
+
+    def watching(self) -> AbstractContextManager[Callable[[], int]]:
+        """A cheap way to poll the store: a function whose number changes with every commit by others."""
+        return self._database.watching()
+
     def finished(self, explorer: str) -> None:
         """Record that `explorer` has finished and puts nothing more. Raises `LineageChanged` as `waiting` does."""
         with self._database.write() as connection:
@@ -198,7 +229,8 @@ class ExperienceStore:
             raise LineageChanged(f"{explorer} belongs to an abandoned lineage: start over from the stored position")
 
     def _set_explorer(self, connection: Any, explorer: str, **values: Any) -> None:
-        e = self._tables.explorers
+        """Record what is known of an explorer; a step that it had begun no longer counts, unless `values` say so."""
+        e, values = self._tables.explorers, {"begun_rows": None, "begun_version": None} | values
         if not connection.execute(update(e).where(e.c.name == explorer).values(**values)).rowcount:
             connection.execute(insert(e).values(name=explorer, **values))
 
@@ -237,7 +269,7 @@ class ExperienceStore:
             choice = strategy.choose(leasing.candidates(connection, t, strategy, wanted, now), wanted, newest_version)
             leasing.check_lineage(choice.take, newest_version)
             leasing.mark_stale(connection, t, choice.stale, step)
-            enough = choice.rows >= wanted or final or leasing.nothing_more_comes(connection, t, newest_version)
+            enough = choice.rows >= wanted or final or admission.nothing_more_comes(connection, t, newest_version, now)
             if not enough and not choice.stale:
                 raise Unchanged
             if not enough:
@@ -340,7 +372,7 @@ class ExperienceStore:
     def awaited(self, version: int) -> bool:
         """True if every explorer has finished or waits for `version` or a newer one, so that none is within a step."""
         with self._database.read() as connection:
-            return leasing.nothing_more_comes(connection, self._tables, version - 1)
+            return admission.nothing_more_comes(connection, self._tables, version - 1, time.time())
 
     def exhausted(self) -> bool:
         """True if every explorer has finished and the queue is empty."""

@@ -174,21 +174,25 @@ class Mix(Strategy):
 
 def make_strategy(
     name: str | None, args: dict[str, Any] | None = None, use_priority_queue: bool = False,
-    reuse_cooldown_time: float | None = None,
+    reuse_cooldown_time: float | None = None, max_staleness: int | None = None,
 ) -> Strategy:  # fmt: skip
     """The strategy of `algorithm.sample_strategy` (with its `_args`) over a queue with the buffer's options.
 
-    Raises `TrinityError` for an unknown name or argument.
+    With `max_staleness` (`synchronizer.max_staleness`) no older rows are drawn. Raises `TrinityError` for an unknown
+    name or argument.
     """
     args = dict(args or {})
     name = name or "default"
     try:
         if name == "mix":
             ratio = {"expert_data_ratio": args.pop("expert_data_ratio")} if "expert_data_ratio" in args else {}
-            inner = make_strategy(args.pop("inner", None), args, use_priority_queue, reuse_cooldown_time)
+            inner = make_strategy(args.pop("inner", None), args, use_priority_queue, reuse_cooldown_time, max_staleness)
             return Mix(**ratio, inner=inner)
         if name in ("default", "fifo") and use_priority_queue:
             name = "priority"
+        if max_staleness is not None:
+            name = "staleness_control" if name in ("default", "fifo") else name
+            args.setdefault("max_staleness", max_staleness)
         if name == "priority" and reuse_cooldown_time is not None:
             args.setdefault("reuse_cooldown_time", reuse_cooldown_time)
         made = STRATEGIES.resolve(name)(**args)

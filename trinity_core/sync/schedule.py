@@ -6,11 +6,14 @@ Words: *version* n is the weights after trainer step n, 0 the initial ones. Step
 
 Two properties, both tested, exclude deadlocks in fixed style: the explorer never waits for a version that needs a batch
 of a step it has not done yet (`required_version(e) <= e - 1`), and every version it waits for is
-published (`publishes_after(required_version(e))`).
+published (`publishes_after(required_version(e))`). In the other styles an explorer waits only where a `StalenessBound`
+is given; `tests/sync/test_sync_interleavings.py` enumerates what may happen then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -84,3 +87,43 @@ def largest_lag(interval: int, offset: int = 0) -> int:
     """Upper bound of the staleness in trainer steps (fixed style, one explore step a batch)."""
     _check(interval, offset)
     return interval - 1 + offset
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessBound:
+    """Which explore steps may begin, so that no row is trained more than `max_staleness` versions after it was sampled.
+
+    Train step t has version t - 1, so its rows must be of version t - 1 - `max_staleness` or newer. Steps take at least
+    `batch_rows` rows each in order of arrival. Of all rows on their way (stored, or of explore steps that have begun)
+    the last one is thus trained at step `leased + ceil(rows / batch_rows)` at the latest, where `leased` is the newest
+    train step that has its batch. Any step that has begun may be the last to arrive. So a further one begins only if
+    none of them, nor itself, would then be too old.
+    """
+
+    max_staleness: int
+    batch_rows: int
+    """Rollouts that a train step takes."""
+    publish_every: int = 1
+    """Train steps from one published version to the next."""
+
+    def oldest_version(self, rows: int, leased: int) -> int:
+        """The oldest version that the last of `rows` rows on their way may be of."""
+        return max(leased + -(-rows // self.batch_rows) - 1 - self.max_staleness, 0)
+
+    def awaited(self, version: int, rows: int, leased: int, ready: int, begun: Sequence[tuple[int, int]]) -> int | None:
+        """None if an explore step of `rows` rows may begin with `version`; else the version that its explorer awaits.
+
+        `ready` rows are stored and not leased; `begun` has rows and version of each step that other explorers have
+        begun and not stored. A version newer than `leased` needs a further train step, for which the trainer takes the
+        rows that are there (`trinity_core.store`): otherwise each side would wait for the other.
+        """
+        oldest = self.oldest_version(ready + rows + sum(others for others, _ in begun), leased)
+        if min([version, *(used for _, used in begun)]) >= oldest:
+            return None
+        published = leased - leased % self.publish_every
+        return oldest if oldest <= published else leased + 1
+
+
+def least_staleness(rows: int, batch_rows: int, publish_every: int) -> int:
+    """The smallest `max_staleness` with which an explore step of `rows` rows may begin whenever no row waits."""
+    return publish_every - 1 + -(-rows // batch_rows) - 1

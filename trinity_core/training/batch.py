@@ -82,7 +82,7 @@ def _optional(rows: Sequence[np.ndarray | None], width: int, device: torch.devic
 
 
 def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
-    """Metrics of a batch as it was drawn: lengths, rewards, and staleness in train steps."""
+    """Metrics of a batch as it was drawn: lengths, rewards, and the staleness of its tokens in train steps."""
     rows = batch.experiences
     lengths = np.array([e.response_length for e in rows])
     metrics = {
@@ -101,9 +101,9 @@ def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
             "reward/max": float(np.max(rewards)),
             "reward/min": float(np.min(rewards)),
         }
-    versions = [e.newest_version for e in rows if e.newest_version >= 0]
-    if versions:
-        lag = version - np.array(versions)
+    sampled = [e.versions[e.versions >= 0] for e in rows if e.newest_version >= 0 and e.versions is not None]
+    if sampled:
+        lag = version - np.concatenate(sampled)
         metrics |= {"staleness/mean": float(lag.mean()), "staleness/max": float(lag.max())}
     if experts := sum(e.is_expert for e in rows):
         metrics["experience/expert_rows"] = float(experts)

@@ -124,6 +124,7 @@ class RolloutSource:
             algorithm.sample_strategy_args,
             buffer.use_priority_queue,
             buffer.reuse_cooldown_time,
+            config.synchronizer.max_staleness,
         )
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:

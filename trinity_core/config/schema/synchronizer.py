@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from trinity_core.config.section import Section
 from trinity_core.config.sync_methods import SYNC_METHODS, SyncMethodName
-from trinity_core.config.types import DERIVED, Derived, Seconds, Steps, StepsOrNone
+from trinity_core.config.types import DERIVED, Derived, Flag, Natural, Seconds, Steps, StepsOrNone, Unit
 
 SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven"]
 """Who decides when weights are synchronised."""
@@ -29,6 +29,12 @@ class SynchronizerConfig(Section):
     """Steps between weight syncs: explore steps if the explorer decides, else train steps."""
     sync_offset: StepsOrNone = 0
     """Steps the explorer may run ahead of the trainer."""
+    max_staleness: Annotated[Natural, Unit("versions")] | None = None
+    """The most versions by which the trainer may be ahead of the version that sampled a token. An explorer does not
+    begin a step whose rows would be older when they are trained; null: no bound beyond what `fixed` implies."""
+    sync_in_flight: Flag = False
+    """Engines load each version as soon as it is published, also in mid-generation: each token carries the version that
+    sampled it. Not in mode `both` with `fixed`, nor with `explorer_driven`."""
     sync_timeout: Seconds = 3600.0
     """How long one side waits for the other before the run stops with an error."""
 

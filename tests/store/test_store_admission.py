@@ -1,0 +1,134 @@
+"""Explorers that share a bound on staleness through the store."""
+
+import pytest
+from store_helpers import make_rows
+
+from trinity_core.store import presence
+from trinity_core.store.admission import LOST_SECONDS
+from trinity_core.store.store import ExperienceStore, LineageChanged
+from trinity_core.sync.schedule import StalenessBound
+
+ROWS = 2
+STRICT, LOOSE = StalenessBound(0, ROWS).awaited, StalenessBound(1, ROWS).awaited
+
+
+@pytest.fixture
+def explorers(store, tmp_path):
+    """The store as two explorers have it open."""
+    opened = [ExperienceStore.open(f"sqlite:///{tmp_path}/buffer/store.db") for _ in "ab"]
+    for name, each in zip("ab", opened, strict=True):
+        each.position(name)
+    yield opened
+    for each in opened:
+        each.close()
+
+
+def seen(store, explorer, when):
+    """Note that `explorer` was seen, as it does itself every few seconds."""
+    with store._database.write() as connection:
+        presence.note(connection, store._tables, presence.EXPLORER, explorer, seen=when)
+
+
+def test_a_step_waits_for_those_that_others_have_begun(store, explorers):
+    a, b = explorers
+    assert a.admit("a", ROWS, 0, STRICT) == (None, 0)
+    assert b.admit("b", ROWS, 0, STRICT) == (1, 0)
+    assert store.stats().explorers["b"]["waiting"] == 1
+    a.put("a", 1, {}, make_rows(1, ROWS), 0)
+    assert b.admit("b", ROWS, 0, STRICT) == (1, 0), "its rows still wait for the trainer"
+    assert len(store.lease(1, ROWS, 0)) == ROWS
+    assert b.admit("b", ROWS, 0, STRICT) == (1, 1)
+    assert b.admit("b", ROWS, 1, STRICT) == (None, 1)
+    assert store.stats().explorers["b"]["waiting"] is None
+
+
+def test_slack_lets_several_steps_begin(explorers):
+    a, b = explorers
+    assert a.admit("a", ROWS, 0, LOOSE) == (None, 0)
+    assert b.admit("b", ROWS, 0, LOOSE) == (None, 0)
+
+
+def test_a_step_begun_earlier_is_not_overtaken_too_often(store, explorers):
+    """Rows of the other explorer may arrive first; what began before them must still be fresh when its turn comes."""
+    a, b = explorers
+    assert a.admit("a", ROWS, 0, LOOSE) == (None, 0)
+    assert b.admit("b", ROWS, 0, LOOSE) == (None, 0)
+    b.put("b", 1, {}, make_rows(1, ROWS, tag="b"), 0)
+    assert len(store.lease(1, ROWS, 0)) == ROWS
+    assert b.admit("b", ROWS, 1, LOOSE) == (1, 1), "version 1 would do, but the step of a is of version 0"
+    a.put("a", 1, {}, make_rows(1, ROWS, tag="a"), 0)
+    assert b.admit("b", ROWS, 1, LOOSE) == (None, 1)
+
+
+def test_a_short_batch_ends_a_wait_for_room(store, explorers):
+    """One row is left over, too few for a batch; with a further step on top, its last row would be too old."""
+    a, b = explorers
+    b.finished("b")
+    assert a.admit("a", ROWS, 0, STRICT) == (None, 0)
+    a.put("a", 1, {}, make_rows(1, 1), 0)
+    assert store.lease(1, ROWS, 0) is None
+    assert a.admit("a", ROWS, 0, STRICT) == (1, 0)
+    assert len(store.lease(1, ROWS, 0)) == 1
+    assert a.admit("a", ROWS, 1, STRICT) == (None, 1)
+
+
+@pytest.mark.parametrize("how", ["starts anew", "is lost"])
+def test_a_dead_explorers_step_counts_until_then(store, explorers, how):
+    a, b = explorers
+    now = 1e6
+    assert a.admit("a", ROWS, 0, STRICT, now) == (None, 0)
+    seen(store, "a", now + 10)
+    later = now + 9 + LOST_SECONDS
+    assert b.admit("b", ROWS, 0, STRICT, later)[0] == 1
+    if how == "starts anew":
+        a.position("a")
+        assert b.admit("b", ROWS, 0, STRICT, later)[0] is None
+    else:
+        assert b.admit("b", ROWS, 0, STRICT, later + 2)[0] is None
+
+
+def test_lost_explorers_do_not_hold_back_a_short_batch(store, explorers):
+    a, b = explorers
+    now = 1e6
+    seen(store, "a", now)
+    a.admit("a", ROWS, 0, STRICT, now)
+    b.put("b", 1, {}, make_rows(1, 1), 0)
+    assert b.admit("b", ROWS, 0, STRICT, now + 1)[0] == 1
+    assert store.lease(1, ROWS, 0, now=now + 2) is None
+    seen(store, "b", now + LOST_SECONDS)
+    assert len(store.lease(1, ROWS, 0, now=now + LOST_SECONDS + 1)) == 1
+
+
+def test_all_lost_explorers_are_waited_for(store, explorers):
+    a, _ = explorers
+    store.finished("b")
+    seen(store, "a", 0.0)
+    a.admit("a", ROWS, 0, STRICT)
+    assert store.lease(1, ROWS, 0) is None, "an explorer that comes back must not find its steps trained without it"
+
+
+def test_a_rewind_forgets_steps_begun_and_waits(store, explorers):
+    a, b = explorers
+    a.admit("a", ROWS, 0, STRICT)
+    a.put("a", 1, {}, make_rows(1, ROWS), 0)
+    store.lease(1, ROWS, 0)
+    a.admit("a", ROWS, 1, STRICT)
+    b.admit("b", ROWS, 1, STRICT)
+    assert store.stats().explorers["b"]["waiting"] == 2
+    store.rewind(0)
+    assert store.stats().explorers["b"]["waiting"] is None
+    with pytest.raises(LineageChanged):
+        b.admit("b", ROWS, 1, STRICT)
+    b.position("b")
+    assert b.admit("b", ROWS, 0, STRICT)[0] == 1, "the rows of a are back in the queue"
+
+
+def test_a_wait_is_recorded_once(store, explorers):
+    """Explorers that wait beside each other poll the store, so none may change it for nothing."""
+    a, b = explorers
+    a.admit("a", ROWS, 0, STRICT)
+    b.admit("b", ROWS, 0, STRICT)
+    with a.watching() as changes:
+        before = changes()
+        assert b.admit("b", ROWS, 0, STRICT)[0] == 1
+        assert changes() == before

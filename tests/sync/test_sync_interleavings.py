@@ -1,0 +1,310 @@
+"""Every interleaving of explorers and a trainer, crashes included: no deadlock, no row too old, every step reached.
+
+The model below holds the rules of `trinity_core.store` (a batch is whole, or short if nothing more comes; a rewind
+undoes what came after a checkpoint) without its database, and asks `trinity_core.sync.schedule` everything else. A
+state has no clock: whatever may happen next is an edge, so silence of any length is covered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import pytest
+
+from trinity_core.sync.schedule import (
+    StalenessBound,
+    dynamic_version,
+    largest_lag,
+    least_staleness,
+    look_interval,
+    publish_interval,
+    publishes_after,
+    required_version,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of a run."""
+
+    style: str = "trainer_driven"
+    interval: int = 1
+    offset: int = 0
+    slack: int = 0
+    """`max_staleness` beyond the least that the settings allow."""
+    rows: int = 2
+    """Rows of an explore step."""
+    batch: int = 2
+    explorers: int = 1
+    steps: int = 3
+    """Of each explorer."""
+    save_every: int = 2
+    crashes: int = 0
+    """Explorers or trainers that die, in all."""
+
+    @cached_property
+    def bound(self) -> StalenessBound:
+        every = publish_interval(self.style, self.interval)
+        least = least_staleness(self.rows, self.batch, every)
+        if self.style == "fixed":
+            least = largest_lag(self.interval, self.offset)
+        return StalenessBound(least + self.slack, self.batch, every)
+
+    @cached_property
+    def train_steps(self) -> int:
+        """Fixed: one for each explore step. Else as many as the rows fill."""
+        return self.steps if self.style == "fixed" else -(-self.explorers * self.steps * self.rows // self.batch)
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """What the store knows of an explorer, and what the explorer knows itself."""
+
+    done: int = 0
+    held: int | None = None
+    begun: int | None = None
+    """The version of the step that it has begun."""
+    waiting: int | None = None
+    lost: str = ""
+    """`silent`: dead or frozen, but not known to be; `known`: the others no longer wait for it."""
+
+
+@dataclass(frozen=True)
+class State:
+    explorers: tuple[Explorer, ...]
+    queue: tuple[tuple[int, int, int], ...] = ()
+    """(explorer, its step, version) of each row that is ready, oldest first."""
+    trained: int = 0
+    training: bool = False
+    published: int = 0
+    committed: int = 0
+    leased_rows: tuple[tuple[int, int, int], ...] = ()
+    """Rows of the batches since the checkpoint."""
+    crashes: int = 0
+    dropped: bool = field(default=False)
+    """Whether a row was found to be too old when its turn came."""
+
+    @property
+    def leased(self) -> int:
+        return self.trained + self.training
+
+
+Edges = Iterator[tuple[str, State]]
+
+
+def with_explorer(state: State, index: int, **changes: object) -> State:
+    explorers = list(state.explorers)
+    explorers[index] = replace(explorers[index], **changes)
+    return replace(state, explorers=tuple(explorers))
+
+
+def explorer_edges(run: Run, state: State, index: int) -> Edges:
+    me = state.explorers[index]
+    if me.lost:
+        yield "restart", with_explorer(state, index, held=None, begun=None, waiting=None, lost="")
+        if me.lost == "silent" and run.style != "fixed":
+            yield "given up", with_explorer(state, index, lost="known")
+        if me.begun is not None:  # it was only slow
+            yield "late", put(run, with_explorer(state, index, lost=""), index)
+        return
+    if state.crashes < run.crashes and me.done < run.steps:
+        yield "crash", replace(with_explorer(state, index, lost="silent"), crashes=state.crashes + 1)
+    if me.begun is not None:
+        yield "put", put(run, state, index)
+    elif me.done < run.steps and state.leased < run.train_steps:
+        yield "begin", begin(run, state, index)
+
+
+def begin(run: Run, state: State, index: int) -> State:
+    me = state.explorers[index]
+    if run.style == "fixed":
+        version = required_version(me.done + 1, run.interval, run.offset)
+        awaited = version if version > state.published else None
+    else:
+        look = look_interval(run.style, run.interval)
+        version = dynamic_version(me.done + 1, look, me.held, state.published)
+        awaited = admitted(run, state, index, version)
+        if awaited is not None:
+            version = state.published
+            awaited = admitted(run, state, index, version)
+    if awaited is not None:
+        return with_explorer(state, index, waiting=awaited)
+    return with_explorer(state, index, begun=version, held=version, waiting=None)
+
+
+def admitted(run: Run, state: State, index: int, version: int) -> int | None:
+    others = [e for i, e in enumerate(state.explorers) if i != index and e.lost != "known"]
+    begun = [(run.rows, e.begun) for e in others if e.begun is not None]
+    return run.bound.awaited(version, run.rows, state.leased, len(state.queue), begun)
+
+
+def put(run: Run, state: State, index: int) -> State:
+    me = state.explorers[index]
+    rows = ((index, me.done + 1, me.begun),) * run.rows
+    waits = run.style == "fixed" and me.done + 1 < run.steps
+    waiting = required_version(me.done + 2, run.interval, run.offset) if waits else None
+    state = replace(state, queue=state.queue + rows)
+    return with_explorer(state, index, done=me.done + 1, begun=None, waiting=waiting)
+
+
+def nothing_more_comes(run: Run, state: State) -> bool:
+    present = [e for e in state.explorers if e.lost != "known"]
+    waits = [e for e in present if e.waiting is not None and e.waiting > state.trained]
+    return all(e.done == run.steps or e in waits for e in (present if waits else state.explorers))
+
+
+def trainer_edges(run: Run, state: State) -> Edges:
+    if state.crashes < run.crashes and state.leased:
+        yield "crash", rewound(run, replace(state, crashes=state.crashes + 1))
+    if state.training:
+        yield "train", trained(run, state)
+    elif state.trained < run.train_steps:
+        fresh = tuple(row for row in state.queue if row[2] >= state.trained - run.bound.max_staleness)
+        dropped = state.dropped or len(fresh) < len(state.queue)
+        if len(fresh) >= run.batch or nothing_more_comes(run, state):
+            batch, rest = fresh[: run.batch], fresh[run.batch :]
+            leased = replace(state, queue=rest, leased_rows=state.leased_rows + batch, training=True, dropped=dropped)
+            yield "lease" if batch else "empty", leased
+
+
+def trained(run: Run, state: State) -> State:
+    step = state.trained + 1
+    published = step if publishes_after(step, run.bound.publish_every) else state.published
+    state = replace(state, trained=step, training=False, published=published)
+    if step % run.save_every == 0 or step == run.train_steps:
+        state = replace(state, committed=step, leased_rows=())
+    return state
+
+
+def rewound(run: Run, state: State) -> State:
+    """The trainer resumes from its checkpoint; explorers start over from their positions."""
+    back = state.committed
+    rows = state.leased_rows + state.queue
+    first: dict[int, int] = {}
+    for index, step, version in rows:
+        if version > back:
+            first[index] = min(step, first.get(index, step))
+    kept = tuple(row for row in rows if row[1] < first.get(row[0], row[1] + 1))
+    over = {"begun": None, "waiting": None, "held": None}
+    for index, explorer in enumerate(state.explorers):
+        done = min(explorer.done, first.get(index, run.steps + 1) - 1)
+        state = with_explorer(state, index, done=done, **over)
+    published = back - back % run.bound.publish_every
+    return replace(state, queue=kept, leased_rows=(), trained=back, training=False, published=published)
+
+
+def edges(run: Run, state: State) -> Edges:
+    for index in range(run.explorers):
+        yield from explorer_edges(run, state, index)
+    yield from trainer_edges(run, state)
+
+
+def ended(run: Run, state: State) -> bool:
+    """Nothing is left to do: the trainer has done its steps, or (some explorer died for good) has no rows for one."""
+    if state.trained == run.train_steps:
+        return all(e.begun is None or e.lost for e in state.explorers)
+    alive = [e for e in state.explorers if not e.lost]
+    return len(alive) < run.explorers and not state.training and all(e.done == run.steps for e in alive)
+
+
+HELP = ("crash", "restart", "late")
+"""What nobody may count on: a run must come to its end without."""
+
+
+def explored(run: Run) -> dict[State, list[tuple[str, State]]]:
+    """Every state that can be reached, with its edges."""
+    start = State(tuple(Explorer() for _ in range(run.explorers)))
+    found: dict[State, list[tuple[str, State]]] = {}
+    waiting = [start]
+    while waiting:
+        state = waiting.pop()
+        if state in found:
+            continue
+        found[state] = [(name, after) for name, after in edges(run, state) if after != state]
+        waiting += [after for _, after in found[state]]
+    return found
+
+
+def check(run: Run) -> dict[State, list[tuple[str, State]]]:
+    """Explore a run. From every state its end can be reached without help, so there is no deadlock."""
+    found = explored(run)
+    before: dict[State, list[State]] = defaultdict(list)
+    for state, after in found.items():
+        for name, other in after:
+            if name not in HELP:
+                before[other].append(state)
+    reaching = [state for state in found if ended(run, state)]
+    good = set(reaching)
+    while reaching:
+        for state in before[reaching.pop()]:
+            if state not in good:
+                good.add(state)
+                reaching.append(state)
+    assert good == set(found), f"{run} cannot end from {next(iter(set(found) - good))}"
+    return found
+
+
+def names(found: dict[State, list[tuple[str, State]]]) -> set[str]:
+    return {name for after in found.values() for name, _ in after}
+
+
+SIZES = [(2, 2), (4, 2), (1, 2), (3, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("explorers", [1, 2])
+@pytest.mark.parametrize("slack", [0, 1])
+@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("style", ["explorer_driven", "trainer_driven"])
+def test_asynchronous_runs_keep_the_bound(style, interval, slack, explorers):
+    """No row is too old when its turn comes, no step is empty for nothing, and no side waits for the other forever."""
+    for rows, batch in SIZES:
+        run = Run(style, interval, 0, slack, rows, batch, explorers)
+        found = check(run)
+        assert not any(state.dropped for state in found), run
+        if rows % batch == 0:
+            assert "empty" not in names(found), run
+            last = [state for state in found if ended(run, state)]
+            assert all(e.done == run.steps for state in last for e in state.explorers), run
+            assert not any(state.queue for state in last), run
+
+
+@pytest.mark.parametrize("crashes", [1, 2])
+@pytest.mark.parametrize("style", ["explorer_driven", "trainer_driven"])
+def test_crashes_cost_work_but_never_the_bound(style, crashes):
+    """Rows that come later than anybody waited for are dropped rather than trained."""
+    for interval, slack, explorers in ((1, 0, 1), (2, 1, 1), (1, 1, 2)):
+        run = Run(style, interval, 0, slack, 2, 2, explorers, steps=2 if explorers == 2 else 3, crashes=crashes)
+        found = check(run)
+        if explorers == 1:
+            assert not any(state.dropped for state in found), run
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_fixed_style_keeps_its_own_bound(interval, offset):
+    for crashes in (0, 1):
+        for rows, batch in ((2, 2), (1, 2), (2, 3)):
+            run = Run("fixed", interval, offset, 0, rows, batch, steps=5, crashes=crashes)
+            assert not any(state.dropped for state in check(run)), run
+
+
+def test_a_bound_below_the_least_would_need_empty_steps():
+    """Why the configuration refuses it: the trainer would have to skip steps to get to the next version."""
+    assert "empty" in names(check(Run("trainer_driven", 3, 0, -1)))
+
+
+def test_a_lower_bound_in_fixed_style_would_drop_rows():
+    assert any(state.dropped for state in check(Run("fixed", 2, 1, -1, steps=5)))
+
+
+def test_more_slack_means_more_steps_ahead():
+    """With two explorers and no slack, one waits while the other explores; with slack they overlap."""
+
+    def at_once(slack: int) -> int:
+        found = explored(Run(slack=slack, explorers=2))
+        return max(sum(e.begun is not None for e in state.explorers) for state in found)
+
+    assert (at_once(0), at_once(1)) == (1, 2)
