@@ -117,6 +117,19 @@ def test_answer_of_killed_worker_is_scored_again(plugins):
     pool.close()
 
 
+def test_worker_that_dies_while_it_starts_is_replaced(plugins):
+    pool = RewardPool(workers=1, timeout=30.0, plugin_dir=plugins)
+    starting = pool._take()
+    os.kill(starting.process.pid, signal.SIGSTOP)
+    pool._idle.put(starting)
+    timer = threading.Timer(0.25, os.kill, (starting.process.pid, signal.SIGKILL))
+    timer.start()
+    assert [reward.value for reward in pool.score_sync("by_order", items("2"))] == [2]
+    timer.join()
+    assert pool.started == 2
+    pool.close()
+
+
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no /proc/PID/schedstat")
 def test_time_out_excludes_waits_for_a_cpu(plugins):
     """The verifier needs 0.2 s of a CPU and gets a quarter of one; the time-out is 0.5 s."""

@@ -38,6 +38,8 @@ START_SECONDS = 120.0
 """A worker imports its verifier in 1 to 3 s on quiet cores; on busy ones it may take far longer."""
 MAX_DEATHS = 2
 """Workers that may die while they score one answer, before the answer counts as a verifier error."""
+MAX_STARTS = 3
+"""Workers in a row that may die while they start, before the run fails."""
 SHORTEST_POLL = 0.01
 """Seconds. Once the time-out has passed, a worker that waited for a CPU gets at least this long per poll."""
 
@@ -104,16 +106,20 @@ class _Worker:
         except (OSError, ValueError, IndexError):
             return 0.0
 
-    def prepare(self, name: str) -> None:
-        """Import and warm up a reward function. Raises DataError if it does not exist, TransientFault if it hangs."""
+    def prepare(self, name: str) -> _NoReply | None:
+        """Import and warm up a reward function; why it could not, if it died or hangs.
+
+        Raises DataError if there is no such function.
+        """
         if name in self.ready:
-            return
+            return None
         self.send(name, ())
         answer = self.receive(START_SECONDS)
         if isinstance(answer, _NoReply):
-            raise TransientFault(f"a process for the reward function '{name}' did not start: {answer.reason}")
+            return answer
         _raise_fatal(answer)
         self.ready.add(name)
+        return None
 
     def kill(self) -> None:
         self.process.kill()
@@ -192,9 +198,8 @@ class RewardPool:
         rewards: list[Reward] = []
         deaths = 0
         while len(rewards) < len(items):
-            worker, before = self._take(), len(rewards)
+            worker, before = self._prepared(name), len(rewards)
             try:
-                worker.prepare(name)
                 worker.send(name, items[before:])
                 no_reply = self._collect(worker, rewards, len(items))
             except BaseException:
@@ -219,6 +224,27 @@ class RewardPool:
             _raise_fatal(answer)
             rewards.append(Reward(answer.get("parts"), answer.get("error")))
         return None
+
+    def _prepared(self, name: str) -> _Worker:
+        """A worker that has imported the reward function.
+
+        One that dies at that is replaced; raises TransientFault if `MAX_STARTS` die, or if one hangs.
+        """
+        reason = ""
+        for _ in range(MAX_STARTS):
+            worker = self._take()
+            try:
+                no_reply = worker.prepare(name)
+            except BaseException:
+                worker.kill()
+                raise
+            if no_reply is None:
+                return worker
+            worker.kill()
+            reason = no_reply.reason
+            if not no_reply.died:
+                break
+        raise TransientFault(f"a process for the reward function '{name}' did not start: {reason}")
 
     def _take(self) -> _Worker:
         with suppress(queue.Empty):
