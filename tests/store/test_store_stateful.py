@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trinity_core.data.experience import Experience
+from trinity_core.store.audit import judge, read
+from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore, LineageChanged
 
 EXPLORERS = ("a", "b")
@@ -30,7 +33,9 @@ class Life(RuleBasedStateMachine):
         self.sessions = {}
         self.queue = []  # (explorer, step, version, group, row id)
         self.put_versions = {name: [] for name in EXPLORERS}
+        self.tasks = {name: [] for name in EXPLORERS}  # tasks of each explore step
         self.history = []
+        self.archive = {}
         self.checkpoints = [0]
         self.made = 0
 
@@ -65,6 +70,9 @@ class Life(RuleBasedStateMachine):
             session["version"] = self.trained
         step, version = session["step"] + 1, session["version"]
         rows = []
+        drawn = [DrawnTask(f"{name}/{step}/{group}", f"set/{group}", size) for group, size in enumerate(sizes)]
+        drawn.append(DrawnTask(f"{name}/{step}/fails", "set/8", 0, tries=2, failure="it broke"))
+        drawn.append(DrawnTask(f"{name}/{step}/goes", "set/9", 2, dropped={"filter": 2}))
         for group, size in enumerate(sizes):
             for run in range(size):
                 self.made += 1
@@ -76,15 +84,16 @@ class Life(RuleBasedStateMachine):
                 )  # fmt: skip
         if session["stale"]:
             try:
-                session["store"].put(name, step, {"n": step}, rows, version)
+                session["store"].put(name, step, {"n": step}, rows, version, drawn=drawn)
             except LineageChanged:
                 self.start_or_restart_explorer(name)
                 return
             raise AssertionError("an explorer of an abandoned lineage was let in")
-        assert session["store"].put(name, step, {"n": step}, rows, version)
+        assert session["store"].put(name, step, {"n": step}, rows, version, drawn=drawn)
         assert not session["store"].put(name, step, {"n": -1}, rows, version)
         session["step"] = step
         self.put_versions[name].append(version)
+        self.tasks[name].append(len(drawn))
         self.queue += [(name, step, version, row.group, row.info["id"]) for row in rows]
 
     @rule(name=st.sampled_from(EXPLORERS), ahead=st.integers(0, 2))
@@ -126,6 +135,8 @@ class Life(RuleBasedStateMachine):
     @rule()
     def checkpoint(self):
         self.trainer.flush()
+        for step in range(len(self.archive) + 1, self.trained + 1):
+            self.archive[step] = Counter(row.group for row in self.trainer.batch(step))
         self.trainer.commit(self.trained)
         if self.checkpoints[-1] != self.trained:
             self.checkpoints.append(self.trained)
@@ -142,9 +153,11 @@ class Life(RuleBasedStateMachine):
         assert self.trainer.lineage() == before + newer
         self.checkpoints = [c for c in self.checkpoints if c <= step]
         self.history = self.history[:step]
+        self.archive = {each: lines for each, lines in self.archive.items() if each <= step}
         for name, versions in self.put_versions.items():
             kept = [v for v in versions if v <= step]
             self.put_versions[name] = kept
+            self.tasks[name] = self.tasks[name][: len(kept)]
             self.queue = [row for row in self.queue if row[0] != name or row[1] <= len(kept)]
         if newer:
             for session in self.sessions.values():
@@ -171,6 +184,17 @@ class Life(RuleBasedStateMachine):
         assert stats.ready == len(self.queue) - trained_or_leased
         assert stats.leased + stats.trained <= trained_or_leased
         assert stats.committed == self.checkpoints[-1]
+
+    @invariant()
+    def every_task_is_accounted_for(self):
+        with self.trainer._database.read() as connection:
+            audit = judge(read(connection, self.trainer._tables), self.archive, *[self.checkpoints[-1]] * 2)
+        assert audit.clean, audit.problems
+        steps = sum(map(len, self.tasks.values()))
+        assert audit.tasks_drawn == sum(map(sum, self.tasks.values()))
+        assert (audit.failed, audit.dropped) == (steps, steps)
+        assert audit.trained + audit.pending == len({row[3] for row in self.queue})
+        assert audit.trained == sum(map(len, self.archive.values()))
 
 
 Life.TestCase.settings = settings(max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck))
