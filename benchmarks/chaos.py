@@ -80,7 +80,7 @@ def one_run(folder: Path, reference: ChaosRun, kills: tuple[Kill, ...], busy: bo
             run.go(kills)
         except AssertionError as error:
             return [str(error)]
-    counts.update(f"killed {each.kill.what}" for each in run.killed)
+    counts.update(f"killed {what}" for each in run.killed for what in each.kill.what.split("+"))
     faults = run.faults()
     equal = run.digest() == reference.digest()
     if not equal:

@@ -11,8 +11,10 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -27,7 +29,7 @@ from trinity_core.tracking import read_metrics
 
 ROOT = Path(__file__).parent.parent.parent
 POLL_SECONDS = 0.005
-LONGEST_ATTEMPT = 300.0
+LONGEST_ATTEMPT = 540.0
 """Seconds without a kill; an attempt that takes longer hangs."""
 LONGEST_WAIT = 120.0
 """Seconds until a victim is there."""
@@ -47,6 +49,12 @@ def even_letters(*, prompt, response, truth, task, **args):
     return {"even": sum(ord(letter) % 2 == 0 for letter in response) / max(len(response), 1)}
 '''
 
+PAGE = (
+    "import runpy, sys; sys.modules['prefect'] = None; sys.argv[0] = 'run';"
+    "runpy.run_module('trinity_core.runtime.run', run_name='__main__', alter_sys=True)"
+)
+"""`python -m trinity_core.runtime.run` in an interpreter that has no Prefect."""
+
 TITLES = {"explorer": "ray::Explorer", "trainer": "ray::TrainerWorker", "engine": "ray::Engine"}
 """Titles of the actors' processes begin so."""
 PROGRAMS = {"reward": "trinity_core.workflows.rewards.worker", "server": "uvicorn"}
@@ -60,6 +68,7 @@ class Kill:
     """`what` is killed `delay` seconds after the run reached trainer step `step`, or next `moment` after it."""
 
     what: str
+    """One of VICTIMS, or several, joined by `+`, that die at once, as when a node's memory is full."""
     step: int
     moment: str = "any"
     delay: float = 0.0
@@ -83,6 +92,7 @@ class Killed:
     """A kill that happened."""
 
     kill: Kill
+    processes: int
     at: float
     """Unix seconds."""
     checkpoint: int
@@ -102,8 +112,8 @@ class ChaosRun:
     save_interval: int = 2
     through: str = "page"
     """`page`: `python -m trinity_core.runtime.run`; `flow`: `trinity run`, whose flow retries and has a server."""
-    sections: dict[str, object] = field(default_factory=dict)
-    """Laid over the configuration, section by section."""
+    sft_steps: int = 0
+    """Steps of an SFT stage before it; 0: none."""
     killed: list[Killed] = field(default_factory=list)
     attempts: int = 0
     process: psutil.Popen | None = None
@@ -115,7 +125,13 @@ class ChaosRun:
     @property
     def job(self) -> Path:
         """The run's own folder."""
-        return self.root / "checkpoints/chaos/run"
+        return self.root / "checkpoints/chaos" / ("run_rft" if self.sft_steps else "run")
+
+    @property
+    def start(self) -> Path:
+        """The model that it starts from, after the SFT stage."""
+        sft = self.root / f"checkpoints/chaos/run_sft/global_step_{self.sft_steps}/actor/huggingface"
+        return sft if self.sft_steps else self.model
 
     @property
     def log(self) -> Path:
@@ -125,7 +141,7 @@ class ChaosRun:
     def __enter__(self) -> ChaosRun:
         (self.root / "plugins").mkdir(parents=True, exist_ok=True)
         (self.root / "plugins/even.py").write_text(REWARD)
-        (self.root / "run.yaml").write_text(yaml.safe_dump(self._config() | self.sections))
+        (self.root / "run.yaml").write_text(yaml.safe_dump(self._config()))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -135,7 +151,12 @@ class ChaosRun:
             for left in psutil.wait_procs(family, timeout=30)[1]:
                 left.kill()
 
-    def go(self, kills: tuple[Kill, ...] = ()) -> None:
+    @property
+    def kills(self) -> int:
+        """Processes that were killed."""
+        return sum(each.processes for each in self.killed)
+
+    def go(self, kills: Sequence[Kill] = ()) -> None:
         """Run to the end, with these kills in their order. Raises AssertionError if the run does not get there."""
         for kill in kills:
             self._await(kill)
@@ -193,9 +214,8 @@ class ChaosRun:
     def _start(self) -> None:
         self.attempts, self._tries, self._began = self.attempts + 1, self._tries + 1, time.monotonic()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        command = [str(Path(sys.executable).parent / "trinity"), "run"]
-        if self.through == "page":
-            command = [sys.executable, "-m", "trinity_core.runtime.run"]
+        page = [sys.executable, "-c", PAGE]
+        command = page if self.through == "page" else [str(Path(sys.executable).parent / "trinity"), "run"]
         command += ["--config", str(self.root / "run.yaml")]
         with self.log.open("ab") as log:
             log.write(f"---- attempt {self.attempts}\n".encode())
@@ -220,31 +240,28 @@ class ChaosRun:
         return _changed(memory_root(self.job))
 
     def _kill(self, kill: Kill) -> None:
+        wanted = kill.what.split("+")
         deadline = time.monotonic() + LONGEST_WAIT
-        while True:
+        while len(found := [each for what in wanted for each in self._victims(what)[:1]]) < len(wanted):
             if self._ended():
                 return
-            found = self._victims(kill.what)
-            if found:
-                break
             assert time.monotonic() < deadline, f"there is no {kill.what} to kill:\n{self._end_of_log()}"
             time.sleep(0.05)
         checkpoint, now = self.checkpoint(), time.time()
-        try:
-            found[0].kill()
-        except psutil.NoSuchProcess:
-            return
-        self.killed.append(Killed(kill, now, checkpoint, self.audit()))
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.killed.append(Killed(kill, len(found), now, checkpoint, self.audit()))
         self._tries, self._began = 0, time.monotonic()
 
     def _victims(self, what: str) -> list[psutil.Process]:
-        assert self.process is not None
         if what == "flow":
-            return [self.process]
+            return [self.process] if self.process is not None and self.process.poll() is None else []
         return [each for each in self._family() if _is(each, what)]
 
     def _family(self) -> Iterator[psutil.Process]:
-        assert self.process is not None
+        if self.process is None:
+            return
         try:
             yield from self.process.children(recursive=True)
         except psutil.NoSuchProcess:
@@ -253,10 +270,10 @@ class ChaosRun:
     def _end_of_log(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
 
-    def _config(self) -> dict[str, object]:
-        columns = {"prompt_key": "question", "response_key": "answer"}
-        taskset = {"name": "train", "path": str(self.data), "split": "train", "format": columns}
-        return {
+    def _config(self) -> dict[str, Any]:
+        data = {"path": str(self.data), "format": {"prompt_key": "question", "response_key": "answer"}}
+        taskset = {"name": "train", "split": "train", "default_reward_fn_type": "even_letters", **data}
+        config: dict[str, Any] = {
             "project": "chaos",
             "name": "run",
             "checkpoint_root_dir": str(self.root / "checkpoints"),
@@ -264,16 +281,19 @@ class ChaosRun:
             "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-3}},
             "model": {"model_path": str(self.model), "max_prompt_tokens": 88, "max_response_tokens": 12},
             "cluster": {"gpu_per_node": 0},
-            "buffer": {
-                "batch_size": 4,
-                "total_steps": self.steps,
-                "explorer_input": {"taskset": {**taskset, "default_reward_fn_type": "even_letters"}},
-            },
+            "buffer": {"batch_size": 4, "total_steps": self.steps, "explorer_input": {"taskset": taskset}},
             "explorer": {"eval_interval": 0, "rollout_model": {"enforce_eager": True, "kv_cache_gib": 1}},
             "synchronizer": {"sync_method": "memory"},
             "trainer": {"save_interval": self.save_interval},
             "monitor": {"monitor_type": "tensorboard"},
         }
+        if self.sft_steps:
+            answers = {"experience_buffer": {"split": "sft", **data}}
+            buffer = {"train_batch_size": 8, "total_steps": self.sft_steps, "trainer_input": answers}
+            sft = {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": buffer}
+            config["stages"] = [sft, {"stage_name": "rft"}]
+            config["buffer"]["explorer_input"]["eval_tasksets"] = [{"name": "test", "split": "test", **data}]
+        return config
 
 
 def _changed(path: Path) -> float:
