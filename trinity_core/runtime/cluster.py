@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 OBJECT_STORE_BYTES = 512 * 2**20
 """Batches and eval results pass through it; weights do not. More would only take shared memory from weight sync."""
 START_SECONDS = 180
-"""For Ray to start: on a busy machine its own 30 s are too few."""
+"""For Ray to start: on a busy machine its own 30 s (for the raylet's agents, half of that) are too few."""
 END_SECONDS = 5.0
 """For Ray's processes to end when Ray does."""
 LOOK_SECONDS = 5.0
@@ -138,6 +138,7 @@ class Cluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_raylet_start_wait_time_s", str(START_SECONDS))
+        os.environ.setdefault("RAY_agent_register_timeout_ms", str(START_SECONDS * 1000))
         # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
         self._locks.take(self._gpus)
