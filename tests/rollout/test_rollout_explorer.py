@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -188,6 +189,35 @@ def test_it_ends_when_its_trainer_has_finished(config, engine):
     assert again["step"] == 2, "also when it is started again"
     longer = asyncio.run(Explorer(settings.with_values({"buffer.total_steps": 5}), [engine]).run(explore))
     assert (longer["step"], longer["ended"]) == (5, "finished"), "a longer trainer is expected"
+
+
+def test_a_second_explorer_joins_and_leaves(config, engine):
+    """Its steps are its own, and so are its metrics; the rows of both are trained on."""
+    first, second = config(mode="explore"), config(mode="explore", explorer={"name": "explorer_new"})
+
+    async def main():
+        explorers = [Explorer(settings, [FakeEngine(engine.answer)]) for settings in (first, second)]
+        leaves = explorers[1].store
+
+        async def store_and_leave(rollouts):
+            await leaves(rollouts)
+            if rollouts.step == 2:
+                await explorers[1].stop()
+
+        explorers[1].store = store_and_leave
+        return await asyncio.gather(*(explorer.run(explore) for explorer in explorers))
+
+    stayed, left = asyncio.run(main())
+    assert (stayed["step"], stayed["ended"], left["step"], left["ended"]) == (4, "finished", 2, "stopped")
+    with stored(first) as store:
+        assert len(store.lease(1, 36, 0, final=True)) == 36
+        assert {name: each.rows for name, each in store.contributions(1).items()} == {
+            "explorer": 24,
+            "explorer_new": 12,
+        }
+    lines = read_metrics(first.job_dir)
+    assert Counter(line.source for line in lines) == {"explorer": 4, "explorer_new": 2}
+    assert all(line.metrics["experiences_per_second"] > 0 for line in lines)
 
 
 def test_a_finished_trainer_ends_a_wait(config, engine):

@@ -10,7 +10,7 @@ import pytest
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
-from trinity_core.runtime.summary import read_summary, summary_path, write_summary
+from trinity_core.runtime.summary import read_summary, summary_path, summary_text, write_summary
 
 TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}
 
@@ -47,3 +47,12 @@ def test_a_full_disk_leaves_the_summary_as_it_was(config: Config, monkeypatch: p
     with pytest.raises(TrinityError, match="no space left"):
         write_summary(config, {"step": 4})
     assert read_summary(config) == {"step": 3, "folder": "a"}
+
+
+def test_the_text_says_why_each_part_has_ended() -> None:
+    explore = {"step": 12, "total_steps": 60, "ended": "the trainer has finished all its 9 steps", "untrained_rows": 96}
+    folders = dict.fromkeys(("checkpoint_dir", "hf_dir", "tracking"))
+    summary = {"project": "p", "name": "n", "step": 9, "scores": {}, "results": {"explore": explore}, **folders}
+    assert summary_text(summary).splitlines()[-1] == (
+        "explore    step 12 of 60, the trainer has finished all its 9 steps, 96 rows left that nobody trains on"
+    )

@@ -4,7 +4,7 @@ import pytest
 from store_helpers import make_rows
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store.presence import EXPLORER, TRAINER, describe_explorers
+from trinity_core.store.presence import EXPLORER, TRAINER, Contribution, describe_explorers
 
 
 def train(store, *steps):
@@ -57,11 +57,38 @@ def test_longer_trainer_waits_for_finished_explorers(store):
     assert not store.exhausted()
 
 
+def test_an_explorer_that_has_left_is_not_waited_for(store):
+    for name in ("a", "b"):
+        store.join(name, 9)
+        store.put(name, 1, {}, [], 0)
+    store.finished("a")
+    assert not store.exhausted() and store.lease(1, 2, 0) is None
+    store.leave("b")
+    assert store.exhausted() and store.lease(1, 2, 0) == []
+    store.join("b", 9)
+    assert not store.exhausted() and store.lease(2, 2, 1) is None, "it is back"
+    for name in ("a", "b"):
+        store.leave(name)
+    assert not store.exhausted() and store.lease(2, 2, 1) is None, "one of them must come back"
+    assert describe_explorers(store.stats().explorers, 0.0).endswith("steps, left)")
+
+
 def test_rows_left_are_counted_by_explorer(store):
     store.put("a", 1, {}, make_rows(3, 2, tag="a"), 0)
     store.put("b", 1, {}, make_rows(2, 2, tag="b"), 0)
     train(store, 1)
     assert (store.untrained(), store.untrained("a"), store.untrained("b")) == (8, 4, 4)
+
+
+def test_each_explorer_has_its_share_of_the_batches(store):
+    store.put("a", 1, {}, make_rows(1, 2, tag="a"), 0)
+    store.put("b", 1, {}, make_rows(1, 2, tag="b"), 0)
+    store.put("b", 2, {}, make_rows(2, 2, version=1, tag="c"), 1)
+    train(store, 1)
+    assert store.contributions(1) == {"a": Contribution(2, 0.0)}
+    train(store, 2, 3)
+    assert store.contributions(2) == {"b": Contribution(2, 1.0)} and store.contributions(4) == {}
+    assert store.contributions() == {"a": Contribution(2, 0.0), "b": Contribution(4, 1.0)}
 
 
 def test_explorers_are_described_to_who_waits_for_them(store):

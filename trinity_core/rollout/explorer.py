@@ -118,8 +118,8 @@ class Explorer:
                 try:
                     self._start_over()
                     await loop(self)
-                    if self._step >= self.total_steps:
-                        await asyncio.to_thread(store.finished, self.name)
+                    ends = store.finished if self._step >= self.total_steps else store.leave
+                    await asyncio.to_thread(ends, self.name)
                     break
                 except LineageChanged as change:
                     log.warning("explorer %s starts over: %s", self.name, change)
@@ -392,6 +392,7 @@ class Explorer:
         spent["step"] = time.perf_counter() - batch.began + spent.get("wait", 0.0) + spent.get("weight_sync", 0.0)
         gap = {name: value for name, value in self._last.items() if name == "weight_sync/check_gap"}
         numbers = batch.numbers | gap | {f"timing_s/{name}": seconds for name, seconds in spent.items()}
+        numbers["experiences_per_second"] = batch.numbers["experiences/kept"] / spent["step"]
         numbers["engine_restarts"] = float(self._open.pool.restarts)
         self._last = numbers
         self._open.metrics.write(batch.step, numbers)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store.presence import EXPLORER, SEEN_SECONDS
+from trinity_core.store.presence import EXPLORER, SEEN_SECONDS, TrainerPresence
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.versions import WeightVersions
 from trinity_core.waits import Wait
@@ -35,9 +35,12 @@ class TrainerWatch:
                 "started again with more steps", self._outlived, explorer,
             )  # fmt: skip
 
-    def has_finished(self) -> bool:
-        """True if the trainer has made its last step, so that nobody trains on what is explored from now on."""
-        trainer = self._store.trainer()
+    def has_finished(self, trainer: TrainerPresence | None = None) -> bool:
+        """True if the trainer has made its last step, so that nobody trains on what is explored from now on.
+
+        `trainer` is what the store says of it, if that has just been read.
+        """
+        trainer = trainer or self._store.trainer()
         return trainer.finished and trainer.total != self._outlived
 
 
@@ -81,7 +84,7 @@ class VersionWait:
     def _look(self) -> None:
         trainer = self._store.trainer()
         self.went_back = trainer.lineage != self._lineage
-        self._nobody = self._watch.has_finished()
+        self._nobody = self._watch.has_finished(trainer)
         self.text = self._wait.text(trainer.describe(time.time()))
         if self._wait.due():
             log.info(self.text)

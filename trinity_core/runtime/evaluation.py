@@ -11,10 +11,11 @@ from pathlib import Path
 
 from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.checkpoints.resume import whole_steps
-from trinity_core.config import Config
+from trinity_core.config import Config, store_url
 from trinity_core.errors import TrinityError
 from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.runtime.session import Session
+from trinity_core.store.store import ExperienceStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +45,26 @@ def unscored_targets(config: Config, which: str) -> list[Target]:
 def unscored_result(session: Session) -> list[Target]:
     """The run's last checkpoint, if it has no score yet and the run has engines and eval sets; else nothing.
 
-    In mode `bench` also the model that the engines start with, if there is no checkpoint.
+    In mode `bench` also the model that the engines start with, if there is no checkpoint. In mode `explore` nothing
+    while the trainer may make further checkpoints, and remove this one.
     """
     config = session.config
     if config.mode == "bench":
         return unscored_targets(config, "latest")
+    if config.mode == "explore" and not trainer_has_finished(config):
+        return []
     steps = whole_steps(config.job_dir)
     if not steps or not session.placement.engines or not config.buffer.explorer_input.eval_tasksets:
         return []
     if steps[-1] in valid_scores(config):
         return []
     return [Target(steps[-1], session.huggingface_folder(steps[-1]))]
+
+
+def trainer_has_finished(config: Config) -> bool:
+    """Whether a checkpoint of the run holds its trainer's last step."""
+    with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
+        return store.trainer().finished
 
 
 def steps_meant(which: str, whole: list[int]) -> list[int]:

@@ -74,6 +74,10 @@ def summary_text(summary: dict[str, Any]) -> str:
     lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}, scores {summary['scores']}"]
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
         lines.append(f"{title:11}{summary[key]}")
+    for name, result in summary.get("results", {}).items():
+        left = f", {result['untrained_rows']} rows left that nobody trains on" if result.get("untrained_rows") else ""
+        if "ended" in result:
+            lines.append(f"{name:11}step {result['step']} of {result['total_steps']}, {result['ended']}{left}")
     return "\n".join(lines)
 
 

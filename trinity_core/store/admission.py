@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, and_, func, select
 
-from trinity_core.store.presence import EXPLORER
-from trinity_core.store.schema import State, Tables
+from trinity_core.store.schema import EXPLORER, State, Tables
 
 LOST_SECONDS = 60.0
 """An explorer that is not seen for so long counts as lost: others that wait for room need not wait for it."""
@@ -33,10 +32,12 @@ def recorded_wait(connection: Connection, t: Tables, explorer: str) -> int | Non
 def nothing_more_comes(connection: Connection, t: Tables, newest_version: int, now: float) -> bool:
     """True if every explorer has finished or waits for weights that need a further train step.
 
-    Lost explorers are left out where another one waits so: they may come back, but not before it goes on.
+    Lost explorers are left out where another one waits so: they may come back, but not before it goes on. Those that
+    have left are not waited for at all, unless all have.
     """
-    e = t.explorers.c
-    states = connection.execute(select(e.name, e.waiting, e.finished)).all()
+    e, p = t.explorers.c, t.presence.c
+    left = select(p.name).where(p.role == EXPLORER, p.left)
+    states = connection.execute(select(e.name, e.waiting, e.finished).where(e.name.not_in(left))).all()
     lost = lost_explorers(connection, t, now)
     waits = {row.name for row in states if row.waiting is not None and row.waiting > newest_version}
     left_out = lost if waits - lost else set()

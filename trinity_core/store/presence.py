@@ -12,9 +12,8 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, case, func, insert, select, update
 
-from trinity_core.store.schema import State, Tables
+from trinity_core.store.schema import EXPLORER, TRAINER, State, Tables
 
-TRAINER, EXPLORER = "trainer", "explorer"
 SEEN_SECONDS = 10.0
 """Between two notes of the same process."""
 
@@ -47,7 +46,7 @@ class TrainerPresence:
 
 
 def note(connection: Connection, t: Tables, role: str, name: str, **values: Any) -> None:
-    """Write values (`seen`, `total`) of a member down."""
+    """Write values (`seen`, `total`, `left`) of a member down."""
     p = t.presence
     mine = and_(p.c.role == role, p.c.name == name)
     if not connection.execute(update(p).where(mine).values(**values)).rowcount:
@@ -82,9 +81,9 @@ def join_explorer(connection: Connection, t: Tables, name: str, total: int, now:
     p = t.presence.c
     before = connection.execute(select(p.total).where(p.role == EXPLORER, p.name == name)).scalar()
     if not trainer_state(connection, t).finished:
-        note(connection, t, EXPLORER, name, total=total, seen=now)
+        note(connection, t, EXPLORER, name, total=total, seen=now, left=False)
         return False
-    note(connection, t, EXPLORER, name, seen=now)
+    note(connection, t, EXPLORER, name, seen=now, left=False)
     return before is None or total <= before
 
 
@@ -95,7 +94,8 @@ def explorers(connection: Connection, t: Tables) -> dict[str, dict[str, Any]]:
     steps = {
         row[0]: row for row in connection.execute(select(s.explorer, func.max(s.step), with_rows).group_by(s.explorer))
     }
-    members = {row.name: row for row in connection.execute(select(p.name, p.total, p.seen).where(p.role == EXPLORER))}
+    noted = select(p.name, p.total, p.seen, p.left).where(p.role == EXPLORER)
+    members = {row.name: row for row in connection.execute(noted)}
     known: dict[str, dict[str, Any]] = {}
     for explorer in connection.execute(select(t.explorers)):
         _, step, full = steps.get(explorer.name, ("", 0, 0))
@@ -106,9 +106,34 @@ def explorers(connection: Connection, t: Tables) -> dict[str, dict[str, Any]]:
             "finished": bool(explorer.finished),
             "total": member.total if member else None,
             "seen": member.seen if member else None,
+            "left": bool(member and member.left),
             "empty_steps": step - full,
         }
     return known
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What batches have of one explorer."""
+
+    rows: int
+    staleness: float | None
+    """Mean of the train steps between the version that sampled a row and the one it trained; None without versions."""
+
+
+def contributions(connection: Connection, t: Tables, step: int | None = None) -> dict[str, Contribution]:
+    """The share of each explorer, by its name, in the batch of a train step, or (None) in all of them."""
+    g, lg = t.groups.c, t.lease_groups.c
+    versioned = case((g.newest >= 0, g.size), else_=0)
+    behind = case((g.newest >= 0, g.size * (lg.step - 1 - g.newest)), else_=0)
+    query = select(g.explorer, func.sum(g.size), func.sum(versioned), func.sum(behind)).join(
+        t.lease_groups, lg.group_id == g.id
+    )
+    query = query.group_by(g.explorer) if step is None else query.where(lg.step == step).group_by(g.explorer)
+    return {
+        name: Contribution(int(rows), float(lag) / int(known) if known else None)
+        for name, rows, known, lag in connection.execute(query)
+    }
 
 
 def untrained_rows(connection: Connection, t: Tables, explorer: str | None = None) -> int:
@@ -130,8 +155,8 @@ def _describe(explorer: Mapping[str, Any], now: float) -> str:
     parts = [f"step {explorer['step']}{of}"]
     if explorer["empty_steps"]:
         parts.append(f"no experience left of its last {explorer['empty_steps']} steps")
-    if explorer["finished"]:
-        return ", ".join([*parts, "finished"])
+    if explorer["finished"] or explorer["left"]:
+        return ", ".join([*parts, "finished" if explorer["finished"] else "left"])
     if explorer["waiting"] is not None:
         parts.append(f"waits for version {explorer['waiting']}")
     seen = explorer["seen"]

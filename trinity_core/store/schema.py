@@ -31,6 +31,8 @@ SCHEMA_VERSION = 3
 META_TABLE = re.compile(r"t[0-9a-f]{10}_meta")
 """The name of a run's `meta` table."""
 Id = BigInteger().with_variant(Integer, "sqlite")
+TRAINER, EXPLORER = "trainer", "explorer"
+"""Roles of the members of a run."""
 
 
 class State(IntEnum):
@@ -72,7 +74,8 @@ class Tables:
     """One row for each trainer step that took a batch, empty batches included."""
     lease_groups: Table
     presence: Table
-    """One row for each explorer and for the trainer: when it was last seen, and how many steps it has in all."""
+    """One row for each explorer and for the trainer: when it was last seen, how many steps it has in all, and whether
+    it has left before its last step."""
 
 
 def tables(namespace: str) -> Tables:
@@ -123,5 +126,6 @@ def tables(namespace: str) -> Tables:
     presence = Table(
         prefix + "presence", m, Column("role", String(20), primary_key=True),
         Column("name", String(200), primary_key=True), Column("seen", Double), Column("total", Integer),
+        Column("has_left", Boolean, key="left", nullable=False, default=False),
     )  # fmt: skip
     return Tables(m, meta, explorers, steps, groups, experiences, leases, lease_groups, presence)

@@ -29,8 +29,8 @@ from trinity_core.store.database import Database, Unchanged
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.lineage import Rewound
-from trinity_core.store.presence import TRAINER, TrainerPresence, describe_explorers
-from trinity_core.store.schema import State, tables
+from trinity_core.store.presence import Contribution, TrainerPresence, describe_explorers
+from trinity_core.store.schema import EXPLORER, TRAINER, State, tables
 from trinity_core.store.strategies import Fifo, Strategy
 
 QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
@@ -73,8 +73,8 @@ class Stats:
     leased_step: int
     """The newest trainer step that has a batch."""
     explorers: dict[str, dict[str, Any]]
-    """By name: `step`, `waiting` (a version or None), `finished`, `total` (steps in all), `seen` (Unix seconds), and
-    `empty_steps`, the number of its last steps without a row."""
+    """By name: `step`, `waiting` (a version or None), `finished`, `total` (steps in all), `seen` (Unix seconds),
+    `left` (before its last step), and `empty_steps`, the number of its last steps without a row."""
 
 
 class ExperienceStore:
@@ -223,6 +223,11 @@ class ExperienceStore:
             self._check_lineage(connection, explorer)
             self._set_explorer(connection, explorer, waiting=None, finished=True)
 
+    def leave(self, explorer: str) -> None:
+        """Record that `explorer` ends before its last step and may come back: the others do not wait for it."""
+        with self._database.write() as connection:
+            presence.note(connection, self._tables, EXPLORER, explorer, left=True)
+
     def _check_lineage(self, connection: Any, explorer: str) -> None:
         now = connection.execute(select(self._tables.meta.c.lineage)).scalar_one()
         if self._lineages.setdefault(explorer, now) != now:
@@ -364,6 +369,11 @@ class ExperienceStore:
         with self._database.read() as connection:
             return presence.trainer_state(connection, self._tables)
 
+    def contributions(self, step: int | None = None) -> dict[str, Contribution]:
+        """The share of each explorer, by its name, in the batch of a train step, or in all of them."""
+        with self._database.read() as connection:
+            return presence.contributions(connection, self._tables, step)
+
     def untrained(self, explorer: str | None = None) -> int:
         """Rows in the queue, of all explorers or of one: once the trainer has finished, nobody trains on them."""
         with self._database.read() as connection:
@@ -375,9 +385,13 @@ class ExperienceStore:
             return admission.nothing_more_comes(connection, self._tables, version - 1, time.time())
 
     def exhausted(self) -> bool:
-        """True if every explorer has finished and the queue is empty."""
+        """True if every explorer has finished and the queue is empty.
+
+        One that has left does not count, unless all have.
+        """
         stats = self.stats()
-        return bool(stats.explorers) and all(e["finished"] for e in stats.explorers.values()) and not stats.ready
+        known = [explorer for explorer in stats.explorers.values() if not explorer["left"]]
+        return bool(known) and all(explorer["finished"] for explorer in known) and not stats.ready
 
     def stats(self) -> Stats:
         """Counts from one snapshot of the store."""

@@ -23,7 +23,7 @@ from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
 from trinity_core.store.expert import ExpertData
-from trinity_core.store.presence import SEEN_SECONDS, TRAINER, describe_explorers
+from trinity_core.store.presence import SEEN_SECONDS, TRAINER, Contribution, describe_explorers
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import make_strategy
 from trinity_core.waits import Wait
@@ -50,6 +50,9 @@ class BatchSource(Protocol):
 
     def untrained_rows(self) -> int:
         """Rows that wait to be trained on."""
+
+    def contributions(self, step: int | None = None) -> dict[str, Contribution]:
+        """The share of each explorer, by its name, in the batch of a train step, or in all of them."""
 
     def rewind(self, step: int) -> dict[str, int]:
         """Rewind to checkpoint `step`; returns the explore step that each explorer resumes after."""
@@ -88,6 +91,10 @@ class SupervisedSource:
     def untrained_rows(self) -> int:
         """0: a data set is not used up."""
         return 0
+
+    def contributions(self, step: int | None = None) -> dict[str, Contribution]:
+        """None: there are no explorers."""
+        return {}
 
     def rewind(self, step: int) -> dict[str, int]:
         """Raises DataError if the data or its order changed, so that rows after `step` would repeat or be skipped."""
@@ -175,6 +182,10 @@ class RolloutSource:
     def untrained_rows(self) -> int:
         """Rows in the queue."""
         return self.store.untrained()
+
+    def contributions(self, step: int | None = None) -> dict[str, Contribution]:
+        """As the store counts them."""
+        return self.store.contributions(step)
 
     def rewind(self, step: int) -> dict[str, int]:
         """Return later batches to the queue and drop rows that newer policies sampled."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from threading import Event
+from typing import Any
 
 import torch
 
@@ -61,6 +62,7 @@ class Trainer:
         self.metrics = MetricsFile(JobLayout(config.job_dir).root, "trainer") if ranks.first else None
         self._ended = "finished"
         self._untrained: int | None = None
+        self._explorers: dict[str, dict[str, Any]] = {}
         self._timer = StepTimer()
         self._step_began = 0.0
 
@@ -106,6 +108,7 @@ class Trainer:
         elapsed = {"timing_s/step": time.perf_counter() - self._step_began}
         self.progress.metrics = (self.progress.metrics or {}) | self._timer.seconds | elapsed
         if self.metrics is not None:
+            self.progress.metrics |= self._by_explorer()
             self.metrics.write(self.progress.step, self.progress.metrics)
 
     def finish(self) -> None:
@@ -117,6 +120,8 @@ class Trainer:
         progress.state = "stopped" if self._ended == "stopped" else "done"
         if progress.state == "done" and self.source is not None:
             self._untrained = self.source.untrained_rows()
+        if self.source is not None:
+            self._explorers = {name: asdict(each) for name, each in self.source.contributions().items()}
         if self._ended == "no more experiences" and self.ranks.first:
             log.warning("the explorers finished; training ends at step %d of %d", progress.step, progress.total_steps)
 
@@ -128,6 +133,7 @@ class Trainer:
         """step, total_steps, ended (why), stopped, checkpoint (its folder), metrics (of the last step).
 
         `untrained_rows` are those in the queue that nobody trains on; None if the training goes on another time.
+        `explorers` has rows and staleness of all batches, by explorer.
         """
         progress = self.progress
         return {
@@ -136,6 +142,7 @@ class Trainer:
             "ended": self._ended,
             "stopped": self._ended == "stopped",
             "untrained_rows": self._untrained,
+            "explorers": self._explorers,
             "checkpoint": str(self.savepoints.layout.step(progress.saved_step)),
             "metrics": progress.metrics or {},
         }
@@ -153,6 +160,14 @@ class Trainer:
             return drawn
         message = broadcast_bytes(None, self.ranks)
         return from_bytes(message) if message else None
+
+    def _by_explorer(self) -> dict[str, float]:
+        """Rows of the step's batch and their mean staleness, by explorer."""
+        found = self.source.contributions(self.progress.step) if self.source is not None else {}
+        rows = {f"rows/{name}": float(each.rows) for name, each in found.items()}
+        return rows | {
+            f"staleness/{name}": each.staleness for name, each in found.items() if each.staleness is not None
+        }
 
     def _tell(self, text: str) -> None:
         self.progress.waits = text
