@@ -71,7 +71,6 @@ def test_incomplete_environment_is_recreated(left: str, root: Path) -> None:
 
 USED_WITHOUT_IMPORT = {
     "mypy": "run by make check",
-    "psycopg": "SQLAlchemy's driver for postgresql+psycopg",
     "pytest-timeout": "`timeout` in pyproject.toml",
     "ruff": "run by make",
     "types-pyyaml": "mypy's types of PyYAML",

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.remote import EngineHandle
@@ -224,12 +225,13 @@ def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
 
     `sizes`: requests of each ask; `loads`: requests in flight in each engine. An ask is never split.
     """
-    loads = list(loads)
+    least = [(load, engine) for engine, load in enumerate(loads)]
+    heapify(least)
     shares: list[list[int]] = [[] for _ in loads]
     for ask, size in enumerate(sizes):
-        engine = min(range(len(loads)), key=loads.__getitem__)
+        load, engine = least[0]
         shares[engine].append(ask)
-        loads[engine] += size
+        heapreplace(least, (load + size, engine))
     return shares
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from sqlalchemy import URL, Connection, Engine, column, insert, inspect, make_url, select, table, update
+from sqlalchemy import URL, Connection, Engine, column, insert, inspect, make_url, select, table
 from sqlalchemy.exc import (
     ArgumentError,
     DatabaseError,
@@ -18,6 +18,7 @@ from trinity_core.config.public import without_password
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend, backend_of
 from trinity_core.store.schema import META_TABLE, SCHEMA_VERSION, Tables
+from trinity_core.store.statements import statements
 
 
 def _unusable(url: str) -> TrinityError:
@@ -38,12 +39,12 @@ def fault_of(url: str) -> str:
 def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception | None:
     """What an error of SQLAlchemy or of a driver means to a user; None if it is a bug of ours.
 
-    The classes of all drivers have the names that PEP 249 gives them.
+    The classes of all drivers have the names that PEP 249 gives them, or are derived from one that has.
     """
     text = str(error.orig if isinstance(error, DatabaseError) else error)
     where = url.render_as_string(hide_password=True)
-    kind = type(error).__name__
-    if kind in ("IntegrityError", "ProgrammingError"):
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & {"IntegrityError", "ProgrammingError"}:
         return None
     if "locked" in text:
         return TransientFault(f"the experience store {where} was locked for {BUSY_TIMEOUT:g} s: {text}")
@@ -52,7 +53,7 @@ def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception 
             return TrinityError(f"the experience store {where} cannot be used ({text}): {remedy}")
     if "malformed" in text or "not a database" in text:
         return DataError(f"the experience store {where} is damaged ({text}): restore it, or move it away to start over")
-    if kind == "OperationalError":
+    if "OperationalError" in kinds:
         return TransientFault(f"the experience store {where} does not answer: {text.strip()}")
     return None
 
@@ -112,8 +113,7 @@ class Database:
         with self._translated(), self._engine.connect().execution_options(writes=True) as connection:
             try:
                 with connection.begin():
-                    meta = self.tables.meta
-                    connection.execute(update(meta).values(clock=meta.c.clock + 1))
+                    statements(self.tables).tick.run(connection)
                     yield connection
             except Unchanged:
                 return

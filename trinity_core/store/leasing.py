@@ -5,37 +5,41 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
-from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, func, or_, select, update
 
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.errors import TrinityError
 from trinity_core.store.expert import START, ExpertData, ExpertPosition
 from trinity_core.store.schema import State, Tables
+from trinity_core.store.statements import statements
 from trinity_core.store.strategies import Candidate, Choice, Strategy
 
 CHUNK = 500
 """Ids in one IN list: SQLite's and PostgreSQL's limits on parameters are far above."""
 
 
-def recorded_lease(connection: Connection, t: Tables, step: int) -> Row[Any, Any] | None:
-    """Rows and expert record of the lease of `step`, or None."""
-    return connection.execute(select(t.leases.c.rows, t.leases.c.expert).where(t.leases.c.step == step)).one_or_none()
+class RecordedLease(NamedTuple):
+    """The lease of a trainer step."""
+
+    rows: int
+    """Rollouts."""
+    expert: str | None
+    """The record of its expert rows; see `expert_rows`."""
+
+
+def recorded_lease(connection: Connection, t: Tables, step: int) -> RecordedLease | None:
+    """The lease of `step`, or None."""
+    found = statements(t).lease.run(connection, key=step).fetchone()
+    return None if found is None else RecordedLease(*found)
 
 
 def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Experience]:
     """The rollouts of a recorded lease, in its order. Groups that share a name get distinct ones."""
-    query = (
-        select(t.lease_groups.c.group_id, t.groups.c.name, t.experiences.c.blob)
-        .join(t.groups, t.groups.c.id == t.lease_groups.c.group_id)
-        .join(t.experiences, t.experiences.c.group_id == t.lease_groups.c.group_id)
-        .where(t.lease_groups.c.step == step)
-        .order_by(t.lease_groups.c.ordinal)
-    )
     experiences: list[Experience] = []
     names: set[str] = set()
-    for group_id, name, blob in connection.execute(query):
+    for group_id, name, blob in statements(t).leased.run(connection, key=step).fetchall():
         unique = name if name and name not in names else f"{name}#{group_id}"
         names.add(unique)
         experiences += [e if unique == name else replace(e, group=unique) for e in from_bytes(blob)]
@@ -44,6 +48,8 @@ def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Exp
 
 def candidates(connection: Connection, t: Tables, strategy: Strategy, rows: int, now: float) -> list[Candidate]:
     """The groups `strategy` may choose from, in order of insertion."""
+    if strategy.cooldown is None and not strategy.whole_queue:  # a group has at least one row
+        return [Candidate(*row) for row in statements(t).oldest_ready.run(connection, count=rows).fetchall()]
     uses = select(t.lease_groups.c.group_id, func.count().label("uses"), func.max(t.leases.c.at).label("last")).join(
         t.leases, t.leases.c.step == t.lease_groups.c.step
     )
@@ -61,7 +67,7 @@ def candidates(connection: Connection, t: Tables, strategy: Strategy, rows: int,
         )
     query = query.order_by(g.id)
     if not strategy.whole_queue:
-        query = query.limit(rows)  # a group has at least one row
+        query = query.limit(rows)
     return [Candidate(*row) for row in connection.execute(query)]
 
 
@@ -80,12 +86,12 @@ def record_lease(
     reuse: bool = False,
 ) -> None:  # fmt: skip
     """Record the groups of `choice` as the batch of `step`; with `reuse`, earlier batches may have had them too."""
-    connection.execute(insert(t.leases).values(step=step, rows=choice.rows, at=now, expert=expert, reuse=reuse))
+    sql = statements(t)
+    sql.add_lease.run(connection, step=step, rows=choice.rows, at=now, expert=expert, reuse=reuse)
     if choice.take:
         rows = [{"step": step, "ordinal": i, "group_id": group.id} for i, group in enumerate(choice.take)]
-        connection.execute(insert(t.lease_groups), rows)
-    for ids in chunks([group.id for group in choice.take]):
-        connection.execute(update(t.groups).where(t.groups.c.id.in_(ids)).values(state=State.LEASED))
+        sql.add_lease_groups.run_many(connection, rows)
+        sql.mark_leased.run_many(connection, [{"key": group.id} for group in choice.take])
 
 
 def mark_stale(connection: Connection, t: Tables, groups: Sequence[Candidate], step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, func, select
 
 from trinity_core.store.backend import StoreBackend
@@ -15,6 +16,7 @@ SCHEMA_LOCK = 7_240_031
 class PostgreSQL(StoreBackend):
     """A server. Its commits are durable, and writers wait for one another on the `meta` row."""
 
+    driver_errors = (psycopg.Error,)
     advice: ClassVar = {
         "authentication failed": "look at user and password in its URL",
         "does not exist": "create the database or correct its name in the URL",

@@ -31,6 +31,7 @@ from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.lineage import Rewound
 from trinity_core.store.presence import Contribution, TrainerPresence, describe_explorers
 from trinity_core.store.schema import EXPLORER, TRAINER, State, tables
+from trinity_core.store.statements import statements
 from trinity_core.store.strategies import Fifo, Strategy
 
 QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
@@ -134,14 +135,12 @@ class ExperienceStore:
         of the step, for the ledger. Returns False if the step was stored before, which changes nothing. Raises
         `LineageChanged` if the store was rewound since `position()`.
         """
-        t = self._tables
+        sql = statements(self._tables)
         with self._database.write() as connection:
-            meta = connection.execute(select(t.meta.c.lineage, t.meta.c.next_group)).one()
-            last = connection.execute(
-                select(func.max(t.steps.c.step), func.max(t.steps.c.version)).where(t.steps.c.explorer == explorer)
-            ).one()
-            done, newest = last[0] or 0, -1 if last[1] is None else last[1]
-            if self._lineages.setdefault(explorer, meta.lineage) != meta.lineage or step > done + 1:
+            now, _, first_id = sql.meta.run(connection).fetchone()
+            done, newest = sql.newest_step.run(connection, name=explorer).fetchone()
+            done, newest = done or 0, -1 if newest is None else newest
+            if self._lineages.setdefault(explorer, now) != now or step > done + 1:
                 raise LineageChanged(
                     f"explore step {step} of {explorer} belongs to an abandoned lineage (the store is at step {done}): "
                     "start over from the stored position"
@@ -151,13 +150,13 @@ class ExperienceStore:
             version = max(versions_used, newest, *(e.newest_version for e in experiences))
             values = {"version": version, "position": json.dumps(position)}
             values |= {"rows": len(experiences), "tasks": len(drawn)}
-            connection.execute(insert(t.steps).values(explorer=explorer, step=step, **values))
-            groups, members = ledger.entries(experiences, drawn, explorer, step, meta.next_group)
+            sql.add_step.run(connection, explorer=explorer, step=step, **values)
+            groups, members = ledger.entries(experiences, drawn, explorer, step, first_id)
             if groups:
-                connection.execute(insert(t.groups), groups)
-                connection.execute(update(t.meta).values(next_group=meta.next_group + len(groups)))
+                sql.add_groups.run_many(connection, groups)
+                sql.number_groups.run(connection, next_group=first_id + len(groups))
             if members:
-                connection.execute(insert(t.experiences), members)
+                sql.add_experiences.run_many(connection, members)
             self._set_explorer(connection, explorer, waiting=waits_for, finished=False)
             return True
         return False
@@ -236,7 +235,11 @@ class ExperienceStore:
     def _set_explorer(self, connection: Any, explorer: str, **values: Any) -> None:
         """Record what is known of an explorer; a step that it had begun no longer counts, unless `values` say so."""
         e, values = self._tables.explorers, {"begun_rows": None, "begun_version": None} | values
-        if not connection.execute(update(e).where(e.c.name == explorer).values(**values)).rowcount:
+        if "waiting" in values:
+            known = statements(self._tables).set_explorer.run(connection, key=explorer, **values)
+        else:
+            known = connection.execute(update(e).where(e.c.name == explorer).values(**values))
+        if not known.rowcount:
             connection.execute(insert(e).values(name=explorer, **values))
 
     # ---- trainer ----
@@ -268,7 +271,7 @@ class ExperienceStore:
             if (recorded := leasing.recorded_lease(connection, t, step)) is not None:
                 rollouts = leasing.leased_experiences(connection, t, step)
                 return rollouts + (leasing.expert_rows(expert, recorded.expert) if expert and recorded.expert else [])
-            committed = connection.execute(select(t.meta.c.committed)).scalar_one()
+            _, committed, _ = statements(t).meta.run(connection).fetchone()
             if step <= committed:
                 raise TrinityError(f"trainer step {step} lies before checkpoint {committed}: rewind the store first")
             choice = strategy.choose(leasing.candidates(connection, t, strategy, wanted, now), wanted, newest_version)
