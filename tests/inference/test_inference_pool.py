@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rollout.fakes import FakeEngine
@@ -13,6 +15,8 @@ from rollout.fakes import FakeEngine
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.pool import EnginePool, assign
 from trinity_core.inference.requests import Request, Sampling, WeightSource
+from trinity_core.sync.methods import open_versions
+from trinity_core.sync.versions import VersionGone
 
 SOURCE = WeightSource("memory", "somewhere")
 
@@ -176,3 +180,95 @@ def test_start_raises_the_engines_error():
 
     with pytest.raises(TrinityError, match="no such model"):
         asyncio.run(main())
+
+
+def test_an_engine_without_progress_is_replaced():
+    engine = FakeEngine(hangs_in=(0,))
+
+    async def main():
+        pool = await started(engine, patience=0.05)
+        await pool.load(SOURCE, 7)
+        samples = await pool.generate(ask("w"))
+        assert pool.restarts == 1
+        return samples
+
+    assert asyncio.run(main())[0].versions.tolist() == [7, 7, 7]
+
+
+def test_an_engine_with_long_answers_is_not_replaced():
+    class Slow(FakeEngine):
+        async def sampled(self):
+            return time.monotonic_ns()
+
+    async def main():
+        pool = await started(Slow(seconds=0.3), patience=0.05)
+        await pool.generate(ask("w"))
+        assert pool.restarts == 0
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_hangs_while_it_loads_is_replaced():
+    class Stuck(FakeEngine):
+        async def load(self, source, version):
+            await asyncio.Event().wait()
+
+    async def main():
+        pool = await started(engine := Stuck(), load_seconds=0.05)
+        await pool.load(SOURCE, 3)
+        assert engine.heirs[0].loaded == [(SOURCE, 3)]
+
+    asyncio.run(main())
+
+
+def test_a_new_engine_gets_the_version_loaded_meanwhile():
+    """The others load a newer one while it starts."""
+    dying, living, begun = FakeEngine(dies_in=(0,)), FakeEngine(name="second"), asyncio.Event()
+
+    class Heir(FakeEngine):
+        async def load(self, source, version):
+            begun.set()
+            await asyncio.sleep(0.05)
+            return await super().load(source, version)
+
+    async def successor(model_path):
+        return heir
+
+    heir, dying.successor = Heir(), successor
+
+    async def main():
+        pool = await started(dying, living)
+        await pool.load(SOURCE, 1)
+        await asyncio.gather(*(pool.generate(ask(f"w{i}")) for i in range(2)))
+        await begun.wait()
+        await pool.load(SOURCE, 2)
+        assert heir.version == living.version == 2
+
+    asyncio.run(main())
+
+
+def test_a_new_engine_gets_newer_weights_if_its_own_are_gone(tmp_path):
+    """The trainer keeps the two newest versions; each token carries the one that sampled it."""
+    versions = open_versions("checkpoint", tmp_path)
+    source = WeightSource("checkpoint", str(tmp_path))
+    for version in (1, 2, 3):
+        versions.publish(version, [("weight", torch.zeros(2))])
+    dying = FakeEngine(dies_in=(0,))
+
+    class Heir(FakeEngine):
+        async def load(self, source, version):
+            if not open_versions(source.method, source.path).has(version):
+                raise VersionGone(f"version {version} is gone")
+            return await super().load(source, version)
+
+    async def successor(model_path):
+        return Heir()
+
+    dying.successor = successor
+
+    async def main():
+        pool = await started(dying)
+        await pool.load(source, 1)
+        return await pool.generate(ask("w"))
+
+    assert asyncio.run(main())[0].versions.tolist() == [3, 3, 3]

@@ -20,6 +20,8 @@ class FakeEngine:
     generation: int = 0
     dies_in: tuple[int, ...] = ()
     """The calls of `generate` (from 0) in which it is lost."""
+    hangs_in: tuple[int, ...] = ()
+    """Those that never return."""
     start_error: Exception | None = None
     seconds: float = 0.0
     calls: list[list] = field(default_factory=list)
@@ -40,6 +42,8 @@ class FakeEngine:
         number = len(self.calls)
         self.calls.append(list(requests))
         await asyncio.sleep(self.seconds)
+        if number in self.hangs_in:
+            await asyncio.Event().wait()
         if number in self.dies_in:
             raise EngineLost(f"{self.name} is gone")
         return SampleBatch.pack([self._sample(request) for request in requests])
@@ -62,6 +66,9 @@ class FakeEngine:
 
     async def reset_prefix_cache(self) -> None:
         self.cache_resets.append(len(self.calls))
+
+    async def sampled(self) -> int:
+        return len(self.calls)
 
     async def stop(self) -> None:
         self.stopped = True

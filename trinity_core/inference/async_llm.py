@@ -26,6 +26,8 @@ class AsyncLLMBackend:
     settings: EngineSettings
     version: int = 0
     _engine: AsyncLLM | None = None
+    _finished_tokens: int = 0
+    """Tokens of the samples that are complete."""
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while weights change."""
 
@@ -55,7 +57,9 @@ class AsyncLLMBackend:
         try:
             async for output in self._vllm.generate(prompt, vllm_types.sampling_params(request), request.key):
                 if output.finished:
-                    return vllm_types.sample(output.outputs[0], self.version)
+                    sample = vllm_types.sample(output.outputs[0], self.version)
+                    self._finished_tokens += len(sample.tokens)
+                    return sample
         except (ValueError, VLLMValidationError) as error:
             raise TrinityError(f"the engine refuses a request: {error}") from error
         return vllm_types.ABORTED
@@ -122,6 +126,10 @@ class AsyncLLMBackend:
         await self._vllm.finish_weight_update()
         await self._put_in_use(version)
         self._changing.release()
+
+    def sampled(self) -> int:
+        """See `Backend.sampled`."""
+        return self._finished_tokens + vllm_types.tokens_in_flight(self._vllm)
 
     async def stop(self) -> None:
         """See `Backend.stop`."""

@@ -40,6 +40,9 @@ class Backend(Protocol):
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs (temperature 1, nats) of tokens 1 … of a sequence, each after the tokens before it."""
 
+    def sampled(self) -> int:
+        """A number that grows with every token sampled. May be called while anything else is in progress."""
+
     async def stop(self) -> None:
         """End vLLM; requests in flight fail. A backend that has not started may be stopped too."""
 

@@ -22,7 +22,7 @@ from trinity_core.inference.requests import Request, SampleBatch, WeightSource, 
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.layout import JobLayout, step_of
 from trinity_core.sync.weight_check import TOLERANCES, WeightCheck, verify_weights
-from trinity_core.tracking.logs import Logged, start_log
+from trinity_core.tracking.logs import Logged, present_log_environment, start_log
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +54,12 @@ class Engine:
             await self._backend.start()
         return time.perf_counter() - began
 
-    async def describe(self) -> tuple[EngineSettings, float]:
-        """Its settings, and its share of GPUs if it is a Ray actor."""
+    async def describe(self) -> tuple[EngineSettings, float, dict[str, str]]:
+        """Its settings, its share of GPUs if it is a Ray actor, and the environment of its log."""
         import ray
 
         given = ray.get_runtime_context().get_assigned_resources() if ray.is_initialized() else {}
-        return self.settings, float(given.get("GPU", 0.0))
+        return self.settings, float(given.get("GPU", 0.0)), present_log_environment()
 
     async def successor(self, model_path: str) -> Engine:
         """Stop this engine; return a new one with the same settings, not started."""
@@ -92,6 +92,10 @@ class Engine:
     async def reset_prefix_cache(self) -> None:
         """Empty the prefix cache, so that the next prompts are computed as by an engine that has just started."""
         await self._backend.reset_prefix_cache()
+
+    async def sampled(self) -> int:
+        """A number that grows with every token sampled: a sign of life."""
+        return self._backend.sampled()
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs (temperature 1, nats) of tokens 1 … of a sequence, each after the tokens before it."""

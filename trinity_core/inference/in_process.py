@@ -61,6 +61,8 @@ class InProcessBackend:
     """Futures not done yet; all fail when the thread ends."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _engine: LLMEngine | None = None
+    _finished_tokens: int = 0
+    """Tokens of the samples that are complete."""
     _fault: BaseException | None = None
     _stopped: bool = False
 
@@ -93,6 +95,10 @@ class InProcessBackend:
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """See `Backend.score`."""
         return await self._call(lambda: self._score(list(tokens)))
+
+    def sampled(self) -> int:
+        """See `Backend.sampled`."""
+        return self._finished_tokens + vllm_types.tokens_in_flight(self._vllm)
 
     async def stop(self) -> None:
         """See `Backend.stop`; the thread ends after the step in progress."""
@@ -185,7 +191,9 @@ class InProcessBackend:
     def _place(self, output: Any) -> None:
         if output.finished and (found := self._waiting.pop(output.request_id, None)):
             call, slot = found
-            call.place(slot, vllm_types.sample(output.outputs[0], self.version))
+            sample = vllm_types.sample(output.outputs[0], self.version)
+            self._finished_tokens += len(sample.tokens)
+            call.place(slot, sample)
 
     def _load(self, source: WeightSource, version: int) -> None:
         self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))

@@ -1,5 +1,8 @@
 """The engines of one model as one: requests are batched and balanced over the engines, and a lost engine is replaced.
 
+Lost is an engine that died, and one that hangs: it has requests and samples no token for `patience` seconds, however
+long its answers may be, or it does not load weights in time.
+
 All workflows that call `generate` in the same turn of the event loop share one call to each engine. The batch of an
 engine then depends on the tasks alone, and 16 tasks cost one round trip instead of 16.
 
@@ -12,19 +15,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
+from typing import Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.remote import EngineHandle
 from trinity_core.inference.requests import EngineLost, Request, Sample, WeightSource, WeightSyncReport
+from trinity_core.sync.versions import VersionGone
 from trinity_core.timing import BusyTimer
 
 log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 3
 """Engines replaced before the run fails. Engines that keep dying (too little memory) will not survive another start."""
+PATIENCE = 300.0
+"""Seconds in which an engine with requests in flight must sample a token."""
+LOOKS = 10
+"""Looks at an engine's tokens while the patience with it lasts."""
+LOAD_SECONDS = 3600.0
+"""For an engine to load a version and pass its weight check."""
+START_SECONDS = 3600.0
+"""For an engine to load its model and compile it, also a large one from a slow disk; for Ray to place it before."""
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -43,7 +59,12 @@ class _Slot:
     handle: EngineHandle
     load: int = 0
     """Requests in flight."""
+    loading: bool = False
+    """Weights are being loaded, meanwhile it samples nothing."""
     replacing: asyncio.Task[None] | None = None
+    watching: asyncio.Task[None] | None = None
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the pool has given its engine up: nobody waits for that one's answers any more."""
 
 
 @dataclass
@@ -54,6 +75,8 @@ class EnginePool:
     model_path: str
     """The model folder with which a replacement starts."""
     max_restarts: int = MAX_RESTARTS
+    patience: float = PATIENCE
+    load_seconds: float = LOAD_SECONDS
     restarts: int = 0
     busy: BusyTimer = field(default_factory=BusyTimer)
     """Time in which at least one request was in flight."""
@@ -70,7 +93,7 @@ class EnginePool:
     async def start(self) -> None:
         """Start all engines at once. Raises what the first failing one raises."""
         self._slots = [_Slot(index, handle) for index, handle in enumerate(self.engines)]
-        await asyncio.gather(*(slot.handle.start() for slot in self._slots))
+        await asyncio.gather(*(self._start(slot) for slot in self._slots))
 
     async def stop(self) -> None:
         """End all engines."""
@@ -120,7 +143,7 @@ class EnginePool:
 
     async def _reset_prefix_cache(self, slot: _Slot) -> None:
         try:
-            await slot.handle.reset_prefix_cache()
+            await _answer(slot, slot.handle.reset_prefix_cache(), self.patience, "emptied its prefix cache")
         except EngineLost as lost:
             self._replace(slot, lost)
 
@@ -128,10 +151,13 @@ class EnginePool:
         assert self._held is not None
         began = time.perf_counter()
         if slot.replacing is None:
+            slot.loading = True
             try:
-                return await slot.handle.load(*self._held)
+                return await _answer(slot, slot.handle.load(*self._held), self.load_seconds, "loaded the weights")
             except EngineLost as lost:
                 self._replace(slot, lost)
+            finally:
+                slot.loading = False
         assert slot.replacing is not None
         await slot.replacing
         return WeightSyncReport(self._held[1], time.perf_counter() - began, None)
@@ -147,9 +173,13 @@ class EnginePool:
                 self._spawn(slot, [asked[i] for i in share])
 
     def _spawn(self, slot: _Slot, asks: list[_Ask]) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(slot, asks))
+        self._begin(self._serve(slot, asks))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
+        return task
 
     async def _serve(self, slot: _Slot, asks: list[_Ask]) -> None:
         requests = [request for ask in asks for request in ask.requests]
@@ -157,7 +187,9 @@ class EnginePool:
         try:
             if slot.replacing is not None:
                 await slot.replacing
-            samples = (await slot.handle.generate(requests)).unpack()
+            if slot.watching is None or slot.watching.done():
+                slot.watching = self._begin(self._watch(slot))
+            samples = (await _answer(slot, slot.handle.generate(requests))).unpack()
         except EngineLost as lost:
             self._replace(slot, lost)
             self._again(asks)
@@ -186,8 +218,30 @@ class EnginePool:
         keys = [request.key for request in requests]
         for slot in self._slots:
             if slot.load and slot.replacing is None:
-                self._serving.add(task := asyncio.get_running_loop().create_task(_abort(slot.handle, keys)))
-                task.add_done_callback(self._serving.discard)
+                self._begin(self._abort(slot, keys))
+
+    async def _watch(self, slot: _Slot) -> None:
+        """Replace the engine if it hangs. Ends when no request is in flight."""
+        handle, sampled, since = slot.handle, -1, time.monotonic()
+        while True:
+            await asyncio.sleep(self.patience / LOOKS)
+            if not slot.load or slot.handle is not handle:
+                return
+            before = sampled
+            with suppress(TimeoutError, EngineLost):  # whoever waits for its answers hears of a dead engine
+                sampled = await asyncio.wait_for(handle.sampled(), self.patience)
+            now = time.monotonic()
+            if sampled != before or slot.loading:
+                since = now
+            elif now - since >= self.patience and slot.handle is handle:
+                self._replace(slot, EngineLost(f"it has requests and sampled no token for {now - since:.0f} s"))
+                return
+
+    async def _abort(self, slot: _Slot, keys: list[str]) -> None:
+        try:
+            await _answer(slot, slot.handle.abort(keys), self.patience, "given requests up")
+        except EngineLost as lost:
+            log.debug("nothing to abort: %s", lost)
 
     # ---- replacing ----
 
@@ -200,6 +254,7 @@ class EnginePool:
             self._fault = TransientFault(f"engines were lost {self.restarts} times, the last time so: {lost}")
         else:
             log.warning("engine %d is replaced (%d of %d): %s", slot.index, self.restarts, self.max_restarts, lost)
+        slot.lost.set()
         slot.replacing = asyncio.get_running_loop().create_task(self._revive(slot))
         slot.replacing.add_done_callback(_seen)
 
@@ -209,15 +264,42 @@ class EnginePool:
             raise self._fault
         try:
             slot.handle = await slot.handle.successor(self.model_path)
-            await slot.handle.start()
-            loaded = None
-            while loaded != self._held and self._held is not None:  # newer weights may come meanwhile
-                loaded = self._held
-                await slot.handle.load(*loaded)
+            slot.lost = asyncio.Event()
+            await self._start(slot)
+            held = None
+            while self._held is not None and held != self._held:  # the others may load a newer version meanwhile
+                held = self._held
+                await _answer(slot, self._load_newest(slot, *held), self.load_seconds, "loaded the weights")
         except (TrinityError, TransientFault) as error:
             self._fault = error
             raise
         slot.replacing = None
+
+    async def _start(self, slot: _Slot) -> None:
+        await _answer(slot, slot.handle.start(), START_SECONDS, "started")
+
+    async def _load_newest(self, slot: _Slot, source: WeightSource, version: int) -> None:
+        """Load what the other engines hold, or the newest version if that one is gone. Each token has its version."""
+        try:
+            await slot.handle.load(source, version)
+        except VersionGone:
+            newest = source.newest()
+            if newest is None or newest <= version:
+                raise
+            await slot.handle.load(source, newest)
+
+
+async def _answer(slot: _Slot, call: Coroutine[Any, Any, T], seconds: float | None = None, done: str = "") -> T:
+    """What the engine answers. Raises EngineLost if it has not `done` so in time, or once the pool has given it up."""
+    answer, lost = asyncio.ensure_future(call), asyncio.ensure_future(slot.lost.wait())
+    try:
+        await asyncio.wait({answer, lost}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        raise EngineLost("it was given up" if lost.done() else f"it has not {done} within {seconds:g} s")
+    finally:
+        answer.cancel()
+        lost.cancel()
 
 
 def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
@@ -244,10 +326,3 @@ def _seen(task: asyncio.Task[None]) -> None:
     """Retrieve a task's error, which is kept as the pool's fault, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
-
-
-async def _abort(handle: EngineHandle, keys: list[str]) -> None:
-    try:
-        await handle.abort(keys)
-    except EngineLost as lost:
-        log.debug("nothing to abort: %s", lost)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.errors import TransientFault, TrinityError
@@ -12,6 +14,9 @@ from trinity_core.inference.requests import EngineLost, Request, SampleBatch, We
 
 if TYPE_CHECKING:
     from trinity_core.inference.settings import EngineSettings
+
+STOP_SECONDS = 10.0
+"""For an engine to end vLLM in order, before its process is killed."""
 
 
 class EngineHandle(Protocol):
@@ -22,6 +27,7 @@ class EngineHandle(Protocol):
     async def abort(self, keys: Sequence[str]) -> None: ...
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport: ...
     async def reset_prefix_cache(self) -> None: ...
+    async def sampled(self) -> int: ...
     async def stop(self) -> None: ...
     async def successor(self, model_path: str) -> EngineHandle:
         """Stop this engine; return a new one with the same settings, not started."""
@@ -36,11 +42,13 @@ class RemoteEngine:
     settings: EngineSettings | None = None
     gpus: float = 0.0
     """GPUs of the actor; known once it has started."""
+    log: dict[str, str] = field(default_factory=dict)
+    """The environment by which its process finds its log."""
 
     async def start(self) -> float:
         """See `Engine.start`."""
         seconds = await self._call("start")
-        self.settings, self.gpus = await self._call("describe")
+        self.settings, self.gpus, self.log = await self._call("describe")
         return seconds
 
     async def generate(self, requests: Sequence[Request]) -> SampleBatch:
@@ -59,14 +67,16 @@ class RemoteEngine:
         """See `Engine.reset_prefix_cache`."""
         await self._call("reset_prefix_cache")
 
+    async def sampled(self) -> int:
+        """See `Engine.sampled`."""
+        return await self._call("sampled")
+
     async def stop(self) -> None:
-        """End the actor, vLLM's processes with it."""
+        """End the actor, vLLM's processes with it, also if it hangs."""
         import ray
 
-        try:
-            await self._call("stop")
-        except EngineLost:
-            return
+        with suppress(EngineLost, TimeoutError):
+            await asyncio.wait_for(self._call("stop"), STOP_SECONDS)
         ray.kill(self.actor)
 
     async def successor(self, model_path: str) -> RemoteEngine:
@@ -81,7 +91,7 @@ class RemoteEngine:
         if self.settings.weight_transfer:
             raise TransientFault("an engine was lost, and with it the NCCL group that brings the weights")
         settings = replace(self.settings, model_path=model_path)
-        environment = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+        environment = settings.environment() | self.log | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
         options = {"num_cpus": 0, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 1000}
         made = ray.remote(Engine).options(runtime_env={"env_vars": environment}, **options).remote(settings)
         return RemoteEngine(made)
@@ -96,6 +106,7 @@ class RemoteEngine:
             "abort": self.actor.abort,
             "load": self.actor.load,
             "reset_prefix_cache": self.actor.reset_prefix_cache,
+            "sampled": self.actor.sampled,
             "stop": self.actor.stop,
         }[verb]
         try:
@@ -103,9 +114,9 @@ class RemoteEngine:
         except RayTaskError as error:
             if isinstance(error.cause, TrinityError | TransientFault):
                 raise error.cause from None
-            raise EngineLost(f"an engine failed in {verb}: {error}") from error
+            raise EngineLost(f"it failed in {verb}: {error}") from error
         except RayError as error:
-            raise EngineLost(f"an engine died: {error}") from error
+            raise EngineLost(f"it died: {str(error).splitlines()[0]}") from error
 
 
 def as_handle(engine: Any) -> EngineHandle:

@@ -110,6 +110,12 @@ class WeightSource:
         """True if the trainer has pushed the weights into the engine already, which then loads nothing."""
         return self.method in SYNC_METHODS and bool(SYNC_METHODS[self.method].vllm_backend)
 
+    def newest(self) -> int | None:
+        """The newest published version; None if none is, or for a folder."""
+        from trinity_core.sync.methods import open_versions
+
+        return open_versions(self.method, self.path).latest() if self.method in SYNC_METHODS else None
+
 
 @dataclass(frozen=True, slots=True)
 class WeightSyncReport:

@@ -19,6 +19,8 @@ from trinity_core.inference.settings import CPU_BATCH_TOKENS, CPU_BLOCK_TOKENS, 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import CompletionOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.llm_engine import LLMEngine
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +165,12 @@ def score_params() -> SamplingParams:
 def prompt_logprobs(scores: Any) -> list[float]:
     """Log-probs of prompt tokens 1 … P-1 from vLLM's flat prompt log-probs, whose first position is empty."""
     return [scores.logprobs[start] for start in scores.start_indices[1:]]
+
+
+def tokens_in_flight(engine: LLMEngine | AsyncLLM) -> int:
+    """Tokens sampled so far for the requests in flight."""
+    states = list(engine.output_processor.request_states.values())
+    return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None)
 
 
 def sample(output: CompletionOutput, version: int) -> Sample:

@@ -84,6 +84,8 @@ class ExplorerConfig(Section):
     """Time a workflow may take."""
     max_retry_times: Natural = 2
     """Retries of a workflow that failed or took too long."""
+    engine_timeout: Seconds = 300.0
+    """Time without a sampled token after which an engine that has requests counts as hung and is replaced."""
     env_vars: Named[str] = EMPTY
     """Environment of the workflows."""
     rollout_model: RolloutModelConfig = Field(default_factory=RolloutModelConfig)
