@@ -6,9 +6,10 @@ wait for work, for weights or for somebody's server, and the process would stay 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from threading import Thread
+from threading import Thread, get_ident
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -26,6 +27,39 @@ class DaemonThreads(Executor):
         future: Future[T] = Future()
         Thread(target=_answer, args=(future, fn, args, kwargs), name=self.name, daemon=True).start()
         return future
+
+
+class Interrupted(BaseException):
+    """Raised by `interrupt`. Not an Exception, which the code that is to end may catch and ignore."""
+
+
+def interrupt(thread_id: int) -> None:
+    """Raise `Interrupted` in a thread as soon as it runs Python code: not while it sleeps or waits in a C function."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), ctypes.py_object(Interrupted))
+
+
+class InterruptibleThreads(DaemonThreads):
+    """Daemon threads whose calls can be cancelled while they run: they are interrupted."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call `fn` in a new thread."""
+        future: _InterruptibleFuture[T] = _InterruptibleFuture()
+
+        def call() -> T:
+            future.thread_id = get_ident()
+            return fn(*args, **kwargs)
+
+        Thread(target=_answer, args=(future, call, (), {}), name=self.name, daemon=True).start()
+        return future
+
+
+class _InterruptibleFuture(Future[T]):
+    thread_id: int | None = None
+
+    def cancel(self) -> bool:
+        if not super().cancel() and not self.done() and self.thread_id is not None:
+            interrupt(self.thread_id)
+        return self.cancelled()
 
 
 def _answer(future: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

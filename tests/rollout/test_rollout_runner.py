@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ import pytest
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.errors import DataError, TransientFault
-from trinity_core.rollout.runner import TaskRunner, WorkflowTimeout
+from trinity_core.rollout import workflow_loops
+from trinity_core.rollout.runner import TaskRunner
+from trinity_core.rollout.workflow_loops import WorkflowTimeout
 from trinity_core.workflows import WORKFLOWS, RewardPool, Workflow
 
 
@@ -27,11 +31,15 @@ class Scripted(Workflow):
         Scripted.running += 1
         Scripted.most = max(Scripted.most, Scripted.running)
         try:
+            if callable(what):
+                what()
             await asyncio.sleep(what if isinstance(what, float) else 0)
         finally:
             Scripted.running -= 1
-        if isinstance(what, Exception):
+        if isinstance(what, BaseException):
             raise what
+        if what is None:
+            return None
         return [Experience(np.arange(4), 2, np.ones(2, bool), reward=1.0)]
 
 
@@ -105,3 +113,47 @@ def test_what_would_fail_again_is_not_retried():
 def test_a_fault_of_the_run_ends_it():
     with pytest.raises(TransientFault, match="engines"):
         run([0.2], [TransientFault("engines are gone")])
+
+
+def sleep_for_ever():
+    time.sleep(3600)
+
+
+def loop_for_ever():
+    while True:
+        try:
+            sum(range(1000))
+        except Exception:  # noqa: BLE001 - as users write it
+            continue
+
+
+@pytest.mark.parametrize("hang", [sleep_for_ever, loop_for_ever])
+def test_a_workflow_that_blocks_costs_only_itself(hang, monkeypatch, caplog):
+    """The others go on, as often as it is tried; what they had begun does not count as a failure of theirs."""
+    monkeypatch.setattr(workflow_loops, "CANCEL_SECONDS", 0.5)
+    bad, *good = run([hang], [0.05], [0.05], [0.0], timeout=0.5, retries=1)
+    assert (bad.retries, type(bad.error)) == (1, WorkflowTimeout) and "did not yield" in str(bad.error)
+    assert [(outcome.retries, outcome.failed) for outcome in good] == [(0, False)] * 3
+    assert hang.__name__ in caplog.text
+
+
+def test_a_plain_workflow_that_loops_for_ever_is_ended(monkeypatch):
+    class Plain(Scripted):
+        def run(self):
+            loop_for_ever()
+
+    monkeypatch.setitem(WORKFLOWS, "scripted", Plain)
+    [outcome] = run([0.0], timeout=0.2, retries=0)
+    assert isinstance(outcome.error, WorkflowTimeout)
+    deadline = time.monotonic() + 10
+    while any(thread.name == "workflow" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("given", [None, SystemExit(3), KeyboardInterrupt()])
+def test_a_workflow_without_a_result_is_retried(given):
+    [outcome] = run([given, 0.0])
+    assert (outcome.retries, outcome.failed) == (1, False)
+    [outcome] = run([given])
+    assert outcome.failed and outcome.error is not None

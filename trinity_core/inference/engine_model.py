@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,7 +14,6 @@ from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Message, Tool
 from trinity_core.errors import DataError
-from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.workflows.rollout_model import Completion
 
@@ -31,11 +30,18 @@ class Limits:
     """True: a prompt that is too long is cut and its response carries no loss; False: it raises `DataError`."""
 
 
+class Generates(Protocol):
+    """What a model asks of its engines (`EnginePool`)."""
+
+    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
+        """The samples, in the order of the requests."""
+
+
 @dataclass
 class EngineModel:
     """A `RolloutModel`. Its coroutines run in one event loop; the `…_sync` methods are for other threads."""
 
-    pool: EnginePool
+    pool: Generates
     encoder: ChatEncoder
     limits: Limits
     name: str = "policy"

@@ -18,14 +18,14 @@ from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tok
 from trinity_core.inference.engine_model import EngineModel, auxiliary_limits, policy_limits
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import as_handle
-from trinity_core.inference.requests import WeightSource
+from trinity_core.inference.requests import Request, Sample, WeightSource
 from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.operators import OperatorPipeline, pipeline
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
+from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import run_versions
 from trinity_core.sync.versions import WeightVersions
-from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
 from trinity_core.workflows import RewardPool, load_plugins
 
@@ -61,7 +61,8 @@ class Resources:
         return max(self.runner.at_once, self.runner.at_once * repeats // (taskset.config.repeat_times or 1))
 
     def close(self) -> None:
-        """Close the store and end the reward processes."""
+        """End the workflows and the reward processes, and close the store."""
+        self.runner.loops.close()
         self.reward_pool.close()
         self.store.close()
 
@@ -81,18 +82,21 @@ class _Read:
 
 async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> Resources:
     """Open everything, engines and files in parallel. Raises `TrinityError` if a model, file or name is unusable."""
-    pool = EnginePool([as_handle(engine) for engine in engines], config.model.model_path)
+    pool = _pool(config, engines, config.model.model_path)
     others = [
-        EnginePool([as_handle(engine) for engine in group], model.model_path)
+        _pool(config, group, model.model_path)
         for group, model in zip(auxiliary, config.explorer.auxiliary_models, strict=True)
     ]
     reading = asyncio.create_task(asyncio.to_thread(_read, config))
     await asyncio.gather(reading, pool.start(), *(other.start() for other in others))
     read = reading.result()
     config = read.config
-    model = EngineModel(pool, read.encoder, policy_limits(config, read.stop_token_ids))
+    loops = WorkflowLoops()
+    model = EngineModel(PoolOutside(pool, loops), read.encoder, policy_limits(config, read.stop_token_ids))
     judges = [
-        EngineModel(other, encoder, auxiliary_limits(config, given, stops), given.name or given.model_path)
+        EngineModel(
+            PoolOutside(other, loops), encoder, auxiliary_limits(config, given, stops), given.name or given.model_path
+        )
         for other, given, (encoder, stops) in zip(others, config.explorer.auxiliary_models, read.others, strict=True)
     ]
     reward_pool = RewardPool(max(1, min(4, (os.cpu_count() or 2) // 2)), REWARD_SECONDS, config.plugin_dir)
@@ -106,7 +110,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         config.explorer.max_retry_times,
         judges,
         config.explorer.rollout_model.enable_history,
-        DaemonThreads("workflow"),
+        loops,
     )
     batch_size, name = config.buffer.batch_size or 1, config.explorer.name
     schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name) if read.tasksets else None
@@ -127,6 +131,24 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         metrics=MetricsFile(config.job_dir, explorer_source(config.explorer.name)),
         operators=pipeline(processed.operators if processed else []),
     )
+
+
+@dataclass(frozen=True)
+class PoolOutside:
+    """A pool of engines in the explorer's own loop, asked by workflows from theirs."""
+
+    pool: EnginePool
+    loops: WorkflowLoops
+
+    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
+        """See `EnginePool.generate`."""
+        return await self.loops.outside(self.pool.generate(requests))
+
+
+def _pool(config: Config, engines: Sequence[Any], model_path: str) -> EnginePool:
+    patience, load_seconds = config.explorer.engine_timeout, config.synchronizer.sync_timeout
+    handles = [as_handle(engine) for engine in engines]
+    return EnginePool(handles, model_path, patience=patience, load_seconds=load_seconds)
 
 
 def _read(config: Config) -> _Read:

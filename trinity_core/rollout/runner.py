@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.errors import TransientFault, TrinityError, WeightSyncError
+from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.threads import InterruptibleThreads
 from trinity_core.timing import BusyTimer
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
 
 log = logging.getLogger(__name__)
-
-CANCEL_SECONDS = 5.0
-"""How long a workflow that took too long may take to notice."""
-
-
-class WorkflowTimeout(Exception):
-    """A workflow took longer than `explorer.max_timeout`."""
 
 
 @dataclass(slots=True)
@@ -54,8 +50,10 @@ class TaskRunner:
     auxiliary: Sequence[RolloutModel] = ()
     records: bool = False
     """Whether each workflow's model also records its calls (`enable_history`)."""
-    threads: Executor | None = None
-    """Runs workflows whose `run` is not a coroutine."""
+    loops: WorkflowLoops = field(default_factory=WorkflowLoops)
+    """Runs workflows whose `run` is a coroutine."""
+    threads: Executor = field(default_factory=lambda: InterruptibleThreads("workflow"))
+    """Runs the others."""
 
     async def run(self, tasks: Sequence[Task], at_once: int | None = None, in_waves: bool = False) -> list[Outcome]:
         """One outcome for each task, in their order. Raises what no retry of a task can fix: lost engines.
@@ -85,9 +83,7 @@ class TaskRunner:
         async with gate:
             for attempt in range(self.max_retries + 1):
                 outcome.retries = attempt
-                model: RolloutModel = self._recorded() if self.records else self.model
-                work = run_workflow(task, model, self.auxiliary, self.rewards, self.threads)
-                outcome.experiences, outcome.error = await _attempt(work, self.timeout)
+                await self._attempt(outcome)
                 if outcome.error is None:
                     return outcome
                 log.warning("task %d of %s failed: %s", task.index, task.taskset, cause(outcome.error))
@@ -95,30 +91,19 @@ class TaskRunner:
                     return outcome
         return outcome
 
+    async def _attempt(self, outcome: Outcome) -> None:
+        """Run the task's workflow once. Faults of the run are raised."""
+        model: RolloutModel = self._recorded() if self.records else self.model
+        work = partial(run_workflow, outcome.task, model, self.auxiliary, self.rewards, self.threads)
+        try:
+            outcome.experiences, outcome.error = await self.loops.run(work, self.timeout), None
+        except (TransientFault, WeightSyncError):
+            raise
+        except Exception as error:  # noqa: BLE001 - it costs this task only
+            outcome.error = error
+
     def _recorded(self) -> Any:
         return RecordingModel(self.model)
-
-
-async def _attempt(
-    work: Coroutine[Any, Any, list[Experience]], timeout: float
-) -> tuple[list[Experience], BaseException | None]:
-    """The experiences that the work returns within `timeout` seconds, or its error. Faults of the run are raised."""
-    future = asyncio.ensure_future(work)
-    try:
-        done, _ = await asyncio.wait({future}, timeout=timeout)
-    except asyncio.CancelledError:
-        future.cancel()
-        raise
-    if not done:
-        future.cancel()
-        await asyncio.wait({future}, timeout=CANCEL_SECONDS)
-        return [], WorkflowTimeout(f"it took longer than {timeout:g} s (explorer.max_timeout)")
-    if future.cancelled():
-        return [], WorkflowTimeout("it was cancelled")
-    error = future.exception()
-    if isinstance(error, TransientFault | WeightSyncError):
-        raise error
-    return ([], error) if error is not None else (future.result(), None)
 
 
 def cause(error: BaseException | None) -> str:

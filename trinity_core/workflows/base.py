@@ -61,6 +61,10 @@ WORKFLOWS: Registry[type[Workflow]] = Registry(
 )
 
 
+class NothingReturned(Exception):
+    """A workflow returned no experience; another attempt may."""
+
+
 async def run_workflow(
     task: Task,
     model: RolloutModel,
@@ -71,8 +75,8 @@ async def run_workflow(
     """Run the task's workflow, give its experiences their group and task, and exclude those that were not judged.
 
     A plain `run` is called in `threads` (by default the loop's own). Raises TrinityError if the workflow does not
-    exist, returns something other than experiences, or rewards that are not finite numbers. Exceptions of the workflow
-    are not caught.
+    exist, returns something other than experiences, or rewards that are not finite numbers; NothingReturned if it
+    returns none. Exceptions of the workflow are not caught.
     """
     counted = None if rewards is None else CountedRewards(rewards)
     workflow = WORKFLOWS.resolve(task.workflow)(task, model, auxiliary, counted)
@@ -80,6 +84,8 @@ async def run_workflow(
         experiences = await workflow.run()
     else:
         experiences = await asyncio.get_running_loop().run_in_executor(threads, workflow.run)
+    if not experiences:
+        raise NothingReturned(f"workflow '{task.workflow}' returned no experience")
     if not isinstance(experiences, list) or not all(isinstance(one, Experience) for one in experiences):
         raise TrinityError(f"workflow '{task.workflow}' must return a list of Experience")
     unnumbered = len(experiences) == task.repeat_times and not any(one.run or one.turn for one in experiences)

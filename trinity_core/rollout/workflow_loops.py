@@ -1,0 +1,192 @@
+"""Where workflows run: in an event loop of their own, so that one that does not yield cannot stop the explorer.
+
+A workflow in synchronous code (`time.sleep`, a request without a time limit, an endless loop) holds up all others. When
+the time of one of them is over, the culprit is ended: by an exception in its code where Python can raise one, else by
+leaving it behind in its thread. Then the others begin again in a new loop, which does not count as a retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
+
+from trinity_core.loops import Bridge, Loop
+from trinity_core.threads import Interrupted, interrupt
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+CANCEL_SECONDS = 5.0
+"""For a workflow that took too long to notice that it is ended."""
+YIELD_SECONDS = 60.0
+"""Longest stretch of synchronous code in a workflow while the time of another one is over."""
+
+
+class WorkflowTimeout(Exception):
+    """A workflow took longer than `explorer.max_timeout`."""
+
+
+class WorkflowExit(Exception):
+    """A workflow tried to end the process, for instance with `sys.exit`."""
+
+
+@dataclass(eq=False)
+class WorkflowLoops:
+    """Runs the workflows of one explorer, in one loop at a time. Used in the explorer's own loop."""
+
+    _present: _Lane | None = None
+    _left_behind: WeakSet[Loop] = field(default_factory=WeakSet)
+    _freeing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """What a workflow returns. Raises what it raises, and `WorkflowTimeout` if it takes longer than `seconds`.
+
+        Workflows that begin in one turn of the caller's loop begin in one turn of theirs.
+        """
+        while True:
+            lane = self._lane()
+            call = lane.inward.call(work())
+            try:
+                in_time = await self._wait(lane, call, seconds)
+                if not in_time:
+                    call.cancel()
+                    await lane.ping(CANCEL_SECONDS)
+                    raise WorkflowTimeout(f"it took longer than {seconds:g} s (explorer.max_timeout)")
+            finally:
+                call.cancel()
+            if not call.cancelled():
+                return _result(call)
+            if not lane.is_left:
+                raise WorkflowTimeout("it was cancelled")
+
+    async def outside(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` in the explorer's own loop, for a workflow. What they ask in one turn is asked in one turn."""
+        running = asyncio.get_running_loop()
+        if running in self._left_behind:
+            work.close()
+            raise Interrupted
+        if self._present is not None and running is self._present.loop:
+            return await self._present.outward.call(work)
+        return await work
+
+    def close(self) -> None:
+        """End the workflows and their loop."""
+        if self._present is not None:
+            self._leave(self._present)
+
+    def _lane(self) -> _Lane:
+        if self._present is None:
+            self._present = _Lane(asyncio.get_running_loop())
+        return self._present
+
+    async def _wait(self, lane: _Lane, call: asyncio.Future[Any], seconds: float) -> bool:
+        """Wait for a call to end, time in which another workflow held it up not counted; False if it takes longer."""
+        while True:
+            began = time.monotonic()
+            await asyncio.wait({call}, timeout=seconds)
+            if call.done():
+                return True
+            async with self._freeing:
+                if not call.done() and not await lane.ping(min(seconds, YIELD_SECONDS)):
+                    await self._free(lane, call)
+            if not call.done() and (lane.freed_at < began or lane.culprit is call):
+                return False
+
+    async def _free(self, lane: _Lane, overdue: asyncio.Future[Any]) -> None:
+        """End the workflow that holds up the lane: the one that runs, if that is known, else the overdue one."""
+        lane.culprit = lane.running() or overdue
+        log.warning("a workflow holds up all others and is ended; it is in\n%s", lane.stack())
+        lane.interrupt()
+        if not await lane.ping(CANCEL_SECONDS):
+            self._leave(lane)
+        lane.freed_at = time.monotonic()
+
+    def _leave(self, lane: _Lane) -> None:
+        self._present = None
+        self._left_behind.add(lane.loop)
+        lane.leave()
+
+
+class _Lane:
+    """One thread with the event loop in which workflows run, and the way there and back."""
+
+    def __init__(self, home: Loop) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_task_factory(self._begin)
+        self.inward, self.outward = Bridge(home, self.loop), Bridge(self.loop, home)
+        self.culprit: asyncio.Future[Any] | None = None
+        """The call that held up the others last."""
+        self.freed_at = -math.inf
+        self.is_left = False
+        self._owners: WeakKeyDictionary[asyncio.Task[Any], asyncio.Task[Any]] = WeakKeyDictionary()
+        """By each task, the one of its workflow."""
+        self._thread = threading.Thread(target=self._run, name="workflows", daemon=True)
+        self._thread.start()
+
+    async def ping(self, seconds: float) -> bool:
+        """True if the loop takes a turn within `seconds`."""
+        answer = self.inward.call(asyncio.sleep(0))
+        await asyncio.wait({answer}, timeout=seconds)
+        return answer.done() or not answer.cancel()
+
+    def running(self) -> asyncio.Future[Any] | None:
+        """The call whose workflow runs now."""
+        task = asyncio.current_task(self.loop)
+        return None if task is None else self.inward.caller_of(self._owners.get(task))
+
+    def stack(self) -> str:
+        """Where the thread is now."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame)[-3:])
+
+    def interrupt(self) -> None:
+        """Raise `Interrupted` in whatever runs."""
+        interrupt(self._thread.ident or 0)
+
+    def leave(self) -> None:
+        """Let nobody wait for its workflows any more, and end them as soon as the thread gets to it."""
+        self.is_left = True
+        if self.culprit is not None and not self.culprit.done():
+            self.culprit.set_exception(Interrupted())
+        for call in self.inward.calls.copy():
+            call.cancel()
+        self.outward.cancel()
+        self.loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.call_soon(self.loop.stop)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        while not self.is_left:
+            try:
+                self.loop.run_forever()
+            except BaseException as error:
+                log.debug("workflows go on", exc_info=error)
+        self.loop.close()
+
+    def _begin(self, loop: Loop, work: Any, **named: Any) -> asyncio.Task[Any]:
+        parent = asyncio.current_task(loop)
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **named)
+        self._owners[task] = task if parent is None else self._owners.get(parent, task)
+        return task
+
+
+def _result(call: asyncio.Future[T]) -> T:
+    error = call.exception()
+    if isinstance(error, Interrupted):
+        raise WorkflowTimeout("it did not yield to other workflows in time: await, or give `run` no `async`") from error
+    if error is not None and not isinstance(error, Exception):
+        raise WorkflowExit(f"it ended with {type(error).__name__}: {error}") from error
+    return call.result()
