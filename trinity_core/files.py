@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from trinity_core.errors import TrinityError
@@ -19,6 +20,14 @@ log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
 """In the name of everything half written: `.<name>.tmp-<unique>`; nothing that is read ever has it."""
+
+ROOM_SECONDS = 1800.0
+"""For somebody to free space on a full disk: less than others wait for the process that writes."""
+ROOM_POLL_SECONDS = 1.0
+FULL = ("No space left", "disk is full", "file write failed", "unexpected pos")
+"""In the messages of libraries that found a disk full: safetensors, SQLite, and the last two torch."""
+
+T = TypeVar("T")
 
 _REASONS = {
     errno.ENOSPC: "there is no space left; free some or {instead}",
@@ -49,6 +58,40 @@ def clear_errors(doing: str, path: Path, instead: str = "choose another checkpoi
         if "write failed" not in str(error) and "unexpected pos" not in str(error):
             raise
         raise TrinityError(f"{doing} {path} failed while writing: is the disk full? ({error})") from error
+
+
+def when_room(write: Callable[[], T], path: Path) -> T:
+    """What `write` returns, called again as long as the disk of `path` is full, at most `ROOM_SECONDS`.
+
+    `write` must be repeatable. Says once that it waits and for what, then raises what `write` raised last.
+    """
+    deadline = time.monotonic() + ROOM_SECONDS
+    waiting = False
+    while True:
+        try:
+            result = write()
+        except Exception as error:
+            if not is_full(error) or time.monotonic() > deadline:
+                raise
+            if not waiting:
+                log.warning(
+                    "there is no room to write %s: free some; the run waits for it, %g minutes at most",
+                    path, ROOM_SECONDS / 60,
+                )  # fmt: skip
+            waiting = True
+            time.sleep(ROOM_POLL_SECONDS)
+        else:
+            if waiting:
+                log.info("there is room again for %s", path)
+            return result
+
+
+def is_full(error: BaseException | None) -> bool:
+    """True if an error, or the one that it comes from, says that a disk or quota is full."""
+    if error is None:
+        return False
+    code = error.errno if isinstance(error, OSError) else None
+    return code in (errno.ENOSPC, errno.EDQUOT) or any(sign in str(error) for sign in FULL) or is_full(error.__cause__)
 
 
 def temporary_sibling(path: Path) -> Path:

@@ -32,7 +32,7 @@ def hold(job_dir: Path, component: str, wait: float = 0.0) -> None:
     lock = FileLock(path, timeout=wait, poll_interval=POLL_SECONDS, thread_local=False, fallback_to_soft=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        lock.acquire(timeout=wait)
     except Timeout:
         holder = path.read_text(errors="replace") or "a process unknown"
         raise TrinityError(

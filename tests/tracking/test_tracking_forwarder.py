@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,13 @@ from traceback import format_exception
 from typing import Any
 
 import pytest
+from mlflow_store import mlflow_client
 
 from trinity_core.checkpoints.manifest import write_manifest
 from trinity_core.errors import TrinityError
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import (
     Forwarder,
-    ForwarderThread,
     complete_checkpoints,
     eval_scores,
     open_writer,
@@ -67,27 +66,6 @@ def save_checkpoint(job_dir: Path, step: int) -> None:
     (job_dir / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-def mlflow_client(root: Path) -> Any:
-    from mlflow import MlflowClient
-
-    uri = f"sqlite:///{root}/mlflow.db"
-    return MlflowClient(uri, uri)
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("mlflow")
-    mlflow_client(root).search_experiments()
-    return root / "mlflow.db"
-
-
-@pytest.fixture
-def root(tmp_path: Path, empty_store: Path) -> Path:
-    """A checkpoint root where MLflow's store is there: making one takes seconds."""
-    shutil.copy(empty_store, tmp_path)
-    return tmp_path
-
-
 def evaluate(job_dir: Path, step: int, accuracy: float) -> None:
     MetricsFile(job_dir, "eval").write(step, {"eval/gsm8k/accuracy/mean": accuracy, "eval/gsm8k/reward/mean": 9})
 
@@ -132,20 +110,6 @@ def test_evaluation_forwards_its_scores_exactly_once(tmp_path: Path) -> None:
     training.poll()
     evaluation.poll()
     assert recorder.calls[1:] == [("log", "trainer", 1), ("log", "my_explorer", 1), ("log", "eval", 2)]
-
-
-def test_unsent_metrics_are_sent_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    recorder = Recorder()
-    recorder.broken = True
-    MetricsFile(tmp_path, "trainer").write(1, {"a": 1})
-    thread = ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01)
-    while not caplog.records:
-        time.sleep(0.01)
-    thread.check()
-    recorder.broken = False
-    thread.close(True)
-    assert recorder.calls == [("log", "trainer", 1), ("close", True)]
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -108,6 +108,18 @@ def test_rewind_drops_only_later_lines(
         assert news == [entry for entry in steps[forwarded:] if entry[0] == stream and entry[1] <= checkpoint]
 
 
+def test_a_rewind_amid_forwarding_loses_no_line(tmp_path: Path) -> None:
+    """A trainer that returns to its checkpoint rewinds while the flow process forwards."""
+    file, tail = MetricsFile(tmp_path, "trainer"), Tail(tmp_path, "trainer")
+    for step in range(1, 6):
+        file.write(step, {"loss": 1.0})
+    _, position = tail.read()
+    assert rewind(tmp_path, 2) == 3
+    tail.advance(position)
+    file.write(3, {"loss": 2.0})
+    assert [line.step for line in tail.read()[0]] == [1, 2, 3], "none of them counts as forwarded"
+
+
 def test_the_explorer_may_be_ahead_of_the_trainer(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         MetricsFile(tmp_path, "explorer").write(step, {"a": step})

@@ -21,6 +21,7 @@ from trinity_core.files import (
     remove_tree,
     sync_file,
     temporary_sibling,
+    when_room,
     write_atomically,
 )
 from trinity_core.layout import MANIFEST, JobLayout
@@ -35,7 +36,7 @@ def begin(layout: JobLayout, step: int) -> Path:
         layout.root.mkdir(parents=True, exist_ok=True)
         remove_leftovers(layout.root, "global_step_*")
         temporary = temporary_sibling(layout.step(step))
-        temporary.mkdir()
+        when_room(temporary.mkdir, temporary)
     return temporary
 
 
@@ -49,7 +50,7 @@ def commit(
     """
     target = layout.step(step)
     with clear_errors("writing the checkpoint", target):
-        write_manifest(temporary, step)
+        when_room(lambda: write_manifest(temporary, step), temporary)
         _carry_over(target, temporary)  # after the manifest: removing published weights leaves the checkpoint whole
         _sync_tree(temporary)
         old = None
@@ -58,7 +59,8 @@ def commit(
             target.rename(old)
         temporary.rename(target)
         sync_file(layout.root)
-        write_atomically(layout.latest_checkpoint, f"{step}\n".encode())
+        latest = layout.latest_checkpoint
+        when_room(lambda: write_atomically(latest, f"{step}\n".encode()), latest)
         if old is not None:
             shutil.rmtree(old)
     if keep is not None:
@@ -86,7 +88,7 @@ def _carry_over(target: Path, temporary: Path) -> None:
             try:
                 os.link(source, copy)
             except OSError:  # a file system without hard links
-                shutil.copyfile(source, copy)
+                when_room(lambda: shutil.copyfile(source, copy), copy)  # noqa: B023 - called at once
 
 
 def _sync_tree(folder: Path) -> None:

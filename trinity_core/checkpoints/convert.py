@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints import megatron
 from trinity_core.checkpoints.shards import merge, shard_files
 from trinity_core.errors import DataError
-from trinity_core.files import clear_errors, remove_tree, sync_file, temporary_sibling, write_json
+from trinity_core.files import clear_errors, remove_tree, sync_file, temporary_sibling, when_room, write_json
 from trinity_core.layout import step_of
 
 if TYPE_CHECKING:
@@ -184,7 +185,8 @@ def write_model(tensors: dict[str, torch.Tensor], target: Path) -> None:
     temporary.mkdir()
     try:
         for name, members in plan.filename_to_tensors.items():
-            save_file({key: tensors[key].contiguous().clone() for key in members}, temporary / name, {"format": "pt"})
+            chosen = {key: tensors[key].contiguous().clone() for key in members}
+            when_room(partial(save_file, chosen, temporary / name, {"format": "pt"}), temporary / name)
             sync_file(temporary / name)
         for name in plan.filename_to_tensors:
             (temporary / name).replace(target / name)

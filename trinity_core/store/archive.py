@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.data.experience import Experience
-from trinity_core.files import clear_errors, sync_file
+from trinity_core.files import clear_errors, sync_file, when_room
 
 
 class Archive:
@@ -31,12 +31,19 @@ class Archive:
             self._last = self._kept(None)[0]
         if upto <= self._last:
             return
+        last = self._last
+        size = self.path.stat().st_size if self.path.exists() else 0
         with clear_errors("writing", self.path):
-            with self.path.open("a", encoding="utf-8", errors="replace") as file:
-                for step in range(self._last + 1, upto + 1):
-                    file.writelines(json.dumps(as_line(step, each), ensure_ascii=False) + "\n" for each in batch(step))
-            sync_file(self.path)
+            when_room(lambda: self._append(size, range(last + 1, upto + 1), batch), self.path)
         self._last = upto
+
+    def _append(self, size: int, steps: Sequence[int], batch: Callable[[int], Sequence[Experience]]) -> None:
+        """Write the batches of `steps` from byte `size` on."""
+        with self.path.open("a", encoding="utf-8", errors="replace") as file:
+            file.truncate(size)
+            for step in steps:
+                file.writelines(json.dumps(as_line(step, each), ensure_ascii=False) + "\n" for each in batch(step))
+        sync_file(self.path)
 
     def rewind(self, step: int) -> None:
         """Cut the file after trainer step `step`: a trainer always calls this first."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, column, insert, inspect, make_url, select, table
 from sqlalchemy.exc import (
@@ -16,9 +19,12 @@ from sqlalchemy.exc import (
 
 from trinity_core.config.public import without_password
 from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.files import when_room
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend, backend_of
 from trinity_core.store.schema import META_TABLE, SCHEMA_VERSION, Tables
 from trinity_core.store.statements import statements
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _unusable(url: str) -> TrinityError:
@@ -181,3 +187,13 @@ class Database:
 
 class Unchanged(Exception):
     """Raised inside `Database.write` to undo the transaction without a fault."""
+
+
+def waits_for_room(method: F) -> F:
+    """A method of a store with a `_database`, which is called again as long as that one's disk is full."""
+
+    @wraps(method)
+    def call(store: Any, *given: Any, **named: Any) -> Any:
+        return when_room(partial(method, store, *given, **named), Path(store._database.url.database))
+
+    return cast(F, call)

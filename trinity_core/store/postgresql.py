@@ -9,6 +9,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, func, select
 
 from trinity_core.store.backend import StoreBackend
 
+LIMITS = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""Seconds, of libpq: a server whose machine has gone is noticed after a minute, not after two hours."""
 SCHEMA_LOCK = 7_240_031
 """Key of the advisory lock under which tables are created."""
 
@@ -26,7 +28,8 @@ class PostgreSQL(StoreBackend):
         """As `StoreBackend`; a URL without a driver uses psycopg."""
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
-        return create_engine(url, pool_pre_ping=True)
+        limits = LIMITS if "psycopg" in url.get_driver_name() else {}
+        return create_engine(url, pool_pre_ping=True, connect_args=limits)
 
     def connect_read_only(self, url: URL) -> Engine:
         """As `StoreBackend`."""

@@ -25,7 +25,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store import admission, leasing, ledger, lineage, presence
-from trinity_core.store.database import Database, Unchanged
+from trinity_core.store.database import Database, Unchanged, waits_for_room
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.lineage import Rewound
@@ -108,6 +108,7 @@ class ExperienceStore:
 
     # ---- explorers ----
 
+    @waits_for_room
     def position(self, explorer: str) -> Position:
         """The position at which `explorer` resumes in the present lineage: call it before loading weights."""
         t = self._tables
@@ -124,6 +125,7 @@ class ExperienceStore:
         with self._database.read() as connection:
             return int(connection.execute(select(self._tables.meta.c.lineage)).scalar_one())
 
+    @waits_for_room
     def put(
         self, explorer: str, step: int, position: dict[str, Any], experiences: Sequence[Experience],
         versions_used: int, waits_for: int | None = None, drawn: Sequence[DrawnTask] = (),
@@ -161,6 +163,7 @@ class ExperienceStore:
             return True
         return False
 
+    @waits_for_room
     def expect(self, explorer: str) -> None:
         """Record that `explorer` and the trainer will be started (again): neither counts as finished until it says so.
 
@@ -171,6 +174,7 @@ class ExperienceStore:
             self._set_explorer(connection, explorer, finished=False)
             connection.execute(update(p).where(p.c.role == TRAINER).values(total=None))
 
+    @waits_for_room
     def join(self, explorer: str, total_steps: int) -> bool:
         """Record that `explorer` begins, with so many steps in all. True if nobody will train on what it makes.
 
@@ -180,6 +184,7 @@ class ExperienceStore:
         with self._database.write() as connection:
             return presence.join_explorer(connection, self._tables, explorer, total_steps, time.time())
 
+    @waits_for_room
     def waiting(self, explorer: str, version: int | None) -> None:
         """Record that `explorer` waits for weight version `version` before its next put (None: it no longer waits).
 
@@ -190,6 +195,7 @@ class ExperienceStore:
             self._check_lineage(connection, explorer)
             self._set_explorer(connection, explorer, waiting=version, finished=False)
 
+    @waits_for_room
     def admit(
         self, explorer: str, rows: int, version: int, awaited: Awaited, now: float | None = None
     ) -> tuple[int | None, int]:
@@ -216,6 +222,7 @@ class ExperienceStore:
         """A cheap way to poll the store: a function whose number changes with every commit by others."""
         return self._database.watching()
 
+    @waits_for_room
     def finished(self, explorer: str) -> None:
         """Record that `explorer` has finished and puts nothing more. Raises `LineageChanged` as `waiting` does."""
         with self._database.write() as connection:
@@ -244,6 +251,7 @@ class ExperienceStore:
 
     # ---- trainer ----
 
+    @waits_for_room
     def begin(self, trainer: str, total_steps: int) -> None:
         """Record that the trainer begins, with so many steps in all; a trainer calls this after `rewind`.
 
@@ -252,6 +260,7 @@ class ExperienceStore:
         with self._database.write() as connection:
             presence.begin_trainer(connection, self._tables, trainer, total_steps, time.time())
 
+    @waits_for_room
     def lease(
         self, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
         expert: ExpertData | None = None, final: bool = False, now: float | None = None,
@@ -337,15 +346,18 @@ class ExperienceStore:
         with self._database.read() as connection:
             return leasing.leased_experiences(connection, self._tables, step)
 
+    @waits_for_room
     def flush(self) -> None:
         """Return when everything written so far survives a power cut. Call before a checkpoint is given its name."""
         self._database.flush()
 
+    @waits_for_room
     def commit(self, step: int) -> None:
         """Make the batches up to trainer step `step` final: its checkpoint is complete."""
         with self._database.write() as connection:
             lineage.mark_trained(connection, self._tables, step)
 
+    @waits_for_room
     def rewind(self, step: int) -> Rewound:
         """Rewind to checkpoint `step` (0: the beginning); a trainer always calls this first.
 
@@ -355,6 +367,7 @@ class ExperienceStore:
         with self._database.write() as connection:
             return lineage.rewind(connection, self._tables, step)
 
+    @waits_for_room
     def prune(self, step: int) -> int:
         """Delete the rows of final batches up to `step` (at most the oldest checkpoint kept); return how many."""
         with self._database.write() as connection:

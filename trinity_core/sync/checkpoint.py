@@ -6,6 +6,7 @@ does not, the folder is removed once the version is no longer among the newest.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from trinity_core.files import clear_errors, remove_tree, sync_file, temporary_sibling, write_atomically
+from trinity_core.files import clear_errors, remove_tree, sync_file, temporary_sibling, when_room, write_atomically
 from trinity_core.layout import MANIFEST, JobLayout
 from trinity_core.sync.tensorfile import Layout, TensorSpec, read_layout, write
 from trinity_core.sync.version_record import VersionRecord, gather
@@ -50,6 +51,7 @@ class CheckpointVersions(WeightVersions):
             temporary = temporary_sibling(folder / WEIGHTS)
             try:
                 with temporary.open("wb", buffering=0) as file:
+                    reserve(file.fileno(), payload.layout.size, temporary)
                     write(file.fileno(), payload.layout, payload.tensors)
                     os.fsync(file.fileno())
                 self._record_path(version).unlink(missing_ok=True)
@@ -58,7 +60,8 @@ class CheckpointVersions(WeightVersions):
                 temporary.unlink(missing_ok=True)
             sync_file(folder)
         record = VersionRecord(version, WEIGHTS, payload.layout.size, uuid4().hex, payload.aliases, check)
-        write_atomically(self._record_path(version), record.to_bytes())
+        path = self._record_path(version)
+        when_room(lambda: write_atomically(path, record.to_bytes()), path)
         self._point_to(version, durable=True)
         for old in self.versions()[: -max(keep, 1)]:
             if old != version:
@@ -88,3 +91,12 @@ class CheckpointVersions(WeightVersions):
                 raise FileNotFoundError(record.file)
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         return buffer, read_layout(buffer)
+
+
+def reserve(file: int, size: int, path: Path) -> None:
+    """Take the room for `size` bytes beforehand: tensors come one by one, and only once."""
+    try:
+        when_room(lambda: os.posix_fallocate(file, 0, size), path)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+            raise

@@ -9,17 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trinity_core.config.public import without_secrets
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import MANIFEST, JobLayout
-from trinity_core.tracking.metrics_file import STREAMS, MetricLine, Tail, read_metrics, stream_of
+from trinity_core.tracking.metrics_file import STREAMS, MetricLine, Tail, metrics_path, read_metrics, stream_of
 from trinity_core.tracking.monitors import MONITORS
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
-from trinity_core.tracking.writers import RunInfo, Writer, read_note
+from trinity_core.tracking.writers import RunInfo, Writer, is_away, read_note
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,12 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
     model = MONITORS.arguments(monitor, monitor_type)
     args = {name: value for name, value in info.args.items() if model is None or name in model.model_fields}
     return monitor(info, checkpoint_root_dir, **args)
+
+
+CLOSE_SECONDS = 60.0
+"""For the tracking system to take the last metrics at the end of a run."""
+FAILED_CLOSE_SECONDS = 5.0
+"""The same for a run that failed or was stopped: Prefect kills it 30 s after asking it to end."""
 
 
 class Forwarder:
@@ -109,6 +116,7 @@ class ForwarderThread:
     def __init__(self, forwarder: Forwarder, seconds: float = 2.0) -> None:
         self._forwarder = forwarder
         self._seconds = seconds
+        self._faults: tuple[type[Exception], ...] = (*forwarder.writer.faults, TransientFault)
         self._done = threading.Event()
         self._warned = False
         self._error: Exception | None = None
@@ -121,24 +129,48 @@ class ForwarderThread:
             raise self._error
 
     def close(self, succeeded: bool) -> None:
-        """Stop polling, forward the rest; raises what the last attempt raises."""
+        """Stop polling and forward the rest, for up to `CLOSE_SECONDS` (`FAILED_CLOSE_SECONDS`).
+
+        What a tracking system that is away does not take then is sent by the next start of the run. Raises what another
+        failure of the last attempt raises.
+        """
         self._done.set()
-        self._thread.join()
-        self._forwarder.close(succeeded)
+        patience = CLOSE_SECONDS if succeeded else FAILED_CLOSE_SECONDS
+        deadline = time.monotonic() + patience
+        self._thread.join(patience)
+        while True:
+            try:
+                if self._thread.is_alive():
+                    raise TimeoutError("it does not answer")
+                self._forwarder.close(succeeded)
+            except self._faults as error:
+                if time.monotonic() < deadline and is_away(error):
+                    self._warn(error)
+                    time.sleep(self._seconds)
+                    continue
+                if not is_away(error):
+                    raise
+                log.warning(
+                    "the tracking system is still away (%s): the rest of the metrics is in %s, and is sent when the "
+                    "run is started again", error, metrics_path(self._forwarder.job_dir),
+                )  # fmt: skip
+            return
 
     def _run(self) -> None:
         while not self._done.wait(self._seconds):
             try:
                 self._forwarder.poll()
-            except self._forwarder.writer.faults as error:
-                if not self._warned:
-                    log.warning(
-                        "the tracking system does not accept metrics now (%s); they are kept and sent later", error
-                    )
-                self._warned = True
+                self._warned = False
+            except self._faults as error:
+                self._warn(error)
             except Exception as error:
                 self._error = error
                 raise
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            log.warning("the tracking system does not accept metrics now (%s); they are kept and sent later", error)
+        self._warned = True
 
 
 def complete_checkpoints(job_dir: Path) -> dict[int, Path]:

@@ -6,6 +6,7 @@ file and forwards it to MLflow, TensorBoard or W&B, so that no tracking server c
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -15,10 +16,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
+
+from trinity_core.errors import TransientFault
+from trinity_core.files import when_room
 
 LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; a line is written in well under a millisecond."""
+LOCK_SECONDS = 60.0
+"""For the others that use the file."""
 FORWARDED_PREFIX = "forwarded_"
 STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""
@@ -62,15 +68,25 @@ class MetricsFile:
         """Append one line; numbers that are not finite are written as null, so that every line is plain JSON."""
         numbers = {name: _finite(value) for name, value in metrics.items()}
         numbers |= {former: numbers[name] for name, former in FORMER_NAMES.items() if name in numbers}
-        line = {"step": int(step), "source": source or self.source, "time": round(time.time(), 3), "metrics": numbers}
+        line: dict[str, object] = {
+            "step": int(step),
+            "source": source or self.source,
+            "time": round(time.time(), 3),
+            "metrics": numbers,
+        }
         if made_with:
             line["made_with"] = made_with
+        when_room(lambda: self._append(line), self.path)
+
+    def _append(self, line: dict[str, object]) -> None:
         with _locked(self.path):
             file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 size = os.fstat(file).st_size
                 cut_short = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-                os.write(file, ("\n" * cut_short + json.dumps(line) + "\n").encode())
+                text = ("\n" * cut_short + json.dumps(line) + "\n").encode()
+                if os.write(file, text) < len(text):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             finally:
                 os.close(file)
 
@@ -112,6 +128,8 @@ class Tail:
         self.path = metrics_path(job_dir)
         self._stream = stream
         self._state = self.path.with_name(f"{FORWARDED_PREFIX}{stream}.json")
+        self._read_from: int | None = None
+        """The inode that was read last: `rewind` puts another file in its place."""
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -126,15 +144,21 @@ class Tail:
         if not self.path.exists():
             return [], start
         with self.path.open("rb") as file:
+            self._read_from = os.fstat(file.fileno()).st_ino
             file.seek(start)
             blob = file.read()
         end = blob.rfind(b"\n") + 1
         return [line for line in parse(blob[:end]) if stream_of(line.source) == self._stream], start + end
 
     def advance(self, position: int) -> None:
-        """Everything before `position` has been forwarded."""
-        if position != _position(self._state):
-            _replace(self._state, json.dumps({"position": position}).encode())
+        """Everything before `position` has been forwarded.
+
+        Nothing changes if a trainer rewound the file since `read`: it has set the position in the new file.
+        """
+        with _locked(self.path):
+            rewound = self._read_from is not None and self.path.stat().st_ino != self._read_from
+            if not rewound and position != _position(self._state):
+                _replace(self._state, json.dumps({"position": position}).encode())
 
 
 def rewind(job_dir: Path | str, step: int, explorer_step: int | None = None) -> int:
@@ -199,5 +223,14 @@ def _replace(path: Path, blob: bytes) -> None:
     temporary.replace(path)
 
 
-def _locked(path: Path) -> FileLock:
-    return FileLock(path.with_suffix(".lock"), poll_interval=LOCK_POLL)
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = FileLock(path.with_suffix(".lock"), timeout=LOCK_SECONDS)
+    try:
+        lock.acquire(timeout=LOCK_SECONDS, poll_interval=LOCK_POLL)
+    except Timeout:
+        raise TransientFault(f"another process has locked {path} for {LOCK_SECONDS:g} s") from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -14,28 +14,35 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from trinity_core.config.public import without_password
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.params import flatten
-from trinity_core.tracking.writers import MONITORS, RunInfo, full_names, read_note
+from trinity_core.tracking.writers import MONITORS, RunInfo, full_names, is_away, read_note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+log = logging.getLogger(__name__)
+
 CHAMPION = "champion"
 BATCH = 1000
 """MLflow's limit of metrics in one `log_batch`."""
 PARAMS_BATCH = 100
+HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+"""Of MLflow's client, unless the user has set them; its own: 7 attempts of 120 s. The forwarder tries again itself."""
+LOCK_SECONDS = 180.0
+"""For another process that makes the same store or run."""
 VALUE_LENGTH = 5000
 _held: set[Path] = set()
 """Job dirs of the pipelines that run in this process."""
@@ -192,7 +199,7 @@ class MlflowWriter:
         """
         note = job_dir / "monitor" / "mlflow.json"
         note.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(note.with_name(".mlflow.lock")):
+        with _locked(note.with_name(".mlflow.lock")):
             return self._open_run_locked(note, job_dir, name, parent)
 
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
@@ -231,8 +238,14 @@ def close_parent(job_dir: Path, succeeded: bool) -> None:
     """Mark a pipeline's run as ended, if it has one."""
     _held.discard(job_dir)
     kept = read_note(job_dir / "monitor" / "mlflow.json")
-    if kept:
+    if not kept:
+        return
+    try:
         _client(kept["uri"], None, None, job_dir).set_terminated(kept["run_id"], _status(succeeded))
+    except Exception as error:
+        if not is_away(error):
+            raise
+        log.warning("the pipeline's run in MLflow stays open, because MLflow is away: %s", error)
 
 
 def _status(succeeded: bool) -> str:
@@ -244,6 +257,8 @@ def _client(uri: str, username: str | None, password: str | None, root: Path) ->
     for value, variable in ((username, "MLFLOW_TRACKING_USERNAME"), (password, "MLFLOW_TRACKING_PASSWORD")):
         if value:
             os.environ[variable] = value
+    for setting, value in HTTP.items():
+        os.environ.setdefault(setting, value)
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     from mlflow import MlflowClient
@@ -251,13 +266,26 @@ def _client(uri: str, username: str | None, password: str | None, root: Path) ->
 
     root.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(root / ".mlflow.lock"):
+        with _locked(root / ".mlflow.lock"):
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             client.search_experiments(max_results=1)
     except MlflowException as error:
         reason = without_password(f"MLflow does not open at {uri}: {error}".rstrip(". "))
         raise TrinityError(f"{reason}. Set monitor.monitor_args.uri.") from None
     return client
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = FileLock(path, timeout=LOCK_SECONDS)
+    try:
+        lock.acquire(timeout=LOCK_SECONDS)
+    except Timeout:
+        raise TransientFault(f"another process has held {path} for {LOCK_SECONDS:g} s, to open MLflow") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _batches(params: dict[str, str], size: int) -> Iterator[list[Any]]:

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trinity_core.files import when_room
+
 if TYPE_CHECKING:
     from trinity_core.data.experience import Experience
 
@@ -57,7 +59,7 @@ def save_rollouts(job_dir: Path | str, source: str, step: int, rollouts: Iterabl
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".tmp{os.getpid()}")
     text = "".join(json.dumps(asdict(rollout), ensure_ascii=False) + "\n" for rollout in rollouts)
-    temporary.write_text(text, encoding="utf-8", errors="replace")
+    when_room(lambda: temporary.write_text(text, encoding="utf-8", errors="replace"), path)
     temporary.replace(path)
     return path
 

@@ -69,6 +69,18 @@ MONITORS: Registry[Callable[..., Writer]] = Registry("monitor", leading=2)
 """By name: (info, checkpoint_root_dir, **monitor_args) -> Writer. Libraries are imported when a writer opens."""
 
 
+AWAY = (
+    "locked", "unable to open", "refused", "Max retries exceeded", "timed out", "Temporary failure", "is full",
+    "No space left", "Connection aborted", "does not answer",
+)  # fmt: skip
+"""In the message of a tracking system that is away. Such a one takes later what it does not take now."""
+
+
+def is_away(error: BaseException) -> bool:
+    """True if an error means that the tracking system is away, and not that it is broken or refuses us."""
+    return isinstance(error, ConnectionError | TimeoutError) or any(sign in str(error) for sign in AWAY)
+
+
 def read_note(path: Path) -> dict[str, Any]:
     """A writer's note in the job dir; empty if there is none or, with a warning, if it cannot be read."""
     try:

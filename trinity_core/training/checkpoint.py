@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from trinity_core.errors import DataError
-from trinity_core.files import clear_errors
+from trinity_core.files import clear_errors, when_room
 from trinity_core.layout import shard_name
 from trinity_core.training.distributed import Ranks, barrier, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
@@ -67,11 +67,12 @@ def save(learner: Learner, step: int, folder: Path, strategy: str = UNRESTRICTED
             _save_share(weights(engine), target / shard_name("model", ranks.world_size, ranks.rank), ranks, turns)
             optimizer = target / shard_name("optim", ranks.world_size, ranks.rank)
             _save_share(optimizer_state(engine), optimizer, ranks, turns)
-            torch.save(random_state(ranks), target / shard_name("extra_state", ranks.world_size, ranks.rank))
+            _save(random_state(ranks), target / shard_name("extra_state", ranks.world_size, ranks.rank))
     if ranks.first:
         counts = {part: optimizer_steps(engine) for part, engine in engines_by_folder(learner).items()}
         state = TrainerState(step, counts, learner.objective.state())
-        (folder / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
+        text = json.dumps(asdict(state), indent=1) + "\n"
+        when_room(lambda: (folder / STATE).write_text(text), folder)
 
 
 def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
@@ -95,9 +96,20 @@ def _save_share(tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks,
     mine = {name: _compact(t) for i, (name, t) in enumerate(tensors) if i % ranks.world_size == ranks.rank}
     for turn in range(max(turns) + 1):
         if turns[ranks.rank] == turn:
-            torch.save(mine, path)
+            _save(mine, path)
         if max(turns):
             barrier(ranks)
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    def write() -> None:
+        try:
+            torch.save(state, path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    when_room(write, path)
 
 
 def _compact(tensor: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 COLLECTIVE_TIMEOUT = timedelta(hours=2)
 """Longest wait of one rank for another; the others wait in a collective while rank 0 waits for a batch."""
+RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
+"""For all ranks to meet: their processes run already. Torch's error says how many have come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def _rendezvous_store(rank: int, world_size: int, address: str, port: int) -> to
     listener = None
     if rank == 0:
         listener = (_listeners.pop((address, port), None) or socket.create_server((address, port))).detach()
-    return TCPStore(address, port, world_size, rank == 0, COLLECTIVE_TIMEOUT, master_listen_fd=listener)
+    return TCPStore(address, port, world_size, rank == 0, RENDEZVOUS_TIMEOUT, master_listen_fd=listener)
 
 
 def leave() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from trinity_core.config.schema import ModelConfig
 from trinity_core.data.tokenizer import configured_chat_template
 from trinity_core.errors import TrinityError
-from trinity_core.files import clear_errors
+from trinity_core.files import clear_errors, when_room
 
 ModelFiles = dict[str, bytes]
 """Path in the model's folder -> content."""
@@ -49,4 +50,4 @@ def write_model_files(files: ModelFiles, folder: Path) -> None:
     with clear_errors("writing", folder):
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(content)
+            when_room(partial((folder / name).write_bytes, content), folder / name)

@@ -10,7 +10,7 @@ import numpy as np
 
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
-from trinity_core.files import clear_errors, write_atomically
+from trinity_core.files import clear_errors, when_room, write_atomically
 from trinity_core.layout import JobLayout
 from trinity_core.sync.schedule import publish_interval, publishes_after
 from trinity_core.sync.weight_check import WeightCheck
@@ -56,7 +56,8 @@ class Publisher:
         if self.learner.ranks.first and self.versions.root != self._latest.parent:
             newest = self.versions.latest()
             if newest is not None:
-                write_atomically(self._latest, f"{newest}\n".encode(), durable=False)
+                text = f"{newest}\n".encode()
+                when_room(lambda: write_atomically(self._latest, text, durable=False), self._latest)
 
     def rewind(self, step: int) -> None:
         """Forget versions newer than the checkpoint that the run resumes from."""
@@ -98,8 +99,9 @@ class Publisher:
             check = self.versions.check(version)
             metadata = {"version": str(version), "check": json.dumps(None if check is None else check.to_json())}
             tensors = {name: t.clone() for name, t in self.versions.load(version)}
-            with clear_errors("writing", checkpoint / KEPT):
-                save_file(tensors, checkpoint / KEPT, metadata)
+            path = checkpoint / KEPT
+            with clear_errors("writing", path):
+                when_room(lambda: save_file(tensors, path, metadata), path)
 
 
 def _read_kept(path: Path) -> tuple[int, WeightCheck | None, dict[str, Tensor]] | None:

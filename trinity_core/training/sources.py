@@ -170,7 +170,7 @@ class RolloutSource:
             yield
         finally:
             done.set()
-            noting.join()
+            noting.join(SEEN_SECONDS)
 
     def _keep_noting(self, done: threading.Event) -> None:
         while not done.wait(SEEN_SECONDS):

@@ -36,6 +36,8 @@ BOOT = (
 )
 START_SECONDS = 120.0
 """A worker imports its verifier in 1 to 3 s on quiet cores; on busy ones it may take far longer."""
+END_SECONDS = 10.0
+"""For a worker that was killed, or that has closed its socket, to be gone."""
 MAX_DEATHS = 2
 """Workers that may die while they score one answer, before the answer counts as a verifier error."""
 MAX_STARTS = 3
@@ -96,7 +98,9 @@ class _Worker:
                     return json.loads(self.connection.recv_bytes())
                 left = timeout - (time.monotonic() - began) + (self._run_queue_seconds() - waited)
         except (EOFError, ConnectionError):
-            return _NoReply(f"the verifier's process ended with exit code {self.process.wait()}", died=True)
+            with suppress(subprocess.TimeoutExpired):  # it may have closed its end and go on
+                self.process.wait(END_SECONDS)
+            return _NoReply(f"the verifier's process ended with exit code {self.process.poll()}", died=True)
         return _NoReply(f"the verifier took longer than {timeout:g} s", died=False)
 
     def _run_queue_seconds(self) -> float:
@@ -123,7 +127,7 @@ class _Worker:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(END_SECONDS)
         self.connection.close()
 
 

@@ -1,0 +1,115 @@
+"""A disk that is full for a while: what is written waits for room, once announced, and is whole in the end."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = '''
+import json, logging, sys, threading, time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trinity_core import files
+from trinity_core.checkpoints.commit import begin, commit
+from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.data.experience import Experience
+from trinity_core.layout import JobLayout
+from trinity_core.store.archive import Archive
+from trinity_core.store.store import ExperienceStore
+from trinity_core.sync.methods import open_versions
+from trinity_core.tracking.metrics_file import MetricsFile, read_metrics
+from trinity_core.training.checkpoint import _save
+
+disk, filler = Path(sys.argv[1]), Path(sys.argv[1]) / "filler"
+files.ROOM_POLL_SECONDS = 0.05
+waits = []
+
+
+class Freeing(logging.Handler):
+    """Makes room once somebody has waited for it for a moment."""
+
+    def emit(self, record):
+        if "there is no room" in record.getMessage():
+            waits.append(record.getMessage())
+            threading.Timer(0.3, filler.unlink, [True]).start()
+
+
+logging.getLogger("trinity_core").addHandler(Freeing())
+
+
+def fill():
+    """Leave no byte on the disk."""
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError:
+                pass
+
+
+def full(what, write):
+    """Write on a full disk; once it is said that the writer waits, there is room."""
+    before = len(waits)
+    fill()
+    write()
+    assert len(waits) == before + 1, (what, waits[before:])
+    filler.unlink(missing_ok=True)
+
+
+def rows(count):
+    return [Experience(np.arange(2000), 2, np.ones(1998, bool), reward=1.0, group="g") for _ in range(count)]
+
+
+store = ExperienceStore.open(disk / "store.db", "job")
+store.put("explorer", 1, {"at": 1}, rows(4), 0)
+full("store", lambda: store.put("explorer", 2, {"at": 2}, rows(40), 0))
+assert store.position("explorer").step == 2 and store.stats().ready == 44
+
+metrics = MetricsFile(disk, "trainer")
+metrics.write(1, {"loss": 1.0})
+full("metrics", lambda: metrics.write(2, {f"number_{i}": 1.0 for i in range(1000)}))
+assert [line.step for line in read_metrics(disk)] == [1, 2]
+
+layout = JobLayout(disk)
+folder = begin(layout, 1)
+(folder / "actor").mkdir()
+full("checkpoint", lambda: _save({"weights": torch.arange(50_000)}, folder / "actor/model_world_size_1_rank_0.pt"))
+full("commit", lambda: commit(layout, 1, folder))
+assert latest_whole(disk) == 1
+assert torch.load(disk / "global_step_1/actor/model_world_size_1_rank_0.pt")["weights"].sum() == 1249975000
+
+versions = open_versions("checkpoint", disk)
+full("weights", lambda: versions.publish(1, [("weight", torch.arange(50_000.0))]))
+assert dict(versions.load(1))["weight"][-1] == 49_999
+
+archive = Archive(disk / "buffer" / "experiences.jsonl")
+archive.path.parent.mkdir()
+archive.extend(1, lambda step: rows(1))
+full("archive", lambda: archive.extend(300, lambda step: rows(2)))
+assert [json.loads(line)["step"] for line in archive.path.open()] == [1, *(n for n in range(2, 301) for _ in "ab")]
+'''
+
+
+@pytest.mark.slow
+def test_writers_wait_for_room(tmp_path: Path) -> None:
+    """On a small file system of its own, in a mount namespace: nothing of it is left."""
+    if shutil.which("unshare") is None:
+        pytest.skip("the program unshare is not there, by which the test gets a small file system")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (tmp_path / "program.py").write_text(PROGRAM)
+    mount = f"mount -t tmpfs -o size=4m tmpfs {disk}"
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*inside, mount], capture_output=True).returncode:
+        pytest.skip("this system does not let its users mount a file system in a namespace of their own")
+    command = f"{mount} && exec {sys.executable} {tmp_path / 'program.py'} {disk}"
+    done = subprocess.run([*inside, command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,122 @@
+"""A tracking system that is away for a while, or for good: the run goes on, and its metrics are kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import psutil
+import pytest
+from mlflow_store import mlflow_client
+from test_tracking_forwarder import Recorder
+
+from trinity_core.addresses import free_port
+from trinity_core.runtime.processes import stop
+from trinity_core.tracking import forwarder as forwarder_module
+from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
+from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.writers import RunInfo
+
+
+def test_unsent_metrics_are_sent_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder()
+    recorder.broken = True
+    MetricsFile(tmp_path, "trainer").write(1, {"a": 1})
+    thread = ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01)
+    while not caplog.records:
+        time.sleep(0.01)
+    thread.check()
+    recorder.broken = False
+    thread.close(True)
+    assert recorder.calls == [("log", "trainer", 1), ("close", True)]
+    assert len(caplog.records) == 1
+
+
+def test_metrics_of_a_run_that_ended_meanwhile_are_sent_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarder_module, "CLOSE_SECONDS", 0.1)
+    recorder = Recorder()
+    recorder.broken = True
+    MetricsFile(tmp_path, "trainer").write(1, {"a": 1})
+    ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(True)
+    assert "metrics.jsonl, and is sent when the run is started again" in caplog.text
+    recorder.broken = False
+    ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(True)
+    assert recorder.calls == [("log", "trainer", 1), ("close", True)]
+
+
+LOCKING = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_metrics_wait_for_a_locked_store(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another process holds MLflow's database for longer than MLflow waits for it."""
+    info = RunInfo("p", "n", root / "p" / "n")
+    thread = ForwarderThread(Forwarder(info.job_dir, open_writer("mlflow", info, root)), seconds=0.1)
+    command = [sys.executable, "-c", LOCKING, str(root / "mlflow.db")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"locked\n"
+        MetricsFile(info.job_dir, "trainer").write(1, {"a": 1})
+        deadline = time.monotonic() + 120
+        while "sent later" not in caplog.text:
+            thread.check()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        other.kill()
+    thread.close(True)
+    [run] = mlflow_client(root).search_runs([mlflow_client(root).get_experiment_by_name("p").experiment_id])
+    assert run.info.status == "FINISHED" and run.data.metrics["trainer/a"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_metrics_wait_for_a_server_that_comes_back(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    uri = f"http://127.0.0.1:{port}"
+    info = RunInfo("p", "n", root / "p" / "n", args={"uri": uri})
+    with mlflow_server(root, port):
+        thread = ForwarderThread(Forwarder(info.job_dir, open_writer("mlflow", info, root)), seconds=0.1)
+    MetricsFile(info.job_dir, "trainer").write(1, {"a": 1})
+    while "sent later" not in caplog.text:
+        thread.check()
+        time.sleep(0.05)
+    with mlflow_server(root, port):
+        thread.close(True)
+    [run] = mlflow_client(root).search_runs([mlflow_client(root).get_experiment_by_name("p").experiment_id])
+    assert run.info.status == "FINISHED" and run.data.metrics["trainer/a"] == 1
+
+
+@contextmanager
+def mlflow_server(root: Path, port: int) -> Iterator[None]:
+    """MLflow's server on the store in `root`, once it answers."""
+    store = f"sqlite:///{root}/mlflow.db"
+    command = ["mlflow", "server", "--backend-store-uri", store, "--port", str(port), "--workers", "1"]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        while True:
+            assert process.poll() is None
+            try:
+                urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield
+    finally:
+        stop(psutil.Process(process.pid), 10)
+        process.wait(10)
