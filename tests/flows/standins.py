@@ -28,8 +28,11 @@ class Engine:
 
 
 class Explorer:
-    def __init__(self, config: Config) -> None:
+    """With the fault `explorer` it dies once, in step 3."""
+
+    def __init__(self, config: Config, fault: str) -> None:
         self.config = config
+        self.fault = fault
         self.stopped = False
 
     async def prepare(self) -> None: ...
@@ -41,6 +44,10 @@ class Explorer:
         metrics = MetricsFile(self.config.job_dir, "explorer")
         for step in range(1, STEPS + 1):
             await asyncio.sleep(0.05)
+            marker = self.config.job_dir / "explorer_died"
+            if self.fault == "explorer" and step == 3 and not marker.exists():
+                marker.touch()
+                os._exit(1)
             metrics.write(step, {"reward/mean": step / STEPS})
             save_rollouts(self.config.job_dir, "explorer", step, [SampledRollout("1+1?", "2", 1.0)])
             if self.stopped:
@@ -70,6 +77,9 @@ class Trainer:
 
     def start(self, address: str, port: int) -> dict[str, Any]:
         return {"total_steps": STEPS}
+
+    def progress(self) -> dict[str, Any]:
+        return {}
 
     def stop(self) -> None:
         self.stopped = True

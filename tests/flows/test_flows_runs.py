@@ -51,7 +51,7 @@ def use_standins(fault: str = "") -> None:
         return [cluster.actor(standins.Engine, f"{config.name}/engine", env=paths)]
 
     def explorer(cluster: Any, config: Any, *_: Any) -> Any:
-        return cluster.actor(standins.Explorer, f"{config.name}/explorer", config, env=paths, concurrency=4)
+        return cluster.actor(standins.Explorer, f"{config.name}/explorer", config, fault, env=paths, concurrency=4)
 
     def trainers(cluster: Any, config: Any, placement: Any) -> list[Any]:
         name = f"{config.name}/trainer"
@@ -168,15 +168,23 @@ def test_a_dead_actor_is_named_and_the_run_resumes(
     """Also where the run began anew, beside an earlier one of its name."""
     earlier = tmp_path / "tests/dies"
     (earlier / "log").mkdir(parents=True)
-    use_standins(fault="die")
+    use_standins(fault="explorer")
     logging.getLogger("prefect.task_runs").addHandler(caplog.handler)
     state = run_rft(tmp_path, "dies", "continue_from_checkpoint=false")
     logging.getLogger("prefect.task_runs").removeHandler(caplog.handler)
     assert state.is_completed(), state
     (job_dir,) = set((tmp_path / "tests").glob("dies*")) - {earlier}
-    assert attempts(job_dir) == [0, 2]
-    assert re.search(r"trainer \(Trainer, process \d+\) died: The actor is dead", caplog.text)
-    assert "Its log is trainer.log" in caplog.text and "Traceback" not in caplog.text
+    assert len(attempts(job_dir)) == 2 and latest_whole(job_dir) == standins.STEPS
+    assert re.search(r"explorer \(Explorer, process \d+\) died: The actor is dead", caplog.text)
+    assert "Its log is explorer.log" in caplog.text and "Traceback" not in caplog.text
+
+
+def test_a_dead_trainer_costs_no_attempt(tmp_path: Path, prefect_api: str, caplog: pytest.LogCaptureFixture) -> None:
+    use_standins(fault="die")
+    state = run_rft(tmp_path, "returns")
+    assert state.is_completed(), state
+    assert attempts(tmp_path / "tests/returns") == [0, 2]
+    assert caplog.text.count("the trainer returns to its latest checkpoint (1 of 3): trainer (Trainer, process") == 1
 
 
 @pytest.mark.parametrize("part", ["raylet", "head"])

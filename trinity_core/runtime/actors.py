@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -11,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.config import Config
 from trinity_core.config.paths import actor_prefix, engine_name, trainer_name
 from trinity_core.runtime.cluster import Cluster
-from trinity_core.runtime.faults import POLL_SECONDS, Stopped, get, result_of
+from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
 from trinity_core.runtime.placement import Placement
 from trinity_core.runtime.ray_node import RayDied
 from trinity_core.tracking.logs import log_environment
 
 if TYPE_CHECKING:
     from trinity_core.inference.settings import EngineSettings
+
+log = logging.getLogger(__name__)
 
 SAVE_SECONDS = 20.0
 """For the trainer to save at the next step boundary. Prefect kills a cancelled run 30 s after asking it to end."""
@@ -37,8 +40,7 @@ def start_engines(cluster: Cluster, config: Config, placement: Placement) -> lis
     """
     settings = engine_settings(config, placement)
     kept = cluster.take("engines", engine_key(settings, placement))
-    if kept:
-        load_folder(kept, settings.model_path, cluster.check)
+    if kept and _are_ready(cluster, kept, lambda: load_folder(kept, settings.model_path, cluster.check)):
         return kept
     return [
         _start_engine(cluster, config, engine_name(config, index), settings, placement.engine_gpus)
@@ -112,17 +114,15 @@ def start_explorer(cluster: Cluster, config: Config, engines: list[Any], auxilia
 
 def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
     """The trainer's workers, one per rank: those kept from an earlier stage if they fit, or new ones."""
-    from trinity_core.training.worker import TrainerWorker
+    from trinity_core.runtime.trainer_actor import TrainerActor
 
     kept = cluster.take("trainers", trainer_key(placement))
-    if kept:
-        for ref in [worker.renew.remote(config) for worker in kept]:
-            result_of(ref, cluster.check)
+    if kept and _are_ready(cluster, kept, lambda: renew(kept, config, cluster.check)):
         return kept
     environment = trainer_environment(placement)
     return [
         cluster.actor(
-            TrainerWorker,
+            TrainerActor,
             name,
             config,
             rank,
@@ -135,11 +135,28 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
     ]
 
 
+def renew(workers: list[Any], config: Config, check: Callable[[], None]) -> None:
+    """Let running workers become those of another stage's trainer."""
+    for ref in [worker.renew.remote(config) for worker in workers]:
+        result_of(ref, check)
+
+
 def connect_trainers(workers: list[Any], check: Callable[[], None], stopped: Callable[[], bool]) -> dict[str, Any]:
     """Let the workers find one another at rank 0's address, load and resume; the progress of rank 0."""
     address, port = result_of(workers[0].rendezvous.remote(), check, stopped)
     progress = [result_of(ref, check, stopped) for ref in [worker.start.remote(address, port) for worker in workers]]
     return progress[0]
+
+
+def _are_ready(cluster: Cluster, kept: list[Any], prepare: Callable[[], None]) -> bool:
+    """Prepare kept actors for another stage. False if one of them has died meanwhile; then the others end too."""
+    try:
+        prepare()
+    except ProcessLost as loss:
+        log.info("new processes are started: %s", str(loss).removesuffix(AGAIN))
+        cluster.kill(kept)
+        return False
+    return True
 
 
 def run_until_done(

@@ -18,8 +18,15 @@ POLL_SECONDS = 0.2
 """Short, so that a cancellation (an exception in the main thread) is heard at once, and no longer wait is needed."""
 
 
+AGAIN = "Start the same run again: it resumes from its latest whole checkpoint."
+
+
 class Stopped(TransientFault):
     """The run was asked to stop before it was done."""
+
+
+class ProcessLost(TransientFault):
+    """A process of the run is gone. Its message ends with `AGAIN`."""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -85,7 +92,16 @@ def result_of(ref: Any, check: Callable[[], None], stopped: Callable[[], bool] =
 def get(ref: Any, timeout: float | None = None) -> Any:
     """`ray.get` that raises an error meant for users: the actor's own, or which actor died."""
     import ray
-    from ray.exceptions import ActorDiedError, ActorUnschedulableError, RayError, RayTaskError
+    from ray.exceptions import (
+        ActorDiedError,
+        ActorUnschedulableError,
+        NodeDiedError,
+        OutOfMemoryError,
+        RayActorError,
+        RayError,
+        RayTaskError,
+        WorkerCrashedError,
+    )
 
     try:
         return ray.get(ref, timeout=timeout)
@@ -97,7 +113,8 @@ def get(ref: Any, timeout: float | None = None) -> Any:
         if isinstance(cause, ActorUnschedulableError):
             raise TrinityError(f"Ray cannot start a process of the run. {cause.error_message}") from error
         if isinstance(cause, _losses()):
-            raise TransientFault(loss_of(cause)) from error
+            lost = isinstance(cause, RayActorError | WorkerCrashedError | NodeDiedError | OutOfMemoryError)
+            raise (ProcessLost if lost else TransientFault)(loss_of(cause)) from error
         raise failed from None
 
 
@@ -106,13 +123,12 @@ def loss_of(error: Exception) -> str:
     known = dict(re.findall(r"^\t(\w+): (.+)$", str(error), re.MULTILINE))
     said = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
     reason = " ".join(said[1:] if known else said).partition(" Some common causes")[0]
-    again = "Start the same run again: it resumes from its latest whole checkpoint."
     if "name" not in known:
-        return f"Ray has lost a part of the run ({type(error).__name__}): {reason} {again}"
+        return f"Ray has lost a part of the run ({type(error).__name__}): {reason} {AGAIN}"
     actor = log_name(known["name"])
     process = f", process {known['pid']}" if "pid" in known else ""
     return (
         f"{actor} ({known.get('class_name', 'actor')}{process}) died: {reason} Its log is {actor}.log below `log` in "
         "the run's folder; where that ends without an error, the system may have ended it for lack of memory (`dmesg` "
-        f"says so). {again}"
+        f"says so). {AGAIN}"
     )

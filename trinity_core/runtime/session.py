@@ -11,6 +11,7 @@ from typing import Any
 
 from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.config import Config, public_dict
+from trinity_core.errors import TransientFault
 from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
 from trinity_core.runlock import release
@@ -19,7 +20,9 @@ from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
 from trinity_core.runtime.faults import first_error_stays, result_of
 from trinity_core.runtime.placement import components_of
 from trinity_core.runtime.progress import ProgressReport
+from trinity_core.runtime.pulse import Pulse
 from trinity_core.runtime.stage import Stage, lock_names
+from trinity_core.runtime.trainers import Trainers
 from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
 from trinity_core.tracking.metrics_file import explorer_source
 from trinity_core.tracking.writers import RunInfo, Writer
@@ -47,7 +50,7 @@ class Session:
         self._engines: list[Any] = []
         self._auxiliary: list[list[Any]] = []
         self._explorer: Any = None
-        self._trainers: list[Any] = []
+        self.trainers = Trainers(cluster, self.config, self.placement, self.check, self.is_stopping)
         self._tracking: TrackingThread | None = None
 
     def start(self) -> Session:
@@ -92,35 +95,39 @@ class Session:
     # ---- what the stage does ----
 
     def explore(self, loop: Callable[..., Any], report: ProgressReport | None = None) -> dict[str, Any]:
-        """Run the explorer by `loop` until all tasks are done or the session stops; the explorer's summary."""
-        explorer = self.explorer()
-        result_of(explorer.prepare.remote(), self.check, self.is_stopping)
-        progress = result_of(explorer.progress.remote(), self.check, self.is_stopping)
+        """Run the explorer by `loop` until all tasks are done or the session stops; the explorer's summary.
+
+        Returns when the trainer has ended too: until then it may go back to a checkpoint.
+        """
         report = report or ProgressReport(self.config, explorer_source(self.config.explorer.name))
-        report.total_steps = progress["total_steps"]
+        while True:
+            returns = self.trainers.returns
+            summary = self._explore(loop, report)
+            if "train" not in self.components or not self.trainers.wait_for_return(returns):
+                return summary
+
+    def _explore(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
+        explorer, check = self.explorer(), self._check_of_explorer()
+        result_of(explorer.prepare.remote(), check, self.is_stopping)
+        report.total_steps = result_of(explorer.progress.remote(), check, self.is_stopping)["total_steps"]
+
+        def while_waiting() -> None:
+            check()
+            report.report_if_due()
+
         run = explorer.run.remote(loop)
         [summary] = actors.run_until_done(
-            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, self._checked(report.report_if_due)
+            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, while_waiting
         )
         report.report(done=True)
         return summary
 
     def train(self, loop: Callable[..., Any], report: ProgressReport | None = None) -> dict[str, Any]:
-        """Run the trainer's workers by `loop` until the last step or until the session stops; rank 0's summary."""
-        workers = self.trainers()
-        progress = actors.connect_trainers(workers, self.check, self.is_stopping)
-        report = report or ProgressReport(self.config, "trainer")
-        report.total_steps = progress["total_steps"]
-        runs = [worker.run.remote(loop) for worker in workers]
+        """Run the trainer's workers by `loop` until the last step or until the session stops; rank 0's summary.
 
-        def stop() -> None:
-            for worker in workers:
-                worker.stop.remote()
-
-        while_waiting = self._checked(report.report_if_due)
-        summaries = actors.run_until_done(runs, stop, self.is_stopping, actors.SAVE_SECONDS, while_waiting)
-        report.report(done=True)
-        return summaries[0]
+        A lost worker takes them back to their latest checkpoint, and the explorer with them (`runtime.trainers`).
+        """
+        return self.trainers.train(loop, report or ProgressReport(self.config, "trainer"))
 
     def score(self, step: int, folder: Path | None) -> dict[str, float]:
         """Score the weights of `step` on every eval set: metric name -> value.
@@ -128,7 +135,7 @@ class Session:
         They are those of a Hugging Face folder, or (None) what the engines started with.
         """
         scoring = self.explorer().evaluate.remote(step, str(folder) if folder else None)
-        return result_of(scoring, self.check, self.is_stopping)
+        return result_of(scoring, self._check_of_explorer(), self.is_stopping)
 
     # ---- its processes ----
 
@@ -148,20 +155,13 @@ class Session:
                 self._explorer = actors.start_explorer(self.cluster, self.config, engines, self._auxiliary)
             return self._explorer
 
-    def trainers(self) -> list[Any]:
-        """The trainer's workers, started on first use."""
-        with self._lock:
-            if not self._trainers:
-                self._trainers = actors.start_trainers(self.cluster, self.config, self.placement)
-            return self._trainers
-
     def huggingface_folder(self, step: int) -> Path:
         """The checkpoint of `step` in Hugging Face format, converted by the trainer if it runs.
 
         The trainer has torch loaded; in this process its import alone takes longer than a small model's conversion.
         """
-        if self._trainers:
-            return Path(result_of(self._trainers[0].convert.remote(step), self.check))
+        if self.trainers.workers:
+            return self.trainers.convert(step)
         return huggingface_folder(self.config, step)
 
     def tracking(self) -> Writer:
@@ -175,12 +175,15 @@ class Session:
         if self._tracking is not None:
             self._tracking.check()
 
-    def _checked(self, report: Callable[[], None]) -> Callable[[], None]:
-        def check_and_report() -> None:
-            self.check()
-            report()
+    def _check_of_explorer(self) -> Callable[[], None]:
+        """`check` for those who wait for the explorer: it must answer."""
+        pulse = Pulse({self.config.explorer.name: self.explorer()})
 
-        return check_and_report
+        def check() -> None:
+            self.check()
+            pulse.check()
+
+        return check
 
     def close(self, succeeded: bool) -> None:
         """Forward the last metrics, and end every actor. Nothing is left running, whatever fails on the way."""
@@ -198,13 +201,16 @@ class Session:
     def _end_actors(self, succeeded: bool) -> None:
         explorer = [] if self._explorer is None else [self._explorer]
         auxiliary = [engine for engines in self._auxiliary for engine in engines]
-        mine = [*self._engines, *self._trainers]
-        kept = (
-            actors.keep(self.cluster, self.config, self.placement, self._engines, self._trainers) if succeeded else []
-        )
+        workers = self.trainers.workers
+        mine = [*self._engines, *workers]
+        kept = actors.keep(self.cluster, self.config, self.placement, self._engines, workers) if succeeded else []
         self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
         if "train" in self.components:
             remove_shared_weights(self.config)
+
+
+OPEN_SECONDS = 300.0
+"""For the tracking system to open: a new MLflow database on a busy machine takes a minute."""
 
 
 class TrackingThread:
@@ -223,9 +229,11 @@ class TrackingThread:
 
     def writer(self) -> Writer:
         """The writer, once it is open; raises why it does not open."""
-        self._opening.join()
+        self._opening.join(OPEN_SECONDS)
         if self._error is not None:
             raise self._error
+        if self._opening.is_alive():
+            raise TransientFault(f"the tracking system did not open within {OPEN_SECONDS:g} s (section monitor)")
         assert self._writer is not None, "the thread opened it or left an error"
         return self._writer
 
@@ -238,11 +246,10 @@ class TrackingThread:
 
     def close(self, succeeded: bool) -> None:
         """Forward what is left, and end the run in the tracking system."""
-        self._opening.join()
+        if succeeded:
+            self.writer()
         if self._forwarder is not None:
             self._forwarder.close(succeeded)
-        elif succeeded and self._error is not None:
-            raise self._error
 
     def _open(self) -> None:
         try:

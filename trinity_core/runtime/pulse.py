@@ -1,0 +1,34 @@
+"""Whether processes that work for long still answer: one that is stopped, or stuck, would be waited for without end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from trinity_core.runtime.faults import AGAIN, ProcessLost
+
+ASK_SECONDS = 30.0
+"""Between two questions."""
+SILENCE_SECONDS = 600.0
+"""For an answer: a busy process may not run Python code for minutes, as while it writes a large checkpoint."""
+
+
+class Pulse:
+    """Asks actors (by name) for their `progress`, for which their long work leaves a thread free."""
+
+    def __init__(self, actors: Mapping[str, Any]) -> None:
+        self._actors = actors
+        self._asked: dict[str, tuple[Any, float]] = {}
+
+    def check(self) -> None:
+        """To be called while waiting. Raises `ProcessLost` for a silent actor; whoever waits hears of a dead one."""
+        import ray
+
+        now = time.monotonic()
+        for name, actor in self._actors.items():
+            answer, asked_at = self._asked.get(name, (None, -ASK_SECONDS))
+            if answer is None or (now - asked_at >= ASK_SECONDS and ray.wait([answer], timeout=0)[0]):
+                self._asked[name] = actor.progress.remote(), now
+            elif now - asked_at >= SILENCE_SECONDS:
+                raise ProcessLost(f"{name} has not answered for {now - asked_at:.0f} s. {AGAIN}")

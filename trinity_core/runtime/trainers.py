@@ -1,0 +1,144 @@
+"""The trainer's workers as one: when one is lost, all of them start again from the latest checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trinity_core.config import Config
+from trinity_core.config.paths import trainer_name
+from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime import actors
+from trinity_core.runtime.cluster import Cluster
+from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
+from trinity_core.runtime.placement import Placement
+from trinity_core.runtime.progress import ProgressReport
+from trinity_core.runtime.pulse import Pulse
+
+log = logging.getLogger(__name__)
+
+MAX_RESTARTS = 3
+"""Restarts of the workers before the attempt fails. Workers that keep dying (too little memory) will die again."""
+ANSWER_SECONDS = 10.0
+"""For a worker to say that it lives, after another one has failed."""
+
+
+class Trainers:
+    """The workers of one trainer. `check` raises what keeps the run from its end, `stopping` is true once it shall end.
+
+    An explorer beside the trainer is not restarted: going back rewinds the store, by which the explorer starts over.
+    """
+
+    def __init__(
+        self, cluster: Cluster, config: Config, placement: Placement,
+        check: Callable[[], None], stopping: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.workers: list[Any] = []
+        self._connected = 0
+        """Times that the workers were ready for a step."""
+        self._cluster, self._config, self._placement = cluster, config, placement
+        self._check, self._stopping = check, stopping
+        self._ended = threading.Event()
+
+    def train(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
+        """Run the workers by `loop` until the last step or until the run is stopping; rank 0's summary.
+
+        Raises what a worker raises, and `ProcessLost` where workers were lost more than `MAX_RESTARTS` times.
+        """
+        try:
+            return self._train(loop, report)
+        finally:
+            self._ended.set()
+
+    def _train(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
+        for restart in range(1, MAX_RESTARTS + 2):
+            try:
+                return self._attempt(loop, report)
+            except Exception as error:
+                loss = self._loss(error)
+                if loss is None:
+                    raise
+                if restart > MAX_RESTARTS or not self._can_return():
+                    raise loss from error
+                reason = str(loss).removesuffix(AGAIN).strip()
+                log.warning(
+                    "the trainer returns to its latest checkpoint (%d of %d): %s", restart, MAX_RESTARTS, reason
+                )
+                self._cluster.kill(self.workers)
+                self.workers = []
+        raise AssertionError("the last restart returns or raises")
+
+    @property
+    def returns(self) -> int:
+        """Times that the trainer has been back at a checkpoint, ready to go on."""
+        return max(0, self._connected - 1)
+
+    def wait_for_return(self, returns: int) -> bool:
+        """Wait until the trainer has ended or the run is stopping; True if it returned more often than `returns` first.
+
+        An explorer that had finished then has steps to explore again.
+        """
+        while self.returns == returns:
+            if self._ended.is_set() or self._stopping():
+                return False
+            self._check()
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def convert(self, step: int) -> Path:
+        """The checkpoint of `step` in Hugging Face format."""
+        return Path(result_of(self.workers[0].convert.remote(step), self._check))
+
+    def _attempt(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
+        self.workers = actors.start_trainers(self._cluster, self._config, self._placement)
+        pulse = Pulse({trainer_name(self._config, rank): worker for rank, worker in enumerate(self.workers)})
+
+        def check() -> None:
+            self._check()
+            pulse.check()
+
+        progress = actors.connect_trainers(self.workers, check, self._stopping)
+        self._connected += 1
+        report.total_steps = progress["total_steps"]
+
+        def stop() -> None:
+            for worker in self.workers:
+                worker.stop.remote()
+
+        def while_waiting() -> None:
+            check()
+            report.report_if_due()
+
+        runs = [worker.run.remote(loop) for worker in self.workers]
+        summaries = actors.run_until_done(runs, stop, self._stopping, actors.SAVE_SECONDS, while_waiting)
+        report.report(done=True)
+        if summaries[0].get("stopped") and not self._stopping():
+            raise Stopped(f"The trainer got SIGTERM and has saved step {summaries[0]['step']}. {AGAIN}")
+        return summaries[0]
+
+    def _loss(self, error: Exception) -> ProcessLost | None:
+        """The loss of a worker if that is what `error` comes from, such as a broken connection to the lost one."""
+        if isinstance(error, ProcessLost):
+            return error
+        if isinstance(error, TrinityError | TransientFault):
+            return None
+        import ray
+
+        answers = [worker.progress.remote() for worker in self.workers]
+        for answer in ray.wait(answers, num_returns=len(answers), timeout=ANSWER_SECONDS)[0]:
+            try:
+                get(answer)
+            except ProcessLost as loss:
+                return loss
+        return None
+
+    def _can_return(self) -> bool:
+        """False if engines would wait for a connection that the lost worker had, or if Ray itself has died."""
+        method = SYNC_METHODS[self._config.synchronizer.sync_method]
+        connected = bool(self._placement.engines) and bool(method.vllm_backend)
+        return not connected and not self._stopping() and self._cluster.alive()
