@@ -45,15 +45,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--busy", nargs="?", const="all", default="none", choices=["none", "half", "all"],
                         help="runs beside which another process keeps a core busy")  # fmt: skip
-    parser.add_argument("--out", type=Path, default=BUILD / "chaos", help="folder of the runs; removed at the start")
+    parser.add_argument("--out", type=Path, default=BUILD, help="the runs go to chaos/ in it, which is emptied")
     args = parser.parse_args()
+    out = args.out / "chaos"
     what = tuple(args.what.split(",")) if args.what else ("flow",) if args.equal else VICTIMS
     if args.through == "flow" and not args.what and args.kills:
         what += ("server",)
     runs = args.equal or max(1, args.kills // KILLS_A_RUN)
     kills_a_run = 1 if args.equal else KILLS_A_RUN
-    shutil.rmtree(args.out, ignore_errors=True)
-    with chaos_run(args.out / "undisturbed", args.steps, args.through) as reference:
+    shutil.rmtree(out, ignore_errors=True)
+    with chaos_run(out / "undisturbed", args.steps, args.through) as reference:
         reference.go()
     print(f"undisturbed: {reference.digest()[:16]}", flush=True)
     counts: Counter[str] = Counter()
@@ -61,13 +62,13 @@ def main() -> None:
         rng = random.Random(f"{args.seed}/{number}")
         kills = draw_kills(rng, args.steps, rng.choices(what, k=kills_a_run))
         busy = args.busy == "all" or (args.busy == "half" and number % 2 == 0)
-        faults = one_run(args.out / f"run_{number}", reference, kills, busy, counts)
+        faults = one_run(out / f"run_{number}", reference, kills, busy, counts)
         counts["runs"] += 1
         counts["good runs"] += not faults
         for fault in faults:
             print(f"    {fault}", flush=True)
         if not faults:
-            shutil.rmtree(args.out / f"run_{number}")
+            shutil.rmtree(out / f"run_{number}")
     print(json.dumps(counts))
     sys.exit(counts["good runs"] != counts["runs"])
 

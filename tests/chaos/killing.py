@@ -112,8 +112,6 @@ class ChaosRun:
     save_interval: int = 2
     through: str = "page"
     """`page`: `python -m trinity_core.runtime.run`; `flow`: `trinity run`, whose flow retries and has a server."""
-    sft_steps: int = 0
-    """Steps of an SFT stage before it; 0: none."""
     killed: list[Killed] = field(default_factory=list)
     attempts: int = 0
     process: psutil.Popen | None = None
@@ -125,13 +123,7 @@ class ChaosRun:
     @property
     def job(self) -> Path:
         """The run's own folder."""
-        return self.root / "checkpoints/chaos" / ("run_rft" if self.sft_steps else "run")
-
-    @property
-    def start(self) -> Path:
-        """The model that it starts from, after the SFT stage."""
-        sft = self.root / f"checkpoints/chaos/run_sft/global_step_{self.sft_steps}/actor/huggingface"
-        return sft if self.sft_steps else self.model
+        return self.root / "checkpoints/chaos" / "run"
 
     @property
     def log(self) -> Path:
@@ -273,7 +265,7 @@ class ChaosRun:
     def _config(self) -> dict[str, Any]:
         data = {"path": str(self.data), "format": {"prompt_key": "question", "response_key": "answer"}}
         taskset = {"name": "train", "split": "train", "default_reward_fn_type": "even_letters", **data}
-        config: dict[str, Any] = {
+        return {
             "project": "chaos",
             "name": "run",
             "checkpoint_root_dir": str(self.root / "checkpoints"),
@@ -287,13 +279,6 @@ class ChaosRun:
             "trainer": {"save_interval": self.save_interval},
             "monitor": {"monitor_type": "tensorboard"},
         }
-        if self.sft_steps:
-            answers = {"experience_buffer": {"split": "sft", **data}}
-            buffer = {"train_batch_size": 8, "total_steps": self.sft_steps, "trainer_input": answers}
-            sft = {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": buffer}
-            config["stages"] = [sft, {"stage_name": "rft"}]
-            config["buffer"]["explorer_input"]["eval_tasksets"] = [{"name": "test", "split": "test", **data}]
-        return config
 
 
 def _changed(path: Path) -> float:
