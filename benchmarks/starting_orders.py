@@ -74,7 +74,7 @@ def ray_cluster(folder: Path, nodes: int = 2, cpus: int = 2) -> Iterator[tuple[s
             place = [f"--address={address}"] if number else ["--head", f"--port={address.rpartition(':')[2]}"]
             command = [
                 str(BIN / "ray"), "start", *place, "--block", f"--num-cpus={cpus}", "--node-ip-address=127.0.0.1",
-                f"--temp-dir={folder}/{number}", f"--dashboard-agent-listen-port={free_port()}",
+                f"--temp-dir={folder}/ray{number}", f"--dashboard-agent-listen-port={free_port()}",
                 "--object-store-memory=100000000", *([] if number else ["--include-dashboard=false"]),
             ]  # fmt: skip
             log = folder / f"node_{number}.log"
@@ -178,8 +178,10 @@ def main() -> None:
         with ray_cluster(folder) as (address, environment):
             print(f"{'order of starting':36}{'seconds':>14}{'explorer':>14}{'explorer_new':>14}{'trained':>14}")
             for index, order in enumerate(orders):
-                done = run_in_order(order, folder / str(index), address, environment | models, args.gap, args.flows)
-                good &= report(order, folder / str(index), *done)
+                done = run_in_order(
+                    order, folder / f"order{index}", address, environment | models, args.gap, args.flows
+                )
+                good &= report(order, folder / f"order{index}", *done)
                 sys.stdout.flush()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

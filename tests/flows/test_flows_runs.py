@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,20 @@ def run_rft(folder: Path, name: str, *overrides: str) -> Any:
     return rft(config=str(written(folder, name)), overrides=list(overrides), return_state=True)
 
 
+@contextmanager
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Prefect's loggers, which pass nothing on, are heard too."""
+    from prefect.logging.configuration import setup_logging
+
+    setup_logging()  # what the first flow does, and then removes other handlers
+    loggers = [logging.getLogger(name) for name in ("prefect.flow_runs", "prefect.task_runs")]
+    for logger in loggers:
+        logger.addHandler(caplog.handler)
+    yield
+    for logger in loggers:
+        logger.removeHandler(caplog.handler)
+
+
 def ray_is_gone(seconds: float = 20) -> bool:
     """Whether no process of Ray is left below this one; it may take them a moment to go."""
     names = ("raylet", "gcs_server")
@@ -169,9 +185,8 @@ def test_a_dead_actor_is_named_and_the_run_resumes(
     earlier = tmp_path / "tests/dies"
     (earlier / "log").mkdir(parents=True)
     use_standins(fault="explorer")
-    logging.getLogger("prefect.task_runs").addHandler(caplog.handler)
-    state = run_rft(tmp_path, "dies", "continue_from_checkpoint=false")
-    logging.getLogger("prefect.task_runs").removeHandler(caplog.handler)
+    with heard(caplog):
+        state = run_rft(tmp_path, "dies", "continue_from_checkpoint=false")
     assert state.is_completed(), state
     (job_dir,) = set((tmp_path / "tests").glob("dies*")) - {earlier}
     assert len(attempts(job_dir)) == 2 and latest_whole(job_dir) == standins.STEPS
@@ -193,9 +208,8 @@ def test_a_ray_that_died_is_replaced_and_the_run_resumes(
 ) -> None:
     """The kernel kills one of Ray's own processes, as for lack of memory."""
     use_standins(fault=part)
-    logging.getLogger("prefect.flow_runs").addHandler(caplog.handler)
-    state = run_rft(tmp_path, part)
-    logging.getLogger("prefect.flow_runs").removeHandler(caplog.handler)
+    with heard(caplog):
+        state = run_rft(tmp_path, part)
     assert state.is_completed(), state
     assert attempts(tmp_path / "tests" / part) == [0, 2]
     assert "Ray has died, and the processes of the run with it." in caplog.text and "Traceback" not in caplog.text

@@ -142,7 +142,7 @@ def test_actor_names_carry_the_explorers_name() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_ray_that_died_is_replaced_when_used_again() -> None:
+def test_a_ray_that_died_is_replaced_when_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its raylet is killed, as the kernel does for lack of memory; an earlier user keeps the cluster open meanwhile."""
     import ray
 
@@ -153,6 +153,9 @@ def test_a_ray_that_died_is_replaced_when_used_again() -> None:
         first = cluster.actor(Sleeper, "first", env=env)
         ray.get(first.family.remote(), timeout=60)
         assert cluster.alive()
+        monkeypatch.setattr("trinity_core.runtime.cluster.NAME_SECONDS", 0.0)
+        with pytest.raises(TrinityError, match=r"first is already running in the namespace .*/run of the Ray cluster"):
+            cluster.actor(Sleeper, "first", env=env)
         [raylet] = [each for each in psutil.Process().children() if each.name() == "raylet"]
         raylet.kill()
         began = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from traceback import format_exception
@@ -206,6 +207,17 @@ def test_wandb_without_a_key_names_the_fix(tmp_path: Path, monkeypatch: pytest.M
     info = RunInfo("p", "n", tmp_path / "p" / "n", args={"base_url": "http://127.0.0.1:9"})
     with pytest.raises(TrinityError, match=r"monitor_args.api_key"):
         open_writer("wandb", info, tmp_path)
+
+
+@pytest.mark.slow
+def test_flows_that_start_at_the_same_time_share_a_run(root: Path) -> None:
+    info = RunInfo("p", "n", root / "p" / "n")
+    with ThreadPoolExecutor(3) as threads:
+        writers = list(threads.map(lambda _: open_writer("mlflow", info, root), range(3)))
+    assert len({writer.run_id for writer in writers}) == 1  # type: ignore[attr-defined]
+    client = mlflow_client(root)
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    assert len(client.search_runs(experiments)) == 1
 
 
 @pytest.mark.slow
