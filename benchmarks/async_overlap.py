@@ -107,7 +107,7 @@ class SleepingTrainer:
     def next_batch(self) -> Any:
         if self.step == self.config.buffer.total_steps:
             return None
-        return self.source.draw(self.step + 1, lambda: False)
+        return self.source.draw(self.step + 1, lambda: False, lambda _: None)
 
     def update(self, batch: Sequence[Any]) -> None:
         self.staleness += [self.step - row.newest_version for row in batch]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
 import numpy as np
 import pytest
@@ -74,3 +75,49 @@ def test_stored_rollouts_are_trainable_and_the_seed_repeats_them(
     assert [e.tokens.tolist() for e in first] == [e.tokens.tolist() for e in second]
     gaps = [line.metrics["weight_sync/check_gap"] for line in read_metrics(configs[0].job_dir)]
     assert max(gaps) < 1e-4
+
+
+@pytest.mark.parametrize("method", ["memory", "checkpoint"])
+def test_answers_in_flight_take_up_new_weights(
+    tiny_folders, tiny_engine, tiny_model, tmp_path, own_weights_after, method
+):
+    """Each log-prob is that of the version which sampled its token, over the whole sequence before it."""
+    import torch
+
+    length = 150
+    config = config_of(tiny_folders, tmp_path, method).with_values({
+        "buffer.total_steps": 1,
+        "buffer.batch_size": 16,
+        "model.max_response_tokens": length,
+        "model.min_response_tokens": length,
+        "explorer.runner_per_model": 16,
+        "synchronizer": {"sync_style": "trainer_driven", "sync_in_flight": True, "sync_method": method},
+    })  # fmt: skip
+    other = copy.deepcopy(tiny_model)
+    with torch.no_grad():
+        for number, parameter in enumerate(other.parameters()):
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    versions = open_versions(method, config.job_dir)
+
+    def publish(version, model):
+        tokens = np.arange(3, 40, 4)
+        check = WeightCheck(tuple(tokens.tolist()), tuple(logprobs_of(model, tokens).tolist()))
+        versions.publish(version, model.state_dict().items(), check)
+
+    async def main():
+        publish(0, tiny_model)
+        running = asyncio.create_task(Explorer(config, [tiny_engine]).run(explore))
+        while not tiny_engine._backend._waiting and not running.done():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(publish, 1, other)
+        return await running
+
+    assert asyncio.run(main())["version"] == 1
+    rows = ExperienceStore.open(store_url(config), str(config.job_dir)).lease(1, 64, 1)
+    versions.remove()
+    assert {int(version) for e in rows for version in e.versions} == {0, 1}
+    for e in rows:
+        assert (np.diff(e.versions) >= 0).all(), "no token is of older weights than the one before it"
+        by_version = [logprobs_of(model, e.tokens)[e.prompt_length - 1 :] for model in (tiny_model, other)]
+        np.testing.assert_allclose(e.logprobs, np.where(e.versions == 1, by_version[1], by_version[0]), atol=1e-4)

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import dynamic_version, look_interval, required_version
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
+from trinity_core.timing import StepTimer
 from trinity_core.tracking.logs import Logged, start_log
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
@@ -86,8 +87,8 @@ class Explorer:
         """The version that was evaluated last."""
         self._state = "starting"
         self._last: dict[str, float] = {}
-        self._spent: dict[str, float] = {}
-        """Seconds of the step in progress, by activity."""
+        self._spent = StepTimer()
+        """Of the step in progress, by activity."""
 
     # ---- what others call ----
 
@@ -242,7 +243,7 @@ class Explorer:
 
     async def _load(self, version: int, activity: str) -> None:
         self._untouched = False
-        with self._spending(activity):
+        with self._spent.part(activity):
             for attempt in range(PULL_ATTEMPTS):
                 try:
                     done = await self._open.pool.load(self._open.source, version)
@@ -253,7 +254,7 @@ class Explorer:
                         raise
                     version = max(version, newest)
         self.version = self._open.model.version = version
-        self._spent["weight_sync_engine"] = done.seconds
+        self._spent.seconds["timing_s/weight_sync_engine"] = done.seconds
         if done.gap is not None:
             self._last["weight_sync/check_gap"] = done.gap
 
@@ -288,8 +289,8 @@ class Explorer:
         check_failures(step, outcomes)
         experiences, dropped = resources.operators.run(experiences_of(outcomes))
         generate, tokens = resources.pool.busy.seconds - before[0], resources.pool.tokens - before[2]
-        self._spent["generate"] = generate
-        self._spent["reward"] = resources.rewards.busy.seconds - before[1]
+        self._spent.seconds["timing_s/generate"] = generate
+        self._spent.seconds["timing_s/reward"] = resources.rewards.busy.seconds - before[1]
         numbers = step_numbers(outcomes) | dropped_numbers(dropped)
         numbers["experiences/kept"] = float(len(experiences))
         numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}
@@ -305,7 +306,7 @@ class Explorer:
         store, step = self._open.store, rollouts.step
         position = self._schedule.position(step) | {"evaluated": self._evaluated}
         waits = self.is_synchronous and step < self.total_steps
-        with self._spending("store"):
+        with self._spent.part("store"):
             await asyncio.to_thread(
                 store.put,
                 self.name,
@@ -335,7 +336,7 @@ class Explorer:
 
     async def _waited(self, wait: VersionWait | AdmissionWait) -> int | None:
         self._wait, timeout = wait, self.config.synchronizer.sync_timeout
-        with self._spending("wait"):
+        with self._spent.part("wait"):
             found = await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
         self._wait = None
         return found
@@ -388,11 +389,12 @@ class Explorer:
 
     def _write(self, batch: StepRollouts) -> None:
         """Write the metrics of a step, with the seconds that each activity took."""
-        spent, self._spent = self._spent, {}
-        spent["step"] = time.perf_counter() - batch.began + spent.get("wait", 0.0) + spent.get("weight_sync", 0.0)
+        spent, self._spent = self._spent.seconds, StepTimer()
+        before = spent.get("timing_s/wait", 0.0) + spent.get("timing_s/weight_sync", 0.0)
+        spent["timing_s/step"] = time.perf_counter() - batch.began + before
         gap = {name: value for name, value in self._last.items() if name == "weight_sync/check_gap"}
-        numbers = batch.numbers | gap | {f"timing_s/{name}": seconds for name, seconds in spent.items()}
-        numbers["experiences_per_second"] = batch.numbers["experiences/kept"] / spent["step"]
+        numbers = batch.numbers | gap | spent
+        numbers["experiences_per_second"] = batch.numbers["experiences/kept"] / spent["timing_s/step"]
         numbers["engine_restarts"] = float(self._open.pool.restarts)
         self._last = numbers
         self._open.metrics.write(batch.step, numbers)
@@ -406,12 +408,3 @@ class Explorer:
     def _summary(self) -> dict[str, Any]:
         total = self._resources.total_steps if self._resources else None
         return {"step": self._step, "total_steps": total, "version": self.version or 0, "evaluated": self._evaluated}
-
-    @contextmanager
-    def _spending(self, what: str) -> Iterator[None]:
-        """Add the time of a `with` block to an activity of the step."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._spent[what] = self._spent.get(what, 0.0) + time.perf_counter() - began
