@@ -8,8 +8,12 @@ from typing import Annotated
 
 import typer
 
+from flows.local.restarts import RESTARTS
 from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
 
+Restarts = Annotated[
+    int, typer.Option(help="How many times an hour a run that was killed is started again; 0: never.", min=0)
+]
 Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.1.", min=1, max=65535)]
 
 
@@ -70,13 +74,13 @@ def quickstart(
 
 
 @app.command()
-def up(port: Port = 4200) -> None:
+def up(port: Port = 4200, restarts: Restarts = RESTARTS) -> None:
     """Start Prefect here: server on SQLite, work pool, one worker, all deployments of prefect.yaml. Loopback only."""
     from flows.local.commands import up as start
     from trinity_core.runtime.signals import ending_on_sigterm
 
     with ending_on_sigterm():
-        state = start(Path.cwd(), port, typer.echo)
+        state = start(Path.cwd(), port, typer.echo, restarts)
     typer.echo(
         f"\nPrefect UI  {state.api_url.removesuffix('/api')}\nTry         prefect deployment run rft/gsm8k --watch"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -36,23 +37,34 @@ class LiveReport(ProgressReport):
 
     def report(self, done: bool = False) -> None:
         """Report now. If that is not possible (no API, no disk for the picture), say so once; the run continues."""
+        self._try(lambda: super(LiveReport, self).report(done))
+
+    def _try(self, report: Callable[[], None]) -> None:
         try:
-            super().report(done)
+            report()
         except self._faults as error:
             if not self._warned:
                 get_run_logger().warning("The progress cannot be shown in Prefect, the run continues: %s", error)
             self._warned = True
 
+    def report_if_due(self) -> None:
+        """As `report`."""
+        self._try(super().report_if_due)
+
     def show(self, text: str, percent: float) -> None:
         """Log the text; update the progress bar, the learning curve and the sampled rollouts."""
+        self.tell(text, percent)
+        show_curve(self.config)
+        show_rollouts(self.config)
+
+    def tell(self, text: str, percent: float) -> None:
+        """Log the text and update the progress bar."""
         get_run_logger().info(text)
         if self._artifact is None:
             key = artifact_key(self.config, f"{self.source} progress")
             self._artifact = cast(UUID, create_progress_artifact(percent, key=key, description=text))
         else:
             update_progress_artifact(self._artifact, percent, description=text)
-        show_curve(self.config)
-        show_rollouts(self.config)
 
 
 def show_curve(config: Config) -> None:

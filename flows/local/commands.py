@@ -7,8 +7,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
+from flows.local.restarts import RESTARTS
 from flows.local.runs import END_SECONDS, api_client, cancel_runs, mark_crashed, pause_pool, pool_is_shared
 from flows.local.server import (
     Process,
@@ -24,15 +26,21 @@ from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 
 POOL = "trinity"
+WORKER_LIMIT = 4
+"""Runs at a time: explorer, a further explorer and trainer of an asynchronous run, and the sweep."""
 SETTINGS_FILE = "prefect.toml"
 SETTINGS_NOTE = (
     "# Written by `trinity up`, so that `prefect` finds the server in this folder; `trinity down` removes it.\n"
 )
 
 
-def up(root: Path, port: int, say: Callable[[str], None]) -> UpState:
-    """Start what is not running yet. If a step fails, everything that was started is stopped again."""
+def up(root: Path, port: int, say: Callable[[str], None], restarts: int = RESTARTS) -> UpState:
+    """Start what is not running yet. If a step fails, everything that was started is stopped again.
+
+    A run that is killed is started again, at most `restarts` times an hour.
+    """
     running = UpState.load(root)
+    began = datetime.now(UTC)
     if running and is_healthy(running.api_url) and all(process.alive() for process in running.processes):
         say(f"Already up: {running.api_url.removesuffix('/api')}")
         _warn_of_another_server(running.api_url, say)
@@ -53,10 +61,14 @@ def up(root: Path, port: int, say: Callable[[str], None]) -> UpState:
         say("Making the work pool and the deployments …")
         _prefect(root, env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
         _prefect(root, env, "--no-prompt", "deploy", "--all")
-        _mark_left_runs(root, api_url, say)
-        worker = ["worker", "start", "--pool", POOL, "--name", worker_name(root), "--limit", "2"]
+        # What a power cut has killed is started again; what `down` has ended is not.
+        _mark_left_runs(root, api_url, say, again=bool(running and restarts))
+        since = began if running else datetime.now(UTC)
+        worker = ["worker", "start", "--pool", POOL, "--name", worker_name(root), "--limit", str(WORKER_LIMIT)]
         env_worker = env | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
         started.append(Process.of("worker", start_process("worker", _command(*worker), env_worker, root).pid))
+        if restarts:
+            started.append(_start_restarter(root, api_url, since, restarts, env))
         state = UpState(api_url, started)
         state.save(root)
     except BaseException:
@@ -74,6 +86,7 @@ def down(root: Path, say: Callable[[str], None]) -> bool:
     remove_settings(root)
     if state is None:
         return False
+    _stop(_named("restarter", state), say)
     if any(process.alive() for process in _named("server", state)) and is_healthy(state.api_url):
         _end_runs(root, state, say)
     _stop(state.processes, say)
@@ -88,8 +101,8 @@ def status(root: Path) -> list[str]:
         return ["Nothing is up in this folder. Start it with `trinity up`."]
     health = "answers" if is_healthy(state.api_url) else "does not answer"
     lines = [f"{state.api_url.removesuffix('/api')} {health}"]
-    lines += [f"{each.name:8} pid {each.pid} {'runs' if each.alive() else 'is gone'}" for each in state.processes]
-    return [*lines, f"logs     {state_dir(root) / 'log'}"]
+    lines += [f"{each.name:9} pid {each.pid} {'runs' if each.alive() else 'is gone'}" for each in state.processes]
+    return [*lines, f"logs      {state_dir(root) / 'log'}"]
 
 
 def write_settings(root: Path, api_url: str) -> None:
@@ -114,6 +127,12 @@ def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], star
     wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")
 
 
+def _start_restarter(root: Path, api_url: str, since: datetime, restarts: int, env: dict[str, str]) -> Process:
+    options = {"--api-url": api_url, "--pool": POOL, "--since": since.isoformat(), "--restarts": str(restarts)}
+    command = [sys.executable, "-m", "flows.local.restarts", *(word for pair in options.items() for word in pair)]
+    return Process.of("restarter", start_process("restarter", command, env, root).pid)
+
+
 def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:
     """The environment goes before our `prefect.toml`."""
     given = os.environ.get("PREFECT_API_URL", "")
@@ -126,13 +145,17 @@ def worker_name(root: Path) -> str:
     return re.sub(r"[^\w.-]+", "-", str(root.absolute())).strip("-") or POOL
 
 
-def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None]) -> None:
-    """Before there is a worker: what counts as running was killed, with the worker or the machine."""
+def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None], again: bool) -> None:
+    """Before there is a worker: what counts as running was killed, with the worker or the machine.
+
+    With `again` it is about to be started again, and the user need not do it.
+    """
     with api_client(api_url) as client:
         if pool_is_shared(client, POOL, worker_name(root)):
             return
         for run in mark_crashed(client, POOL, "Killed before `trinity up` started Prefect again"):
-            say(f"The run {run.name} was killed. `prefect flow-run retry {run.id}` resumes it from its checkpoint.")
+            resumes = "It is started again and" if again else f"`prefect flow-run retry {run.id}`"
+            say(f"The run {run.name} was killed. {resumes} resumes from its checkpoint.")
 
 
 def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,21 +73,38 @@ def mark_crashed(client: SyncPrefectClient, pool: str, message: str) -> list[Flo
     """
     from prefect.states import Crashed
 
-    found = unfinished_runs(client, pool)
-    marked = list(found)
-    while found:
-        for run in found:
-            client.set_flow_run_state(run.id, Crashed(message=message), force=True)
-        found = _subflows(client, found)
+    marked = unfinished_runs(client, pool)
+    for run in marked:
+        client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+    mark_subflows_crashed(client, marked, message)
     return marked
+
+
+def mark_subflows_crashed(client: SyncPrefectClient, runs: Sequence[FlowRun], message: str) -> None:
+    """End in Prefect's books the subflows of runs whose processes are gone."""
+    from prefect.states import Crashed
+
+    while runs:
+        runs = _subflows(client, runs)
+        for run in runs:
+            client.set_flow_run_state(run.id, Crashed(message=message), force=True)
 
 
 def unfinished_runs(client: SyncPrefectClient, pool: str) -> list[FlowRun]:
     """The pool's runs that a worker has taken and that have not ended."""
+    return client.read_flow_runs(flow_run_filter=_filter(state=_TAKEN), work_pool_filter=_in_pool(pool))
+
+
+def crashed_runs(client: SyncPrefectClient, pool: str, since: datetime) -> list[FlowRun]:
+    """The pool's runs that have crashed since a time and are in that state now."""
+    crashed = _filter(state={"type": {"any_": ["CRASHED"]}}, end_time={"after_": since})
+    return client.read_flow_runs(flow_run_filter=crashed, work_pool_filter=_in_pool(pool))
+
+
+def _in_pool(pool: str) -> Any:
     from prefect.client.schemas.filters import WorkPoolFilter
 
-    in_pool = WorkPoolFilter.model_validate({"name": {"any_": [pool]}})
-    return client.read_flow_runs(flow_run_filter=_filter(state=_TAKEN), work_pool_filter=in_pool)
+    return WorkPoolFilter.model_validate({"name": {"any_": [pool]}})
 
 
 def _subflows(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[FlowRun]:

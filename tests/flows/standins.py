@@ -28,7 +28,7 @@ class Engine:
 
 
 class Explorer:
-    """With the fault `explorer` it dies once, in step 3."""
+    """With the fault `explorer` it dies once, in step 3; one called `patient` goes on until it is told to stop."""
 
     def __init__(self, config: Config, fault: str) -> None:
         self.config = config
@@ -38,11 +38,11 @@ class Explorer:
     async def prepare(self) -> None: ...
 
     async def progress(self) -> dict[str, Any]:
-        return {"total_steps": STEPS}
+        return {"total_steps": STEPS, "waits": ""}
 
     async def run(self, loop: Callable[..., Any]) -> dict[str, Any]:
         metrics = MetricsFile(self.config.job_dir, "explorer")
-        for step in range(1, STEPS + 1):
+        for step in range(1, 10_000 if self.config.explorer.name == "patient" else STEPS + 1):
             await asyncio.sleep(0.05)
             marker = self.config.job_dir / "explorer_died"
             if self.fault == "explorer" and step == 3 and not marker.exists():
@@ -79,7 +79,7 @@ class Trainer:
         return {"total_steps": STEPS}
 
     def progress(self) -> dict[str, Any]:
-        return {}
+        return {"waits": ""}
 
     def stop(self) -> None:
         self.stopped = True

@@ -129,11 +129,11 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
 
     monkeypatch.setattr("flows.local.commands._start_server", start)
     monkeypatch.setattr("flows.local.commands._prefect", lambda *args: None)
-    monkeypatch.setattr("flows.local.commands._mark_left_runs", lambda *args: None)
+    monkeypatch.setattr("flows.local.commands._mark_left_runs", lambda *args, **_: None)
     monkeypatch.setattr("flows.local.commands.start_process", lambda *args: children.append(sleeper()) or children[1])
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(TrinityError, match="no space left"):
-        up(tmp_path, free_port(), print)
+        up(tmp_path, free_port(), print, restarts=0)
     assert [child.wait(timeout=10) is not None for child in children] == [True, True]
     assert not (tmp_path / SETTINGS_FILE).exists() and UpState.load(tmp_path) is None
 

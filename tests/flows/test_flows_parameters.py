@@ -26,7 +26,8 @@ def flow_of(deployment: dict[str, Any]) -> Any:
 def test_the_mission_s_deployments_are_there() -> None:
     names = {f"{flow_of(each).name}/{each['name']}" for each in DEPLOYMENTS}
     of_gsm8k = {f"{flow}/gsm8k" for flow in ("sft", "rft", "evaluate", "convert", "pipeline")}
-    assert names >= {*of_gsm8k, "evaluate/sweep"}
+    of_async = {f"rft/gsm8k-{part}" for part in ("explorer", "trainer")}
+    assert names >= {*of_gsm8k, *of_async, "evaluate/sweep"}
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"] + "/" + each["name"])
@@ -37,7 +38,7 @@ def test_a_worker_can_give_the_flow_all_its_parameters(deployment: dict[str, Any
     defaults = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
     given = defaults | deployment["parameters"]
     assert flow.validate_parameters(given) == given
-    assert (ROOT / given["config"]).exists()
+    assert all((ROOT / file).exists() for file in given.get("configs") or [given["config"]])
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["entrypoint"] + "/" + each["name"])
@@ -46,7 +47,8 @@ def test_the_form_names_and_explains_every_parameter(deployment: dict[str, Any])
     from prefect.utilities.callables import parameter_schema
 
     shown = parameter_schema(flow_of(deployment)).model_dump_for_openapi()["properties"]
-    assert shown["config"]["title"] == "Configuration"
+    first = shown.get("config") or shown["configs"]
+    assert first["title"] in ("Configuration", "Configurations")
     for name, each in shown.items():
         assert each["title"] != name and each["title"][0].isupper(), name
         assert len(each["description"]) > 10, name

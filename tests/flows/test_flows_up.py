@@ -87,7 +87,7 @@ def test_a_killed_run_frees_its_slot_and_a_running_one_saves(root: Path, prefect
         runs = killed_runs(client, deployment)
         running = up(root, free_port(), said.append)
         assert running.api_url != prefect_api
-        assert [line for line in said if line.startswith("The run killed was killed")]
+        assert [line for line in said if line.startswith("The run killed was killed. `prefect flow-run retry")]
         states = {name: client.read_flow_run(run).state.name for name, run in runs.items()}
         assert states == {"killed": "Crashed", "subflow": "Crashed", "another's": "Running"}
 
@@ -103,5 +103,5 @@ def test_a_killed_run_frees_its_slot_and_a_running_one_saves(root: Path, prefect
         assert client.read_flow_run(going.id).state.name == "Cancelled"
         assert not client.read_work_pool(POOL).is_paused
     assert [line.split(":")[0] for line in said] == [
-        "Cancelling the run going", "Stopping the worker …", "Stopping the server …",
+        "Stopping the restarter …", "Cancelling the run going", "Stopping the worker …", "Stopping the server …",
     ]  # fmt: skip

@@ -181,7 +181,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
     from trinity_core.addresses import free_port
 
     here = place(tmp_path_factory.mktemp("deployed"), tiny_folders)
-    here.call("trinity", "up", "--port", str(free_port()))
+    here.call("trinity", "up", "--port", str(free_port()), "--restarts", "0")
     recorded = json.loads((here.root / ".trinity/up.json").read_text())
     family = [
         each

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.tracking.metrics_file import MetricLine, read_metrics
+from trinity_core.waits import Reminder
 
 log = logging.getLogger(__name__)
 
@@ -14,6 +18,8 @@ REPORT_SECONDS, MAX_REPORT_SECONDS = 10.0, 60.0
 """Between two reports, at least and at most."""
 REPORT_SHARE = 0.01
 """Of the time that reports may take: those of Prefect cost up to a second, on cores that engines and trainer want."""
+ASK_SECONDS = 2.0
+"""Between two questions to an actor what it waits for."""
 SHOWN = (
     "reward/mean", "accuracy/mean", "actor/final_loss", "actor/grad_norm", "response_length/mean",
     "tokens_per_second", "time/step", "timing_s/step",
@@ -22,17 +28,24 @@ SHOWN = (
 
 
 class ProgressReport:
-    """Logs how far one source of metrics is: as often as `REPORT_SHARE` allows, and only what has changed."""
+    """Logs how far one source of metrics is: as often as `REPORT_SHARE` allows, and only what has changed.
+
+    Also what its actor waits for, if that takes longer.
+    """
 
     def __init__(self, config: Config, source: str) -> None:
         self.config = config
         self.source = source
         self.total_steps: int | None = None
+        self.actor: ActorWaits | None = None
         self._step = -1
         self._due = 0.0
 
     def report_if_due(self) -> None:
         """Report if enough time has passed since the last report."""
+        if self.actor is not None and (waits := self.actor.news()):
+            lines = self._lines()
+            self.tell(f"{progress_text(lines, self.total_steps)}; {waits}", self._percent(lines))
         began = time.monotonic()
         if began >= self._due:
             self.report()
@@ -40,16 +53,56 @@ class ProgressReport:
 
     def report(self, done: bool = False) -> None:
         """Report now, if there are steps that have not been reported; or `done`, the last time."""
-        lines = [line for line in read_metrics(self.config.job_dir) if line.source == self.source]
+        lines = self._lines()
         if not lines or (lines[-1].step == self._step and not done):
             return
-        self._step = step = lines[-1].step
-        percent = 100.0 if done else min(100.0 * step / self.total_steps, 100.0) if self.total_steps else 0.0
-        self.show(progress_text(lines, self.total_steps), percent)
+        self._step = lines[-1].step
+        self.show(progress_text(lines, self.total_steps), 100.0 if done else self._percent(lines))
 
     def show(self, text: str, percent: float) -> None:
-        """Show one report."""
+        """Show one report, with all that belongs to it."""
+        self.tell(text, percent)
+
+    def tell(self, text: str, percent: float) -> None:
+        """Show the text of a report."""
         log.info("%s: %s", self.source, text)
+
+    def _lines(self) -> list[MetricLine]:
+        return [line for line in read_metrics(self.config.job_dir) if line.source == self.source]
+
+    def _percent(self, lines: list[MetricLine]) -> float:
+        step = lines[-1].step if lines else 0
+        return min(100.0 * step / self.total_steps, 100.0) if self.total_steps else 0.0
+
+
+class ActorWaits:
+    """What an actor waits for, in words: it is asked every few seconds, and nobody waits for its answer."""
+
+    def __init__(self, ask: Callable[[], Future[dict[str, Any]]]) -> None:
+        self._ask = ask
+        """Asks for the actor's `progress`."""
+        self._answer: Future[dict[str, Any]] | None = None
+        self._next = 0.0
+        self._since: float | None = None
+        self._reminder = Reminder()
+
+    def news(self) -> str:
+        """The wait, if it is time to report it (again); "" otherwise."""
+        now = time.monotonic()
+        if self._answer is None:
+            if now >= self._next:
+                self._answer, self._next = self._ask(), now + ASK_SECONDS
+            return ""
+        if not self._answer.done():
+            return ""
+        # Of an actor's end those hear who wait for its run.
+        waits: str = "" if self._answer.exception() else self._answer.result()["waits"]
+        self._answer = None
+        if not waits:
+            self._since, self._reminder = None, Reminder()
+            return ""
+        self._since = now if self._since is None else self._since
+        return waits if self._reminder.due(now - self._since) else ""
 
 
 def pause_after(cost: float) -> float:

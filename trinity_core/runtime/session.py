@@ -19,7 +19,7 @@ from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
 from trinity_core.runtime.faults import first_error_stays, result_of
 from trinity_core.runtime.placement import components_of
-from trinity_core.runtime.progress import ProgressReport
+from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.runtime.pulse import Pulse
 from trinity_core.runtime.stage import Stage, lock_names
 from trinity_core.runtime.trainers import Trainers
@@ -110,6 +110,7 @@ class Session:
         explorer, check = self.explorer(), self._check_of_explorer()
         result_of(explorer.prepare.remote(), check, self.is_stopping)
         report.total_steps = result_of(explorer.progress.remote(), check, self.is_stopping)["total_steps"]
+        report.actor = ActorWaits(lambda: explorer.progress.remote().future())
 
         def while_waiting() -> None:
             check()

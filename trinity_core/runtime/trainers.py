@@ -17,7 +17,7 @@ from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
 from trinity_core.runtime.placement import Placement
-from trinity_core.runtime.progress import ProgressReport
+from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.runtime.pulse import Pulse
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ class Trainers:
         progress = actors.connect_trainers(self.workers, check, self._stopping)
         self._connected += 1
         report.total_steps = progress["total_steps"]
+        report.actor = ActorWaits(lambda: self.workers[0].progress.remote().future())
 
         def stop() -> None:
             for worker in self.workers:

@@ -1,0 +1,67 @@
+"""A run's progress also says what its actor waits for."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity_core.config import Config
+from trinity_core.runtime import progress
+from trinity_core.runtime.progress import ActorWaits, ProgressReport
+from trinity_core.tracking import MetricsFile
+
+
+class Actor:
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[Future[dict[str, Any]]] = []
+
+    def ask(self) -> Future[dict[str, Any]]:
+        self.asked.append(Future())
+        return self.asked[-1]
+
+    def answer(self, waits: str) -> None:
+        self.asked[-1].set_result({"waits": waits})
+
+
+@pytest.fixture
+def actor(monkeypatch: pytest.MonkeyPatch) -> Actor:
+    """It may be asked at any time, and a wait is spoken of at once."""
+    monkeypatch.setattr(progress, "ASK_SECONDS", 0.0)
+    monkeypatch.setattr("trinity_core.waits.FIRST_SECONDS", 0.0)
+    return Actor()
+
+
+def test_nobody_waits_for_the_answer_of_an_actor(actor: Actor) -> None:
+    waits = ActorWaits(actor.ask)
+    assert [waits.news() for _ in range(3)] == [""] * 3 and len(actor.asked) == 1
+    actor.answer("waits for version 3")
+    assert waits.news() == "waits for version 3"
+    assert waits.news() == "" and len(actor.asked) == 2
+    actor.asked[-1].set_exception(RuntimeError("it died"))
+    assert waits.news() == "", "whoever waits for its run hears of that"
+
+
+def test_a_wait_is_part_of_the_progress(actor: Actor, tmp_path: Path) -> None:
+    shown: list[tuple[str, float]] = []
+
+    class Report(ProgressReport):
+        def tell(self, text: str, percent: float) -> None:
+            shown.append((text, percent))
+
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    report = Report(config, "explorer")
+    report.total_steps, report.actor = 4, ActorWaits(actor.ask)
+    report.report_if_due()
+    actor.answer("waits for version 0 of the trainer")
+    report.report_if_due()
+    MetricsFile(config.job_dir, "explorer").write(1, {"reward/mean": 0.5})
+    report.report(done=True)
+    assert shown == [
+        ("no step yet; waits for version 0 of the trainer", 0.0),
+        ("step 1 of 4: reward/mean 0.5", 100.0),
+    ]
