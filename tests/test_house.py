@@ -201,6 +201,57 @@ def test_what_counts_as_passing_an_error_on(body: str, passed_on: bool) -> None:
     assert passes_on(handler) == passed_on
 
 
+ENDLESS = {"join", "wait", "acquire", "communicate"}
+"""Methods that wait for ever if they are given no argument."""
+LIMITED = {"run", "check_call", "check_output", "call", "urlopen", "get", "FileLock"}
+"""Functions of `subprocess`, `urllib`, `ray` and `filelock` that do so without a `timeout`."""
+LIMITED_ELSEWHERE = {"inference/pool.py", "inference/async_llm.py", "flows/local/connection.py"}
+"""Waits of coroutines that their callers limit, and for a server that `wait` gives 3 minutes."""
+
+
+def endless_waits(source: str) -> list[int]:
+    """The lines of calls that wait without a limit."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        owner = (
+            node.func.value.id if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) else ""
+        )
+        named = {keyword.arg for keyword in node.keywords}
+        limited = name in LIMITED and (owner in ("subprocess", "ray") or name in ("urlopen", "FileLock"))
+        if (name in ENDLESS and not node.args and not named) or (limited and "timeout" not in named):
+            found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("call", "endless"),
+    [
+        ("thread.join()", True),
+        ("', '.join(names)", False),
+        ("event.wait(5)", False),
+        ("process.wait()", True),
+        ("lock.acquire(timeout=3)", False),
+        ("ray.get(ref)", True),
+        ("ray.get(ref, timeout=3)", False),
+        ("subprocess.run(command, check=True)", True),
+        ("known.get(name)", False),
+        ("FileLock(path)", True),
+    ],
+)
+def test_what_counts_as_an_endless_wait(call: str, endless: bool) -> None:
+    assert bool(endless_waits(call)) == endless
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_wait_is_endless(path: Path) -> None:
+    """Whoever waits for another process must be able to say in the end who is missing."""
+    if not path.as_posix().endswith(tuple(LIMITED_ELSEWHERE)):
+        assert endless_waits(path.read_text()) == [], path
+
+
 @pytest.mark.parametrize(
     "module",
     [

@@ -33,6 +33,9 @@ SETTINGS_NOTE = (
     "# Written by `trinity up`, so that `prefect` finds the server in this folder; `trinity down` removes it.\n"
 )
 
+PREFECT_SECONDS = 300.0
+"""For one command of Prefect, such as the deployment of all flows."""
+
 
 def up(root: Path, port: int, say: Callable[[str], None], restarts: int = RESTARTS) -> UpState:
     """Start what is not running yet. If a step fails, everything that was started is stopped again.
@@ -192,7 +195,17 @@ def _named(name: str, state: UpState) -> list[Process]:
 
 
 def _prefect(root: Path, env: dict[str, str], *args: str) -> None:
-    done = subprocess.run(_command(*args), env={**os.environ, **env}, cwd=root, capture_output=True, text=True)
+    try:
+        done = subprocess.run(
+            _command(*args),
+            env={**os.environ, **env},
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=PREFECT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise TrinityError(f"`prefect {' '.join(args)}` has not ended within {PREFECT_SECONDS:g} s") from None
     if done.returncode:
         raise TrinityError(f"`prefect {' '.join(args)}` failed:\n{(done.stderr or done.stdout).strip()[-2000:]}")
 

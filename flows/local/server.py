@@ -8,10 +8,12 @@ hardly any time.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,8 +30,18 @@ from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, read_json, write_json
 from trinity_core.runtime.processes import stop
 
+log = logging.getLogger(__name__)
+
 START_SECONDS = 180.0
 """A new database on a busy machine takes a minute."""
+STOP_SECONDS = 10.0
+"""For a server to end in order, and for the kernel to end it otherwise."""
+LOOK_SECONDS = 2.0
+"""Between two looks at the temporary server."""
+SILENCE_SECONDS = 60.0
+"""Without an answer a server counts as hung."""
+MAX_RESTARTS = 5
+"""Restarts of the temporary server in one run; without a server the run goes on, and Prefect hears nothing of it."""
 ELSEWHERE = "work in another folder"
 _HERE = build_opener(ProxyHandler({}))
 """No proxy knows this machine's loopback interface."""
@@ -162,30 +174,60 @@ def start_process(
 
 
 class TemporaryServer:
-    """A Prefect API for one `trinity run`, without UI and services: started at once, waited for when it is needed."""
+    """A Prefect API for one `trinity run`, without UI and services: started at once, waited for when it is needed.
+
+    From then on it is started again on the same port and database if it ends or does not answer for long.
+    """
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
         self._note = _migration_note(root)
         self.port = free_port()
         self.api_url = f"http://{LOOPBACK}:{self.port}/api"
-        self._process = start_process("temporary-server", self._command(), self._environment(), root, outlive_us=False)
+        self._stopped = threading.Event()
+        self._keeper = threading.Thread(target=self._keep_up, name="prefect-server", daemon=True)
+        self._process = self._start()
 
     def wait(self) -> None:
         """Wait until the server answers. Raises TrinityError if it does not come up."""
-        wait_until_healthy(self.api_url, self._process, state_dir(self._root) / "log" / "temporary-server.log")
+        wait_until_healthy(self.api_url, self._process, self._log)
         if self._note:
             self._note.parent.mkdir(parents=True, exist_ok=True)
             self._note.write_text(version("prefect"))
+        self._keeper.start()
 
     def stop(self) -> None:
         """End the server."""
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._stopped.set()
+        if self._keeper.is_alive():
+            self._keeper.join(STOP_SECONDS)
+        end_process(self._process)
+
+    def _keep_up(self) -> None:
+        """In a thread that lives as long as the server: Linux ends a process with the thread that started it."""
+        restarts, answered_at = 0, time.monotonic()
+        while not self._stopped.wait(LOOK_SECONDS):
+            alive = self._process.poll() is None
+            if alive and is_healthy(self.api_url):
+                answered_at = time.monotonic()
+            if (alive and time.monotonic() - answered_at < SILENCE_SECONDS) or restarts > MAX_RESTARTS:
+                continue
+            restarts += 1
+            if restarts > MAX_RESTARTS:
+                log.warning(
+                    "Prefect's server has ended again and stays away; the run goes on. Its log is %s", self._log
+                )
+                continue
+            log.warning("Prefect's server has %s and is started again; see %s", "hung" if alive else "ended", self._log)
+            end_process(self._process)
+            self._process, answered_at = self._start(), time.monotonic()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return start_process("temporary-server", self._command(), self._environment(), self._root, outlive_us=False)
+
+    @property
+    def _log(self) -> Path:
+        return state_dir(self._root) / "log" / "temporary-server.log"
 
     def _command(self) -> list[str]:
         app = "prefect.server.api.server:create_app"
@@ -202,6 +244,16 @@ class TemporaryServer:
             "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
             "PREFECT_API_DATABASE_MIGRATE_ON_START": "false" if known else "true",
         }
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL after `STOP_SECONDS`."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(STOP_SECONDS)
 
 
 def _migration_note(root: Path | None) -> Path | None:

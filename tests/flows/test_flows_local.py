@@ -285,6 +285,7 @@ def migrates(root: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     told: list[dict[str, str]] = []
     monkeypatch.setattr("flows.local.server.start_process", lambda name, command, env, *_, **__: told.append(env))
     monkeypatch.setattr("flows.local.server.wait_until_healthy", lambda *_: None)
+    monkeypatch.setattr(TemporaryServer, "_keep_up", lambda _: None)
     TemporaryServer(root).wait()
     return told[0]["PREFECT_API_DATABASE_MIGRATE_ON_START"] == "true"
 
