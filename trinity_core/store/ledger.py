@@ -63,10 +63,11 @@ def _entry(name: str, task: DrawnTask | None, members: Sequence[Experience]) -> 
     if unscored := sum(e.is_unscored for e in members):
         dropped[UNSCORED] = unscored
     failure = task.failure if task else None
+    newest, oldest = _versions(members)
     state = State.READY if members else State.FAILED if failure is not None else State.DROPPED
     return {
         "name": name, "size": len(members), "state": int(state), "stale_at": None,
-        "newest": max((e.newest_version for e in members), default=-1), "oldest": _oldest_version(members),
+        "newest": newest, "oldest": oldest,
         "task": task.task if task else None, "produced": task.produced if task else len(members),
         "tries": task.tries if task else 1, "dropped": json.dumps(dropped) if dropped else None, "failure": failure,
     }  # fmt: skip
@@ -80,11 +81,9 @@ def _grouped(experiences: Sequence[Experience]) -> list[tuple[str, list[Experien
     return list(groups.values())
 
 
-def _oldest_version(members: Sequence[Experience]) -> int:
-    """The oldest version that sampled a token of these; -1 if none did."""
-    sampled = [int(chosen.min()) for e in members if e.versions is not None and len(chosen := _chosen(e.versions))]
-    return min(sampled, default=-1)
-
-
-def _chosen(versions: np.ndarray) -> np.ndarray:
-    return versions[versions >= 0]
+def _versions(members: Sequence[Experience]) -> tuple[int, int]:
+    """The newest and the oldest version that sampled a token of these; -1 if none did."""
+    given = [experience.versions for experience in members if experience.versions is not None]
+    versions = np.concatenate(given) if given else np.empty(0, np.int32)
+    sampled = versions[versions >= 0]
+    return (int(sampled.max()), int(sampled.min())) if len(sampled) else (-1, -1)

@@ -149,11 +149,11 @@ class ExperienceStore:
                 )
             if step <= done:
                 raise Unchanged
-            version = max(versions_used, newest, *(e.newest_version for e in experiences))
+            groups, members = ledger.entries(experiences, drawn, explorer, step, first_id)
+            version = max(versions_used, newest, *(group["newest"] for group in groups))
             values = {"version": version, "position": json.dumps(position)}
             values |= {"rows": len(experiences), "tasks": len(drawn)}
             sql.add_step.run(connection, explorer=explorer, step=step, **values)
-            groups, members = ledger.entries(experiences, drawn, explorer, step, first_id)
             if groups:
                 sql.add_groups.run_many(connection, groups)
                 sql.number_groups.run(connection, next_group=first_id + len(groups))
