@@ -287,7 +287,7 @@ def test_converted_checkpoint_uses_the_published_weight_check(
     publish(open_versions("checkpoint", tmp_path), 1, other_model)
     source = WeightSource("folder", str(JobLayout(tmp_path).huggingface(1)))
     tiny_model.save_pretrained(source.path)
-    with pytest.raises(WeightSyncError, match="does not hold the weights"):
+    with pytest.raises(WeightSyncError, match="does not hold version 1 of the weights"):
         asyncio.run(tiny_engine.load(source, 1))
     other_model.save_pretrained(source.path)
     assert asyncio.run(tiny_engine.load(source, 1)).gap < 1e-4

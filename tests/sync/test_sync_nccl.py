@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 
+from trinity_core.sync.digest import value_digest
 from trinity_core.sync.memory import MemoryVersions
 from trinity_core.sync.nccl_transfer import EngineGroup, NcclSender, VllmWeights
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
@@ -85,7 +86,7 @@ def test_sender_matches_vllms_interface(monkeypatch, tmp_path):
             pass
 
     tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]
-    source = VllmWeights(Weights(tensors))
+    source = VllmWeights(Weights(tensors), engine_dtype="bfloat16")
     assert [(m.name, m.dtype, m.shape) for m in source.metadata()] == [(n, t.dtype, tuple(t.shape)) for n, t in tensors]
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: Group())
     sent = []
@@ -97,6 +98,7 @@ def test_sender_matches_vllms_interface(monkeypatch, tmp_path):
     sender.send(5)
     assert sent == ["a", "b"]
     assert folder.latest() == 5
+    assert folder.values(5, "bfloat16") == {name: value_digest(tensor, "bfloat16") for name, tensor in tensors}
     assert engine.calls[2][1]["dtype_names"] == ["float32", "bfloat16"]
     assert "client" in inspect.signature(nccl_engine.NCCLTrainerWeightTransferEngine.trainer_init).parameters
     sender.close()

@@ -12,9 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from trinity_core.config.sync_methods import SYNC_METHODS
-from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.sync import memory
 from trinity_core.sync.checkpoint import CheckpointVersions
+from trinity_core.sync.digest import value_digest
 from trinity_core.sync.memory import MemoryVersions, memory_root
 from trinity_core.sync.methods import open_versions, versions_class
 from trinity_core.sync.tensorfile import TensorSpec
@@ -57,6 +58,30 @@ def test_dtypes_aliases_and_weight_check_round_trip(folder):
     assert got["lm_head.weight"].data_ptr() == got["embed.weight"].data_ptr()
     assert folder.latest() == 3
     assert folder.check(3) == check
+
+
+def test_changed_bytes_of_a_version_are_refused_by_name(folder):
+    for version in (3, 4):
+        record = folder.publish(version, tensors(version))
+        folder.verify(version)
+    path = folder._record_path(4).parent / record.file
+    norm, stale = (loaded(folder, version)["norm.weight"].view(torch.uint8).numpy().tobytes() for version in (4, 3))
+    data = path.read_bytes()
+    begin = data.rindex(norm)
+    path.write_bytes(data[:begin] + stale + data[begin + len(norm) :])
+    with pytest.raises(WeightSyncError, match=r"version 4 .* tensor norm\.weight is not .*, but that of version 3$"):
+        folder.verify(4)
+    path.write_bytes(data[:begin] + bytes(len(norm)) + data[begin + len(norm) :])
+    with pytest.raises(WeightSyncError, match=r"tensor norm\.weight is not the one that the trainer published$"):
+        folder.verify(4)
+
+
+def test_digests_of_values_follow_the_engines_dtype(folder):
+    folder.publish(2, tensors(2))
+    for dtype in ("float32", "bfloat16"):
+        found = folder.values(2, dtype)
+        assert found == {name: value_digest(tensor, dtype) for name, tensor in tensors(2)}
+    assert found["lm_head.weight"] == found["embed.weight"]
 
 
 def test_file_is_plain_safetensors(folder):

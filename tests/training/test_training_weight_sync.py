@@ -90,6 +90,7 @@ def test_version_0_is_not_pushed(versions: PushedVersions) -> None:
     publisher, senders = pushing(versions)
     publisher.publish(0, CHECK)
     assert versions.latest() == 0 and not senders
+    assert versions.values(0, "bfloat16").keys() == {spec.name for spec in PolicyWeights(TrainingEngine()).specs()}
     publisher.publish(1, CHECK)
     publisher.publish(2, CHECK)
     assert [sender.sent for sender in senders] == [[1, 2]], "one connection for all"

@@ -91,6 +91,11 @@ class AsyncLLMBackend:
         if self.version != version:
             raise VersionGone(f"version {version} of the weights is not what the engine holds: that is {self.version}")
 
+    async def parameter_digests(self) -> list[dict[str, int | None]]:
+        """See `Backend.parameter_digests`."""
+        digests: list[dict[str, int | None]] = await self._vllm.collective_rpc("parameter_digests")
+        return digests
+
     async def reset_prefix_cache(self) -> None:
         """See `Backend.reset_prefix_cache`."""
         await self._vllm.reset_prefix_cache()

@@ -31,8 +31,12 @@ class Backend(Protocol):
         """Load a version of the weights between two tokens.
 
         Requests in flight continue with it: their KV cache is computed again, and each token keeps the version that
-        sampled it. Raises `VersionGone` or `DataError`, without any change, if the weights are not there.
+        sampled it. Raises `VersionGone` or `DataError`, without any change, if the weights are not there, and
+        `WeightSyncError` if they are not those that were published.
         """
+
+    async def parameter_digests(self) -> list[dict[str, int | None]]:
+        """For each rank, the value digests of its parameters; see `trinity_core.sync.parameter_check`."""
 
     async def reset_prefix_cache(self) -> None:
         """Empty the prefix cache. Called while no request is in flight."""

@@ -1,7 +1,7 @@
 """Engine: one vLLM that generates for the explorer. A plain class; as a Ray actor it is an asynchronous one.
 
-Any number of calls may be in flight. After every load the engine runs the version's weight check: its log-probs of the
-check's tokens must agree with the trainer's.
+Any number of calls may be in flight. After every load the engine shows that it holds the version: its parameters must
+be made of the published tensors, and its log-probs of the weight check's tokens must agree with the trainer's.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from trinity_core.inference.backend import Backend, WeightTransfer
 from trinity_core.inference.in_process import InProcessBackend
 from trinity_core.inference.requests import Request, SampleBatch, WeightSource, WeightSyncReport
 from trinity_core.inference.settings import EngineSettings
+from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
 from trinity_core.layout import JobLayout, step_of
-from trinity_core.sync.weight_check import TOLERANCES, WeightCheck, verify_weights
+from trinity_core.sync.parameter_check import RankDigests, verify_parameters
+from trinity_core.sync.versions import WeightVersions
+from trinity_core.sync.weight_check import TOLERANCES, verify_weights
 from trinity_core.tracking.logs import Logged, present_log_environment, start_log
 
 log = logging.getLogger(__name__)
@@ -39,6 +42,8 @@ class Engine:
         self.settings = settings
         self._backend: Backend = AsyncLLMBackend(settings) if settings.on_gpu else InProcessBackend(settings)
         self._starting: asyncio.Task[float] | None = None
+        self._held: tuple[int, RankDigests] = (0, ())
+        """The version that was checked last, and the digests of the parameters then."""
 
     async def start(self) -> float:
         """Load the model; returns the seconds that took when it can generate. A second call waits for the first."""
@@ -75,19 +80,32 @@ class Engine:
         await self._backend.abort(keys)
 
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport:
-        """Load `version` of the weights and run its weight check, if it has one.
+        """Load `version` of the weights and check that the engine holds it.
 
-        Requests in flight continue: each token records its version. Raises `WeightSyncError` if the check fails,
-        `VersionGone` if the version no longer exists.
+        Requests in flight continue: each token records its version. Raises `WeightSyncError` if what arrived, a
+        parameter or a log-prob is not the trainer's, `VersionGone` if the version no longer exists.
         """
         began = time.perf_counter()
         await self._backend.load(source, version)
-        check = _weight_check(source, version)
-        gap = None
-        if check is not None:
-            tolerance = max(check.allowed, TOLERANCES[self.settings.compute_dtype])
-            gap = verify_weights(check, await self.score(check.tokens), tolerance)
-        return WeightSyncReport(version, time.perf_counter() - began, gap)
+        loaded = time.perf_counter()
+        published = _published(source, version)
+        gap = None if published is None else await self._check(*published)
+        ended = time.perf_counter()
+        return WeightSyncReport(version, ended - began, gap, ended - loaded)
+
+    async def _check(self, versions: WeightVersions, version: int) -> float | None:
+        """The parameter check, and the gap of the weight check if `version` has one."""
+        if values := await asyncio.to_thread(versions.values, version, self.settings.compute_dtype):
+            ranks = await self._backend.parameter_digests()
+            if EMBEDDINGS in values:
+                values.setdefault(HEAD, values[EMBEDDINGS])
+            held, before = self._held
+            verify_parameters(version, values, ranks, before, held)
+            self._held = (version, ranks)
+        if (check := versions.check(version)) is None:
+            return None
+        tolerance = max(check.allowed, TOLERANCES[self.settings.compute_dtype])
+        return verify_weights(check, await self.score(check.tokens), tolerance)
 
     async def reset_prefix_cache(self) -> None:
         """Empty the prefix cache, so that the next prompts are computed as by an engine that has just started."""
@@ -134,15 +152,18 @@ class Engine:
         await self._backend.stop()
 
 
-def _weight_check(source: WeightSource, version: int) -> WeightCheck | None:
-    """The weight check of a published version; of a converted checkpoint, that of the step it was converted from."""
+def _published(source: WeightSource, version: int) -> tuple[WeightVersions, int] | None:
+    """The versions and the number under which `source` was published; of a converted checkpoint, those of its step.
+
+    None for a folder of other origin, or if its version is gone.
+    """
     from trinity_core.sync.methods import open_versions
 
     if source.method != "folder":
-        return open_versions(source.method, Path(source.path)).check(version)
+        return open_versions(source.method, Path(source.path)), version
     folder = Path(source.path).absolute()
     step, job_dir = step_of(folder.parent.parent), folder.parent.parent.parent
     if step is None or folder != JobLayout(job_dir).huggingface(step):
         return None
-    record = open_versions("checkpoint", job_dir).record(step)
-    return None if record is None else record.check
+    versions = open_versions("checkpoint", job_dir)
+    return (versions, step) if versions.has(step) else None

@@ -22,6 +22,7 @@ from trinity_core.imports import without_sklearn
 from trinity_core.inference import vllm_types
 from trinity_core.inference.requests import EngineLost, Request, Sample, WeightSource
 from trinity_core.inference.settings import EngineSettings
+from trinity_core.inference.weight_receiver import check_there
 from trinity_core.threads import DaemonThreads
 
 if TYPE_CHECKING:
@@ -85,8 +86,13 @@ class InProcessBackend:
         self._jobs.put(lambda: self._abort(keys))
 
     async def load(self, source: WeightSource, version: int) -> None:
-        """See `Backend.load`."""
+        """See `Backend.load`. Generation goes on while the bytes are compared."""
+        await asyncio.to_thread(check_there, source.method, source.path, version)
         await self._call(lambda: self._load(source, version))
+
+    async def parameter_digests(self) -> list[dict[str, int | None]]:
+        """See `Backend.parameter_digests`."""
+        return await self._call(lambda: self._vllm.collective_rpc("parameter_digests"))
 
     async def reset_prefix_cache(self) -> None:
         """See `Backend.reset_prefix_cache`."""

@@ -125,3 +125,5 @@ class WeightSyncReport:
     seconds: float
     gap: float | None
     """Largest gap between engine and trainer in a log-prob of the weight check, nats; None without a check."""
+    check_seconds: float = 0.0
+    """Part of `seconds` that the checks took after loading."""

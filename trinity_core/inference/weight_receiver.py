@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.errors import DataError
+from trinity_core.sync.digest import value_digest
+from trinity_core.sync.methods import open_versions
+from trinity_core.sync.parameter_check import PACKED
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+DIGEST = "packed_weight_digest"
+"""Attribute of a module: the value digest of the weight that its kernel has a packed copy of."""
 
 
 class WeightReceiver:
@@ -24,9 +30,61 @@ class WeightReceiver:
 
         worker: Any = self
         tensors = with_head(_folder_tensors(Path(path)) if method == "folder" else _published(method, path, version))
-        if current_platform.is_cpu():
-            drop_expert_kernels(worker.get_model())
-        worker.reload_weights(weights_iterator=tensors)
+        if not current_platform.is_cpu():
+            worker.reload_weights(weights_iterator=tensors)
+            return
+        drop_expert_kernels(worker.get_model())
+        with digests_before_packing(_dtype(worker)):
+            worker.reload_weights(weights_iterator=tensors)
+
+    def parameter_digests(self) -> dict[str, int | None]:
+        """The value digests of this rank's parameters as they are now; see `trinity_core.sync.parameter_check`."""
+        worker: Any = self
+        return parameter_digests(worker.get_model(), _dtype(worker))
+
+
+def _dtype(worker: Any) -> str:
+    return str(worker.model_config.dtype).removeprefix("torch.")
+
+
+def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
+    """The value digest, in `dtype`, of each parameter of `model` that has elements, and of each packed weight.
+
+    A packed weight cannot be read; its digest is the one taken before it was packed, and None if no load packed it.
+    """
+    found: dict[str, int | None] = {}
+    shared: dict[int, int] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.numel():
+            if id(parameter) not in shared:
+                shared[id(parameter)] = value_digest(parameter, dtype)
+            found[name] = shared[id(parameter)]
+    for name, module in model.named_modules():
+        if "cpu_linear" in vars(module):
+            found[f"{name}.weight{PACKED}"] = vars(module).get(DIGEST)
+    return found
+
+
+@contextmanager
+def digests_before_packing(dtype: str) -> Iterator[None]:
+    """Within this context, keep the digest of each weight that vLLM's CPU backend packs for its kernels.
+
+    Packing drops the weight, and the packed copy is opaque. A module that is not packed again keeps its old digest, as
+    its kernel keeps the old copy: a tied head that was not loaded by its own name.
+    """
+    from vllm.model_executor.layers import utils
+
+    pack = utils.dispatch_cpu_unquantized_gemm
+
+    def digest_and_pack(layer: nn.Module, remove_weight: bool) -> None:
+        setattr(layer, DIGEST, value_digest(layer.weight, dtype))  # type: ignore[arg-type]
+        pack(layer, remove_weight)
+
+    utils.dispatch_cpu_unquantized_gemm = digest_and_pack
+    try:
+        yield
+    finally:
+        utils.dispatch_cpu_unquantized_gemm = pack
 
 
 def drop_expert_kernels(model: nn.Module) -> None:
@@ -42,19 +100,19 @@ def drop_expert_kernels(model: nn.Module) -> None:
 
 
 def check_there(method: str, path: str, version: int) -> None:
-    """Raise what `receive_weights` would: `VersionGone` for missing weights, `DataError` for damaged ones.
+    """Compare the bytes of a published version with their digests, before the engine gives up what it holds.
 
-    Errors in vLLM's own processes come back as text, without their type; so the check runs in this process first.
+    Raises what `receive_weights` would: `VersionGone` for missing weights, `DataError` for damaged ones; and
+    `WeightSyncError` for other weights than the trainer published. Errors in vLLM's own processes come back as text,
+    without their type; so the check runs in this process.
     """
     if method == "folder":
         _files(Path(path))
     else:
-        _published(method, path, version)
+        open_versions(method, path).verify(version)
 
 
 def _published(method: str, path: str, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-    from trinity_core.sync.methods import open_versions
-
     return open_versions(method, path).load(version)
 
 

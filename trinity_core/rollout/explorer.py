@@ -255,6 +255,7 @@ class Explorer:
                     version = max(version, newest)
         self.version = self._open.model.version = version
         self._spent.seconds["timing_s/weight_sync_engine"] = done.seconds
+        self._spent.seconds["timing_s/weight_check"] = done.check_seconds
         if done.gap is not None:
             self._last["weight_sync/check_gap"] = done.gap
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from trinity_core.files import clear_errors, remove_tree, sync_file, temporary_sibling, when_room, write_atomically
 from trinity_core.layout import MANIFEST, JobLayout
@@ -23,6 +22,7 @@ from trinity_core.sync.versions import DEFAULT_KEEP, WeightVersions
 if TYPE_CHECKING:
     import torch
 
+    from trinity_core.sync.digest import TensorDigest
     from trinity_core.sync.weight_check import WeightCheck
 
 WEIGHTS, RECORD = "weights.safetensors", "weights.json"
@@ -43,6 +43,7 @@ class CheckpointVersions(WeightVersions):
         check: WeightCheck | None = None,
         keep: int = DEFAULT_KEEP,
         specs: Sequence[TensorSpec] | None = None,
+        pushed: Mapping[str, TensorDigest] | None = None,
     ) -> VersionRecord:
         payload = gather(named_tensors, specs)
         folder = self._record_path(version).parent
@@ -52,14 +53,14 @@ class CheckpointVersions(WeightVersions):
             try:
                 with temporary.open("wb", buffering=0) as file:
                     reserve(file.fileno(), payload.layout.size, temporary)
-                    write(file.fileno(), payload.layout, payload.tensors)
+                    written = write(file.fileno(), payload.layout, payload.tensors)
                     os.fsync(file.fileno())
                 self._record_path(version).unlink(missing_ok=True)
                 temporary.replace(folder / WEIGHTS)
             finally:
                 temporary.unlink(missing_ok=True)
             sync_file(folder)
-        record = VersionRecord(version, WEIGHTS, payload.layout.size, uuid4().hex, payload.aliases, check)
+        record = payload.record(version, WEIGHTS, check, written | dict(pushed or {}))
         path = self._record_path(version)
         when_room(lambda: write_atomically(path, record.to_bytes()), path)
         self._point_to(version, durable=True)

@@ -22,7 +22,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from trinity_core.sync.versions import DEFAULT_KEEP, WeightVersions
 if TYPE_CHECKING:
     import torch
 
+    from trinity_core.sync.digest import TensorDigest
     from trinity_core.sync.weight_check import WeightCheck
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private sub-folder is made and its owner checked
@@ -151,15 +152,16 @@ class MemoryVersions(WeightVersions):
         check: WeightCheck | None = None,
         keep: int = DEFAULT_KEEP,
         specs: Sequence[TensorSpec] | None = None,
+        pushed: Mapping[str, TensorDigest] | None = None,
     ) -> VersionRecord:
         self._own()
         payload = gather(named_tensors, specs)
         slot = self._free_slot(payload.layout.size)
         try:
-            fill(slot.sized(payload.layout.size), payload.layout, payload.tensors)
+            written = fill(slot.sized(payload.layout.size), payload.layout, payload.tensors)
         finally:
             fcntl.flock(slot.file, fcntl.LOCK_UN)
-        record = VersionRecord(version, str(slot.path), payload.layout.size, uuid4().hex, payload.aliases, check)
+        record = payload.record(version, str(slot.path), check, written | dict(pushed or {}))
         write_atomically(self._record_path(version), record.to_bytes(), durable=False)
         self._point_to(version)
         for old in self.versions()[: -max(keep, 1)]:

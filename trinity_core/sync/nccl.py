@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trinity_core.config.paths import engine_name
 from trinity_core.errors import TransientFault
+from trinity_core.sync.digest import digest
 from trinity_core.sync.memory import MemoryVersions
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ POLL_SECONDS = 0.02
 
 
 class PushedVersions(MemoryVersions):
-    """Versions whose tensors are in the engines alone: a record holds the version's number and weight check."""
+    """Versions whose tensors are in the engines alone: a record holds the number, the digests and the weight check."""
 
     keeps_tensors = False
 
@@ -37,7 +38,7 @@ class PushedVersions(MemoryVersions):
         if config.synchronizer.sync_style != "fixed":
             trainer = replace(trainer, explorers_wait=lambda version: True)
         connect = partial(connect_engines, config, trainer, self)
-        return PushPublisher(self, trainer, connect, config.synchronizer.sync_timeout)
+        return PushPublisher(self, trainer, connect, config.synchronizer.sync_timeout, engine_dtype(config))
 
     def rewind(self, version: int) -> list[int]:
         """Forget every version: a run that resumes has new engines, which hold none of them."""
@@ -55,12 +56,18 @@ class PushPublisher:
     """Publishes by pushing each version into the engines."""
 
     def __init__(
-        self, versions: WeightVersions, trainer: TrainerRank, connect: Callable[[], Sender], timeout: float
+        self,
+        versions: WeightVersions,
+        trainer: TrainerRank,
+        connect: Callable[[], Sender],
+        timeout: float,
+        dtype: str = "bfloat16",
     ) -> None:
         self._versions = versions
         self._trainer = trainer
         self._connect = connect
         self._timeout = timeout
+        self._dtype = dtype
         self._sender: Sender | None = None
 
     def publish(self, version: int, check: WeightCheck) -> None:
@@ -69,8 +76,9 @@ class PushPublisher:
         Raises `TransientFault` if they do not within `sync_timeout`.
         """
         if version == 0:
+            digests = {name: digest(tensor, dtype=self._dtype) for name, tensor in self._trainer.weights}
             if self._trainer.rank == 0:
-                self._versions.publish(version, [], check)
+                self._versions.publish(version, [], check, pushed=digests)
             return
         # Engines that nothing was pushed to hold version 0: whichever newer version is waited for, they get this one.
         awaited = version if self._sender is not None else 1
@@ -94,14 +102,20 @@ class PushPublisher:
         return True
 
 
+def engine_dtype(config: Config) -> str:
+    """The number format of the engines' weights, which are on GPUs."""
+    dtype = config.explorer.rollout_model.dtype
+    return "bfloat16" if dtype == "auto" else dtype
+
+
 def connect_engines(config: Config, trainer: TrainerRank, versions: WeightVersions) -> Sender:
     """Join rank 0 and the engines' workers in an NCCL group. Collective. Needs GPUs and Ray."""
     from trinity_core.sync.nccl_transfer import EngineGroup, NcclSender, VllmWeights, find_engines
 
-    weights = VllmWeights(trainer.weights)
-    if trainer.rank != 0:
-        return NcclSender(trainer.rank, weights, None, None)
     rollout = config.explorer.rollout_model
+    if trainer.rank != 0:
+        return NcclSender(trainer.rank, VllmWeights(trainer.weights), None, None)
+    weights = VllmWeights(trainer.weights, engine_dtype(config))
     names = [engine_name(config, index) for index in range(rollout.engine_num)]
     engines = EngineGroup(find_engines(names, config.synchronizer.sync_timeout), rollout.tensor_parallel_size)
     return NcclSender(trainer.rank, weights, engines, versions)

@@ -2,8 +2,8 @@
 
 The trainer's rank 0 is NCCL rank 0; the workers of engine i are the ranks `1 + i * workers` and up. To push a version,
 rank 0 calls the engines' four control methods while it broadcasts, and all trainer ranks gather. The version is
-announced in the run's shared memory (weight check, no tensors) before the engines put it in use: a reader of an
-announced version may have to wait for a moment, but engines are never ahead of what is announced.
+announced in the run's shared memory (weight check and digests, no tensors) before the engines put it in use: a reader
+of an announced version may have to wait for a moment, but engines are never ahead of what is announced.
 
 Engines pause while they receive. To give each explore step a single version, push while the explorer waits.
 Not covered: engines that join or leave during a run (the group is fixed; build a new `NcclSender`), expert parallelism.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.addresses import rendezvous
 from trinity_core.errors import TransientFault
+from trinity_core.sync.digest import TensorDigest, digest
 
 if TYPE_CHECKING:
     import torch
@@ -131,8 +132,11 @@ class EngineGroup:
 class VllmWeights:
     """The trainer's tensors as vLLM's `WeightSource`: their metadata, and a fresh pass over them for each push."""
 
-    def __init__(self, weights: TrainerWeights) -> None:
+    def __init__(self, weights: TrainerWeights, engine_dtype: str = "") -> None:
         self._weights = weights
+        self._engine_dtype = engine_dtype
+        self.digests: dict[str, TensorDigest] = {}
+        """Those of the tensors that were passed on last, in the engines' dtype. Empty without one."""
 
     def metadata(self) -> list[Any]:
         """Name, dtype and shape of each tensor, in order of iteration."""
@@ -144,6 +148,8 @@ class VllmWeights:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole tensors on the sending GPU. vLLM keeps several until a buffer is full, so gathered ones are copied."""
         for name, tensor in self._weights:
+            if self._engine_dtype:
+                self.digests[name] = digest(tensor, dtype=self._engine_dtype)
             yield name, tensor.clone() if self._weights.gathers else tensor
 
 
@@ -155,7 +161,7 @@ class NcclSender:
     ) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
 
-        self._versions, self._engines = versions, engines
+        self._versions, self._engines, self._source = versions, engines, source
         world_size = engines.world_size if engines is not None else 1
         info = NCCLTrainerInitInfo(*rendezvous(), world_size, rank=rank)
         # vLLM's annotations ask for its own classes, but duck typing is enough.
@@ -171,7 +177,7 @@ class NcclSender:
 
     def _announce(self, version: int, check: WeightCheck | None) -> None:
         if self._versions is not None:
-            self._versions.publish(version, [], check)
+            self._versions.publish(version, [], check, pushed=self._source.digests)
 
     def close(self) -> None:
         """Leave the group."""

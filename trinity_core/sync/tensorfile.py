@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from trinity_core.errors import DataError
+from trinity_core.sync.digest import TensorDigest, digest
 
 if TYPE_CHECKING:
     import torch
@@ -123,33 +124,37 @@ def views(buffer: mmap.mmap, layout: Layout) -> Iterator[tuple[str, torch.Tensor
         yield name, flat.view(spec.shape)
 
 
-def fill(buffer: mmap.mmap, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Write the header and every tensor of `tensors` (any order, any device) at its place.
+def fill(buffer: mmap.mmap, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, TensorDigest]:
+    """Write the header and every tensor of `tensors` (any order, any device) at its place; return their digests.
 
     Raises `DataError` if a tensor is missing, unknown, or not of the layout's shape and dtype.
     """
     places = dict(views(buffer, layout))
+    digests = {}
     buffer[: len(layout.header)] = layout.header
     for name, tensor in tensors:
         _check(layout, name, tensor, name in places)
-        places.pop(name).copy_(tensor.detach())
+        place = places.pop(name).copy_(tensor.detach())
+        digests[name] = digest(tensor, place)
     _check_all_came(places)
+    return digests
 
 
-def write(handle: int, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+def write(handle: int, layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, TensorDigest]:
     """`fill` for a file on disk (descriptor `handle`), by plain writes, so that a full disk raises `OSError`."""
     import torch
 
-    missing = set(layout.specs)
+    missing, digests = set(layout.specs), {}
     _write_all(handle, memoryview(layout.header), 0)
     for name, tensor in tensors:
         _check(layout, name, tensor, name in missing)
         missing.remove(name)
-        begin, end = layout.offsets[name]
-        if end > begin:
-            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            _write_all(handle, flat.numpy().data, begin)
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        if flat.numel():
+            _write_all(handle, flat.numpy().data, layout.offsets[name][0])
+        digests[name] = digest(tensor, flat)
     _check_all_came(missing)
+    return digests
 
 
 def _write_all(handle: int, data: memoryview, offset: int) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
+from trinity_core.sync.digest import TensorDigest
 from trinity_core.sync.tensorfile import Layout, TensorSpec, plan, spec_of
 from trinity_core.sync.weight_check import WeightCheck
 
@@ -30,6 +32,8 @@ class VersionRecord:
     """Name -> the name under which its tensor is stored (tied embeddings)."""
     check: WeightCheck | None = None
     """The weight check that an engine must pass after loading."""
+    digests: dict[str, TensorDigest] = field(default_factory=dict)
+    """By name, those of `aliases` included; empty in records of older releases."""
 
     def to_bytes(self) -> bytes:
         """JSON; the inverse of `read`."""
@@ -44,7 +48,8 @@ class VersionRecord:
             return None
         # "probe" in records of older releases.
         check = value.pop("check", None) or value.pop("probe", None)
-        return cls(**value, check=None if check is None else WeightCheck.from_json(check))
+        digests = {name: TensorDigest(*digest) for name, digest in value.pop("digests", {}).items()}
+        return cls(**value, check=None if check is None else WeightCheck.from_json(check), digests=digests)
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,13 @@ class Payload:
     layout: Layout
     tensors: Iterable[tuple[str, torch.Tensor]]
     aliases: dict[str, str]
+
+    def record(
+        self, version: int, file: str, check: WeightCheck | None, digests: dict[str, TensorDigest]
+    ) -> VersionRecord:
+        """The record of this payload, written to `file` as `version`; `digests` are those of the tensors written."""
+        shared = {alias: digests[name] for alias, name in self.aliases.items()}
+        return VersionRecord(version, file, self.layout.size, uuid4().hex, self.aliases, check, digests | shared)
 
 
 def gather(named: Iterable[tuple[str, torch.Tensor]], specs: Sequence[TensorSpec] | None) -> Payload:

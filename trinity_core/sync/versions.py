@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from trinity_core.errors import DataError, TransientFault
+from trinity_core.errors import DataError, TransientFault, WeightSyncError
 from trinity_core.files import write_atomically
 from trinity_core.layout import LATEST_STATE_DICT
+from trinity_core.sync.digest import byte_digest, value_digest
 from trinity_core.sync.tensorfile import TensorSpec, views
 from trinity_core.sync.version_record import VersionRecord
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from trinity_core.config import Config
+    from trinity_core.sync.digest import TensorDigest
     from trinity_core.sync.publisher import TrainerRank, WeightPublisher
     from trinity_core.sync.tensorfile import Layout
     from trinity_core.sync.weight_check import WeightCheck
@@ -70,11 +72,13 @@ class WeightVersions(ABC):
         check: WeightCheck | None = None,
         keep: int = DEFAULT_KEEP,
         specs: Sequence[TensorSpec] | None = None,
+        pushed: Mapping[str, TensorDigest] | None = None,
     ) -> VersionRecord:
         """Make `version` loadable and remove all but the newest `keep` versions.
 
-        Tensors may be on any device. With `specs` they are taken one at a time, in any order. Publishing a version
-        again replaces it. Raises `TrinityError` if the disk is full or another process publishes to the same run.
+        Tensors may be on any device. With `specs` they are taken one at a time, in any order. `pushed` are the digests
+        of tensors that are not written, because the engines have them already. Publishing a version again replaces it.
+        Raises `TrinityError` if the disk is full or another process publishes to the same run.
         """
 
     @abstractmethod
@@ -146,6 +150,37 @@ class WeightVersions(ABC):
         The bytes cannot be reused while any of the tensors is alive, so do not keep them longer than needed. Writes to
         a view are private. Raises `VersionGone` if the version is gone, `DataError` if its file is damaged.
         """
+        return iter(self._open(version)[1].items())
+
+    def verify(self, version: int) -> None:
+        """Compare every byte of `version` with what the trainer published. Raises what `load` raises, and
+        `WeightSyncError` with the name of the first tensor that differs."""
+        record, tensors = self._open(version)
+        for name, digest in record.digests.items():
+            if digest.bytes and (name not in tensors or byte_digest(tensors[name]) != digest.bytes):
+                raise WeightSyncError(self._foreign(version, name, tensors.get(name)))
+
+    def _foreign(self, version: int, name: str, tensor: torch.Tensor | None) -> str:
+        found = "missing" if tensor is None else "not the one that the trainer published"
+        others = {v: record.digests.get(name) for v in self.versions() if v != version and (record := self.record(v))}
+        same = [v for v, d in others.items() if tensor is not None and d is not None and d.bytes == byte_digest(tensor)]
+        return f"version {version} of the weights in {self.root} cannot be loaded: its tensor {name} is {found}" + (
+            f", but that of version {same[0]}" if same else ""
+        )
+
+    def values(self, version: int, dtype: str) -> dict[str, int]:
+        """The value digest of each tensor of `version` as an engine of this dtype holds it; by name.
+
+        Empty for a version of an older release. Raises what `load` raises.
+        """
+        record = self.record(version)
+        if record is None:
+            raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
+        other = {name for name, d in record.digests.items() if d.dtype != dtype and d.bytes}
+        recast = {name: value_digest(t, dtype) for name, t in self.load(version) if name in other} if other else {}
+        return {name: d.values for name, d in record.digests.items()} | recast
+
+    def _open(self, version: int) -> tuple[VersionRecord, dict[str, torch.Tensor]]:
         path = self._record_path(version)
         for attempt in range(LOAD_ATTEMPTS):
             record = VersionRecord.read(path)
@@ -155,16 +190,15 @@ class WeightVersions(ABC):
                 except FileNotFoundError:
                     time.sleep(0.01 * attempt)
                     continue
-                return self._named(record, buffer, layout)
+                return record, self._named(record, buffer, layout)
             time.sleep(0.01 * attempt)
         raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
 
-    def _named(self, record: VersionRecord, buffer: mmap.mmap, layout: Layout) -> Iterator[tuple[str, torch.Tensor]]:
+    def _named(self, record: VersionRecord, buffer: mmap.mmap, layout: Layout) -> dict[str, torch.Tensor]:
         if layout.size != record.size:
             raise DataError(f"version {record.version} in {self.root} has {layout.size} bytes instead of {record.size}")
         tensors = dict(views(buffer, layout))
-        tensors |= {alias: tensors[name] for alias, name in record.aliases.items()}
-        return iter(tensors.items())
+        return tensors | {alias: tensors[name] for alias, name in record.aliases.items()}
 
     def rewind(self, version: int) -> list[int]:
         """Remove every version newer than `version` (-1: all) and return them. Call it before the store's `rewind`."""

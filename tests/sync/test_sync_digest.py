@@ -1,0 +1,153 @@
+"""Digests of tensors and of an engine's parameters: what changes them, and what does not."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_core.errors import WeightSyncError
+from trinity_core.sync.digest import CHUNK, byte_digest, digest, value_digest
+from trinity_core.sync.parameter_check import PACKED, match, verify_parameters
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
+
+
+def mixed(bits: int) -> int:
+    """The mix of one 16- or 32-bit pattern, in plain integers."""
+
+    def signed(value: int) -> int:
+        return (value + 2**31) % 2**32 - 2**31
+
+    spread = signed(bits * 2654435761)
+    return signed((spread ^ (spread >> 15)) * 2246822519)
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50))
+def test_value_digest_is_the_sum_of_mixes(values):
+    assert value_digest(torch.tensor(values, dtype=torch.int32)) == sum(map(mixed, values))
+    narrow = torch.tensor([v >> 16 for v in values], dtype=torch.int16).view(torch.bfloat16)
+    assert value_digest(narrow) == sum(mixed(v >> 16) for v in values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_digests_of_any_dtype_and_shape(dtype):
+    for shape in ((), (0, 3), (5,), (3, 4, 5)):
+        tensor = (torch.rand(shape) * 9).to(dtype)
+        changed = tensor.clone()
+        assert digest(tensor, tensor) == digest(changed, changed)
+        if changed.numel():
+            changed.view(-1)[-1] = 1 - changed.view(-1)[-1].to(torch.int64)
+            assert value_digest(changed) != value_digest(tensor) and byte_digest(changed) != byte_digest(tensor)
+
+
+def test_value_digest_of_parts_adds_up():
+    whole = torch.randn(2 * CHUNK["cpu"] // 100 + 7, 100)
+    for parts in (whole.split(13), whole.T.split(9), [torch.nn.functional.pad(whole, (3, 0, 0, 5))]):
+        assert sum(value_digest(part) for part in parts) == value_digest(whole)
+    assert value_digest(whole.flip(0)) == value_digest(whole) and byte_digest(whole.flip(0)) != byte_digest(whole)
+
+
+def test_one_step_of_bfloat16_shows_in_both_digests():
+    before = torch.ones(1000, dtype=torch.bfloat16)
+    after = before.clone()
+    after[7] += 2**-7
+    assert value_digest(before) != value_digest(after) and byte_digest(before) != byte_digest(after)
+
+
+def test_every_16_bit_pattern_has_its_own_mix():
+    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int16)
+    assert len({mixed(bits) for bits in patterns.tolist()}) == 2**16
+    assert mixed(0) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_values_are_compared_in_the_engines_dtype(dtype):
+    published = torch.randn(100)
+    assert value_digest(published, dtype) == value_digest(published.to(vars(torch)[dtype]))
+    assert value_digest(torch.arange(5), dtype) == value_digest(torch.arange(5))
+
+
+LAYER = "model.layers.0."
+DENSE = {
+    "model.embed_tokens.weight", "lm_head.weight", LAYER + "input_layernorm.weight", LAYER + "self_attn.q_proj.weight",
+    LAYER + "self_attn.k_proj.weight", LAYER + "self_attn.v_proj.weight", LAYER + "self_attn.q_proj.bias",
+    LAYER + "self_attn.k_proj.bias", LAYER + "self_attn.v_proj.bias", LAYER + "self_attn.o_proj.weight",
+    LAYER + "mlp.gate_proj.weight", LAYER + "mlp.up_proj.weight", LAYER + "rotary_emb.inv_freq",
+}  # fmt: skip
+
+
+def test_fused_parameters_are_matched_by_their_module():
+    parameters = [
+        "model.embed_tokens.weight", "lm_head.weight", LAYER + "input_layernorm.weight",
+        LAYER + "self_attn.qkv_proj.weight", LAYER + "self_attn.qkv_proj.bias", LAYER + "self_attn.o_proj.weight",
+        LAYER + "mlp.gate_up_proj.weight",
+    ]  # fmt: skip
+    found = {tuple(names): tensors for names, tensors in match(parameters, DENSE)}
+    assert found.pop((LAYER + "self_attn.qkv_proj.weight",)) == sorted(
+        f"{LAYER}self_attn.{x}_proj.weight" for x in "qkv"
+    )
+    assert found.pop((LAYER + "self_attn.qkv_proj.bias",)) == sorted(f"{LAYER}self_attn.{x}_proj.bias" for x in "qkv")
+    assert found.pop((LAYER + "mlp.gate_up_proj.weight",)) == [f"{LAYER}mlp.{x}_proj.weight" for x in ("gate", "up")]
+    assert found == {(name,): [name] for name in parameters if name in DENSE}
+
+
+def test_norms_beside_packed_weights_are_no_part_of_them():
+    names = [f"m.attn.{x}.weight" for x in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")]
+    published = {name: 3**i for i, name in enumerate(names)}
+    held = {name: published[name] for name in names[3:]} | {"m.attn.qkv_proj.weight" + PACKED: 1 + 3 + 9}
+    verify_parameters(1, published, [held])
+    with pytest.raises(WeightSyncError, match=r"qkv_proj\.weight \(packed\) \(made of m\.attn\.k_proj"):
+        verify_parameters(1, published | {names[0]: 2}, [held])
+
+
+def test_experts_and_renamed_models_are_matched_as_a_whole():
+    experts = [f"{LAYER}mlp.experts.{i}.{x}_proj.weight" for i in range(2) for x in ("gate", "up", "down")]
+    stacked = [LAYER + "mlp.experts.w13_weight", LAYER + "mlp.experts.w2_weight"]
+    assert list(match(stacked, {*experts, LAYER + "mlp.gate.weight"})) == [(stacked, sorted(experts))]
+    assert list(match(["language_model.model.norm.weight"], {"model.norm.weight"})) == [
+        (["language_model.model.norm.weight"], ["model.norm.weight"])
+    ]
+    assert list(match(["model.extra.weight"], set())) == [(["model.extra.weight"], [])]
+
+
+def attention(ranks, heads=4, kv_heads=2, seed=0):
+    """Published q, k, v and norm, and what `ranks` tensor-parallel ranks hold of them: sharded, or copied."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {x: torch.randn(h, 8, generator=generator) for x, h in (("q", heads), ("k", kv_heads), ("v", kv_heads))}
+    norm = torch.randn(8, generator=generator)
+    held = []
+    for rank in range(ranks):
+        kv_rank, kv_ranks = rank // max(ranks // kv_heads, 1), min(ranks, kv_heads)
+        shards = [tensors["q"].chunk(ranks)[rank], *(tensors[x].chunk(kv_ranks)[kv_rank] for x in "kv")]
+        held.append({"m.attn.qkv_proj.weight": value_digest(torch.cat(shards)), "m.norm.weight": value_digest(norm)})
+    published = {f"m.attn.{x}_proj.weight": value_digest(t) for x, t in tensors.items()}
+    return published | {"m.norm.weight": value_digest(norm)}, held
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shards_and_copies_of_all_ranks_add_up(ranks):
+    published, held = attention(ranks)
+    verify_parameters(5, published, held)
+    other, _ = attention(ranks, seed=1)
+    with pytest.raises(WeightSyncError, match=r"version 5 .* m.norm.weight .* \(and 1 more\)$"):
+        verify_parameters(5, other, held)
+    other["m.norm.weight"] = published["m.norm.weight"]
+    with pytest.raises(WeightSyncError, match=r"m.attn.qkv_proj.weight \(made of m.attn.k_proj.weight, m.attn.q_proj"):
+        verify_parameters(5, other, held)
+    held[-1]["m.norm.weight"] += 1
+    with pytest.raises(WeightSyncError, match=r"version 5 .* m.norm.weight holds other values"):
+        verify_parameters(5, published, held)
+
+
+def test_error_names_the_version_that_is_still_held():
+    published, held = attention(1)
+    newer = published | {"m.norm.weight": 17}
+    with pytest.raises(WeightSyncError, match=r"version 5 .* m.norm.weight still holds the values of version 4$"):
+        verify_parameters(5, newer, held, before=held, held=4)
+
+
+def test_untouched_and_unpublished_parameters_are_errors():
+    with pytest.raises(WeightSyncError, match=r"no tensor was published for its parameter a\.bias$"):
+        verify_parameters(1, {"a.weight": 3}, [{"a.weight": 3, "a.bias": 4}])
+    with pytest.raises(WeightSyncError, match=r"lm_head.weight \(packed\) still holds the values of version 0"):
+        verify_parameters(1, {"lm_head.weight": 3}, [{"lm_head.weight": 3, "lm_head.weight" + PACKED: None}])

@@ -1,0 +1,63 @@
+"""Digests of tensors: which bytes were published, and which values an engine's parameters are made of.
+
+`byte_digest` depends on every byte in its order: what arrives is what was published. `value_digest` is a sum over the
+elements, so it does not depend on their order: an engine fuses tensors, shards them, pads them with zeros and packs
+them for its kernels, and the digests of the pieces still add up to those of the tensors they came from. It is computed
+where the tensor is, on a GPU or not, with the same result. It does not see two elements of one parameter that change
+places; the log-probs of the weight check do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK = {"cpu": 1 << 15, "cuda": 1 << 24}
+"""Elements at a time: on a CPU what stays in one core's cache, since torch gives more to several threads, whose waiting
+for one another costs more than the work; on a GPU what keeps it busy."""
+SPREAD, MIX = -1640531535, -2048144777
+"""Odd multipliers (2654435761 and 2246822519 as int32), which keep distinct bit patterns distinct."""
+
+
+class TensorDigest(NamedTuple):
+    """The digests of one published tensor."""
+
+    dtype: str
+    """The dtype that `values` was computed in; its name in torch."""
+    values: int
+    """`value_digest`."""
+    bytes: str = ""
+    """`byte_digest`; empty for a tensor that never was on a CPU."""
+
+
+def byte_digest(tensor: torch.Tensor) -> str:
+    """XXH3 (64 bits) of the bytes of a contiguous tensor on the CPU, in hexadecimal."""
+    import torch
+    import xxhash
+
+    return xxhash.xxh3_64_hexdigest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def value_digest(tensor: torch.Tensor, dtype: str = "") -> int:
+    """The sum of a 32-bit mix of each element's bits, zero for zero; in `dtype` if the tensor is of another float."""
+    import torch
+
+    flat = tensor.detach().reshape(-1)
+    if dtype and flat.is_floating_point():
+        flat = flat.to(vars(torch)[dtype])
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[flat.element_size()]
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    for chunk in flat.view(words).split(CHUNK[flat.device.type]):
+        mixed = chunk.to(torch.int32) * SPREAD
+        mixed ^= mixed >> 15
+        mixed *= MIX
+        total += mixed.sum(dtype=torch.int64)
+    return int(total)
+
+
+def digest(tensor: torch.Tensor, written: torch.Tensor | None = None, dtype: str = "") -> TensorDigest:
+    """The digests of `tensor`, whose bytes stand in `written` (on the CPU) if it was written."""
+    name = dtype if dtype and tensor.is_floating_point() else str(tensor.dtype).removeprefix("torch.")
+    return TensorDigest(name, value_digest(tensor, dtype), "" if written is None else byte_digest(written))

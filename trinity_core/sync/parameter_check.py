@@ -1,0 +1,100 @@
+"""The parameter check: an engine's own parameters, after loading, are made of exactly the values that were published.
+
+An engine's parameters are not the tensors that it was given: `q_proj`, `k_proj` and `v_proj` become `qkv_proj`, experts
+are stacked, and each tensor-parallel rank has a shard. But value digests add up: those of the parameters of a module,
+over all ranks, to those of the tensors that belong there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import product
+
+from trinity_core.errors import WeightSyncError
+
+PACKED = " (packed)"
+"""Ends the name of a weight that the engine's kernels have a copy of, in a layout of their own."""
+FEW = 4
+"""The most tensors of one parameter that ranks may hold a different number of times (q, k and v)."""
+
+RankDigests = Sequence[Mapping[str, int | None]]
+"""For each rank of an engine: parameter -> value digest; None for a parameter that no load has touched yet."""
+
+
+def verify_parameters(
+    version: int, published: Mapping[str, int], ranks: RankDigests, before: RankDigests = (), held: int = 0
+) -> None:
+    """Raise `WeightSyncError` unless the parameters of all `ranks` hold the tensors `published` as `version`.
+
+    `published` is value digests by Hugging Face name. `before` is what `ranks` was when the engine held version `held`.
+    """
+    names = sorted({name for rank in ranks for name in rank})
+    wrong = []
+    for packed in (False, True):
+        others = [name for name in names if name.endswith(PACKED) is not packed]
+        for parameters, tensors in match([name for name in names if name not in others], published, others):
+            found = [rank.get(name) for rank in ranks for name in parameters]
+            if not _adds_up(found, [published[name] for name in tensors], len(ranks)):
+                stale = [rank.get(name) for rank in before for name in parameters] == found
+                wrong.append(_explain(parameters, tensors, held if stale or None in found else None))
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise WeightSyncError(f"the engine does not hold version {version} of the weights: {wrong[0]}{more}")
+
+
+def match(
+    parameters: Collection[str], tensors: Collection[str], others: Collection[str] = ()
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Which tensors each parameter is made of, by their names: groups of parameters with the tensors of the group.
+
+    A parameter is made of the tensor of its own name, or else of those tensors without such a parameter (here or among
+    `others`) that are nearest in the tree of modules, the same last part of the name preferred. Every parameter is in
+    one group; a tensor that belongs to none is one that the engine has no use for.
+    """
+    bare = {name: name.removesuffix(PACKED) for name in parameters}
+    taken = {name.removesuffix(PACKED) for name in others}
+    yield from (([name], [own]) for name, own in bare.items() if own in tensors)
+    left = ({name: own for name, own in bare.items() if own not in tensors}, set(tensors) - set(bare.values()) - taken)
+    depths = range(max((name.count(".") for name in left[0].values()), default=-1), -1, -1)
+    for by_leaf in (True, False):
+        for depth in depths:
+            groups: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
+            for name, own in left[0].items():
+                groups.setdefault(_place(own, depth, by_leaf), ([], []))[0].append(name)
+            for name in sorted(left[1]):
+                groups.get(_place(name, depth, by_leaf), ([], []))[1].append(name)
+            for found, made_of in groups.values():
+                if made_of:
+                    yield found, made_of
+                    left = ({n: own for n, own in left[0].items() if n not in found}, left[1] - set(made_of))
+    yield from (([name], []) for name in left[0])
+
+
+def _place(name: str, depth: int, by_leaf: bool) -> tuple[str, ...]:
+    """The first `depth` modules of a name, with its last part; all of a name that is shorter."""
+    *modules, leaf = name.split(".")
+    if len(modules) < depth:
+        return (name,)
+    return (*modules[:depth], leaf) if by_leaf else tuple(modules[:depth])
+
+
+def _adds_up(found: Sequence[int | None], tensors: Sequence[int], ranks: int) -> bool:
+    """True if each tensor is among the ranks a whole number of times: once in shards, or copied to several ranks."""
+    present = [value for value in found if value is not None]
+    if not tensors or len(present) != len(found):
+        return False
+    copies = [count for count in range(1, ranks + 1) if ranks % count == 0]
+    ways = product(copies, repeat=len(tensors)) if len(tensors) <= FEW else ((c,) * len(tensors) for c in copies)
+    return any(sum(c * value for c, value in zip(way, tensors, strict=True)) == sum(present) for way in ways)
+
+
+def _explain(parameters: Sequence[str], tensors: Sequence[str], held: int | None) -> str:
+    name = ", ".join(parameters)
+    if not tensors:
+        return f"no tensor was published for its parameter {name}"
+    made_of = (
+        "" if list(tensors) == [p.removesuffix(PACKED) for p in parameters] else f" (made of {', '.join(tensors)})"
+    )
+    return f"its parameter {name}{made_of} " + (
+        "holds other values than the trainer published" if held is None else f"still holds the values of version {held}"
+    )
