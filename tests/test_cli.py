@@ -43,7 +43,7 @@ def test_version() -> None:
 
 
 def test_the_command_line_is_light() -> None:
-    heavy = ("torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets")
+    heavy = ("torch", "vllm", "deepspeed", "ray", "mlflow", "prefect", "transformers", "datasets", "pydantic")
     program = f"import sys, flows.cli, flows.local.connection; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

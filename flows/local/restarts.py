@@ -15,7 +15,6 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from flows.local.runs import api_client, crashed_runs, mark_subflows_crashed
-from tasks.retries import api_faults
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -96,6 +95,8 @@ class Restarter:
 
 def main() -> None:
     """Restart what is killed, until this process is ended. The API may be away for a while."""
+    from tasks.retries import api_faults
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--api-url", required=True)
     parser.add_argument("--pool", required=True)
