@@ -42,6 +42,11 @@ Name = Annotated[
 """A name that may consist of digits: Prefect's command line reads `--param run=20240101` as a number."""
 
 ConfigFile = Annotated[str, Field(min_length=1), _shown("Configuration", "YAML file of the run")]
+ConfigFiles = Annotated[
+    list[ConfigFile],
+    Field(min_length=1),
+    _shown("Configurations", "YAML files: one with mode: train, the others with mode: explore"),
+]
 Overrides = Annotated[list[Override], _shown("Overrides", "Settings laid over the file, each as dotted.key=value")]
 StageName = Annotated[Name, _shown("Stage", "Stage of a configuration that has several")]
 ModelPath = Annotated[str, _shown("Model", "Model to start from in place of the configuration's")]

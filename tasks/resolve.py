@@ -10,6 +10,8 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from tasks.run_names import label_run
+from trinity_core.runtime import beside
+from trinity_core.runtime.beside import Part
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.pipeline import Plan, plan_stages
 from trinity_core.runtime.stage import Stage, choose_stage, resume
@@ -47,3 +49,11 @@ def plan_pipeline(config: str, overrides: Sequence[str] = ()) -> Plan:
     loaded = load_checked(config, list(overrides))
     label_run(loaded.project, loaded.name, "pipeline")
     return plan_stages(loaded)
+
+
+@task(name="resolve", cache_policy=NO_CACHE, persist_result=False)
+def plan_parts(configs: Sequence[str], overrides: Sequence[str] = ()) -> list[Part]:
+    """Load and check the configurations of runs beside each other. Raises ConfigError or TrinityError."""
+    parts = beside.plan_parts(configs, overrides)
+    label_run(parts[0].config.project, parts[0].config.name, "async")
+    return parts

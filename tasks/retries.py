@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime.ending import asked_to_end
 from trinity_core.runtime.faults import is_transient
 
 log = logging.getLogger(__name__)
@@ -28,13 +29,16 @@ _ONE_LINE = OneLine()
 
 @contextmanager
 def retry_only_transient_faults() -> Iterator[None]:
-    """Within a flow: any other failure takes away the retries that are left, and fails the run at once."""
+    """Within a flow: any other failure takes away the retries that are left, and fails the run at once.
+
+    So does any failure of a run that has been asked to end, together with those beside it.
+    """
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_ONE_LINE)
     try:
         yield
     except Exception as error:
-        if not is_transient(error):
+        if not is_transient(error) or asked_to_end():
             _forbid_retries()
         raise
 

@@ -26,7 +26,7 @@ def flow_of(deployment: dict[str, Any]) -> Any:
 def test_the_mission_s_deployments_are_there() -> None:
     names = {f"{flow_of(each).name}/{each['name']}" for each in DEPLOYMENTS}
     of_gsm8k = {f"{flow}/gsm8k" for flow in ("sft", "rft", "evaluate", "convert", "pipeline")}
-    of_async = {f"rft/gsm8k-{part}" for part in ("explorer", "trainer")}
+    of_async = {f"rft/gsm8k-{part}" for part in ("explorer", "trainer", "async")}
     assert names >= {*of_gsm8k, *of_async, "evaluate/sweep"}
 
 

@@ -87,6 +87,27 @@ def written(folder: Path, name: str) -> Path:
     return path
 
 
+def parts(folder: Path, name: str) -> list[str]:
+    """The configurations of a trainer and an explorer of one run."""
+    files = []
+    for mode in ("train", "explore"):
+        path = folder / f"{name}_{mode}.yaml"
+        alone = {"mode": mode, "synchronizer": {"sync_method": "checkpoint"}}
+        path.write_text(json.dumps(json.loads(written(folder, name).read_text()) | alone))
+        files.append(str(path))
+    return files
+
+
+def subflows(state: Any) -> list[Any]:
+    """The flow runs below one that has ended in that state."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    of_ours = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [state.state_details.flow_run_id]}})
+    with get_client(sync_client=True) as client:
+        return client.read_flow_runs(flow_run_filter=of_ours)
+
+
 def attempts(job_dir: Path) -> list[int]:
     return [json.loads(line)["from"] for line in (job_dir / "attempts.jsonl").read_text().splitlines()]
 
@@ -216,6 +237,30 @@ def test_a_ray_that_died_is_replaced_and_the_run_resumes(
     assert ray_is_gone()
 
 
+def test_parts_beside_each_other_recover_alone(tmp_path: Path, prefect_api: str) -> None:
+    """The trainer's worker dies in its third step; the explorer hears nothing of it."""
+    from flows.rft_async import rft_async
+
+    use_standins(fault="die")
+    state = rft_async(configs=parts(tmp_path, "beside"), return_state=True)
+    steps = {name: part["step"] for name, part in state.result().items()}
+    assert steps["trainer"] == standins.STEPS and steps.keys() == {"trainer", "explorer"}
+    assert attempts(tmp_path / "tests/beside") == [0, 2]
+    assert {run.state_type.value for run in subflows(state)} == {"COMPLETED"}
+    assert ray_is_gone()
+
+
+def test_a_part_that_fails_for_good_ends_the_others(tmp_path: Path, prefect_api: str) -> None:
+    from flows.rft_async import rft_async
+
+    use_standins(fault="data")
+    state = rft_async(parts(tmp_path, "fails"), ["explorer.name=patient"], return_state=True)
+    assert state.is_failed() and isinstance(state.result(raise_on_failure=False), DataError)
+    runs = subflows(state)
+    assert [(run.state_type.value, run.run_count) for run in runs] == [("FAILED", 1)] * 2
+    assert any("saved and ended" in run.state.message for run in runs)
+
+
 def test_wrong_data_is_not_retried(tmp_path: Path, prefect_api: str) -> None:
     use_standins(fault="data")
     state = run_rft(tmp_path, "data")
@@ -236,16 +281,22 @@ def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -
     assert not (tmp_path / "tests").exists()
 
 
-def cancelled(folder: Path) -> None:
+def cancelled(folder: Path, flow: str) -> None:
     """What the child process of the next test runs."""
     use_standins(fault="slow")
-    run_rft(folder, "cancelled")
+    if flow == "rft":
+        run_rft(folder, "cancelled")
+    else:
+        from flows.rft_async import rft_async
+
+        rft_async(configs=parts(folder, "cancelled"), return_state=True)
 
 
-def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_api: str) -> None:
+@pytest.mark.parametrize("flow", ["rft", "rft_async"])
+def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_api: str, flow: str) -> None:
     job_dir = tmp_path / "tests/cancelled"
     program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_flows_runs as t, pathlib; "
-    program += f"t.cancelled(pathlib.Path({str(tmp_path)!r}))"
+    program += f"t.cancelled(pathlib.Path({str(tmp_path)!r}), {flow!r})"
     child = subprocess.Popen([sys.executable, "-c", program], cwd=HERE.parent.parent)
     deadline = time.monotonic() + 240
     while (

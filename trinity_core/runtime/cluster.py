@@ -218,11 +218,12 @@ class Cluster:
             log.warning("the run needs %g GPUs and waits until they are free: now %g of %g are", wanted, free, total)
 
     def kill(self, handles: Sequence[Any]) -> None:
-        """End these actors now. A dead Ray, which has ended them, is not asked: it would let us wait for a minute."""
+        """End these actors now. A dead Ray has ended its own and is not asked: it would let us wait for a minute."""
         import ray
 
-        for handle in handles if self.alive() else ():
-            ray.kill(handle, no_restart=True)
+        for handle in self._started if self.alive() else ():
+            if handle in handles:
+                ray.kill(handle, no_restart=True)
         self._started = [handle for handle in self._started if handle not in handles]
 
     @property

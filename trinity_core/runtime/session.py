@@ -17,6 +17,7 @@ from trinity_core.plugins import load_plugins
 from trinity_core.runlock import release
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
+from trinity_core.runtime.ending import SHARED_END
 from trinity_core.runtime.faults import first_error_stays, result_of
 from trinity_core.runtime.placement import components_of
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
@@ -46,6 +47,7 @@ class Session:
         self.cluster = cluster
         self.began = time.monotonic()
         self._stop = threading.Event()
+        self._shared_end = SHARED_END.get()
         self._lock = threading.RLock()
         self._engines: list[Any] = []
         self._auxiliary: list[list[Any]] = []
@@ -86,11 +88,16 @@ class Session:
 
     def is_stopping(self) -> bool:
         """Whether the run is to end at the next step boundary."""
-        return self._stop.is_set()
+        return self._stop.is_set() or (self._shared_end is not None and self._shared_end.asked)
 
     def stop(self) -> None:
         """Ask everything to save and end."""
         self._stop.set()
+
+    def raise_if_ended(self) -> None:
+        """Raise `Stopped` if the run has saved and ended because all runs of this process were asked to."""
+        if self._shared_end is not None:
+            self._shared_end.raise_if_asked()
 
     # ---- what the stage does ----
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, Protocol
 
 from trinity_core.runtime.faults import POLL_SECONDS, most_telling
 from trinity_core.runtime.session import Session
+
+
+class Stoppable(Protocol):
+    """A session, or several of them."""
+
+    def stop(self) -> None:
+        """Ask everything to save and end."""
+
+    def check(self) -> None:
+        """Raise what makes it useless to go on."""
 
 
 def run_together(session: Session, components: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
@@ -21,10 +31,13 @@ def run_together(session: Session, components: Mapping[str, Callable[[], Any]]) 
         futures = {name: threads.submit(call) for name, call in wanted.items()}
         wait_for_all(session, futures.values(), lambda future: future.exception() is not None)
     raise_most_telling([error for future in futures.values() if (error := future.exception()) is not None])
+    session.raise_if_ended()
     return {name: future.result() for name, future in futures.items()}
 
 
-def wait_for_all(session: Session, futures: Collection[Future[Any]], has_failed: Callable[[Future[Any]], bool]) -> None:
+def wait_for_all(
+    session: Stoppable, futures: Collection[Future[Any]], has_failed: Callable[[Future[Any]], bool]
+) -> None:
     """Wait until all futures are done; after a failure ask the others to save and end, and wait for that.
 
     A cancellation (an exception in this, the main, thread) does the same, and so does tracking that can never take the

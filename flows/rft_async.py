@@ -1,0 +1,26 @@
+"""Explorers and a trainer as runs of their own, beside each other in one flow run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from flows.parameters import NO_OVERRIDES, ConfigFiles, Overrides
+from flows.rft import rft
+from tasks.resolve import plan_parts
+from tasks.retries import retry_only_transient_faults
+from tasks.session import run_beside
+from trinity_core.runtime.beside import beside
+
+
+@flow(name="rft", persist_result=False)
+def rft_async(configs: ConfigFiles, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
+    """Run a trainer and its explorers, each from a configuration of its own and as a subflow; they share one Ray.
+
+    Each is retried by itself after a transient fault. When one fails for good, the others save and end.
+    """
+    with retry_only_transient_faults():
+        parts = plan_parts(configs, overrides)
+        with beside(parts) as end:
+            return run_beside(end, parts, rft, overrides)
