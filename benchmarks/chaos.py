@@ -13,6 +13,7 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +48,7 @@ def main() -> None:
                         help="runs beside which another process keeps a core busy")  # fmt: skip
     parser.add_argument("--out", type=Path, default=BUILD, help="the runs go to chaos/ in it, which is emptied")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the run and the busy process end with this one
     out = args.out / "chaos"
     what = tuple(args.what.split(",")) if args.what else ("flow",) if args.equal else VICTIMS
     if args.through == "flow" and not args.what and args.kills:
