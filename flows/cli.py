@@ -50,6 +50,7 @@ def evaluate(
     from flows.parameters import check_which
     from trinity_core.runtime.configuration import load_checked
     from trinity_core.runtime.stage import pick_stage
+    from trinity_core.runtime.summary import evaluation_text
 
     check_which(which)
     given = with_plugins(overrides, plugin_dir)
@@ -59,6 +60,7 @@ def evaluate(
         flow = prefect.flow("evaluate", loaded)
         summary = flow(config=str(config), overrides=given, stage=stage, which=which, run=run)
     typer.echo(json.dumps(summary["scores"], indent=2))
+    typer.echo(evaluation_text(summary["evaluation"]), err=True)
 
 
 @app.command()

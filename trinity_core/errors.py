@@ -22,5 +22,13 @@ class WeightSyncError(TrinityError):
     """An engine does not hold the weights that the trainer published."""
 
 
+class EndpointError(TrinityError):
+    """An external endpoint refuses every request: a wrong key, an unknown model."""
+
+
+class Unanswered(TrinityError):
+    """An external endpoint did not answer one request, for good. The answer is missing, not wrong."""
+
+
 class TransientFault(Exception):
     """Something outside the run's own doing broke (a dead actor, a lost node, a time-out): worth a retry."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import numpy as np
 import pytest
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
+from trinity_core.errors import Unanswered
 from trinity_core.rollout.metrics import eval_numbers, step_numbers
 from trinity_core.rollout.runner import Outcome
+
+ROWS = count(100)
 
 
 def experience(reward, length=2, prompt=3, **metrics) -> Experience:
@@ -16,8 +21,9 @@ def experience(reward, length=2, prompt=3, **metrics) -> Experience:
     return Experience(tokens, prompt, np.ones(length, bool), reward=reward, metrics=metrics)
 
 
-def outcome(*experiences, error=None, retries=0, repeat_times=1) -> Outcome:
-    return Outcome(Task(0, {}, "set", "w", repeat_times), list(experiences), retries, error)
+def outcome(*experiences, error=None, retries=0, repeat_times=1, index=None) -> Outcome:
+    index = next(ROWS) if index is None else index
+    return Outcome(Task(index, {}, "set", "w", repeat_times), list(experiences), retries, error)
 
 
 def test_rewards_lengths_parts_and_failures():
@@ -70,3 +76,54 @@ def test_the_best_of_several_answers():
     )
     assert numbers["eval/set/best"] == pytest.approx(0.5)
     assert numbers["eval/set/accuracy"] == pytest.approx(0.25)
+
+
+def test_pass_at_k_deviation_and_interval_of_repeats():
+    right, wrong = experience(1.0, accuracy=1.0), experience(0.0, accuracy=0.0)
+    numbers = eval_numbers("set", [
+        outcome(right, wrong, wrong, wrong, index=0),
+        outcome(right, right, wrong, wrong, index=1),
+    ])  # fmt: skip
+    assert numbers["eval/set/pass@1"] == numbers["eval/set/accuracy"] == pytest.approx(3 / 8)
+    assert numbers["eval/set/pass@2"] == pytest.approx((3 / 6 + 5 / 6) / 2)
+    assert numbers["eval/set/pass@4"] == numbers["eval/set/best"] == 1.0
+    assert numbers["eval/set/accuracy_std"] == pytest.approx(np.std([1.0, 0.5, 0.0, 0.0], ddof=1))
+    assert 0 < numbers["eval/set/accuracy_low"] < 3 / 8 < numbers["eval/set/accuracy_high"] < 1
+    assert (numbers["eval/set/answers"], numbers["eval/set/judged"]) == (8, 8)
+
+
+def test_scores_other_than_right_or_wrong_have_a_best():
+    numbers = eval_numbers("set", [outcome(experience(0.2), experience(0.6))])
+    assert numbers["eval/set/best@2"] == pytest.approx(0.6)
+    assert numbers["eval/set/best@1"] == pytest.approx(0.4)
+    assert not [name for name in numbers if "pass@" in name]
+
+
+def test_unanswered_requests_are_missing_and_not_wrong():
+    down = Unanswered("no answer")
+    numbers = eval_numbers("set", [
+        outcome(experience(1.0), index=0), outcome(error=down, index=0),
+        outcome(experience(1.0), index=1), outcome(experience(0.0), index=1),
+    ])  # fmt: skip
+    assert numbers["eval/set/accuracy"] == pytest.approx(2 / 3)
+    assert (numbers["eval/set/judged"], numbers["eval/set/answers"]) == (3, 4)
+    assert (numbers["eval/set/failed_requests"], numbers["eval/set/failed_tasks"]) == (1, 0)
+    assert numbers["eval/set/tasks"] == 2
+    assert numbers["eval/set/pass@2"] == 1.0, "over the task that has two verdicts"
+
+
+def test_without_a_verdict_there_is_no_accuracy():
+    numbers = eval_numbers("set", [outcome(experience(None, verifier_errors=1.0))])
+    assert (numbers["eval/set/judged"], numbers["eval/set/answers"]) == (0, 1)
+    assert not {"eval/set/accuracy", "eval/set/reward", "eval/set/accuracy_low"} & numbers.keys()
+
+
+def test_the_last_turn_of_a_run_is_its_answer():
+    def turn(run, number, **metrics):
+        one = experience(1.1, **metrics)
+        one.run, one.turn = run, number
+        return one
+
+    numbers = eval_numbers("set", [outcome(turn(0, 0), turn(0, 1, accuracy=0.0), turn(1, 0), turn(1, 1, accuracy=1.0))])
+    assert numbers["eval/set/accuracy"] == pytest.approx(0.5)
+    assert numbers["eval/set/answers"] == 2

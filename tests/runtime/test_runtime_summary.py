@@ -10,7 +10,16 @@ import pytest
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
-from trinity_core.runtime.summary import read_summary, summary_path, summary_text, write_summary
+from trinity_core.rollout.score_fingerprint import score_fingerprint
+from trinity_core.runtime.summary import (
+    evaluation_text,
+    read_summary,
+    summary_of_scores,
+    summary_path,
+    summary_text,
+    write_summary,
+)
+from trinity_core.tracking import MetricsFile
 
 TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}
 
@@ -56,3 +65,22 @@ def test_the_text_says_why_each_part_has_ended() -> None:
     assert summary_text(summary).splitlines()[-1] == (
         "explore    step 12 of 60, the trainer has finished all its 9 steps, 96 rows left that nobody trains on"
     )
+
+
+def test_a_bench_summary_holds_the_evaluation_of_each_set(config: Config) -> None:
+    metrics = {"eval/eval/accuracy": 0.5, "eval/eval/pass@2": 0.75, "eval/seconds": 3.0}
+    MetricsFile(config.job_dir, "eval").write(0, metrics, made_with=score_fingerprint(config, 0))
+    summary = summary_of_scores(config)
+    assert summary["score"] == 0.5
+    assert summary["evaluation"] == {"eval": {"accuracy": 0.5, "pass@2": 0.75}}
+
+
+def test_the_evaluation_is_printed_by_eval_set() -> None:
+    numbers = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6, "judged": 79.0, "answers": 80.0}
+    repeats = {"failed_requests": 1.0, "accuracy_std": 0.02, "pass@1": 0.5, "pass@8": 0.8, "pass@4": 0.7}
+    text = evaluation_text({"gsm8k": numbers | repeats, "empty": {"answers": 3.0, "judged": 0.0}})
+    assert text.splitlines() == [
+        "gsm8k      accuracy 0.500 [0.400, 0.600], 79 of 80 answers judged, 1 requests failed, ±0.020 between repeats, "
+        "pass@4 0.700, pass@8 0.800",
+        "empty      no score: 0 of 3 answers judged",
+    ]

@@ -221,6 +221,16 @@ def test_flows_that_start_at_the_same_time_share_a_run(root: Path) -> None:
 
 
 @pytest.mark.slow
+def test_mlflow_takes_metrics_with_any_name(root: Path) -> None:
+    """MLflow refuses a whole batch for one name with an `@` in it."""
+    info = RunInfo("p", "n", root / "p" / "n")
+    writer = open_writer("mlflow", info, root)
+    writer.log([MetricLine(1, "eval", 0.0, {"eval/a/pass@4": 0.5, "eval/a/τ > 1": 0.25, "eval/a/accuracy": 0.75})])
+    logged = mlflow_client(root).get_run(writer.run_id).data.metrics  # type: ignore[attr-defined]
+    assert logged == {"eval/a/pass_at_4": 0.5, "eval/a/_ _ 1": 0.25, "eval/a/accuracy": 0.75}
+
+
+@pytest.mark.slow
 def test_two_flows_of_one_job_register_a_checkpoint_once(root: Path) -> None:
     """The explorer's flow scores what the trainer's registers, and a later flow finds both."""
     info = RunInfo("p", "n", root / "p" / "n")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 import numpy as np
 
 from trinity_core.data.experience import Experience
+from trinity_core.errors import Unanswered
+from trinity_core.rollout.estimates import deviation, expected_best, interval, sizes
 from trinity_core.rollout.runner import Outcome
+from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
+from trinity_core.workflows.unscored import runs_of
 
-COUNTED = frozenset({"verifier_errors"})
+COUNTED = frozenset({VERIFIER_ERRORS})
 """Metrics of experiences that are added up; all others are averaged over the experiences that have them."""
 
 
@@ -66,26 +71,70 @@ def dropped_numbers(dropped: Mapping[str, Mapping[str, int]]) -> dict[str, float
 def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The score of one task set, as `eval/<taskset>/<name>`.
 
-    `accuracy` is the reward's part of that name, else the reward, averaged over the answers that have a verdict. All
-    answers of a task that failed count as wrong, and the task in `failed_tasks`. With several answers a task, `best` is
-    the mean over tasks of the best one.
+    `accuracy` is the reward's part of that name, else the reward, averaged over the answers that have a verdict
+    (`judged` of `answers`), with its interval of 95 % from `accuracy_low` to `accuracy_high`. All answers of a task
+    that failed count as wrong, and the task in `failed_tasks`; an answer that an endpoint did not give has no verdict,
+    and counts in `failed_requests`. Without any verdict there is no accuracy.
+
+    With several answers a task also `accuracy_std` between repeats, `best`, the mean over tasks of the best answer, and
+    `pass@<k>` (`best@<k>` where scores are not just 0 and 1) over the tasks with at least k verdicts.
     """
     experiences = experiences_of(outcomes)
     rewards = [e.reward for e in experiences if e.reward is not None]
-    scores = [[_score(e) for e in outcome.experiences if _has_verdict(e)] for outcome in outcomes]
-    missing = [0.0] * sum(outcome.task.repeat_times for outcome in outcomes if outcome.failed)
-    flat = [score for task in scores for score in task] + missing
+    answers = answers_by_task(outcomes)
+    judged = [scores for each in answers if (scores := [score for score in each if score is not None])]
     numbers = {
-        "accuracy": float(np.mean(flat)) if flat else 0.0,
-        "reward": float(np.mean(rewards)) if rewards else 0.0,
-        "tasks": float(len(outcomes)),
-        "failed_tasks": float(sum(outcome.failed for outcome in outcomes)),
+        "answers": float(sum(map(len, answers))),
+        "judged": float(sum(map(len, judged))),
+        "tasks": float(len(answers)),
+        "failed_tasks": float(sum(outcome.failed and not _is_unanswered(outcome) for outcome in outcomes)),
     }
-    if any(len(task) > 1 for task in scores):
-        numbers["best"] = float(np.mean([max(task, default=0.0) for task in scores]))
+    if unanswered := sum(_is_unanswered(outcome) for outcome in outcomes):
+        numbers["failed_requests"] = float(unanswered)
+    if rewards:
+        numbers["reward"] = float(np.mean(rewards))
+    if judged:
+        numbers |= _accuracy_numbers(judged) | _repeat_numbers(answers, judged)
     for name, value in combined(experiences).items():
         numbers.setdefault(name, value)
     return {f"eval/{taskset}/{name}": value for name, value in numbers.items()}
+
+
+def answers_by_task(outcomes: Sequence[Outcome]) -> list[list[float | None]]:
+    """The score of each answer to each task, in the order of the repeats; None for an answer without a verdict.
+
+    The last turn of a run is its answer. A task may have several outcomes, one for each repeat.
+    """
+    tasks: dict[int, list[float | None]] = defaultdict(list)
+    for outcome in outcomes:
+        if outcome.failed:
+            given = None if _is_unanswered(outcome) else 0.0
+            tasks[outcome.task.index] += [given] * outcome.task.repeat_times
+        else:
+            tasks[outcome.task.index] += [_score(turns[-1]) for turns in runs_of(outcome.experiences)]
+    return list(tasks.values())
+
+
+def _accuracy_numbers(judged: Sequence[Sequence[float]]) -> dict[str, float]:
+    numbers = {"accuracy": float(np.mean([score for scores in judged for score in scores]))}
+    if within := interval(judged):
+        numbers |= {"accuracy_low": within[0], "accuracy_high": within[1]}
+    return numbers
+
+
+def _repeat_numbers(answers: Sequence[Sequence[float | None]], judged: Sequence[Sequence[float]]) -> dict[str, float]:
+    repeats = max(map(len, answers))
+    if repeats < 2:
+        return {}
+    numbers = {"best": float(np.mean([max(scores) for scores in judged]))}
+    by_repeat = [[score for score in each if score is not None] for each in zip_longest(*answers)]
+    if (spread := deviation(by_repeat)) is not None:
+        numbers["accuracy_std"] = spread
+    name = "pass" if {score for scores in judged for score in scores} <= {0.0, 1.0} else "best"
+    for k in sizes(repeats):
+        if enough := [scores for scores in judged if len(scores) >= k]:
+            numbers[f"{name}@{k}"] = float(np.mean([expected_best(scores, k) for scores in enough]))
+    return numbers
 
 
 def combined(experiences: Iterable[Experience]) -> dict[str, float]:
@@ -102,9 +151,12 @@ def _zero_variance_groups(outcomes: Sequence[Outcome]) -> float:
     return sum(len(rewards - {None}) < 2 for rewards in groups) / len(groups) if groups else 0.0
 
 
-def _has_verdict(experience: Experience) -> bool:
-    return not experience.metrics.get("verifier_errors")
+def _is_unanswered(outcome: Outcome) -> bool:
+    return isinstance(outcome.error, Unanswered)
 
 
-def _score(experience: Experience) -> float:
+def _score(experience: Experience) -> float | None:
+    """The score of an answer, None if its verifier failed."""
+    if experience.metrics.get(VERIFIER_ERRORS):
+        return None
     return experience.metrics.get("accuracy", experience.reward or 0.0)

@@ -13,6 +13,7 @@ from trinity_core.data.files import find_files
 from trinity_core.errors import DataError
 from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores
+from trinity_core.tracking.metrics_file import MetricLine
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
 """Files of a model folder that decide what it answers."""
@@ -51,11 +52,21 @@ def valid_scores(config: Config) -> dict[int, float]:
 
     A configuration without eval sets, such as that of a trainer whose explorer is a run of its own, takes all scores.
     """
+    return eval_scores(_valid_lines(config))
+
+
+def valid_metrics(config: Config, step: int) -> dict[str, float]:
+    """All metrics of the latest evaluation of `step` that counts as in `valid_scores`; empty if there is none."""
+    found = [line.metrics for line in _valid_lines(config) if line.step == step]
+    return found[-1] if found else {}
+
+
+def _valid_lines(config: Config) -> list[MetricLine]:
     lines = [line for line in read_metrics(config.job_dir) if line.source.startswith("eval")]
     if not config.buffer.explorer_input.eval_tasksets:
-        return eval_scores(lines)
+        return lines
     now = {first: score_fingerprint(config, first) for first in {min(line.step, 1) for line in lines}}
-    return eval_scores([line for line in lines if line.made_with == now[min(line.step, 1)]])
+    return [line for line in lines if line.made_with == now[min(line.step, 1)]]
 
 
 def _plugins_digest(plugin_dir: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config, to_dict
 from trinity_core.files import read_json, write_atomically
-from trinity_core.rollout.score_fingerprint import valid_scores
+from trinity_core.rollout.score_fingerprint import valid_metrics, valid_scores
 from trinity_core.runtime.session import Session
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import run_note
@@ -39,6 +40,7 @@ def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
         "step": step,
         "scores": {f"step {each}": value for each, value in scores.items()},
         "score": scores.get(step),
+        "evaluation": evaluation_of(config, step),
         "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
         "hf_dir": str(session.huggingface_folder(step)) if step and config.mode != "explore" else None,
         "tracking": session.tracking().link,
@@ -62,6 +64,7 @@ def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
         "step": latest,
         "scores": {f"step {step}": value for step, value in scores.items()},
         "score": scores.get(latest),
+        "evaluation": evaluation_of(config, latest),
         "checkpoint_dir": str(config.job_dir),
         "hf_dir": None,
         "tracking": str(config.job_dir / "monitor" / "metrics.jsonl"),
@@ -69,9 +72,42 @@ def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
     }
 
 
+def evaluation_of(config: Config, step: int) -> dict[str, dict[str, float]]:
+    """Eval set -> metric -> value, of the evaluation behind the score of `step`."""
+    metrics = valid_metrics(config, step)
+    sets: dict[str, dict[str, float]] = {}
+    for taskset in config.buffer.explorer_input.eval_tasksets:
+        below = f"eval/{taskset.name}/"
+        found = {name.removeprefix(below): value for name, value in metrics.items() if name.startswith(below)}
+        sets |= {str(taskset.name): found} if found else {}
+    return sets
+
+
+def evaluation_text(evaluation: Mapping[str, Mapping[str, float]]) -> str:
+    """A line for each eval set: accuracy with its interval, answers judged, deviation between repeats, pass@k."""
+    return "\n".join(f"{taskset:11}{_scored(numbers)}" for taskset, numbers in evaluation.items())
+
+
+def _scored(numbers: Mapping[str, float]) -> str:
+    judged = f"{numbers.get('judged', 0):g} of {numbers.get('answers', 0):g} answers judged"
+    if "accuracy" not in numbers:
+        return f"no score: {judged}"
+    within = f" [{numbers['accuracy_low']:.3f}, {numbers['accuracy_high']:.3f}]" if "accuracy_low" in numbers else ""
+    parts = [f"accuracy {numbers['accuracy']:.3f}{within}", judged]
+    if failed := numbers.get("failed_requests"):
+        parts.append(f"{failed:g} requests failed")
+    if "accuracy_std" in numbers:
+        parts.append(f"±{numbers['accuracy_std']:.3f} between repeats")
+    best = {int(k): f"{name}@{k}" for name, _, k in (each.partition("@") for each in numbers) if k.isdigit()}
+    parts += [f"{name} {numbers[name]:.3f}" for k, name in sorted(best.items()) if k > 1]
+    return ", ".join(parts)
+
+
 def summary_text(summary: dict[str, Any]) -> str:
     """A summary on a few lines, for the terminal."""
     lines = [f"\n{summary['project']}/{summary['name']}: step {summary['step']}, scores {summary['scores']}"]
+    if evaluation := summary.get("evaluation"):
+        lines.append(evaluation_text(evaluation))
     for title, key in (("checkpoint", "checkpoint_dir"), ("model", "hf_dir"), ("tracking", "tracking")):
         lines.append(f"{title:11}{summary[key]}")
     for name, result in summary.get("results", {}).items():

@@ -63,6 +63,11 @@ def registered_name(project: str, name: str) -> str:
     return re.sub(r"[/:]+", ".", f"{project}.{name}")
 
 
+def metric_name(name: str) -> str:
+    """A metric's name with the characters that MLflow allows: `pass@4` becomes `pass_at_4`."""
+    return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)
+
+
 @MONITORS.register("mlflow")
 class MlflowWriter:
     """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
@@ -104,7 +109,7 @@ class MlflowWriter:
         from mlflow.entities import Metric
 
         metrics = (
-            Metric(name, value, int(line.time * 1000), line.step)
+            Metric(metric_name(name), value, int(line.time * 1000), line.step)
             for line in lines
             for name, value in full_names(line).items()
             if math.isfinite(value)

@@ -25,7 +25,7 @@ def exclude_unscored(experiences: Sequence[Experience]) -> None:
     verifier error. The last turn of a run judges the run: an earlier turn without a reward takes the last turn's, and
     all turns are excluded if the last one was not judged. Expert data is left as it is.
     """
-    for turns in _runs([one for one in experiences if not one.is_expert]):
+    for turns in runs_of([one for one in experiences if not one.is_expert]):
         final = turns[-1]
         for one in turns:
             if not _judged(final) or _failed(one):
@@ -36,7 +36,7 @@ def exclude_unscored(experiences: Sequence[Experience]) -> None:
                     _exclude(one)
 
 
-def _runs(experiences: Sequence[Experience]) -> list[list[Experience]]:
+def runs_of(experiences: Sequence[Experience]) -> list[list[Experience]]:
     """The turns of each run in order. Experiences that share both run and turn stand alone."""
     by_run: dict[int, list[Experience]] = defaultdict(list)
     for one in experiences:
