@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from trinity_core.config import Config, SynchronizerConfig, config_from_dict
+from trinity_core.config import Config, SynchronizerConfig, config_from_dict, store_url
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import TRAINER, hold, release
 from trinity_core.runtime.stage import lock_names, resolve_stage, resume_step
+from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
 
 PARTS = {"explore", "train"}
@@ -77,6 +78,21 @@ def test_explorer_and_trainer_of_a_run_can_be_separate_flows(config: Config) -> 
             resume_step(config, {"train"})
     finally:
         other.kill()
+
+
+@pytest.mark.parametrize("parts", [PARTS, {"explore"}])
+def test_a_restarted_explorer_is_expected_before_it_loads(config: Config, parts: set[str]) -> None:
+    """The further explorer has finished, the run's own was cancelled: a trainer that is ready first must not end."""
+    resume_step(config, PARTS)
+    with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
+        for name in (config.explorer.name, "explorer_new"):
+            store.join(name, 9)
+            store.position(name)
+        store.finished("explorer_new")
+        store.leave(config.explorer.name)
+        assert store.exhausted()
+        resume_step(config, parts)
+        assert not store.exhausted() and store.lease(1, 2, 0) is None
 
 
 def test_a_run_without_prefect_logs_its_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -42,7 +42,7 @@ def test_nobody_trains_for_an_explorer_that_joins_late(store):
     assert store.join("e", 5), "restarted"
     assert store.join("late", 5), "a further one"
     assert not store.join("e", 9) and not store.join("e", 9), "it has more steps than before, also after a crash"
-    store.expect("e")
+    store.expect_trainer()
     assert not store.join("e", 5), "a trainer is started beside it"
 
 
@@ -53,8 +53,25 @@ def test_longer_trainer_waits_for_finished_explorers(store):
     train(store, 1)
     store.begin("trainer", 1)
     assert store.exhausted()
+    store.expect_trainer()
+    store.begin("trainer", 1)
+    assert store.exhausted()
+    store.expect_trainer()
     store.begin("trainer", 2)
     assert not store.exhausted()
+
+
+def test_an_explorer_that_comes_back_is_waited_for(store):
+    """A trainer may be ready long before the engines of an explorer that was cancelled and is started again."""
+    for name in ("a", "further"):
+        store.join(name, 9)
+        store.put(name, 1, {}, [], 0)
+    store.finished("further")
+    store.leave("a")
+    assert store.exhausted()
+    store.expect("a")
+    store.position("a")
+    assert not store.exhausted() and store.lease(1, 2, 0) is None
 
 
 def test_an_explorer_that_has_left_is_not_waited_for(store):

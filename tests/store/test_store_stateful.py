@@ -22,7 +22,7 @@ class Life(RuleBasedStateMachine):
     """The model: `queue`, every surviving row in order of insertion; `history`, the batches of this lineage.
 
     The store is right when the history is always the beginning of the queue: then nothing is lost, nothing comes twice,
-    nothing overtakes.
+    nothing overtakes. `states` is what each explorer said last: a batch is short only if nothing more can come.
     """
 
     def __init__(self):
@@ -31,6 +31,8 @@ class Life(RuleBasedStateMachine):
         self.url = f"sqlite:///{self.folder}/s.db"
         self.trainer = ExperienceStore.open(self.url)
         self.sessions = {}
+        self.states = {}  # explorer -> {"waiting", "finished", "left"}
+        self.total = None  # train steps
         self.queue = []  # (explorer, step, version, group, row id)
         self.put_versions = {name: [] for name in EXPLORERS}
         self.tasks = {name: [] for name in EXPLORERS}  # tasks of each explore step
@@ -60,6 +62,17 @@ class Life(RuleBasedStateMachine):
         assert position.step == len(self.put_versions[name])
         assert (position.position or {"n": 0})["n"] == position.step
         self.sessions[name] = {"store": store, "step": position.step, "version": self.trained, "stale": False}
+        self.says(name, waiting=None, finished=False)
+
+    def says(self, name, **state):
+        self.states.setdefault(name, {"waiting": None, "finished": False, "left": False}).update(state)
+
+    @property
+    def nothing_more(self):
+        """Every explorer that has not left, or has left but is expected again, has finished or waits."""
+        states = [state for state in self.states.values() if not state["left"]]
+        waits = [state["waiting"] is not None and state["waiting"] > self.trained for state in states]
+        return bool(states) and all(state["finished"] or wait for state, wait in zip(states, waits, strict=True))
 
     @rule(name=st.sampled_from(EXPLORERS), sizes=st.lists(st.integers(1, 3), max_size=3), newer=st.booleans())
     def put(self, name, sizes, newer):
@@ -92,6 +105,7 @@ class Life(RuleBasedStateMachine):
         assert session["store"].put(name, step, {"n": step}, rows, version, drawn=drawn)
         assert not session["store"].put(name, step, {"n": -1}, rows, version)
         session["step"] = step
+        self.says(name, waiting=None, finished=False)
         self.put_versions[name].append(version)
         self.tasks[name].append(len(drawn))
         self.queue += [(name, step, version, row.group, row.info["id"]) for row in rows]
@@ -100,21 +114,48 @@ class Life(RuleBasedStateMachine):
     def wait(self, name, ahead):
         if name in self.sessions and not self.sessions[name]["stale"]:
             self.sessions[name]["store"].waiting(name, self.trained + ahead)
+            self.says(name, waiting=self.trained + ahead, finished=False)
 
     @rule(name=st.sampled_from(EXPLORERS))
     def finish(self, name):
         if name in self.sessions and not self.sessions[name]["stale"]:
             self.sessions[name]["store"].finished(name)
+            self.says(name, waiting=None, finished=True)
+
+    @rule(name=st.sampled_from(EXPLORERS))
+    def leave(self, name):
+        if name in self.sessions:
+            self.sessions[name]["store"].leave(name)
+            self.says(name, left=True)
+
+    @rule(name=st.sampled_from(EXPLORERS))
+    def expect(self, name):
+        """The flow of an explorer starts (again): its engines do not load before that."""
+        self.trainer.expect(name)
+        self.says(name, finished=False, left=False)
+
+    @rule(name=st.sampled_from(EXPLORERS), total=st.integers(1, 9))
+    def join(self, name, total):
+        if name in self.sessions:
+            self.sessions[name]["store"].join(name, total)
+            self.says(name, left=False)
 
     # ---- trainer ----
 
+    @rule(total=st.integers(1, 9), expected=st.booleans())
+    def begin(self, total, expected):
+        if expected:
+            self.trainer.expect_trainer()
+            assert not self.trainer.trainer().finished
+        if self.total is not None and total > self.total:
+            for name in self.states:
+                self.says(name, finished=False)
+        self.trainer.begin("trainer", total)
+        self.total = total
+
     @rule(rows=st.integers(1, 6), forget=st.booleans())
     def train(self, rows, forget):
-        step = self.trained + 1
-        explorers = self.trainer.stats().explorers.values()
-        nothing_more = bool(explorers) and all(
-            e["finished"] or (e["waiting"] is not None and e["waiting"] > self.trained) for e in explorers
-        )
+        step, nothing_more = self.trained + 1, self.nothing_more
         batch = self.trainer.lease(step, rows, self.trained)
         rest = self.queue[sum(map(len, self.history)) :]
         if batch is None:
@@ -156,6 +197,8 @@ class Life(RuleBasedStateMachine):
         self.archive = {each: lines for each, lines in self.archive.items() if each <= step}
         for name, versions in self.put_versions.items():
             kept = [v for v in versions if v <= step]
+            if len(kept) < len(versions):
+                self.says(name, waiting=None, finished=False)
             self.put_versions[name] = kept
             self.tasks[name] = self.tasks[name][: len(kept)]
             self.queue = [row for row in self.queue if row[0] != name or row[1] <= len(kept)]
@@ -184,6 +227,15 @@ class Life(RuleBasedStateMachine):
         assert stats.ready == len(self.queue) - trained_or_leased
         assert stats.leased + stats.trained <= trained_or_leased
         assert stats.committed == self.checkpoints[-1]
+        known = stats.explorers.items()
+        assert self.states == {name: {key: each[key] for key in self.states[name]} for name, each in known}
+
+    @invariant()
+    def the_trainer_ends_only_when_nothing_more_comes(self):
+        present = [state for state in self.states.values() if not state["left"]]
+        done = bool(present) and all(state["finished"] for state in present)
+        assert self.trainer.exhausted() == (done and not self.trainer.untrained())
+        assert self.trainer.trainer().finished == (self.total is not None and self.checkpoints[-1] >= self.total)
 
     @invariant()
     def every_task_is_accounted_for(self):

@@ -159,18 +159,20 @@ def resume_step(config: Config, components: set[str]) -> int:
     """The step of the latest whole checkpoint, 0 if there is none; what came after it is rewound. Locks the run.
 
     The trainer rewinds the store too when it starts. Done here, before the explorer starts, it keeps the explorer from
-    beginning a step that would then be taken back. An explorer or trainer that runs alone rewinds nothing here.
+    beginning a step that would then be taken back. An explorer or trainer that runs alone rewinds nothing here. An
+    explorer says here that it comes (back), so that a trainer that is ready before its engines waits for it.
     """
     begun = config.job_dir.exists()
     lock_run(config, components)
     step = latest_whole(config.job_dir) or 0
-    if "explore" not in components or "train" not in components or not begun:
+    if "explore" not in components or not begun:
         return step
-    run_versions(config).rewind(step)
     (config.job_dir / "buffer").mkdir(exist_ok=True)
     with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
-        store.rewind(step)
         store.expect(config.explorer.name)
-        explorer_step = store.position(config.explorer.name).step
-    rewind(config.job_dir, step, explorer_step)
+        if "train" in components:
+            store.expect_trainer()
+            run_versions(config).rewind(step)
+            store.rewind(step)
+            rewind(config.job_dir, step, store.position(config.explorer.name).step)
     return step

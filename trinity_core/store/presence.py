@@ -26,14 +26,16 @@ class TrainerPresence:
     committed: int
     """The step of its newest checkpoint."""
     total: int | None
-    """Train steps in all; None: no trainer has begun, or one is about to."""
+    """Train steps in all; None: no trainer has begun."""
     seen: float | None
     """When it was last seen, in Unix seconds; None: never."""
+    expected: bool = False
+    """True if it is about to begin again, perhaps with more steps."""
 
     @property
     def finished(self) -> bool:
         """True if a checkpoint holds its last step, so that it trains on nothing more."""
-        return self.total is not None and self.committed >= self.total
+        return not self.expected and self.total is not None and self.committed >= self.total
 
     def describe(self, now: float) -> str:
         """For whoever waits for it: `trainer at step 4 of 20, last seen 12 s ago`."""
@@ -46,7 +48,7 @@ class TrainerPresence:
 
 
 def note(connection: Connection, t: Tables, role: str, name: str, **values: Any) -> None:
-    """Write values (`seen`, `total`, `left`) of a member down."""
+    """Write values (`seen`, `total`, `left`, `expected`) of a member down."""
     p = t.presence
     mine = and_(p.c.role == role, p.c.name == name)
     if not connection.execute(update(p).where(mine).values(**values)).rowcount:
@@ -58,7 +60,7 @@ def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
     meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
     p = t.presence.c
     found = connection.execute(
-        select(p.total, p.seen).where(p.role == TRAINER).order_by(p.seen.desc()).limit(1)
+        select(p.total, p.seen, p.expected).where(p.role == TRAINER).order_by(p.seen.desc()).limit(1)
     ).one_or_none()
     return TrainerPresence(meta.lineage, meta.committed, *(found or (None, None)))
 
@@ -67,7 +69,7 @@ def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now:
     """A trainer of `total` steps begins. If these are more than before, explorers that have finished may have more too:
     they are waited for until they say again that they have finished."""
     before = trainer_state(connection, t).total
-    note(connection, t, TRAINER, name, total=total, seen=now)
+    note(connection, t, TRAINER, name, total=total, seen=now, expected=False)
     if before is not None and before < total:
         connection.execute(update(t.explorers).values(finished=False))
 

@@ -27,7 +27,7 @@ from sqlalchemy import (
     Text,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 META_TABLE = re.compile(r"t[0-9a-f]{10}_meta")
 """The name of a run's `meta` table."""
 Id = BigInteger().with_variant(Integer, "sqlite")
@@ -74,8 +74,8 @@ class Tables:
     """One row for each trainer step that took a batch, empty batches included."""
     lease_groups: Table
     presence: Table
-    """One row for each explorer and for the trainer: when it was last seen, how many steps it has in all, and whether
-    it has left before its last step."""
+    """One row for each explorer and for the trainer: when it was last seen, how many steps it has in all, whether it has
+    left before its last step (explorer), and whether it is about to begin again (trainer)."""
 
 
 def tables(namespace: str) -> Tables:
@@ -127,5 +127,6 @@ def tables(namespace: str) -> Tables:
         prefix + "presence", m, Column("role", String(20), primary_key=True),
         Column("name", String(200), primary_key=True), Column("seen", Double), Column("total", Integer),
         Column("has_left", Boolean, key="left", nullable=False, default=False),
+        Column("expected", Boolean, nullable=False, default=False),
     )  # fmt: skip
     return Tables(m, meta, explorers, steps, groups, experiences, leases, lease_groups, presence)

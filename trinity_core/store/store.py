@@ -165,14 +165,10 @@ class ExperienceStore:
 
     @waits_for_room
     def expect(self, explorer: str) -> None:
-        """Record that `explorer` and the trainer will be started (again): neither counts as finished until it says so.
-
-        While the explorer has not finished or waits, no batch is cut short.
-        """
-        p = self._tables.presence
+        """Record that `explorer` will be started (again): it is waited for from now on, even if it had finished or left."""
         with self._database.write() as connection:
             self._set_explorer(connection, explorer, finished=False)
-            connection.execute(update(p).where(p.c.role == TRAINER).values(total=None))
+            presence.note(connection, self._tables, EXPLORER, explorer, left=False)
 
     @waits_for_room
     def join(self, explorer: str, total_steps: int) -> bool:
@@ -250,6 +246,13 @@ class ExperienceStore:
             connection.execute(insert(e).values(name=explorer, **values))
 
     # ---- trainer ----
+
+    @waits_for_room
+    def expect_trainer(self) -> None:
+        """Record that the trainer will be started again: it does not count as finished before it has begun."""
+        p = self._tables.presence
+        with self._database.write() as connection:
+            connection.execute(update(p).where(p.c.role == TRAINER).values(expected=True))
 
     @waits_for_room
     def begin(self, trainer: str, total_steps: int) -> None:
