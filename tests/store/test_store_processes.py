@@ -17,7 +17,9 @@ from store_helpers import ids, make_rows
 from trinity_core.config.paths import database_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.store import sqlite
+from trinity_core.store.audit import judge, read
 from trinity_core.store.database import explain
+from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore
 
 STEPS = 25
@@ -83,6 +85,22 @@ def test_postgresql(postgresql_url):
             assert other.stats().ready == 0
         with ExperienceStore.open(postgresql_url, "/jobs/one") as again:
             assert again.stats().trained == 4
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_a_failure_may_hold_any_character(backend, store, request):
+    """A model's half emoji or a binary file's bytes in an error message: nothing that a retry would change."""
+    if backend == "postgresql":
+        store = ExperienceStore.open(request.getfixturevalue("postgresql_url"), "/jobs/odd")
+    rows = make_rows(1, 1)
+    rows[0].info |= {"response": "half \ud83d, nul \0"}
+    drawn = [DrawnTask("t", "set/1", 0, failure="ValueError: half \ud83d, nul \0"), DrawnTask("g0", "set/2", 1)]
+    with store:
+        assert store.put("e", 1, {"said": "\ud83d\0"}, rows, 0, drawn=drawn)
+        assert store.lease(1, 1, 0)[0].info["response"] == "half \ud83d, nul \0"
+        with store._database.read() as connection:
+            audit = judge(read(connection, store._tables), {}, 0, 0)
+    assert audit.clean and audit.failed_because == {"ValueError: half ?, nul ? (after 1 tries)": 1}
 
 
 def test_postgresql_writers_take_turns(postgresql_url):

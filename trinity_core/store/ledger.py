@@ -35,7 +35,7 @@ class DrawnTask:
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Experiences that each operator dropped, in the order of the operators."""
     failure: str | None = None
-    """Why its last attempt failed; None if one succeeded."""
+    """Why its last attempt failed, any text; None if one succeeded."""
 
 
 def entries(
@@ -62,7 +62,7 @@ def _entry(name: str, task: DrawnTask | None, members: Sequence[Experience]) -> 
     dropped = dict(task.dropped) if task else {}
     if unscored := sum(e.is_unscored for e in members):
         dropped[UNSCORED] = unscored
-    failure = task.failure if task else None
+    failure = _storable(task.failure) if task and task.failure is not None else None
     newest, oldest = _versions(members)
     state = State.READY if members else State.FAILED if failure is not None else State.DROPPED
     return {
@@ -71,6 +71,11 @@ def _entry(name: str, task: DrawnTask | None, members: Sequence[Experience]) -> 
         "task": task.task if task else None, "produced": task.produced if task else len(members),
         "tries": task.tries if task else 1, "dropped": json.dumps(dropped) if dropped else None, "failure": failure,
     }  # fmt: skip
+
+
+def _storable(text: str) -> str:
+    """`text` with `?` for what databases refuse: half a surrogate pair is no UTF-8, and PostgreSQL takes no NUL."""
+    return text.encode(errors="replace").decode().replace("\0", "?")
 
 
 def _grouped(experiences: Sequence[Experience]) -> list[tuple[str, list[Experience]]]:

@@ -74,8 +74,8 @@ class Tables:
     """One row for each trainer step that took a batch, empty batches included."""
     lease_groups: Table
     presence: Table
-    """One row for each explorer and for the trainer: when it was last seen, how many steps it has in all, whether it has
-    left before its last step (explorer), and whether it is about to begin again (trainer)."""
+    """One row for each explorer and for the trainer: when it was last seen, how many steps it has in all; whether an
+    explorer has left before its last step, and whether the trainer is about to begin again."""
 
 
 def tables(namespace: str) -> Tables:

@@ -165,7 +165,7 @@ class ExperienceStore:
 
     @waits_for_room
     def expect(self, explorer: str) -> None:
-        """Record that `explorer` will be started (again): it is waited for from now on, even if it had finished or left."""
+        """Record that `explorer` will be started (again): it is waited for from now on, had it finished or left."""
         with self._database.write() as connection:
             self._set_explorer(connection, explorer, finished=False)
             presence.note(connection, self._tables, EXPLORER, explorer, left=False)
