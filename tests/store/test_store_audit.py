@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -184,6 +187,30 @@ def test_groups_of_an_operator_and_several_explorers(tmp_path: Path) -> None:
     assert audit.clean, audit.problems
     assert audit.tasks_drawn == 11 and audit.dropped_by == {"second": 2, "split": 1}
     assert audit.experiences_produced == 28, "an operator's own groups count too"
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
+def test_an_audit_beside_writers_sees_one_moment(tmp_path: Path, backend: str, request: pytest.FixtureRequest) -> None:
+    """Explorer, trainer and checkpoints go on between the queries of an audit."""
+    url = request.getfixturevalue("postgresql_url") if backend == "postgresql" else None
+    run = Run(tmp_path / "run", url)
+    ended = threading.Event()
+
+    def work() -> None:
+        for step in itertools.count(1):
+            run.explore(step, step - 1)
+            run.train(step)
+            run.save(step)
+            if ended.wait(0.002):
+                return
+
+    with ThreadPoolExecutor(1) as worker:
+        work_done = worker.submit(work)
+        audits = [run.audit(url=url) for _ in range(20)]
+        ended.set()
+        work_done.result()
+    assert [audit.problems for audit in audits] == [[]] * 20
+    assert audits[0].tasks_drawn < audits[-1].tasks_drawn, "the writers were at work"
 
 
 DAMAGE = {

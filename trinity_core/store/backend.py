@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pkgutil import resolve_name
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from sqlalchemy import URL, Connection, Engine, Table
 
@@ -23,6 +23,9 @@ class StoreBackend(ABC):
     """Errors of the driver itself, which reach the store when it calls the driver without SQLAlchemy."""
     advice: ClassVar[Mapping[str, str]] = {}
     """Text in an error of this database that no retry can fix → what the user has to do."""
+
+    snapshot: ClassVar[Mapping[str, Any]] = {}
+    """Execution options of a connection whose read transaction sees one moment, whatever others commit meanwhile."""
 
     @abstractmethod
     def connect(self, url: URL) -> Engine:

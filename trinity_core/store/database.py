@@ -110,13 +110,13 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A read transaction: one consistent snapshot of the store."""
-        with self._translated(), self._engine.connect() as connection, connection.begin():
+        with self._translated(), self._opened(**self._backend.snapshot) as connection, connection.begin():
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A write transaction; writers take turns. Raise `Unchanged` inside to roll back without an error."""
-        with self._translated(), self._engine.connect().execution_options(writes=True) as connection:
+        with self._translated(), self._opened(writes=True) as connection:
             try:
                 with connection.begin():
                     statements(self.tables).tick.run(connection)
@@ -144,6 +144,9 @@ class Database:
         """Close the connections."""
         self._engine.dispose()
 
+    def _opened(self, **options: Any) -> Connection:
+        return self._engine.connect().execution_options(**options)
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
@@ -159,7 +162,7 @@ class Database:
         with self._translated():
             for attempt in range(20):
                 try:
-                    with self._engine.connect().execution_options(writes=True) as connection, connection.begin():
+                    with self._opened(writes=True) as connection, connection.begin():
                         self._backend.lock_schema(connection)
                         self.tables.metadata.create_all(connection)
                         known = connection.execute(select(meta.c.schema)).scalar()

@@ -24,6 +24,8 @@ class PostgreSQL(StoreBackend):
         "does not exist": "create the database or correct its name in the URL",
     }
 
+    snapshot: ClassVar = {"isolation_level": "REPEATABLE READ"}
+
     def connect(self, url: URL) -> Engine:
         """As `StoreBackend`; a URL without a driver uses psycopg."""
         if url.drivername == "postgresql":
