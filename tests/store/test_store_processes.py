@@ -16,7 +16,7 @@ from store_helpers import ids, make_rows
 
 from trinity_core.config.paths import database_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.store import sqlite
+from trinity_core.store import backend, sqlite
 from trinity_core.store.audit import judge, read
 from trinity_core.store.database import explain
 from trinity_core.store.ledger import DrawnTask
@@ -204,6 +204,38 @@ def test_blocked_flush_is_a_transient_fault(tmp_path, monkeypatch):
             store.flush()
         other.execute("ROLLBACK")
         store.flush()
+
+
+def _stop_in_mid_transaction(url):
+    with ExperienceStore.open(url, "/jobs/held")._database.write():
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_postgresql_does_not_wait_for_a_stopped_writer(postgresql_url, monkeypatch):
+    """It holds the row on which all writers wait, and its connection stays open."""
+    monkeypatch.setattr(backend, "BUSY_TIMEOUT", 4.0)
+    with ExperienceStore.open(postgresql_url, "/jobs/held") as store:
+        stopped = multiprocessing.get_context("fork").Process(target=_stop_in_mid_transaction, args=(postgresql_url,))
+        stopped.start()
+        try:
+            os.waitpid(stopped.pid, os.WUNTRACED)
+            assert store.put("e", 1, {}, make_rows(1), 0), "the server has ended the other's transaction"
+        finally:
+            stopped.kill()
+            stopped.join()
+
+
+def test_postgresql_names_a_lock_and_a_transaction_cut_short(postgresql_url, monkeypatch):
+    monkeypatch.setattr(backend, "BUSY_TIMEOUT", 1.0)
+    with ExperienceStore.open(postgresql_url, "/jobs/held") as waits:
+        monkeypatch.setattr(backend, "BUSY_TIMEOUT", 6.0)
+        with ExperienceStore.open(postgresql_url, "/jobs/held") as holds:
+            with pytest.raises(TransientFault, match="which stood still"), holds._database.write():
+                with pytest.raises(TransientFault, match="was locked"):
+                    waits.put("e", 1, {}, make_rows(1), 0)
+                time.sleep(3.5)
+            assert waits.put("e", 1, {}, make_rows(1), 0)
+            assert holds.stats().ready == 2, "on a new connection"
 
 
 def test_watching_notices_commits_of_other_processes(tmp_path):

@@ -52,8 +52,10 @@ def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception 
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"IntegrityError", "ProgrammingError"}:
         return None
-    if "locked" in text:
+    if "locked" in text or "lock timeout" in text:
         return TransientFault(f"the experience store {where} was locked for {BUSY_TIMEOUT:g} s: {text}")
+    if "idle-in-transaction" in text:
+        return TransientFault(f"the experience store {where} did not wait for this process, which stood still: {text}")
     for sign, remedy in advice.items():
         if sign in text:
             return TrinityError(f"the experience store {where} cannot be used ({text}): {remedy}")

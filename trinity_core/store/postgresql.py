@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine, create_engine, func, select
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, select
 
+from trinity_core.store import backend
 from trinity_core.store.backend import StoreBackend
 
-LIMITS = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
-"""Seconds, of libpq: a server whose machine has gone is noticed after a minute, not after two hours."""
+LIMITS = {
+    "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}  # fmt: skip
+"""Seconds, the last in milliseconds, of libpq: a server whose machine has gone is noticed after a minute, not hours."""
 SCHEMA_LOCK = 7_240_031
 """Key of the advisory lock under which tables are created."""
 
 
 class PostgreSQL(StoreBackend):
-    """A server. Its commits are durable, and writers wait for one another on the `meta` row."""
+    """A server. Its commits are durable, and writers wait for one another on the `meta` row.
+
+    A writer that is stopped or cut off in mid-transaction holds that row: the server ends its transaction before the
+    others have waited for `BUSY_TIMEOUT`.
+    """
 
     driver_errors = (psycopg.Error,)
     advice: ClassVar = {
@@ -31,7 +39,17 @@ class PostgreSQL(StoreBackend):
         if url.drivername == "postgresql":
             url = url.set(drivername="postgresql+psycopg")
         limits = LIMITS if "psycopg" in url.get_driver_name() else {}
-        return create_engine(url, pool_pre_ping=True, connect_args=limits)
+        engine = create_engine(url, pool_pre_ping=True, connect_args=limits)
+        waits, idle = int(1000 * backend.BUSY_TIMEOUT), int(500 * backend.BUSY_TIMEOUT)
+
+        @event.listens_for(engine, "connect")
+        def _(connection: Any, _record: Any) -> None:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(f"SET lock_timeout = {waits}; SET idle_in_transaction_session_timeout = {idle}")
+            connection.autocommit = False
+
+        return engine
 
     def connect_read_only(self, url: URL) -> Engine:
         """As `StoreBackend`."""
