@@ -10,5 +10,5 @@ def test_a_reminder_doubles_its_pause_up_to_a_minute() -> None:
 
 def test_a_wait_says_for_what_and_for_how_long() -> None:
     wait = Wait("version 3 of the trainer")
-    assert wait.text("last seen 2 s ago") == "waits for version 3 of the trainer, 0 s so far; last seen 2 s ago"
-    assert not wait.due()
+    text = "waits for version 3 of the trainer, 0 s so far; last seen 2 s ago"
+    assert wait.note("last seen 2 s ago") == wait.text == text

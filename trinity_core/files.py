@@ -60,10 +60,11 @@ def clear_errors(doing: str, path: Path, instead: str = "choose another checkpoi
         raise TrinityError(f"{doing} {path} failed while writing: is the disk full? ({error})") from error
 
 
-def when_room(write: Callable[[], T], path: Path) -> T:
-    """What `write` returns, called again as long as the disk of `path` is full, at most `ROOM_SECONDS`.
+def when_room(write: Callable[[], T], target: Path | str) -> T:
+    """What `write` returns, called again as long as the disk that it writes to is full, at most `ROOM_SECONDS`.
 
-    `write` must be repeatable. Says once that it waits and for what, then raises what `write` raised last.
+    `write` must be repeatable; `target` is what it writes to, for people. Says once that it waits and for what, then
+    raises what `write` raised last.
     """
     deadline = time.monotonic() + ROOM_SECONDS
     waiting = False
@@ -76,13 +77,13 @@ def when_room(write: Callable[[], T], path: Path) -> T:
             if not waiting:
                 log.warning(
                     "there is no room to write %s: free some; the run waits for it, %g minutes at most",
-                    path, ROOM_SECONDS / 60,
+                    target, ROOM_SECONDS / 60,
                 )  # fmt: skip
             waiting = True
             time.sleep(ROOM_POLL_SECONDS)
         else:
             if waiting:
-                log.info("there is room again for %s", path)
+                log.info("there is room again for %s", target)
             return result
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
+
+log = logging.getLogger(__name__)
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 60.0
 """The first word of a wait comes after so long, the next ones after twice as long each, but at least once a minute."""
@@ -30,16 +33,13 @@ class Wait:
         self._what = what
         self._began = time.monotonic()
         self._reminder = Reminder()
+        self.text = ""
+        """What is waited for, in words; empty until the first note."""
 
-    @property
-    def seconds(self) -> float:
-        """How long it has lasted."""
-        return time.monotonic() - self._began
-
-    def text(self, details: str) -> str:
-        """`waits for version 3, 40 s so far; <details>`."""
-        return f"waits for {self._what}, {self.seconds:.0f} s so far; {details}"
-
-    def due(self) -> bool:
-        """True if the log should have a word about it now."""
-        return self._reminder.due(self.seconds)
+    def note(self, details: str) -> str:
+        """Renew the text, log it if it is time to, and return it: `waits for version 3, 40 s so far; <details>`."""
+        seconds = time.monotonic() - self._began
+        self.text = f"waits for {self._what}, {seconds:.0f} s so far; {details}"
+        if self._reminder.due(seconds):
+            log.info(self.text)
+        return self.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
@@ -14,8 +13,6 @@ from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.schedule import StalenessBound, publish_interval
 from trinity_core.sync.versions import WeightVersions
 from trinity_core.waits import Wait
-
-log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.01
 """Between two looks at whether the store or the weights changed."""
@@ -48,8 +45,11 @@ class AdmissionWait:
         self._seen: tuple[int, int | None] | None = None
         self._stood: tuple[float, int, int] | None = None
         """Since when, newest train step with a batch, version: while these two stand still, so does the trainer."""
-        self.text = ""
+
+    @property
+    def text(self) -> str:
         """What is waited for, in words."""
+        return self._wait.text
 
     def run(self, timeout: float) -> int | None:
         """Blocks; the version with which the step has begun. None if there is no need for it any more.
@@ -77,11 +77,9 @@ class AdmissionWait:
         if self._stood is None or self._stood[1:] != (leased, self._version):
             self._stood = (now, leased, self._version)
         trainer = self._store.trainer().describe(time.time())
-        self.text = self._wait.text(
+        self._wait.note(
             f"it needs version {awaited} (max_staleness {self._bound.max_staleness}), has {self._version}; {trainer}"
         )
-        if self._wait.due():
-            log.info(self.text)
         if now - self._stood[0] > timeout:
             raise TransientFault(f"explorer {self._explorer} {self.text} (the limit is synchronizer.sync_timeout)")
         return False

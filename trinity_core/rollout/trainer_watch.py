@@ -60,8 +60,11 @@ class VersionWait:
         self._nobody = False
         self.went_back = False
         """True if the store was rewound meanwhile."""
-        self.text = ""
+
+    @property
+    def text(self) -> str:
         """What is waited for, in words."""
+        return self._wait.text
 
     def run(self, timeout: float) -> int | None:
         """Blocks; the version, or the oldest newer one. None if there is no need for it any more.
@@ -85,9 +88,7 @@ class VersionWait:
         trainer = self._store.trainer()
         self.went_back = trainer.lineage != self._lineage
         self._nobody = self._watch.has_finished(trainer)
-        self.text = self._wait.text(trainer.describe(time.time()))
-        if self._wait.due():
-            log.info(self.text)
+        self._wait.note(trainer.describe(time.time()))
 
 
 @asynccontextmanager

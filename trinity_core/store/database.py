@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import URL, Connection, Engine, column, insert, inspect, make_url, select, table
@@ -109,6 +108,11 @@ class Database:
         else:
             self._create(namespace)
 
+    @property
+    def name(self) -> str:
+        """Its URL, for people: without a password."""
+        return self.url.render_as_string(hide_password=True)
+
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A read transaction: one consistent snapshot of the store."""
@@ -185,7 +189,7 @@ class Database:
     def _check_schema(self, known: int | None) -> None:
         if known != SCHEMA_VERSION:
             raise DataError(
-                f"the experience store {self.url.render_as_string()} has schema {known}, this release reads "
+                f"the experience store {self.name} has schema {known}, this release reads "
                 f"{SCHEMA_VERSION}: finish the run with the release it began with, or start a new one"
             )
 
@@ -199,6 +203,6 @@ def waits_for_room(method: F) -> F:
 
     @wraps(method)
     def call(store: Any, *given: Any, **named: Any) -> Any:
-        return when_room(partial(method, store, *given, **named), Path(store._database.url.database))
+        return when_room(partial(method, store, *given, **named), store._database.name)
 
     return cast(F, call)

@@ -151,10 +151,7 @@ class RolloutSource:
                 looked = time.monotonic()
                 stats = self.store.stats()
                 known = describe_explorers(stats.explorers, time.time())
-                text = wait.text(f"{stats.ready} of {self.rows} rows are there; {known}")
-                tell(text)
-                if wait.due():
-                    log.info(text)
+                tell(wait.note(f"{stats.ready} of {self.rows} rows are there; {known}"))
             return stop()
 
         return stop_and_tell
