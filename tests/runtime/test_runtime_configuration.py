@@ -1,6 +1,7 @@
 """What a configuration names is looked up before anything starts, and again where it is used."""
 
 import asyncio
+import re
 import sys
 from types import SimpleNamespace
 
@@ -157,16 +158,21 @@ def test_a_default_of_none_is_no_number(load, monkeypatch):
         load(keys[0], f"{keys[1]}=high")
 
 
-def test_a_store_on_a_network_file_system_is_told(load, tmp_path, monkeypatch):
+def test_databases_on_a_network_file_system_are_refused(load, tmp_path, monkeypatch):
     mounts = [SimpleNamespace(mountpoint=str(tmp_path.resolve()), fstype="nfs4")]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
     there = f"checkpoint_root_dir={tmp_path}"
-    with pytest.raises(
-        ConfigError, match=r"network file system \(nfs4: .*explorer_output.db\).*postgresql://"
-    ) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(there)
-    (problem,) = caught.value.problems
-    assert problem.key == "buffer.trainer_input.experience_buffer.path"
-    load(there, "buffer.trainer_input.experience_buffer.path=postgresql://me@host/db")
-    load(there, "buffer.trainer_input.experience_buffer.path=sqlite:////var/lib/run.db")
-    load(there, "mode=bench")
+    store, mlflow = sorted(caught.value.problems, key=lambda problem: problem.key)
+    assert store.key == "buffer.trainer_input.experience_buffer.path"
+    assert re.search(r"network file system \(nfs4: .*explorer_output.db\).*postgresql://", store.message)
+    assert mlflow.key == "monitor.monitor_args.uri"
+    assert re.search(r"network file system \(nfs4: .*mlflow.db\).*http://host:5000", mlflow.message)
+    for path in ("postgresql://me@host/db", "sqlite:////var/lib/run.db"):
+        store_elsewhere = f"{store.key}={path}"
+        for uri in ("http://host:5000", "postgresql://me@host/mlflow", "sqlite:////var/lib/mlflow.db"):
+            load(there, store_elsewhere, f"{mlflow.key}={uri}")
+    load(there, store_elsewhere, "monitor.monitor_type=tensorboard")
+    with pytest.raises(ConfigError, match=r"nfs4: .*/other.db"):
+        load(there, "mode=bench", f"{mlflow.key}=sqlite:///{tmp_path}/other.db")

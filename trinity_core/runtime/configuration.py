@@ -1,4 +1,4 @@
-"""Loading a configuration with the user's plugins, checking every name in it and the store; another model's start."""
+"""Loading a configuration with the user's plugins, checking its names and databases; another model's start."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from pathlib import Path
 from trinity_core.config import Config, load_config, store_url
 from trinity_core.config.problems import Report
 from trinity_core.pipelines.checks import check_names, typed_arguments
-from trinity_core.store.database import fault_of
+from trinity_core.store import database
+from trinity_core.tracking import mlflow_writer
 from trinity_core.workflows import load_plugins
 
 STORE = "buffer.trainer_input.experience_buffer.path"
+MLFLOW = "monitor.monitor_args.uri"
 
 
 def load_checked(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     """`load_config` with the user's modules loaded, so that the names they bring are known and all others refused.
 
-    Refused is also an experience store that does not work on this machine.
+    Refused are also databases, of the experience store and of MLflow, that do not work on this machine.
     """
     return typed_arguments(load_config(path, overrides, load_plugins, _check))
 
@@ -30,5 +32,8 @@ def start_from(config: Config, model_path: str) -> Config:
 def _check(config: Config, report: Report) -> None:
     check_names(config, report)
     uses_store = config.mode != "bench" and config.algorithm_type.uses_rollouts and not report.touched([STORE])
-    if uses_store and (fault := fault_of(store_url(config))):
+    if uses_store and (fault := database.fault_of(store_url(config))):
         report.add(STORE, config.buffer.trainer_input.experience_buffer.path, fault)
+    uri = config.monitor.monitor_args.get("uri")
+    if config.monitor.monitor_type == "mlflow" and (fault := mlflow_writer.fault_of(uri, config.checkpoint_root_dir)):
+        report.add(MLFLOW, uri, fault)

@@ -20,8 +20,8 @@ from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import clear_errors
+from trinity_core.filesystems import networked
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend
-from trinity_core.store.filesystems import networked
 
 
 class SQLite(StoreBackend):

@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 from trinity_core.config.public import without_password
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import write_json
+from trinity_core.filesystems import networked
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.params import flatten
 from trinity_core.tracking.writers import MONITORS, RunInfo, full_names, is_away, read_note
@@ -51,6 +52,18 @@ _held: set[Path] = set()
 def default_uri(checkpoint_root_dir: Path | str) -> str:
     """The store beside the checkpoints."""
     return f"sqlite:///{Path(checkpoint_root_dir).absolute()}/mlflow.db"
+
+
+def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
+    """Why this store (None: the one beside the checkpoints) must not be used; empty if nothing is known."""
+    file = re.match(r"sqlite(?:\+\w+)?:///([^?]+)", uri or default_uri(checkpoint_root_dir))
+    if not file or not (kind := networked(Path(file[1]))):
+        return ""
+    return (
+        f"MLflow's SQLite file would be on a network file system ({kind}: {file[1]}), where SQLite may lose data. "
+        "Write the address of an MLflow server, http://host:5000, or, if the whole run is on this machine, "
+        "sqlite:////folder/mlflow.db on a local disk. With monitor.monitor_type tensorboard there is no database."
+    )
 
 
 def ui_command(uri: str, python: str = sys.executable) -> str:
