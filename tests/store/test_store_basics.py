@@ -10,6 +10,7 @@ from store_helpers import ids, make_rows
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.store import ExperienceStore, LineageChanged
+from trinity_core.store.waiting import wait_lease
 
 
 def test_experiences_round_trip_through_the_store(store):
@@ -148,16 +149,16 @@ def test_wait_lease_wakes_soon(store):
 
     threading.Timer(0.2, put).start()
     start = time.monotonic()
-    assert len(store.wait_lease(1, 4, 0, timeout=30)) == 4
+    assert len(wait_lease(store, 1, 4, 0, timeout=30)) == 4
     assert time.monotonic() - start < 10
 
 
 def test_wait_lease_stops_and_times_out(store):
-    assert store.wait_lease(1, 4, 0, stop=lambda: True) is None
+    assert wait_lease(store, 1, 4, 0, stop=lambda: True) is None
     with pytest.raises(TransientFault, match="no experience came"):
-        store.wait_lease(1, 4, 0, timeout=0.02)
+        wait_lease(store, 1, 4, 0, timeout=0.02)
     store.put("e", 1, {}, make_rows(1), 0)
-    assert len(store.wait_lease(1, 4, 0, timeout=0.02)) == 2
+    assert len(wait_lease(store, 1, 4, 0, timeout=0.02)) == 2
 
 
 def test_pruning_deletes_old_trained_rows(store):

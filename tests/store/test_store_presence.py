@@ -5,6 +5,7 @@ from store_helpers import make_rows
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.presence import EXPLORER, TRAINER, Contribution, describe_explorers
+from trinity_core.store.waiting import wait_lease
 
 
 def train(store, *steps):
@@ -129,7 +130,7 @@ def test_explorers_are_described_to_who_waits_for_them(store):
 
 def test_a_wait_names_who_is_missing_and_what_drops_all(store):
     with pytest.raises(TransientFault, match="no explorer has been seen yet"):
-        store.wait_lease(1, 2, 0, timeout=0.0)
+        wait_lease(store, 1, 2, 0, timeout=0.0)
     store.put("e", 1, {}, [], 0)
     with pytest.raises(TrinityError, match=r"e \(step 1, no experience left of its last 1 steps.*operators"):
-        store.wait_lease(1, 2, 0, timeout=0.0)
+        wait_lease(store, 1, 2, 0, timeout=0.0)

@@ -12,11 +12,9 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.data.experience import Experience
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
@@ -24,40 +22,22 @@ from trinity_core.rollout.admission import AdmissionWait, staleness_bound
 from trinity_core.rollout.in_flight import loading_meanwhile
 from trinity_core.rollout.ledger import drawn_tasks
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
+from trinity_core.rollout.records import StepRecords, StepRollouts
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import check_failures
 from trinity_core.rollout.score_fingerprint import score_fingerprint
 from trinity_core.rollout.trainer_watch import TrainerWatch, VersionWait, present
-from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import dynamic_version, look_interval, required_version
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
-from trinity_core.timing import StepTimer
 from trinity_core.tracking.logs import Logged, start_log
 from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 
 log = logging.getLogger(__name__)
 
-SAMPLED = 16
-"""Rollouts of a step that are written down for people to read."""
-SAMPLE_EVERY = 10
-"""Explore steps between two such samples; every evaluation is sampled."""
 PULL_ATTEMPTS = 3
 """Attempts to load a version, since the one that was found may be removed before it is loaded."""
-
-
-@dataclass
-class StepRollouts:
-    """The rollouts of one explore step, with its metrics."""
-
-    step: int
-    experiences: list[Experience]
-    """What the operators left."""
-    drawn: list[DrawnTask]
-    numbers: dict[str, float]
-    began: float = field(default_factory=time.perf_counter)
 
 
 class Explorer:
@@ -86,9 +66,7 @@ class Explorer:
         self._evaluated: int | None = None
         """The version that was evaluated last."""
         self._state = "starting"
-        self._last: dict[str, float] = {}
-        self._spent = StepTimer()
-        """Of the step in progress, by activity."""
+        self._records = StepRecords(config)
 
     # ---- what others call ----
 
@@ -162,7 +140,7 @@ class Explorer:
     async def progress(self) -> dict[str, Any]:
         """step, total_steps, version, state, what it waits for in words ("": nothing), metrics of the last step."""
         waits = self._wait.text if self._wait else ""
-        return self._summary() | {"state": self._state, "waits": waits, "numbers": self._last}
+        return self._summary() | {"state": self._state, "waits": waits, "numbers": self._records.last}
 
     async def close(self) -> None:
         """Close the store and end the reward processes; the engines keep running."""
@@ -243,7 +221,7 @@ class Explorer:
 
     async def _load(self, version: int, activity: str) -> None:
         self._untouched = False
-        with self._spent.part(activity):
+        with self._records.spent(activity):
             for attempt in range(PULL_ATTEMPTS):
                 try:
                     done = await self._open.pool.load(self._open.source, version)
@@ -254,10 +232,7 @@ class Explorer:
                         raise
                     version = max(version, newest)
         self.version = self._open.model.version = version
-        self._spent.seconds["timing_s/weight_sync_engine"] = done.seconds
-        self._spent.seconds["timing_s/weight_check"] = done.check_seconds
-        if done.gap is not None:
-            self._last["weight_sync/check_gap"] = done.gap
+        self._records.loaded(done)
 
     async def evaluate_if_due(self) -> None:
         """Evaluate at the start of a new run (`eval_on_startup`), and when the version passes an `eval_interval`."""
@@ -290,8 +265,7 @@ class Explorer:
         check_failures(step, outcomes)
         experiences, dropped = resources.operators.run(experiences_of(outcomes))
         generate, tokens = resources.pool.busy.seconds - before[0], resources.pool.tokens - before[2]
-        self._spent.seconds["timing_s/generate"] = generate
-        self._spent.seconds["timing_s/reward"] = resources.rewards.busy.seconds - before[1]
+        self._records.set_seconds(generate=generate, reward=resources.rewards.busy.seconds - before[1])
         numbers = step_numbers(outcomes) | dropped_numbers(dropped)
         numbers["experiences/kept"] = float(len(experiences))
         numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}
@@ -307,7 +281,7 @@ class Explorer:
         store, step = self._open.store, rollouts.step
         position = self._schedule.position(step) | {"evaluated": self._evaluated}
         waits = self.is_synchronous and step < self.total_steps
-        with self._spent.part("store"):
+        with self._records.spent("store"):
             await asyncio.to_thread(
                 store.put,
                 self.name,
@@ -319,7 +293,7 @@ class Explorer:
                 rollouts.drawn,
             )
         self._step = step
-        self._write(rollouts)
+        self._records.write(rollouts, self._open.pool.restarts)
 
     # ---- inside ----
 
@@ -337,7 +311,7 @@ class Explorer:
 
     async def _waited(self, wait: VersionWait | AdmissionWait) -> int | None:
         self._wait, timeout = wait, self.config.synchronizer.sync_timeout
-        with self._spent.part("wait"):
+        with self._records.spent("wait"):
             found = await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
         self._wait = None
         return found
@@ -381,30 +355,12 @@ class Explorer:
             outcomes = await resources.runner.run(taskset.tasks(), resources.at_once_in_eval(taskset))
             check_failures(version, outcomes, taskset.name)
             numbers |= eval_numbers(taskset.name, outcomes)
-            self._sample(f"eval_{taskset.name}", version, experiences_of(outcomes))
+            self._records.sample(f"eval_{taskset.name}", version, experiences_of(outcomes))
         numbers["eval/seconds"] = time.perf_counter() - began
         made_with = await asyncio.to_thread(score_fingerprint, self.config, version)
         MetricsFile(self.config.job_dir, "eval").write(version, numbers, made_with=made_with)
         self._evaluated = version
         return numbers
-
-    def _write(self, batch: StepRollouts) -> None:
-        """Write the metrics of a step, with the seconds that each activity took."""
-        spent, self._spent = self._spent.seconds, StepTimer()
-        before = spent.get("timing_s/wait", 0.0) + spent.get("timing_s/weight_sync", 0.0)
-        spent["timing_s/step"] = time.perf_counter() - batch.began + before
-        gap = {name: value for name, value in self._last.items() if name == "weight_sync/check_gap"}
-        numbers = batch.numbers | gap | spent
-        numbers["experiences_per_second"] = batch.numbers["experiences/kept"] / spent["timing_s/step"]
-        numbers["engine_restarts"] = float(self._open.pool.restarts)
-        self._last = numbers
-        self._open.metrics.write(batch.step, numbers)
-        if batch.step % SAMPLE_EVERY == 1:
-            self._sample(self._open.metrics.source, batch.step, batch.experiences)
-
-    def _sample(self, source: str, step: int, experiences: list[Experience]) -> None:
-        every = max(1, len(experiences) // SAMPLED)
-        save_rollouts(self.config.job_dir, source, step, map(SampledRollout.of, experiences[::every][:SAMPLED]))
 
     def _summary(self) -> dict[str, Any]:
         total = self._resources.total_steps if self._resources else None

@@ -26,7 +26,6 @@ from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import run_versions
 from trinity_core.sync.versions import WeightVersions
-from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
 from trinity_core.workflows import RewardPool, load_plugins
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,6 @@ class Resources:
     store: ExperienceStore
     weights: WeightVersions
     source: WeightSource
-    metrics: MetricsFile
     operators: OperatorPipeline
 
     def at_once_in_eval(self, taskset: Taskset) -> int:
@@ -128,7 +126,6 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         store=_open_store(config),
         weights=run_versions(config),
         source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
-        metrics=MetricsFile(config.job_dir, explorer_source(config.explorer.name)),
         operators=pipeline(processed.operators if processed else []),
     )
 

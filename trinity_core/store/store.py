@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import insert, select, update
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
@@ -29,14 +29,11 @@ from trinity_core.store.database import Database, Unchanged, waits_for_room
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.lineage import Rewound
-from trinity_core.store.presence import Contribution, TrainerPresence, describe_explorers
-from trinity_core.store.schema import EXPLORER, TRAINER, State, tables
+from trinity_core.store.presence import Contribution, TrainerPresence
+from trinity_core.store.schema import EXPLORER, TRAINER, tables
 from trinity_core.store.statements import statements
+from trinity_core.store.stats import Stats, stats_of
 from trinity_core.store.strategies import Fifo, Strategy
-
-QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
-"""Seconds between polls while waiting for a batch, on the cores that the engines use too."""
-
 
 Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]
 """Version and rows of a step, newest leased train step, rows ready, (rows, version) of others' steps -> version."""
@@ -56,26 +53,6 @@ class Position:
     """The task-set position stored with that step."""
     lineage: int
     """Incremented by every rewind that undid something."""
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Row counts by state, and the position of trainer and explorers."""
-
-    ready: int
-    leased: int
-    trained: int
-    stale: int
-    ready_groups: int
-    oldest_ready_version: int | None
-    lineage: int
-    committed: int
-    """The newest trainer step whose batch is final."""
-    leased_step: int
-    """The newest trainer step that has a batch."""
-    explorers: dict[str, dict[str, Any]]
-    """By name: `step`, `waiting` (a version or None), `finished`, `total` (steps in all), `seen` (Unix seconds),
-    `left` (before its last step), and `empty_steps`, the number of its last steps without a row."""
 
 
 class ExperienceStore:
@@ -304,46 +281,6 @@ class ExperienceStore:
             return leasing.leased_experiences(connection, t, step) + expert_experiences
         return None
 
-    def wait_lease(
-        self, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
-        expert: ExpertData | None = None, timeout: float = 1800.0, stop: Callable[[], bool] | None = None,
-    ) -> list[Experience] | None:  # fmt: skip
-        """`lease`, waiting until there is a batch; None once `stop()` is true.
-
-        After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken; without a single row
-        `TransientFault` is raised.
-        """
-        deadline = time.monotonic() + timeout
-        polls, seen = 0, -1
-        with self._database.watching() as look:
-            while True:
-                now = look()
-                if now != seen:
-                    seen = now
-                    if (batch := self.lease(step, rows, newest_version, strategy, expert)) is not None:
-                        return batch
-                if stop is not None and stop():
-                    return None
-                if time.monotonic() > deadline:
-                    return self._lease_at_timeout(step, rows, newest_version, strategy, expert, timeout)
-                time.sleep(QUICK_POLL if polls < QUICK_POLLS else SLOW_POLL)
-                polls += 1
-
-    def _lease_at_timeout(
-        self, step: int, rows: int, version: int, strategy: Strategy | None, expert: ExpertData | None, timeout: float
-    ) -> list[Experience] | None:
-        stats = self.stats()
-        if not stats.ready:
-            nothing = f"no experience came for train step {step} in {timeout:g} s (max_read_timeout); "
-            known = describe_explorers(stats.explorers, time.time())
-            if any(each["empty_steps"] and not each["finished"] for each in stats.explorers.values()):
-                raise TrinityError(
-                    f"{nothing}{known}. Explorers work, but nothing is left of what they make: see their metrics "
-                    "experiences and experiences/kept, and data_processor.experience_pipeline.operators"
-                )
-            raise TransientFault(nothing + known)
-        return self.lease(step, rows, version, strategy, expert, final=True)
-
     def batch(self, step: int) -> list[Experience]:
         """The rollouts that trainer step `step` was given; none if there was no such step or it was pruned."""
         with self._database.read() as connection:
@@ -414,19 +351,5 @@ class ExperienceStore:
 
     def stats(self) -> Stats:
         """Counts from one snapshot of the store."""
-        t = self._tables
-        g = t.groups.c
         with self._database.read() as connection:
-            by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).where(g.state <= State.STALE)
-            counts = {row[0]: row for row in connection.execute(by_state.group_by(g.state))}
-            meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
-            leased_step = connection.execute(select(func.max(t.leases.c.step))).scalar() or 0
-            explorers = presence.explorers(connection, t)
-        rows = {state: int(counts[state][2]) if state in counts else 0 for state in State}
-        ready = counts.get(State.READY)
-        return Stats(
-            ready=rows[State.READY], leased=rows[State.LEASED], trained=rows[State.TRAINED], stale=rows[State.STALE],
-            ready_groups=ready[1] if ready else 0, oldest_ready_version=ready[3] if ready else None,
-            lineage=meta.lineage, committed=meta.committed, leased_step=leased_step,
-            explorers=explorers,
-        )  # fmt: skip
+            return stats_of(connection, self._tables)

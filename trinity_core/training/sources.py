@@ -26,6 +26,7 @@ from trinity_core.store.expert import ExpertData
 from trinity_core.store.presence import SEEN_SECONDS, TRAINER, Contribution, describe_explorers
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import make_strategy
+from trinity_core.store.waiting import wait_lease
 from trinity_core.waits import Wait
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ class RolloutSource:
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
         """Whole groups of at least `train_batch_size` rows; none if explorers wait for newer weights instead."""
         telling = self._telling(step, stop, tell)
-        batch = self.store.wait_lease(step, self.rows, step - 1, self.strategy, self.expert, self.timeout, telling)
+        batch = wait_lease(self.store, step, self.rows, step - 1, self.strategy, self.expert, self.timeout, telling)
         return None if batch == [] and self.store.exhausted() else batch
 
     def _telling(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> Callable[[], bool]:

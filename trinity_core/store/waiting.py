@@ -1,0 +1,59 @@
+"""How long a trainer waits for the batch of a step, and what it says if none comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.store.expert import ExpertData
+from trinity_core.store.presence import describe_explorers
+from trinity_core.store.stats import Stats
+from trinity_core.store.store import ExperienceStore
+from trinity_core.store.strategies import Strategy
+
+QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
+"""Seconds between polls while waiting for a batch, on the cores that the engines use too."""
+
+
+def wait_lease(
+    store: ExperienceStore, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
+    expert: ExpertData | None = None, timeout: float = 1800.0, stop: Callable[[], bool] | None = None,
+) -> list[Experience] | None:  # fmt: skip
+    """`ExperienceStore.lease`, waiting until there is a batch; None once `stop()` is true.
+
+    After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken; without a single row
+    `TransientFault` is raised.
+    """
+    lease = partial(store.lease, step, rows, newest_version, strategy, expert)
+    deadline = time.monotonic() + timeout
+    polls, seen = 0, -1
+    with store.watching() as look:
+        while True:
+            now = look()
+            if now != seen:
+                seen = now
+                if (batch := lease()) is not None:
+                    return batch
+            if stop is not None and stop():
+                return None
+            if time.monotonic() > deadline:
+                stats = store.stats()
+                if not stats.ready:
+                    raise _nothing_came(step, timeout, stats)
+                return lease(final=True)
+            time.sleep(QUICK_POLL if polls < QUICK_POLLS else SLOW_POLL)
+            polls += 1
+
+
+def _nothing_came(step: int, timeout: float, stats: Stats) -> TrinityError | TransientFault:
+    nothing = f"no experience came for train step {step} in {timeout:g} s (max_read_timeout); "
+    known = describe_explorers(stats.explorers, time.time())
+    if any(each["empty_steps"] and not each["finished"] for each in stats.explorers.values()):
+        return TrinityError(
+            f"{nothing}{known}. Explorers work, but nothing is left of what they make: see their metrics "
+            "experiences and experiences/kept, and data_processor.experience_pipeline.operators"
+        )
+    return TransientFault(nothing + known)
