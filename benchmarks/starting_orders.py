@@ -17,24 +17,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 
 from measured import ROOT
 
-from trinity_core.addresses import free_port
 from trinity_core.data.tiny import make_tiny
 from trinity_core.tracking import read_metrics
+
+sys.path.insert(0, str(ROOT / "tests"))
+from runtime.ray_clusters import BIN, end, ray_cluster
 
 FILES = ("explorer", "trainer", "explorer_new")
 SECONDS = 600
@@ -47,7 +46,6 @@ SIZES = {
     "trainer": ("buffer.train_batch_size=32",),
 }
 SIZES["explorer_new"] = SIZES["explorer"]
-BIN = Path(sys.executable).parent
 
 
 def arguments() -> argparse.Namespace:
@@ -58,53 +56,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--flows", action="store_true", help="with Prefect, by `trinity run`")
     parser.add_argument("--taskset", type=Path)
     return parser.parse_args()
-
-
-@contextmanager
-def ray_cluster(folder: Path, nodes: int = 2, cpus: int = 2) -> Iterator[tuple[str, dict[str, str]]]:
-    """An ordinary Ray cluster on this machine: its address, and the environment of a user who has its token."""
-    (folder / "home/.ray").mkdir(parents=True)
-    (folder / "home/.ray/auth_token").write_text(os.urandom(32).hex())
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PREFECT_"))}
-    environment = kept | {"HOME": str(folder / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
-    address = f"127.0.0.1:{free_port()}"
-    started = []
-    try:
-        for number in range(nodes):
-            place = [f"--address={address}"] if number else ["--head", f"--port={address.rpartition(':')[2]}"]
-            command = [
-                str(BIN / "ray"), "start", *place, "--block", f"--num-cpus={cpus}", "--node-ip-address=127.0.0.1",
-                f"--temp-dir={folder}/ray{number}", f"--dashboard-agent-listen-port={free_port()}",
-                "--object-store-memory=100000000", *([] if number else ["--include-dashboard=false"]),
-            ]  # fmt: skip
-            log = folder / f"node_{number}.log"
-            with log.open("w") as output:
-                started.append(subprocess.Popen(
-                    command, env=environment | ({"RAY_AUTH_MODE": "token"} if number else {}), stdout=output,
-                    stderr=subprocess.STDOUT, start_new_session=True,
-                ))  # fmt: skip
-            wait_for_node(started[-1], log)
-        yield address, environment
-    finally:
-        for process in reversed(started):
-            end(process)
-
-
-def wait_for_node(process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while "Ray runtime started" not in log.read_text():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"Ray did not start:\n{log.read_text()}")
-        time.sleep(0.2)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def command(name: str, flows: bool) -> list[str]:

@@ -220,14 +220,20 @@ def test_a_second_explorer_joins_and_leaves(config, engine):
     assert all(line.metrics["experiences_per_second"] > 0 for line in lines)
 
 
+async def waiting_explorer(settings, engine):
+    """An explorer that has come to wait for version 1, and its run."""
+    explorer = Explorer(settings, [engine])
+    running = asyncio.create_task(explorer.run(explore))
+    while (await explorer.progress())["state"] != "waiting for version 1":
+        await asyncio.sleep(0.02)
+    return explorer, running
+
+
 def test_a_finished_trainer_ends_a_wait(config, engine):
     settings = config()
 
     async def main():
-        explorer = Explorer(settings, [engine])
-        running = asyncio.create_task(explorer.run(explore))
-        while (await explorer.progress())["state"] != "waiting for version 1":
-            await asyncio.sleep(0.02)
+        _, running = await waiting_explorer(settings, engine)
         finished_trainer(settings)
         return await asyncio.wait_for(running, 5)
 
@@ -262,13 +268,8 @@ def test_a_run_goes_on_where_it_stopped_with_the_same_tasks(config, engine, tmp_
 
 
 def test_stop_ends_a_wait(config, engine):
-    settings = config()
-
     async def main():
-        explorer = Explorer(settings, [engine])
-        running = asyncio.create_task(explorer.run(explore))
-        while (await explorer.progress())["state"] != "waiting for version 1":
-            await asyncio.sleep(0.02)
+        explorer, running = await waiting_explorer(config(), engine)
         await explorer.stop()
         return await asyncio.wait_for(running, 5)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from runtime.ray_clusters import ray_cluster
 
 from trinity_core.addresses import free_port
 from trinity_core.errors import TransientFault
@@ -47,33 +47,13 @@ def test_an_address_where_nobody_answers_is_one_clear_error() -> None:
 
 
 @pytest.fixture(scope="module")
-def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[str, str]]]:
+def head() -> Iterator[tuple[str, dict[str, str]]]:
     """The address of an ordinary Ray head, and the environment of its user."""
-    folder = Path("/tmp") / f"ray_{os.getpid()}"
-    home = tmp_path_factory.mktemp("home")
-    (home / ".ray").mkdir()
-    (home / ".ray/auth_token").write_text("0123456789abcdef" * 4)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(home)}
-    port = free_port()
-    command = [
-        str(Path(sys.executable).with_name("ray")), "start", "--head", f"--port={port}", "--num-cpus=2", "--block",
-        f"--temp-dir={folder}", "--include-dashboard=false", "--object-store-memory=100000000",
-    ]  # fmt: skip
-    with (home / "head.log").open("w") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    folder = Path(tempfile.mkdtemp(prefix="ray"))  # its sockets' paths are limited to 107 characters
     try:
-        deadline = time.monotonic() + 60
-        while "Ray runtime started" not in (home / "head.log").read_text():
-            assert process.poll() is None and time.monotonic() < deadline, (home / "head.log").read_text()
-            time.sleep(0.2)
-        yield f"127.0.0.1:{port}", env
+        with ray_cluster(folder, nodes=1) as cluster:
+            yield cluster
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,0 +1,64 @@
+"""Ordinary Ray clusters on this machine, as users start them; `benchmarks/starting_orders.py` uses them too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trinity_core.addresses import free_port
+
+BIN = Path(sys.executable).parent
+
+
+@contextmanager
+def ray_cluster(folder: Path, nodes: int = 2, cpus: int = 2) -> Iterator[tuple[str, dict[str, str]]]:
+    """An ordinary Ray cluster on this machine: its address, and the environment of a user who has its token."""
+    (folder / "home/.ray").mkdir(parents=True)
+    (folder / "home/.ray/auth_token").write_text(os.urandom(32).hex())
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PREFECT_"))}
+    environment = kept | {"HOME": str(folder / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
+    address = f"127.0.0.1:{free_port()}"
+    started = []
+    try:
+        for number in range(nodes):
+            place = [f"--address={address}"] if number else ["--head", f"--port={address.rpartition(':')[2]}"]
+            command = [
+                str(BIN / "ray"), "start", *place, "--block", f"--num-cpus={cpus}", "--node-ip-address=127.0.0.1",
+                f"--temp-dir={folder}/ray{number}", f"--dashboard-agent-listen-port={free_port()}",
+                "--object-store-memory=100000000", *([] if number else ["--include-dashboard=false"]),
+            ]  # fmt: skip
+            log = folder / f"node_{number}.log"
+            with log.open("w") as output:
+                started.append(subprocess.Popen(
+                    command, env=environment | ({"RAY_AUTH_MODE": "token"} if number else {}), stdout=output,
+                    stderr=subprocess.STDOUT, start_new_session=True,
+                ))  # fmt: skip
+            _wait_for_node(started[-1], log)
+        yield address, environment
+    finally:
+        for process in reversed(started):
+            end(process)
+
+
+def _wait_for_node(process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while "Ray runtime started" not in log.read_text():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"Ray did not start:\n{log.read_text()}")
+        time.sleep(0.2)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that has a session of its own, with all that it has started."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
