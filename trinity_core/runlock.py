@@ -15,11 +15,13 @@ TRAINER = "trainer"
 LINGER_SECONDS = 30.0
 """How long it may."""
 POLL_SECONDS = 0.1
+PROBE_SECONDS = 0.5
+"""For another process that only looks whether a lock is held, and holds it for that moment."""
 
 _held: dict[Path, FileLock] = {}
 
 
-def hold(job_dir: Path, component: str, wait: float = 0.0) -> None:
+def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
     """Keep every other process from running `component` of the run in `job_dir`, until `release` or the process's end.
 
     This process may hold it already. Raises TrinityError if another one does and does not end within `wait` seconds,
@@ -28,8 +30,7 @@ def hold(job_dir: Path, component: str, wait: float = 0.0) -> None:
     path = _path(job_dir, component)
     if path in _held:
         return
-    # Released by another thread than the one that holds it; a lock by a file's existence would outlive its process.
-    lock = FileLock(path, timeout=wait, poll_interval=POLL_SECONDS, thread_local=False, fallback_to_soft=False)
+    lock = _lock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=wait)
@@ -50,6 +51,23 @@ def release(job_dir: Path, component: str) -> None:
     lock = _held.pop(_path(job_dir, component), None)
     if lock is not None:
         lock.release()
+
+
+def is_held(job_dir: Path, component: str) -> bool:
+    """True if this process or another one holds it."""
+    path = _path(job_dir, component)
+    if path in _held or not path.exists():
+        return path in _held
+    try:
+        with _lock(path).acquire(timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def _lock(path: Path) -> FileLock:
+    # Released by another thread than the one that holds it; a lock by a file's existence would outlive its process.
+    return FileLock(path, timeout=0, poll_interval=POLL_SECONDS, thread_local=False, fallback_to_soft=False)
 
 
 def _path(job_dir: Path, component: str) -> Path:

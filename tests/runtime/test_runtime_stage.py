@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from runtime.lock_holders import other_process
 
 from trinity_core.config import Config, SynchronizerConfig, config_from_dict, store_url
 from trinity_core.errors import TrinityError
@@ -18,9 +17,6 @@ from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
 
 PARTS = {"explore", "train"}
-HOLDER = (
-    "import sys, pathlib, trinity_core.runlock as r; r.hold(pathlib.Path(sys.argv[1]), sys.argv[2]); print(); input()"
-)
 
 
 @pytest.fixture
@@ -30,14 +26,6 @@ def config(tmp_path: Path) -> Iterator[Config]:
     yield config
     for name in lock_names(config, PARTS):
         release(config.job_dir, name)
-
-
-def other_process(config: Config, part: str) -> subprocess.Popen[str]:
-    """A process that holds a part of the run until it is written to or killed."""
-    command = [sys.executable, "-c", HOLDER, str(config.job_dir), part]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "\n"
-    return process
 
 
 @pytest.mark.parametrize("part", ["training", "explorer_explorer"])

@@ -113,6 +113,17 @@ def expert_share(algorithm: AlgorithmConfig) -> float:
     return share if isinstance(share, int | float) and 0 <= share < 1 else 0
 
 
+def sampling_temperature(config: Config) -> float:
+    """The temperature at which log-probs are computed: that of the rollouts; 1 for given data and greedy rollouts.
+
+    All training task sets share one. Without task sets (the explorer is another run) it is the model's.
+    """
+    if not config.algorithm_type.uses_rollouts:
+        return 1.0
+    tasksets = config.buffer.explorer_input.tasksets
+    return (tasksets[0].rollout_args.temperature if tasksets else config.model.temperature) or 1.0
+
+
 def draws_by(config: Config) -> str:
     """The strategy by which rollouts are drawn from the queue: with `mix` its inner one."""
     algorithm, buffer = config.algorithm, config.buffer.trainer_input.experience_buffer

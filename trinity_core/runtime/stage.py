@@ -11,6 +11,7 @@ from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, oth
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
+from trinity_core.runtime.agreement import agree
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, sync_method
@@ -146,10 +147,13 @@ def lock_names(config: Config, components: set[str]) -> list[str]:
 def lock_run(config: Config, components: set[str]) -> None:
     """Keep others from starting the same run: they would take back steps that this one has done.
 
-    Waits for a trainer that has outlived its flow. Raises TrinityError if the run is in progress.
+    Waits for a trainer that has outlived its flow. Raises TrinityError if the run is in progress, or if an explorer or
+    trainer of it is at work whose settings do not go with these.
     """
-    for name in lock_names(config, components):
+    names = lock_names(config, components)
+    for name in names:
         hold(config.job_dir, name)
+    agree(config, names)
     if "train" in components:
         hold(config.job_dir, TRAINER, LINGER_SECONDS)
         release(config.job_dir, TRAINER)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trinity_core.algorithms.objective import Objective
+from trinity_core.config.resolve import sampling_temperature
 from trinity_core.config.schema import Config
 from trinity_core.config.training import TrainSettings, train_settings
 from trinity_core.data.experience import Experience
@@ -167,14 +168,3 @@ def zero_stage(settings: TrainSettings, ranks: Ranks, dtype: torch.dtype) -> int
     default = 0 if ranks.world_size == 1 else 2
     stage = default if settings.zero_stage is None else settings.zero_stage
     return stage if dtype == torch.float32 else max(stage, 2)
-
-
-def sampling_temperature(config: Config) -> float:
-    """The temperature at which log-probs are computed: that of the rollouts; 1 for given data and greedy rollouts.
-
-    All training task sets share one. Without task sets (the explorer is another run) it is the model's.
-    """
-    if not config.algorithm_type.uses_rollouts:
-        return 1.0
-    tasksets = config.buffer.explorer_input.tasksets
-    return (tasksets[0].rollout_args.temperature if tasksets else config.model.temperature) or 1.0
