@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from uuid import UUID
+
+from prefect.client.schemas.objects import FlowRun, FlowRunPolicy
+from prefect.context import FlowRunContext
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.ending import asked_to_end
 from trinity_core.runtime.faults import is_transient
 
 log = logging.getLogger(__name__)
+
+LONG_SECONDS = 3600.0
+"""An attempt that lasts so long has got somewhere."""
+_RENEWED: set[UUID] = set()
+"""Runs that were given their retries since this process began."""
 
 
 class OneLine(logging.Filter):
@@ -31,15 +41,21 @@ _ONE_LINE = OneLine()
 def retry_only_transient_faults() -> Iterator[None]:
     """Within a flow: any other failure takes away the retries that are left, and fails the run at once.
 
-    So does any failure of a run that has been asked to end, together with those beside it.
+    So does any failure of a run that has been asked to end, together with those beside it. Each start of the run's
+    process, and each attempt that has lasted an hour, has all retries of the flow before it: Prefect counts the
+    attempts of a run's whole life, and a run that is killed or started anew now and then would soon have none left.
     """
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_ONE_LINE)
+    began = time.monotonic()
+    _renew_retries_once()
     try:
         yield
     except Exception as error:
         if not is_transient(error) or asked_to_end():
-            _forbid_retries()
+            _change_policy(lambda run, _: FlowRunPolicy(retries=0, retry_delay=0))
+        elif time.monotonic() - began >= LONG_SECONDS:
+            _change_policy(_renewed)
         raise
 
 
@@ -51,16 +67,32 @@ def api_faults() -> tuple[type[Exception], ...]:
     return HTTPError, PrefectException
 
 
-def _forbid_retries() -> None:
+def _renew_retries_once() -> None:
+    """At the first attempt of a run in this process."""
+    context = FlowRunContext.get()
+    if context is not None and context.flow_run is not None and context.flow_run.id not in _RENEWED:
+        _RENEWED.add(context.flow_run.id)
+        _change_policy(_renewed)
+
+
+def _renewed(run: FlowRun, retries: int) -> FlowRunPolicy:
+    """Prefect retries while the attempts so far are at most the policy's retries."""
+    allowed = max(run.run_count - 1, 0) + retries
+    return run.empirical_policy.model_copy(update={"retries": allowed})
+
+
+def _change_policy(change: Callable[[FlowRun, int], FlowRunPolicy]) -> None:
+    """Give the flow's run the policy that `change` makes of the run and of the retries that the flow declares."""
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.objects import FlowRunPolicy
-    from prefect.context import FlowRunContext
 
     context = FlowRunContext.get()
     if context is None or context.flow_run is None or context.flow is None or not context.flow.retries:
         return
     try:
         with get_client(sync_client=True) as client:
-            client.update_flow_run(context.flow_run.id, empirical_policy=FlowRunPolicy(retries=0, retry_delay=0))
+            run = client.read_flow_run(context.flow_run.id)
+            policy = change(run, context.flow.retries)
+            if policy != run.empirical_policy:
+                client.update_flow_run(run.id, empirical_policy=policy)
     except api_faults() as error:
-        log.warning("Prefect cannot be told that another attempt would be of no use: %s", error)
+        log.warning("Prefect cannot be told how often it may retry this run: %s", error)
