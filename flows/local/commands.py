@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from flows.local.keeper import start_keeper
 from flows.local.restarts import RESTARTS
-from flows.local.runs import END_SECONDS, api_client, cancel_runs, mark_crashed, pause_pool, pool_is_shared
+from flows.local.runs import (
+    END_SECONDS,
+    api_client,
+    cancel_runs,
+    mark_crashed,
+    pause_pool,
+    pool_is_shared,
+    process_is_gone,
+    run_process,
+    unfinished_runs,
+)
 from flows.local.server import (
     Process,
     UpState,
@@ -21,13 +31,11 @@ from flows.local.server import (
     state_dir,
     wait_until_healthy,
 )
+from flows.local.work_pool import POOL, start_worker, worker_name
 from tasks.retries import api_faults
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 
-POOL = "trinity"
-WORKER_LIMIT = 4
-"""Runs at a time: explorer, a further explorer and trainer of an asynchronous run, and the sweep."""
 SETTINGS_FILE = "prefect.toml"
 SETTINGS_NOTE = (
     "# Written by `trinity up`, so that `prefect` finds the server in this folder; `trinity down` removes it.\n"
@@ -44,8 +52,8 @@ def up(root: Path, port: int, say: Callable[[str], None], restarts: int = RESTAR
     """
     running = UpState.load(root)
     began = datetime.now(UTC)
-    if running and is_healthy(running.api_url) and all(process.alive() for process in running.processes):
-        say(f"Already up: {running.api_url.removesuffix('/api')}")
+    if running and is_healthy(running.api_url) and all(server.alive() for server in running.named("server")):
+        running = _complete(root, running, restarts, say)
         _warn_of_another_server(running.api_url, say)
         return running
     if running:
@@ -67,11 +75,8 @@ def up(root: Path, port: int, say: Callable[[str], None], restarts: int = RESTAR
         # What a power cut has killed is started again; what `down` has ended is not.
         _mark_left_runs(root, api_url, say, again=bool(running and restarts))
         since = began if running else datetime.now(UTC)
-        worker = ["worker", "start", "--pool", POOL, "--name", worker_name(root), "--limit", str(WORKER_LIMIT)]
-        env_worker = env | {"PREFECT_WORKER_QUERY_SECONDS": "3"}
-        started.append(Process.of("worker", start_process("worker", _command(*worker), env_worker, root).pid))
-        if restarts:
-            started.append(_start_restarter(root, api_url, since, restarts, env))
+        started.append(start_worker(root, api_url))
+        started.append(start_keeper(root, api_url, since, restarts))
         state = UpState(api_url, started)
         state.save(root)
     except BaseException:
@@ -89,8 +94,9 @@ def down(root: Path, say: Callable[[str], None]) -> bool:
     remove_settings(root)
     if state is None:
         return False
-    _stop(_named("restarter", state), say)
-    if any(process.alive() for process in _named("server", state)) and is_healthy(state.api_url):
+    _stop(state.named("keeper"), say)
+    state = UpState.load(root) or state  # the keeper may have put another worker there
+    if any(process.alive() for process in state.named("server")) and is_healthy(state.api_url):
         _end_runs(root, state, say)
     _stop(state.processes, say)
     UpState.forget(root)
@@ -130,10 +136,20 @@ def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], star
     wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")
 
 
-def _start_restarter(root: Path, api_url: str, since: datetime, restarts: int, env: dict[str, str]) -> Process:
-    options = {"--api-url": api_url, "--pool": POOL, "--since": since.isoformat(), "--restarts": str(restarts)}
-    command = [sys.executable, "-m", "flows.local.restarts", *(word for pair in options.items() for word in pair)]
-    return Process.of("restarter", start_process("restarter", command, env, root).pid)
+def _complete(root: Path, running: UpState, restarts: int, say: Callable[[str], None]) -> UpState:
+    """With the server up, start what has ended beside it. The runs go on meanwhile."""
+    gone = [process for process in running.processes if not process.alive()]
+    for process in gone:
+        say(f"Starting the {process.name} again, which has ended …")
+        if process.name == "worker":
+            again = start_worker(root, running.api_url)
+        else:
+            again = start_keeper(root, running.api_url, datetime.fromtimestamp(process.started, UTC), restarts)
+        running = running.replace(again)
+        running.save(root)
+    if not gone:
+        say(f"Already up: {running.api_url.removesuffix('/api')}")
+    return running
 
 
 def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:
@@ -143,22 +159,24 @@ def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:
         say(f"warning: `prefect` goes to PREFECT_API_URL={given}, not to {api_url}. First `unset PREFECT_API_URL`.")
 
 
-def worker_name(root: Path) -> str:
-    """The worker is called after its folder, as another folder's may use the same database."""
-    return re.sub(r"[^\w.-]+", "-", str(root.absolute())).strip("-") or POOL
-
-
 def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None], again: bool) -> None:
-    """Before there is a worker: what counts as running was killed, with the worker or the machine.
+    """Before there is a worker: what counts as running was killed, with the worker or the machine, unless it lives on.
 
-    With `again` it is about to be started again, and the user need not do it.
+    With `again` the keeper starts again what had begun, and the user need not do it.
     """
     with api_client(api_url) as client:
         if pool_is_shared(client, POOL, worker_name(root)):
             return
-        for run in mark_crashed(client, POOL, "Killed before `trinity up` started Prefect again"):
-            resumes = "It is started again and" if again else f"`prefect flow-run retry {run.id}`"
+        runs = unfinished_runs(client, POOL)
+        left = [run for run in runs if not run.infrastructure_pid or run_process(run) is None or process_is_gone(run)]
+        mark_crashed(client, left, "Killed before `trinity up` started Prefect again")
+        for run in left:
+            begun = again and run.state is not None and run.state.is_running()
+            resumes = "It is started again and" if begun else f"`prefect flow-run retry {run.id}`"
             say(f"The run {run.name} was killed. {resumes} resumes from its checkpoint.")
+        for run in runs:
+            if run not in left:
+                say(f"The run {run.name} has gone on without Prefect's server.")
 
 
 def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
@@ -166,16 +184,15 @@ def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
 
     If another folder's worker may own some of the runs, nothing is done here: `_stop` sends our own ones SIGTERM.
     """
-    worker = _named("worker", state)
+    worker = state.named("worker")
     try:
         with api_client(state.api_url) as client:
             if pool_is_shared(client, POOL, worker_name(root)):
                 return
             with pause_pool(client, POOL):
-                if any(process.alive() for process in worker):
-                    cancel_runs(client, POOL, say)
+                cancel_runs(client, POOL, say, [process.pid for process in worker if process.alive()])
                 _stop(worker, say)
-                mark_crashed(client, POOL, "Its worker ended before it did")
+                mark_crashed(client, unfinished_runs(client, POOL), "Its worker ended before it did")
     except api_faults() as error:
         say(f"Prefect does not end the runs, so they get SIGTERM: {error}")
 
@@ -185,13 +202,14 @@ def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
     for process in reversed(processes):
         if process.alive():
             say(f"Stopping the {process.name} …")
-            if process.name == "worker":
-                process.terminate_children()
-            process.stop(grace=END_SECONDS if process.name == "worker" else 15)
-
-
-def _named(name: str, state: UpState) -> list[Process]:
-    return [process for process in state.processes if process.name == name]
+            match process.name:
+                case "worker":
+                    process.terminate_children()
+                    process.stop(grace=END_SECONDS)
+                case "keeper":  # the worker may be its child
+                    process.stop_alone(grace=15)
+                case _:
+                    process.stop(grace=15)
 
 
 def _prefect(root: Path, env: dict[str, str], *args: str) -> None:

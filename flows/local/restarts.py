@@ -1,4 +1,4 @@
-"""Runs that were killed run again by themselves: a process of `trinity up` looks for crashed runs and retries them.
+"""Runs that were killed run again by themselves: the keeper of `trinity up` looks for crashed runs and retries them.
 
 A flow's own retries need its process; these are for the case that the process is gone (SIGKILL, lack of memory, a
 machine that went down). Left alone is what was cancelled, what has failed, and what crashed before it began to run.
@@ -6,15 +6,13 @@ machine that went down). Left alone is what was cancelled, what has failed, and 
 
 from __future__ import annotations
 
-import argparse
 import logging
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from flows.local.runs import api_client, crashed_runs, mark_subflows_crashed
+from flows.local.runs import crashed_runs, mark_subflows_crashed
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -91,28 +89,3 @@ class Restarter:
         now = datetime.now(UTC).isoformat()
         line = {"name": "trinity", "level": logging.WARNING, "message": text, "timestamp": now}
         self._client.create_logs([line | {"flow_run_id": str(run.id)}])
-
-
-def main() -> None:
-    """Restart what is killed, until this process is ended. The API may be away for a while."""
-    from tasks.retries import api_faults
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--api-url", required=True)
-    parser.add_argument("--pool", required=True)
-    parser.add_argument("--since", required=True, type=datetime.fromisoformat)
-    parser.add_argument("--restarts", required=True, type=int)
-    given = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    with api_client(given.api_url) as client:
-        restarter = Restarter(client, given.pool, given.since, given.restarts)
-        while True:
-            try:
-                restarter.look()
-            except api_faults() as fault:
-                log.warning("Prefect's API does not answer, it is asked again: %s", fault)
-            time.sleep(POLL_SECONDS)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 END_SECONDS = 45.0
 """For a cancelled run to end: Prefect kills it after 30 s, looks every 3 s, and must first hear of it."""
 POLL_SECONDS = 0.5
+CLOCK_SECONDS = 1.0
+"""By which the kernel's time of a process's start may be off."""
 
 
 @contextmanager
@@ -51,33 +55,71 @@ def pool_is_shared(client: SyncPrefectClient, pool: str, worker: str) -> bool:
     return any(each.status == WorkerStatus.ONLINE for each in others)
 
 
-def cancel_runs(client: SyncPrefectClient, pool: str, say: Callable[[str], None]) -> None:
-    """Cancel the pool's runs and wait until its worker has ended them; they save first."""
-    from prefect.states import Cancelling
+def cancel_runs(client: SyncPrefectClient, pool: str, say: Callable[[str], None], workers: Sequence[int]) -> None:
+    """Cancel the pool's runs and wait until the workers, whose process ids these are, have ended them; they save first.
+
+    A run that has outlived its worker gets SIGTERM from here, and counts as cancelled once it has ended.
+    """
+    from prefect.states import Cancelled, Cancelling
 
     asked: set[Any] = set()
+    orphans: list[FlowRun] = []
     deadline = time.monotonic() + END_SECONDS
-    while (left := unfinished_runs(client, pool)) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        left = [run for run in unfinished_runs(client, pool) if not process_is_gone(run)]
+        if not left:
+            break
         for run in left:
             if run.id not in asked:
                 asked.add(run.id)
                 say(f"Cancelling the run {run.name}: training saves at its next step boundary …")
                 client.set_flow_run_state(run.id, Cancelling())
+                if _end_orphan(run, workers):
+                    orphans.append(run)
         time.sleep(POLL_SECONDS)
+    for run in orphans:
+        if process_is_gone(run):
+            client.set_flow_run_state(run.id, Cancelled(), force=True)
 
 
-def mark_crashed(client: SyncPrefectClient, pool: str, message: str) -> list[FlowRun]:
-    """End in Prefect's books the pool's runs that no process works on any more, with their subflows; returns them.
+def _end_orphan(run: FlowRun, workers: Sequence[int]) -> bool:
+    """Send SIGTERM to the process of a run that has outlived its worker; whether it is such a run."""
+    with suppress(psutil.NoSuchProcess):
+        process = run_process(run)
+        if process is not None and process.ppid() not in workers:
+            process.terminate()
+            return True
+    return False
+
+
+def mark_crashed(client: SyncPrefectClient, runs: Sequence[FlowRun], message: str) -> None:
+    """End in Prefect's books runs that no process works on any more, with their subflows.
 
     As long as they count as running they keep their place in a deployment's `concurrency_limit`.
     """
     from prefect.states import Crashed
 
-    marked = unfinished_runs(client, pool)
-    for run in marked:
+    for run in runs:
         client.set_flow_run_state(run.id, Crashed(message=message), force=True)
-    mark_subflows_crashed(client, marked, message)
-    return marked
+    mark_subflows_crashed(client, runs, message)
+
+
+def run_process(run: FlowRun) -> psutil.Process | None:
+    """The process in which a run is, or was, at work, if it lives on this machine. It may be the run's former one."""
+    try:
+        process = psutil.Process(int(run.infrastructure_pid or ""))
+        alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except (ValueError, psutil.NoSuchProcess):
+        return None
+    return process if alive else None
+
+
+def process_is_gone(run: FlowRun) -> bool:
+    """Whether the run has begun in a process that has ended since, or whose number belongs to a later one."""
+    if not run.infrastructure_pid or run.state is None or run.state.is_pending():
+        return False
+    process = run_process(run)
+    return process is None or process.create_time() > run.state.timestamp.timestamp() + CLOCK_SECONDS
 
 
 def mark_subflows_crashed(client: SyncPrefectClient, runs: Sequence[FlowRun], message: str) -> None:

@@ -28,7 +28,7 @@ import psutil
 from trinity_core.addresses import LOOPBACK, free_port
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, read_json, write_json
-from trinity_core.runtime.processes import stop
+from trinity_core.runtime.processes import end, stop
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,13 @@ class Process:
             if self.alive():
                 stop(psutil.Process(self.pid), grace)
 
+    def stop_alone(self, grace: float) -> None:
+        """End it, and leave its children alone."""
+        with suppress(psutil.NoSuchProcess):
+            if self.alive():
+                psutil.Process(self.pid).terminate()
+                end([psutil.Process(self.pid)], grace)
+
 
 @dataclass(frozen=True, slots=True)
 class UpState:
@@ -108,6 +115,15 @@ class UpState:
         with clear_errors("reading", path, ELSEWHERE):
             kept = read_json(path)
         return None if kept is None else cls(kept["api_url"], [Process(**each) for each in kept["processes"]])
+
+    def named(self, name: str) -> list[Process]:
+        """The processes of that name, at most one."""
+        return [process for process in self.processes if process.name == name]
+
+    def replace(self, process: Process) -> UpState:
+        """The record with this process in the place of the one of its name."""
+        others = [each for each in self.processes if each.name != process.name]
+        return UpState(self.api_url, [*others, process])
 
     @staticmethod
     def forget(root: Path | None = None) -> None:

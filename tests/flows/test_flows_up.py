@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from flows.local.commands import POOL, down, up, worker_name
+from flows.local.commands import down, up
 from flows.local.runs import api_client, pool_is_shared
+from flows.local.server import UpState
+from flows.local.work_pool import POOL, worker_name
 from trinity_core.addresses import free_port
 
 pytestmark = pytest.mark.slow
@@ -92,6 +95,18 @@ def begun(root: Path, *before: int) -> int:
         time.sleep(0.05)
 
 
+def pid(name: str, root: Path) -> int:
+    """The process of that name which `trinity up` has started last."""
+    state = UpState.load(root)
+    assert state is not None
+    return state.named(name)[0].pid
+
+
+def wait_until_gone(process: int) -> None:
+    gone, _ = psutil.wait_procs([psutil.Process(process)] if psutil.pid_exists(process) else [], timeout=20)
+    assert gone or not psutil.pid_exists(process)
+
+
 def test_a_killed_run_frees_its_slot_runs_again_and_saves(root: Path, prefect_api: str) -> None:
     """The database is that of the tests' own server, which knows the killed run's place; the new server does not."""
     said: list[str] = []
@@ -107,8 +122,22 @@ def test_a_killed_run_frees_its_slot_runs_again_and_saves(root: Path, prefect_ap
         going = client.create_flow_run_from_deployment(deployment, name="going")
         first = begun(root)
         os.kill(first, signal.SIGKILL)
-        begun(root, first)
+        second = begun(root, first)
         assert client.read_flow_run(going.id).run_count == 2
+        worker = pid("worker", root)
+        for each in (worker, second):
+            os.kill(each, signal.SIGKILL)
+        third = begun(root, first, second)
+        assert pid("worker", root) != worker, "the keeper has started another worker, which has taken the run"
+
+        for name in ("keeper", "worker"):
+            os.kill(pid(name, root), signal.SIGKILL)
+            wait_until_gone(pid(name, root))
+        said.clear()
+        again = up(root, free_port(), said.append)
+        assert again.api_url == running.api_url
+        assert {line.split()[2] for line in said if line.startswith("Starting")} == {"worker", "keeper"}
+        assert psutil.pid_exists(third) and client.read_flow_run(going.id).state.name == "Running"
         assert pool_is_shared(client, POOL, "another folder's") and not pool_is_shared(client, POOL, worker_name(root))
         said.clear()
         assert down(root, said.append)
@@ -116,5 +145,5 @@ def test_a_killed_run_frees_its_slot_runs_again_and_saves(root: Path, prefect_ap
         assert client.read_flow_run(going.id).state.name == "Cancelled"
         assert not client.read_work_pool(POOL).is_paused
     assert [line.split(":")[0] for line in said] == [
-        "Stopping the restarter …", "Cancelling the run going", "Stopping the worker …", "Stopping the server …",
+        "Stopping the keeper …", "Cancelling the run going", "Stopping the worker …", "Stopping the server …",
     ]  # fmt: skip
