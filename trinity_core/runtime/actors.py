@@ -14,6 +14,7 @@ from trinity_core.config.paths import actor_prefix, engine_name, trainer_name
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
 from trinity_core.runtime.placement import Placement
+from trinity_core.runtime.progress import ProgressReport
 from trinity_core.runtime.ray_node import RayDied
 from trinity_core.tracking.logs import log_environment
 
@@ -164,13 +165,16 @@ def run_until_done(
     stop: Callable[[], Any],
     stopping: Callable[[], bool],
     grace: float,
-    while_waiting: Callable[[], None],
+    check: Callable[[], None],
+    report: ProgressReport,
 ) -> list[Any]:
-    """Wait for `runs` (references to what `run` returns) and return their results; the first failure is raised.
+    """Wait for `runs` (references to what `run` returns), with reports, and return their results.
+
+    The first failure is raised.
 
     Once `stopping()` is true, `stop` is called, which makes the runs save and return. Raises `Stopped` if they do not
-    return within `grace` seconds. If `while_waiting` raises, they save and return before its error is raised, unless
-    that is `RayDied`.
+    return within `grace` seconds. If `check` raises, they save and return before its error is raised, unless that is
+    `RayDied`.
     """
     import ray
 
@@ -187,7 +191,8 @@ def run_until_done(
         if asked_at is not None and time.monotonic() - asked_at > grace:
             raise Stopped("The run was stopped before its next step boundary.")
         try:
-            while_waiting()
+            check()
+            report.report_if_due()
         except RayDied:
             raise
         except BaseException:
@@ -195,6 +200,7 @@ def run_until_done(
             ray.wait(waiting, num_returns=len(waiting), timeout=grace)
             raise
         time.sleep(POLL_SECONDS)
+    report.report(done=True)
     return [get(ref) for ref in runs]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from trinity_core.runtime.faults import AGAIN, ProcessLost
@@ -15,16 +15,21 @@ SILENCE_SECONDS = 600.0
 
 
 class Pulse:
-    """Asks actors (by name) for their `progress`, for which their long work leaves a thread free."""
+    """Asks actors (by name) for their `progress`, for which their long work leaves a thread free.
 
-    def __init__(self, actors: Mapping[str, Any]) -> None:
+    `check` raises what keeps the whole run from its end.
+    """
+
+    def __init__(self, actors: Mapping[str, Any], check: Callable[[], None]) -> None:
         self._actors = actors
+        self._check = check
         self._asked: dict[str, tuple[Any, float]] = {}
 
     def check(self) -> None:
         """To be called while waiting. Raises `ProcessLost` for a silent actor; whoever waits hears of a dead one."""
         import ray
 
+        self._check()
         now = time.monotonic()
         for name, actor in self._actors.items():
             answer, asked_at = self._asked.get(name, (None, -ASK_SECONDS))

@@ -114,20 +114,14 @@ class Session:
                 return summary
 
     def _explore(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
-        explorer, check = self.explorer(), self._check_of_explorer()
+        explorer, check = self.explorer(), self._explorer_pulse().check
         result_of(explorer.prepare.remote(), check, self.is_stopping)
         report.total_steps = result_of(explorer.progress.remote(), check, self.is_stopping)["total_steps"]
         report.actor = ActorWaits(lambda: explorer.progress.remote().future())
-
-        def while_waiting() -> None:
-            check()
-            report.report_if_due()
-
         run = explorer.run.remote(loop)
         [summary] = actors.run_until_done(
-            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, while_waiting
+            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, check, report
         )
-        report.report(done=True)
         return summary
 
     def train(self, loop: Callable[..., Any], report: ProgressReport | None = None) -> dict[str, Any]:
@@ -143,7 +137,7 @@ class Session:
         They are those of a Hugging Face folder, or (None) what the engines started with.
         """
         scoring = self.explorer().evaluate.remote(step, str(folder) if folder else None)
-        return result_of(scoring, self._check_of_explorer(), self.is_stopping)
+        return result_of(scoring, self._explorer_pulse().check, self.is_stopping)
 
     # ---- its processes ----
 
@@ -183,15 +177,9 @@ class Session:
         if self._tracking is not None:
             self._tracking.check()
 
-    def _check_of_explorer(self) -> Callable[[], None]:
-        """`check` for those who wait for the explorer: it must answer."""
-        pulse = Pulse({self.config.explorer.name: self.explorer()})
-
-        def check() -> None:
-            self.check()
-            pulse.check()
-
-        return check
+    def _explorer_pulse(self) -> Pulse:
+        """For those who wait for the explorer: it must answer."""
+        return Pulse({self.config.explorer.name: self.explorer()}, self.check)
 
     def close(self, succeeded: bool) -> None:
         """Forward the last metrics, and end every actor. Nothing is left running, whatever fails on the way."""

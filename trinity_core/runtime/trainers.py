@@ -96,12 +96,8 @@ class Trainers:
 
     def _attempt(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
         self.workers = actors.start_trainers(self._cluster, self._config, self._placement)
-        pulse = Pulse({trainer_name(self._config, rank): worker for rank, worker in enumerate(self.workers)})
-
-        def check() -> None:
-            self._check()
-            pulse.check()
-
+        names = {trainer_name(self._config, rank): worker for rank, worker in enumerate(self.workers)}
+        check = Pulse(names, self._check).check
         progress = actors.connect_trainers(self.workers, check, self._stopping)
         self._connected += 1
         report.total_steps = progress["total_steps"]
@@ -111,13 +107,8 @@ class Trainers:
             for worker in self.workers:
                 worker.stop.remote()
 
-        def while_waiting() -> None:
-            check()
-            report.report_if_due()
-
         runs = [worker.run.remote(loop) for worker in self.workers]
-        summaries = actors.run_until_done(runs, stop, self._stopping, actors.SAVE_SECONDS, while_waiting)
-        report.report(done=True)
+        summaries = actors.run_until_done(runs, stop, self._stopping, actors.SAVE_SECONDS, check, report)
         if summaries[0].get("stopped") and not self._stopping():
             raise Stopped(f"The trainer got SIGTERM and has saved step {summaries[0]['step']}. {AGAIN}")
         return summaries[0]
