@@ -1,10 +1,13 @@
 """Who takes part in a run, and when the trainer has finished."""
 
+import itertools
+import time
+
 import pytest
 from store_helpers import make_rows
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store.presence import EXPLORER, TRAINER, Contribution, describe_explorers
+from trinity_core.store.presence import EXPLORER, TRAINER, Contribution, all_is_dropped, describe_explorers
 from trinity_core.store.waiting import wait_lease
 
 
@@ -131,6 +134,29 @@ def test_explorers_are_described_to_who_waits_for_them(store):
 def test_a_wait_names_who_is_missing_and_what_drops_all(store):
     with pytest.raises(TransientFault, match="no explorer has been seen yet"):
         wait_lease(store, 1, 2, 0, timeout=0.0)
-    store.put("e", 1, {}, [], 0)
-    with pytest.raises(TrinityError, match=r"e \(step 1, no experience left of its last 1 steps.*operators"):
+    for name in ("e", "dead", "gone"):
+        store.join(name, 9)
+        store.put(name, 1, {}, [], 0)
+    store.leave("gone")
+    before = {"e": 1, "dead": 1, "gone": 1}
+    with pytest.raises(TransientFault, match=r"dead \(step 1 of 9, no experience left of its last 1 steps, last seen"):
         wait_lease(store, 1, 2, 0, timeout=0.0)
+    for step, name in ((2, "e"), (2, "gone")):
+        store.put(name, step, {}, [], 0)
+    known, now = store.stats().explorers, time.time()
+    assert not all_is_dropped(known, before, now), "that explorer may be in the middle of a long step"
+    assert not all_is_dropped(known, before, now + 99), "all are lost"
+    store.finished("dead")
+    assert all_is_dropped(store.stats().explorers, before, now)
+
+
+def test_a_wait_ends_for_good_if_operators_drop_everything(store):
+    store.join("e", 9)
+    steps = itertools.count(1)
+
+    def explores():
+        store.put("e", next(steps), {}, [], 0)
+        return False
+
+    with pytest.raises(TrinityError, match=r"e \(step .* of 9, no experience left of its last .* steps.*operators"):
+        wait_lease(store, 1, 2, 0, timeout=0.02, stop=explores)

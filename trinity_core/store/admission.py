@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, and_, func, select
 
+from trinity_core.store.presence import LOST_SECONDS
 from trinity_core.store.schema import EXPLORER, State, Tables
-
-LOST_SECONDS = 60.0
-"""An explorer that is not seen for so long counts as lost: others that wait for room need not wait for it."""
 
 
 def on_their_way(

@@ -16,6 +16,8 @@ from trinity_core.store.schema import EXPLORER, TRAINER, State, Tables
 
 SEEN_SECONDS = 10.0
 """Between two notes of the same process."""
+LOST_SECONDS = 60.0
+"""An explorer that is not seen for so long counts as lost: others that wait for room need not wait for it."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,18 @@ def untrained_rows(connection: Connection, t: Tables, explorer: str | None = Non
     g = t.groups.c
     query = select(func.sum(g.size)).where(g.state == State.READY)
     return int(connection.scalar(query if explorer is None else query.where(g.explorer == explorer)) or 0)
+
+
+def all_is_dropped(known: Mapping[str, Mapping[str, Any]], before: Mapping[str, int], now: float) -> bool:
+    """True if explorers are at work, and each has put steps since `before` (name -> step), the last ones without a row.
+
+    Then no wait helps. An explorer that is lost, or long within a step, may still bring rows.
+    """
+    working = {name: each for name, each in known.items() if not each["finished"] and not each["left"]}
+    return bool(working) and all(
+        each["empty_steps"] and each["step"] > before.get(name, 0) and (each["seen"] or 0.0) > now - LOST_SECONDS
+        for name, each in working.items()
+    )
 
 
 def describe_explorers(known: Mapping[str, Mapping[str, Any]], now: float) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.expert import ExpertData
-from trinity_core.store.presence import describe_explorers
+from trinity_core.store.presence import all_is_dropped, describe_explorers
 from trinity_core.store.stats import Stats
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import Strategy
@@ -24,11 +24,11 @@ def wait_lease(
 ) -> list[Experience] | None:  # fmt: skip
     """`ExperienceStore.lease`, waiting until there is a batch; None once `stop()` is true.
 
-    After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken; without a single row
-    `TransientFault` is raised.
+    After `timeout` seconds (`max_read_timeout`) an incomplete batch is taken. Without a single row, raises
+    `TransientFault`, or `TrinityError` where explorers have worked meanwhile and nothing is left of what they made.
     """
     lease = partial(store.lease, step, rows, newest_version, strategy, expert)
-    deadline = time.monotonic() + timeout
+    deadline, before = time.monotonic() + timeout, _steps(store.stats())
     polls, seen = 0, -1
     with store.watching() as look:
         while True:
@@ -42,16 +42,20 @@ def wait_lease(
             if time.monotonic() > deadline:
                 stats = store.stats()
                 if not stats.ready:
-                    raise _nothing_came(step, timeout, stats)
+                    raise _nothing_came(step, timeout, before, stats)
                 return lease(final=True)
             time.sleep(QUICK_POLL if polls < QUICK_POLLS else SLOW_POLL)
             polls += 1
 
 
-def _nothing_came(step: int, timeout: float, stats: Stats) -> TrinityError | TransientFault:
-    nothing = f"no experience came for train step {step} in {timeout:g} s (max_read_timeout); "
-    known = describe_explorers(stats.explorers, time.time())
-    if any(each["empty_steps"] and not each["finished"] for each in stats.explorers.values()):
+def _steps(stats: Stats) -> dict[str, int]:
+    return {name: each["step"] for name, each in stats.explorers.items()}
+
+
+def _nothing_came(step: int, timeout: float, before: Mapping[str, int], stats: Stats) -> TrinityError | TransientFault:
+    nothing, now = f"no experience came for train step {step} in {timeout:g} s (max_read_timeout); ", time.time()
+    known = describe_explorers(stats.explorers, now)
+    if all_is_dropped(stats.explorers, before, now):
         return TrinityError(
             f"{nothing}{known}. Explorers work, but nothing is left of what they make: see their metrics "
             "experiences and experiences/kept, and data_processor.experience_pipeline.operators"
