@@ -132,7 +132,7 @@ class Life(RuleBasedStateMachine):
     def expect(self, name):
         """The flow of an explorer starts (again): its engines do not load before that."""
         self.trainer.expect(name)
-        self.says(name, finished=False, left=False)
+        self.says(name, waiting=None, finished=False, left=False)
 
     @rule(name=st.sampled_from(EXPLORERS), total=st.integers(1, 9))
     def join(self, name, total):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
+import threading
+from collections import Counter
 from pathlib import Path
 
 from hypothesis import HealthCheck, given, settings
@@ -98,7 +100,7 @@ def test_rewind_drops_only_later_lines(
     for source, step in steps[forwarded:]:
         MetricsFile(job_dir, source).write(step, {"a": step})
 
-    dropped = rewind(job_dir, checkpoint)
+    dropped = rewind(job_dir, checkpoint, lambda: {"explorer": checkpoint})
 
     kept = [(source, step) for source, step in steps if step <= checkpoint]
     assert [(line.source, line.step) for line in read_metrics(job_dir)] == kept
@@ -120,14 +122,33 @@ def test_a_rewind_amid_forwarding_loses_no_line(tmp_path: Path) -> None:
     assert [line.step for line in tail.read()[0]] == [1, 2, 3], "none of them counts as forwarded"
 
 
-def test_the_explorer_may_be_ahead_of_the_trainer(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        MetricsFile(tmp_path, "explorer").write(step, {"a": step})
-        MetricsFile(tmp_path, "trainer").write(step, {"a": step})
-    rewind(tmp_path, 1, explorer_step=2)
-    assert [(line.source, line.step) for line in read_metrics(tmp_path)] == [
-        ("explorer", 1), ("trainer", 1), ("explorer", 2),
-    ]  # fmt: skip
+def test_a_rewind_knows_the_step_of_each_explorer(tmp_path: Path) -> None:
+    """Explorers are ahead of the trainer, each by its own steps; one that nothing is known of keeps its lines."""
+    sources = {"explorer": 3, "explorer_new": 50, "explorer_b": 5, "trainer": 3, "eval": 2}
+    for source, steps in sources.items():
+        for step in range(1, steps + 1):
+            MetricsFile(tmp_path, source).write(step, {"a": step})
+    rewind(tmp_path, 1, lambda: {"explorer": 2, "explorer_new": 50, "late": 1})
+    left = Counter(line.source for line in read_metrics(tmp_path))
+    assert left == {"explorer": 2, "explorer_new": 50, "explorer_b": 5, "trainer": 1, "eval": 1}
+
+
+def test_an_explorer_that_works_on_keeps_its_lines(tmp_path: Path) -> None:
+    """It stores step 2 and writes the line of it while the trainer goes back, which asks for the steps only then."""
+    explorer, stored = MetricsFile(tmp_path, "explorer"), {"explorer": 1}
+    explorer.write(1, {"a": 1})
+    writing = threading.Thread(target=explorer.write, args=(2, {"a": 2}))
+
+    def steps() -> dict[str, int]:
+        found = dict(stored)
+        stored["explorer"] = 2
+        writing.start()
+        writing.join(0.2)
+        return found
+
+    assert rewind(tmp_path, 1, steps) == 0
+    writing.join()
+    assert [line.step for line in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_series_takes_the_later_of_two_lines_for_a_step(tmp_path: Path) -> None:

@@ -178,5 +178,5 @@ def resume_step(config: Config, components: set[str]) -> int:
             store.expect_trainer()
             run_versions(config).rewind(step)
             store.rewind(step)
-            rewind(config.job_dir, step, store.position(config.explorer.name).step)
+            rewind(config.job_dir, step, store.explorer_steps)
     return step

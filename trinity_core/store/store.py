@@ -144,7 +144,7 @@ class ExperienceStore:
     def expect(self, explorer: str) -> None:
         """Record that `explorer` will be started (again): it is waited for from now on, had it finished or left."""
         with self._database.write() as connection:
-            self._set_explorer(connection, explorer, finished=False)
+            self._set_explorer(connection, explorer, waiting=None, finished=False)
             presence.note(connection, self._tables, EXPLORER, explorer, left=False)
 
     @waits_for_room
@@ -348,6 +348,10 @@ class ExperienceStore:
         stats = self.stats()
         known = [explorer for explorer in stats.explorers.values() if not explorer["left"]]
         return bool(known) and all(explorer["finished"] for explorer in known) and not stats.ready
+
+    def explorer_steps(self) -> dict[str, int]:
+        """The last step that each explorer has put, by its name."""
+        return {name: each["step"] for name, each in self.stats().explorers.items()}
 
     def stats(self) -> Stats:
         """Counts from one snapshot of the store."""

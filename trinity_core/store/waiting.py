@@ -28,7 +28,7 @@ def wait_lease(
     `TransientFault`, or `TrinityError` where explorers have worked meanwhile and nothing is left of what they made.
     """
     lease = partial(store.lease, step, rows, newest_version, strategy, expert)
-    deadline, before = time.monotonic() + timeout, _steps(store.stats())
+    deadline, before = time.monotonic() + timeout, store.explorer_steps()
     polls, seen = 0, -1
     with store.watching() as look:
         while True:
@@ -46,10 +46,6 @@ def wait_lease(
                 return lease(final=True)
             time.sleep(QUICK_POLL if polls < QUICK_POLLS else SLOW_POLL)
             polls += 1
-
-
-def _steps(stats: Stats) -> dict[str, int]:
-    return {name: each["step"] for name, each in stats.explorers.items()}
 
 
 def _nothing_came(step: int, timeout: float, before: Mapping[str, int], stats: Stats) -> TrinityError | TransientFault:

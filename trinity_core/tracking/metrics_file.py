@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from trinity_core.errors import TransientFault
-from trinity_core.files import when_room
+from trinity_core.files import temporary_sibling, when_room
 
 LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; a line is written in well under a millisecond."""
@@ -108,7 +108,7 @@ def series(lines: list[MetricLine], name: str, source: str | None = None) -> dic
 
 
 def explorer_source(name: str) -> str:
-    """The source of an explorer's metrics; all have a common prefix, so that `rewind` recognises their steps."""
+    """The source of an explorer's metrics; all have a common prefix, by which `rewind` knows what they count."""
     return name if name.startswith("explorer") else f"explorer_{name}"
 
 
@@ -158,37 +158,48 @@ class Tail:
         with _locked(self.path):
             rewound = self._read_from is not None and self.path.stat().st_ino != self._read_from
             if not rewound and position != _position(self._state):
-                _replace(self._state, json.dumps({"position": position}).encode())
+                _replace({self._state: _state(position)})
 
 
-def rewind(job_dir: Path | str, step: int, explorer_step: int | None = None) -> int:
+def rewind(job_dir: Path | str, step: int, explorer_steps: Callable[[], Mapping[str, int]] = dict) -> int:
     """Delete the lines after `step`, for a run that resumes from that checkpoint; returns their number.
 
-    Explorer sources count explore steps: `explorer_step` (default `step`) applies to them.
+    Explorers count explore steps: `explorer_steps` gives the last one of each by name, and lines of others stay. It is
+    asked while nobody can write: an explorer that works on has stored a step before it writes the line.
     """
     path = metrics_path(job_dir)
     if not path.exists():
         return 0
-    dropped = 0
-    with _locked(path):
-        states = {state: _position(state) for state in path.parent.glob(f"{FORWARDED_PREFIX}*.json")}
-        positions = dict.fromkeys(states, 0)
-        kept: list[bytes] = []
-        offset = 0
-        for raw in path.read_bytes().splitlines(keepends=True):
-            offset += len(raw)
-            line = next(parse(raw), None)
-            limit = explorer_step if line and line.source.startswith("explorer") and explorer_step is not None else step
-            if line is None or line.step > limit:
-                dropped += 1
-                continue
-            kept.append(raw)
-            for state, position in states.items():
-                if offset <= position:
-                    positions[state] += len(raw)
-        _replace(path, b"".join(kept))
-        for state, position in positions.items():
-            _replace(state, json.dumps({"position": position}).encode())
+
+    def drop() -> int:
+        with _locked(path):
+            last = {explorer_source(name): number for name, number in explorer_steps().items()}
+            return _drop(path, lambda line: line.step > (last.get(line.source, math.inf) if _explores(line) else step))
+
+    return when_room(drop, path)
+
+
+def _explores(line: MetricLine) -> bool:
+    return stream_of(line.source) == "explorer"
+
+
+def _drop(path: Path, is_later: Callable[[MetricLine], bool]) -> int:
+    """Delete the lines that are broken or for which `is_later` is true, and move the positions of all tails."""
+    states = {state: _position(state) for state in path.parent.glob(f"{FORWARDED_PREFIX}*.json")}
+    positions = dict.fromkeys(states, 0)
+    kept: list[bytes] = []
+    offset = dropped = 0
+    for raw in path.read_bytes().splitlines(keepends=True):
+        offset += len(raw)
+        line = next(parse(raw), None)
+        if line is None or is_later(line):
+            dropped += 1
+            continue
+        kept.append(raw)
+        for state, position in states.items():
+            if offset <= position:
+                positions[state] += len(raw)
+    _replace({state: _state(position) for state, position in positions.items()} | {path: b"".join(kept)})
     return dropped
 
 
@@ -217,10 +228,21 @@ def _position(state: Path) -> int:
     return json.loads(state.read_text())["position"] if state.exists() else 0
 
 
-def _replace(path: Path, blob: bytes) -> None:
-    temporary = path.with_suffix(f".tmp{os.getpid()}")
-    temporary.write_bytes(blob)
-    temporary.replace(path)
+def _state(position: int) -> bytes:
+    return json.dumps({"position": position}).encode()
+
+
+def _replace(files: Mapping[Path, bytes]) -> None:
+    """Replace the content of these files; of none if there is no room for all."""
+    written = {path: temporary_sibling(path) for path in files}
+    try:
+        for path, temporary in written.items():
+            temporary.write_bytes(files[path])
+        for path, temporary in written.items():
+            temporary.replace(path)
+    finally:
+        for temporary in written.values():
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -55,8 +55,11 @@ class BatchSource(Protocol):
     def contributions(self, step: int | None = None) -> dict[str, Contribution]:
         """The share of each explorer, by its name, in the batch of a train step, or in all of them."""
 
-    def rewind(self, step: int) -> dict[str, int]:
-        """Rewind to checkpoint `step`; returns the explore step that each explorer resumes after."""
+    def rewind(self, step: int) -> None:
+        """Rewind to checkpoint `step`."""
+
+    def explorer_steps(self) -> dict[str, int]:
+        """The last step of each explorer, by its name."""
 
     def awaited(self, version: int) -> bool:
         """True if all explorers wait for weights of `version`."""
@@ -97,10 +100,13 @@ class SupervisedSource:
         """None: there are no explorers."""
         return {}
 
-    def rewind(self, step: int) -> dict[str, int]:
+    def rewind(self, step: int) -> None:
         """Raises DataError if the data or its order changed, so that rows after `step` would repeat or be skipped."""
         if step:
             check_order(read_meta(self.meta).get("order", {}), self.order)
+
+    def explorer_steps(self) -> dict[str, int]:
+        """None: there are no explorers."""
         return {}
 
     def awaited(self, version: int) -> bool:
@@ -185,11 +191,14 @@ class RolloutSource:
         """As the store counts them."""
         return self.store.contributions(step)
 
-    def rewind(self, step: int) -> dict[str, int]:
+    def rewind(self, step: int) -> None:
         """Return later batches to the queue and drop rows that newer policies sampled."""
         self.store.rewind(step)
         self.archive.rewind(step)
-        return {name: int(explorer["step"] or 0) for name, explorer in self.store.stats().explorers.items()}
+
+    def explorer_steps(self) -> dict[str, int]:
+        """As the store has them."""
+        return self.store.explorer_steps()
 
     def awaited(self, version: int) -> bool:
         """True if every explorer has recorded in the store that it waits for `version`."""
@@ -206,8 +215,7 @@ class RolloutSource:
         The step of each explorer is written to `explorer_meta.json` for people; a resume reads it from the store.
         """
         self.store.commit(step)
-        explorers = {name: explorer["step"] for name, explorer in self.store.stats().explorers.items()}
-        update_meta(self.explorer_meta, checkpoint=step, explorer_steps=explorers)
+        update_meta(self.explorer_meta, checkpoint=step, explorer_steps=self.store.explorer_steps())
         if self.strategy.cooldown is None:
             self.store.prune(min(oldest, step - RETENTION))
 

@@ -41,8 +41,8 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
     if publisher is not None:
         publisher.rewind(step)
     if source is not None:
-        explorers = source.rewind(step)
-        metrics_file.rewind(config.job_dir, step, max(explorers.values(), default=None))
+        source.rewind(step)
+        metrics_file.rewind(config.job_dir, step, source.explorer_steps)
     if publisher is not None:
         publisher.resume(step, savepoints.layout.step(step))
     progress = Progress(step, total, "ready", step)
