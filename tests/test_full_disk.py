@@ -17,14 +17,20 @@ import numpy as np
 import torch
 
 from trinity_core import files
+from trinity_core.checkpoints import convert
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.config import Config
 from trinity_core.data.experience import Experience
+from trinity_core.files import TEMPORARY
 from trinity_core.layout import JobLayout
+from trinity_core.runlock import hold, is_held, release
+from trinity_core.runtime.summary import write_summary
 from trinity_core.store.archive import Archive
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
-from trinity_core.tracking.metrics_file import MetricsFile, read_metrics
+from trinity_core.tracking.curve import draw_curve
+from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind
 from trinity_core.training.checkpoint import _save
 
 disk, filler = Path(sys.argv[1]), Path(sys.argv[1]) / "filler"
@@ -95,6 +101,27 @@ archive.path.parent.mkdir()
 archive.extend(1, lambda step: rows(1))
 full("archive", lambda: archive.extend(300, lambda step: rows(2)))
 assert [json.loads(line)["step"] for line in archive.path.open()] == [1, *(n for n in range(2, 301) for _ in "ab")]
+
+metrics.write(3, {"loss": 3.0})
+full("metrics of a rewind", lambda: rewind(disk, 2))
+assert [line.step for line in read_metrics(disk)] == [1, 2]
+full("lock of a run", lambda: hold(disk, "training"))
+assert (disk / ".training.lock").read_text().startswith("process ")
+release(disk, "training")
+assert not is_held(disk, "training")
+config = Config(project="project", name="run", checkpoint_root_dir=str(disk))
+config.job_dir.mkdir(parents=True)
+full("summary", lambda: write_summary(config, {"words": "word " * 9999}))
+full("curve", lambda: draw_curve(disk))
+
+base, huggingface = Path(sys.argv[1]).parent / "base", disk / "huggingface"
+base.mkdir()
+huggingface.mkdir()
+(base / "tokenizer.json").write_text("word " * 9999)
+full("tokenizer", lambda: convert._companions(huggingface, base))
+assert (huggingface / "tokenizer.json").read_text() == (base / "tokenizer.json").read_text()
+full("model", lambda: convert.write_model({"weight": torch.zeros(1000)}, huggingface))
+assert (huggingface / "model.safetensors").exists() and not [path for path in disk.rglob("*") if TEMPORARY in path.name]
 '''
 
 

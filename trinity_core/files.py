@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 TEMPORARY = ".tmp-"
 """In the name of everything half written: `.<name>.tmp-<unique>`; nothing that is read ever has it."""
 
-ROOM_SECONDS = 1800.0
-"""For somebody to free space on a full disk: less than others wait for the process that writes."""
+ROOM_SECONDS = 1200.0
+"""For somebody to free space on a full disk: less than others wait for the process that writes (`max_read_timeout`)."""
 ROOM_POLL_SECONDS = 1.0
 FULL = ("No space left", "disk is full", "file write failed", "unexpected pos")
 """In the messages of libraries that found a disk full: safetensors, SQLite, and the last two torch."""
@@ -112,8 +112,12 @@ def sync_file(path: Path) -> None:
 def write_atomically(path: Path, data: bytes, durable: bool = True, mode: int = 0o666) -> None:
     """Replace `path` by `data` in one step; `durable` flushes it first, so that a power cut leaves old or new.
 
-    `mode` says who may read and write it, as far as the process's umask lets them.
+    `mode` says who may read and write it, as far as the process's umask lets them. Waits for room on a full disk.
     """
+    when_room(lambda: _write_whole(path, data, durable, mode), path)
+
+
+def _write_whole(path: Path, data: bytes, durable: bool, mode: int) -> None:
     temporary = temporary_sibling(path)
     with clear_errors("writing", path):
         try:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from trinity_core.errors import TrinityError
+from trinity_core.files import when_room
 
 TRAINER = "trainer"
 """Held by the process that trains, which may outlive a killed flow."""
@@ -30,10 +32,11 @@ def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
     path = _path(job_dir, component)
     if path in _held:
         return
-    lock = _lock(path)
+    lock, mine = _lock(path), f"process {os.getpid()} on {socket.gethostname()}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=wait)
+        when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
+        when_room(partial(lock.acquire, timeout=wait), path)
+        when_room(partial(path.write_text, mine), path)
     except Timeout:
         holder = path.read_text(errors="replace") or "a process unknown"
         raise TrinityError(
@@ -42,7 +45,6 @@ def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
         ) from None
     except OSError as error:
         raise TrinityError(f"checkpoint_root_dir: the run's folder cannot be written: {error}") from error
-    path.write_text(f"process {os.getpid()} on {socket.gethostname()}")
     _held[path] = lock
 
 

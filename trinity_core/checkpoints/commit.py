@@ -50,7 +50,7 @@ def commit(
     """
     target = layout.step(step)
     with clear_errors("writing the checkpoint", target):
-        when_room(lambda: write_manifest(temporary, step), temporary)
+        write_manifest(temporary, step)
         _carry_over(target, temporary)  # after the manifest: removing published weights leaves the checkpoint whole
         _sync_tree(temporary)
         old = None
@@ -59,8 +59,7 @@ def commit(
             target.rename(old)
         temporary.rename(target)
         sync_file(layout.root)
-        latest = layout.latest_checkpoint
-        when_room(lambda: write_atomically(latest, f"{step}\n".encode()), latest)
+        write_atomically(layout.latest_checkpoint, f"{step}\n".encode())
         if old is not None:
             shutil.rmtree(old)
     if keep is not None:

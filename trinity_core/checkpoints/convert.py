@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.checkpoints import megatron
 from trinity_core.checkpoints.shards import merge, shard_files
 from trinity_core.errors import DataError
-from trinity_core.files import clear_errors, remove_tree, sync_file, temporary_sibling, when_room, write_json
+from trinity_core.files import (
+    clear_errors,
+    remove_tree,
+    sync_file,
+    temporary_sibling,
+    when_room,
+    write_atomically,
+    write_json,
+)
 from trinity_core.layout import step_of
 
 if TYPE_CHECKING:
@@ -85,7 +92,7 @@ def convert(step_folder: Path, base_model_dir: Path | None = None) -> Path:
     tensors = _untie(_tensors(actor, config), config, actor)
     check_names(tensors, config, actor)
     with clear_errors("converting to", target):
-        target.mkdir(parents=True, exist_ok=True)
+        when_room(partial(target.mkdir, parents=True, exist_ok=True), target)
         _companions(target, base)
         write_json(target / "config.json", with_dtype(config, tensors))
         write_model(tensors, target)
@@ -182,7 +189,7 @@ def write_model(tensors: dict[str, torch.Tensor], target: Path) -> None:
 
     plan = split_torch_state_dict_into_shards(tensors, max_shard_size=LARGEST_FILE)
     temporary = temporary_sibling(target)
-    temporary.mkdir()
+    when_room(temporary.mkdir, temporary)
     try:
         for name, members in plan.filename_to_tensors.items():
             chosen = {key: tensors[key].contiguous().clone() for key in members}
@@ -208,4 +215,4 @@ def _companions(target: Path, base: Path | None) -> None:
             continue
         for source in base.glob(pattern) if base is not None else ():
             if source.is_file() and not (target / source.name).exists():
-                shutil.copyfile(source, target / source.name)
+                write_atomically(target / source.name, source.read_bytes(), durable=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.checkpoints.manifest import damage
-from trinity_core.files import when_room, write_atomically, write_json
+from trinity_core.files import write_atomically, write_json
 from trinity_core.layout import JobLayout, as_layout
 
 log = logging.getLogger(__name__)
@@ -99,5 +99,5 @@ def read_meta(path: Path) -> dict[str, Any]:
 def update_meta(path: Path, **values: Any) -> dict[str, Any]:
     """Merge `values` into the file atomically; return the merged contents."""
     merged = {**read_meta(path), **values}
-    when_room(lambda: write_json(path, merged, durable=False), path)
+    write_json(path, merged, durable=False)
     return merged

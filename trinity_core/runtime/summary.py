@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config, to_dict
-from trinity_core.files import read_json, write_atomically
+from trinity_core.files import read_json, when_room, write_atomically
 from trinity_core.rollout.score_fingerprint import valid_metrics, valid_scores
 from trinity_core.runtime.session import Session
 from trinity_core.tracking.curve import draw_curve
@@ -131,7 +132,7 @@ def summary_path(config: Config) -> Path:
 
 def write_summary(config: Config, summary: dict[str, Any]) -> None:
     """Write `summary_path`, whole or not at all."""
-    config.job_dir.mkdir(parents=True, exist_ok=True)
+    when_room(partial(config.job_dir.mkdir, parents=True, exist_ok=True), config.job_dir)
     write_atomically(summary_path(config), json.dumps(summary, indent=2, default=str).encode() + b"\n")
 
 

@@ -61,8 +61,7 @@ class CheckpointVersions(WeightVersions):
                 temporary.unlink(missing_ok=True)
             sync_file(folder)
         record = payload.record(version, WEIGHTS, check, written | dict(pushed or {}))
-        path = self._record_path(version)
-        when_room(lambda: write_atomically(path, record.to_bytes()), path)
+        write_atomically(self._record_path(version), record.to_bytes())
         self._point_to(version, durable=True)
         for old in self.versions()[: -max(keep, 1)]:
             if old != version:

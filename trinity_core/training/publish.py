@@ -56,8 +56,7 @@ class Publisher:
         if self.learner.ranks.first and self.versions.root != self._latest.parent:
             newest = self.versions.latest()
             if newest is not None:
-                text = f"{newest}\n".encode()
-                when_room(lambda: write_atomically(self._latest, text, durable=False), self._latest)
+                write_atomically(self._latest, f"{newest}\n".encode(), durable=False)
 
     def rewind(self, step: int) -> None:
         """Forget versions newer than the checkpoint that the run resumes from."""
