@@ -12,6 +12,9 @@ from trinity_core.config.schema import Config
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
 from trinity_core.config.verl import ROOT
 
+POLICY_ONLY = ("custom_chat_template", "chat_template_path", "enable_thinking")
+"""Settings of `model` that an endpoint, which renders prompts itself, does not take."""
+
 
 def notices(config: Config) -> list[str]:
     """One sentence each, for a log or a terminal; empty for most configurations."""
@@ -34,11 +37,14 @@ def _unread(config: Config) -> list[str]:
         and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts)),
         f"{BUFFER}.reuse_cooldown_time": buffer.reuse_cooldown_time is not None and draws_by(config) != "priority",
         f"{BUFFER}.use_priority_queue": buffer.use_priority_queue and draws_by(config) != "priority",
+        "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
         "service.data_juicer": config.service.data_juicer is not None,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
     }
     given |= dict.fromkeys(unread_monitor_args(config), True)
+    if config.external_model:
+        given |= {f"model.{name}": bool(getattr(config.model, name)) for name in POLICY_ONLY}
     reference, actor = verl.actor_rollout_ref.ref.fsdp_config, verl.actor_rollout_ref.actor.fsdp_config
     given[f"{ROOT}.actor_rollout_ref.ref.fsdp_config.optimizer_offload"] = reference.optimizer_offload
     for name, fsdp in (("actor_rollout_ref.actor", actor), ("critic.model", verl.critic.model.fsdp_config)):

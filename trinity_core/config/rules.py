@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.external_rules import external_rules
 from trinity_core.config.paths import is_backup, no_database
 from trinity_core.config.problems import Finding, Report, closest
 from trinity_core.config.schema import Config, TasksetConfig
@@ -38,6 +39,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         _synchronizer,
         staleness_rules,
         _explorer,
+        external_rules,
         _trainer,
     )
     findings = [*_spelled_twice(written), *(finding for rule in rules for finding in rule(config))]
@@ -119,7 +121,9 @@ def _expert_share(config: Config) -> Iterator[Finding]:
 
 def _model(config: Config) -> Iterator[Finding]:
     model = config.model
-    if not model.model_path:
+    if config.external_model and model.max_model_len is None:
+        return
+    if not model.model_path and not config.external_model:
         yield Finding("model.model_path", model.model_path, "must be given: a Hugging Face folder or hub name.")
     if model.max_model_len is None:
         message = "must be given, or both max_prompt_tokens and max_response_tokens, from which it follows."
@@ -152,7 +156,7 @@ def _cluster(config: Config) -> Iterator[Finding]:
         return
     key, size = "cluster.gpu_per_node", "explorer.rollout_model.tensor_parallel_size"
     if per_node == 0:
-        if rollout.tensor_parallel_size > 1 and config.mode != "train":
+        if rollout.tensor_parallel_size > 1 and config.mode != "train" and not config.external_model:
             yield Finding(size, rollout.tensor_parallel_size, ON_CPU, (key,))
         for index, model in enumerate(config.explorer.auxiliary_models):
             if model.tensor_parallel_size > 1 and config.mode != "train":
@@ -160,7 +164,8 @@ def _cluster(config: Config) -> Iterator[Finding]:
                 yield Finding(where, model.tensor_parallel_size, ON_CPU, (key,))
         return
     total = per_node * config.cluster.node_num
-    models = [] if config.mode == "train" else [rollout, *config.explorer.auxiliary_models]
+    policy = [] if config.external_model else [rollout]
+    models = [] if config.mode == "train" else [*policy, *config.explorer.auxiliary_models]
     engines = sum(model.engine_num * model.tensor_parallel_size for model in models)
     rests_on = (key, size, "cluster.node_num", "explorer.rollout_model.engine_num", "explorer.auxiliary_models")
     have = f"and there {'is' if total == 1 else 'are'} {total} (cluster.node_num x cluster.gpu_per_node)"

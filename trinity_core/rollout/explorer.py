@@ -352,7 +352,7 @@ class Explorer:
         resources, began = self._open, time.perf_counter()
         numbers: dict[str, float] = {}
         for taskset in resources.eval_tasksets:
-            outcomes = await resources.runner.run(taskset.tasks(), resources.at_once_in_eval(taskset))
+            outcomes = await resources.runner.run(resources.eval_tasks(taskset), resources.at_once_in_eval(taskset))
             check_failures(version, outcomes, taskset.name)
             numbers |= eval_numbers(taskset.name, outcomes)
             self._records.sample(f"eval_{taskset.name}", version, experiences_of(outcomes))

@@ -13,14 +13,17 @@ from trinity_core.config import Config, store_url
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.lengths import explore_steps
 from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
 from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
 from trinity_core.inference.engine_model import EngineModel, auxiliary_limits, policy_limits
+from trinity_core.inference.external_model import ExternalModel
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import as_handle
 from trinity_core.inference.requests import Request, Sample, WeightSource
 from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.operators import OperatorPipeline, pipeline
+from trinity_core.rollout.external_evaluation import external_model, one_answer_each
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.store.store import ExperienceStore
@@ -40,7 +43,7 @@ class Resources:
 
     config: Config
     pool: EnginePool
-    model: EngineModel
+    model: EngineModel | ExternalModel
     runner: TaskRunner
     rewards: TimedRewards
     reward_pool: RewardPool
@@ -55,8 +58,15 @@ class Resources:
 
     def at_once_in_eval(self, taskset: Taskset) -> int:
         """Workflows at a time in an evaluation: as many answers in flight as an explore step has."""
+        if self.config.external_model:
+            return self.runner.at_once
         repeats = self.config.algorithm.repeat_times or 1
         return max(self.runner.at_once, self.runner.at_once * repeats // (taskset.config.repeat_times or 1))
+
+    def eval_tasks(self, taskset: Taskset) -> list[Task]:
+        """The tasks of an evaluation; those of an external model with one answer each."""
+        tasks = taskset.tasks()
+        return one_answer_each(tasks) if self.config.external_model else tasks
 
     def close(self) -> None:
         """End the workflows and the reward processes, and close the store."""
@@ -71,7 +81,8 @@ class _Read:
 
     config: Config
     """The configuration, with the arguments of rewards and operators in the types that they take."""
-    encoder: ChatEncoder
+    encoder: ChatEncoder | None
+    """None for an external model, which renders prompts itself."""
     stop_token_ids: tuple[int, ...]
     tasksets: list[Taskset]
     eval_tasksets: list[Taskset]
@@ -90,7 +101,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     read = reading.result()
     config = read.config
     loops = WorkflowLoops()
-    model = EngineModel(PoolOutside(pool, loops), read.encoder, policy_limits(config, read.stop_token_ids))
+    model = _model(config, read, pool, loops)
     judges = [
         EngineModel(
             PoolOutside(other, loops), encoder, auxiliary_limits(config, given, stops), given.name or given.model_path
@@ -99,7 +110,8 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     ]
     reward_pool = RewardPool(max(1, min(4, (os.cpu_count() or 2) // 2)), REWARD_SECONDS, config.plugin_dir)
     rewards = TimedRewards(reward_pool)
-    at_once = config.explorer.runner_per_model * len(engines)
+    external = config.external_model
+    at_once = external.requests_at_once if external else config.explorer.runner_per_model * len(engines)
     runner = TaskRunner(
         model,
         rewards,
@@ -142,6 +154,13 @@ class PoolOutside:
         return await self.loops.outside(self.pool.generate(requests))
 
 
+def _model(config: Config, read: _Read, pool: EnginePool, loops: WorkflowLoops) -> EngineModel | ExternalModel:
+    if read.encoder is not None:
+        return EngineModel(PoolOutside(pool, loops), read.encoder, policy_limits(config, read.stop_token_ids))
+    assert config.external_model is not None, "only an external model has no encoder"
+    return external_model(config, config.external_model, loops)
+
+
 def _pool(config: Config, engines: Sequence[Any], model_path: str) -> EnginePool:
     patience, load_seconds = config.explorer.engine_timeout, config.synchronizer.sync_timeout
     handles = [as_handle(engine) for engine in engines]
@@ -151,11 +170,12 @@ def _pool(config: Config, engines: Sequence[Any], model_path: str) -> EnginePool
 def _read(config: Config) -> _Read:
     load_plugins(config.plugin_dir)
     config = require_names(config)
-    encoder = policy_encoder(config.model)
+    external = config.external_model
+    encoder = None if external else policy_encoder(config.model)
     given = config.buffer.explorer_input
-    tasksets = [Taskset.open(one, config.seed) for one in given.tasksets]
+    tasksets = [] if external else [Taskset.open(one, config.seed) for one in given.tasksets]
     evals = [Taskset.open(one, config.seed, is_eval=True) for one in given.eval_tasksets]
-    if not config.model.enable_prompt_truncation and config.model.max_prompt_tokens:
+    if encoder and not config.model.enable_prompt_truncation and config.model.max_prompt_tokens:
         longest = config.model.max_prompt_tokens
         tasksets = [one.without_long_prompts(encoder, longest) for one in tasksets]
         evals = [one.without_long_prompts(encoder, longest) for one in evals]
@@ -165,7 +185,8 @@ def _read(config: Config) -> _Read:
         thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
         other = ChatEncoder(tokenizer, None, thinking)
         others.append((other, stop_tokens(model.model_path, tokenizer)))
-    return _Read(config, encoder, stop_tokens(config.model.model_path, encoder.tokenizer), tasksets, evals, others)
+    stops = stop_tokens(config.model.model_path, encoder.tokenizer) if encoder else ()
+    return _Read(config, encoder, stops, tasksets, evals, others)
 
 
 def _open_store(config: Config) -> ExperienceStore:

@@ -12,7 +12,7 @@ from typing import Any
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.errors import TransientFault, TrinityError, WeightSyncError
+from trinity_core.errors import EndpointError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.threads import InterruptibleThreads
 from trinity_core.timing import BusyTimer
@@ -97,7 +97,7 @@ class TaskRunner:
         work = partial(run_workflow, outcome.task, model, self.auxiliary, self.rewards, self.threads)
         try:
             outcome.experiences, outcome.error = await self.loops.run(work, self.timeout), None
-        except (TransientFault, WeightSyncError):
+        except (TransientFault, WeightSyncError, EndpointError):
             raise
         except Exception as error:  # noqa: BLE001 - it costs this task only
             outcome.error = error

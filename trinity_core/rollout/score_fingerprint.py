@@ -26,14 +26,15 @@ ASIDE = ("name", "engine_num", "tensor_parallel_size", "gpu_memory_utilization",
 def score_fingerprint(config: Config, step: int) -> str:
     """SHA-256 of everything that a score of `step` was made with, except the trained weights themselves.
 
-    Those belong to the run and the step. Step 0 is `model.model_path`, whose files are part of the fingerprint.
+    Those belong to the run and the step. Step 0 is `model.model_path`, whose files are part of the fingerprint, or the
+    external model: its address, name and `request_args`.
     """
     given, model = to_dict(config), to_dict(config)["model"]
     prompts = {name: value for name, value in model.items() if name not in ("model_path", "critic_model_path")}
     template = model["chat_template_path"]
     made_with = {
         "seed": given["seed"],
-        "model": _model_digest(config.model.model_path) if step == 0 else "",
+        "model": _model_digest(config.model.model_path) if step == 0 and not config.external_model else "",
         "prompts and sampling": prompts,
         "chat template": _files_digest([Path(template).expanduser()]) if template else "",
         "eval sets": given["buffer"]["explorer_input"]["eval_tasksets"],
@@ -44,6 +45,9 @@ def score_fingerprint(config: Config, step: int) -> str:
         ],
         "plugins": _plugins_digest(config.plugin_dir),
     }
+    if external := config.external_model:
+        names = ("base_url", "model_name", "request_args")
+        made_with["external model"] = {name: getattr(external, name) for name in names}
     return sha256(json.dumps(made_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

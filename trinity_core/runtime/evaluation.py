@@ -25,18 +25,19 @@ class Target:
     step: int
     """0 for the model before training."""
     folder: Path | None
-    """In Hugging Face format; None for the model that the engines start with."""
+    """In Hugging Face format; None for the model that the engines start with, or an external one."""
 
 
 def unscored_targets(config: Config, which: str) -> list[Target]:
     """The targets that `which` means and that have no score yet.
 
     `base`, `latest`, `missing`, `all` (scored ones too) or a step. Raises TrinityError if a step has no whole
-    checkpoint.
+    checkpoint. An external model has no steps: each word means it.
     """
     if not config.buffer.explorer_input.eval_tasksets:
         raise TrinityError("There is nothing to evaluate on: buffer.explorer_input.eval_tasksets is empty.")
-    steps = steps_meant(which, whole_steps(config.job_dir))
+    external = config.external_model is not None and not which.isdigit()
+    steps = [0] if external else steps_meant(which, whole_steps(config.job_dir))
     scored = {} if which == "all" else valid_scores(config)
     missing = [step for step in steps if step not in scored]
     return [Target(step, huggingface_folder(config, step) if step else None) for step in missing]

@@ -85,7 +85,7 @@ def place(config: Config, machine: Machine) -> Placement:
     explores = config.mode in ("both", "explore", "bench") and uses_engines(config)
     trains = config.mode in ("both", "train")
     rollout = config.explorer.rollout_model
-    engines = rollout.engine_num if explores else 0
+    engines = rollout.engine_num if explores and not config.external_model else 0
     models = config.explorer.auxiliary_models if explores else []
     auxiliary = tuple(each.tensor_parallel_size for each in models)
     others = sum(each.engine_num for each in models)

@@ -146,6 +146,7 @@ class Session:
         with self._lock:
             if not self._engines and self.placement.engines:
                 self._engines = actors.start_engines(self.cluster, self.config, self.placement)
+            if not self._auxiliary and self.placement.auxiliary_gpus:
                 self._auxiliary = actors.start_auxiliary(self.cluster, self.config, self.placement)
             return self._engines
 

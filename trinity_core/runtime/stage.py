@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, other_beginning
 from trinity_core.config import Config, notices, stages, store_url
+from trinity_core.config.external_rules import key_of_endpoint
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.runtime.agreement import agree
@@ -80,12 +82,28 @@ def choose_stage(
     if kind != "evaluate" or (parent_dir and model_path):
         config = in_fresh_folder(config, begun_by)
     if kind == "evaluate":
-        config = config.with_values({"mode": "bench"})
+        config = for_evaluation(config, base)
     placement = placement_of(config)
     method, notice = sync_method(config, placement)
     config = config.with_values({"synchronizer.sync_method": method})
     warnings = (*notices(config), *([notice] if notice else []))
     return Stage(config, placement, stage or kind, parent_dir, warnings=warnings)
+
+
+def for_evaluation(config: Config, base: bool = False) -> Config:
+    """The configuration in mode `bench`; with `base`, of the model even where an external one is named.
+
+    The scores of an external model are a run of their own, `<name>_<model_name>`. Raises TrinityError if its key is not
+    set where Ray is started here; elsewhere, the explorer looks for it.
+    """
+    external = None if base else config.explorer.external_model
+    config = config.with_values({"mode": "bench", "explorer.external_model": external})
+    if external is None:
+        return config
+    if not config.cluster.ray_address:
+        key_of_endpoint(config)
+    model = re.sub(r"[^A-Za-z0-9.-]+", "-", external.model_name).strip("-.")
+    return config.with_values({"name": f"{config.name}_{model}"})
 
 
 def resume(stage: Stage) -> Stage:

@@ -27,7 +27,7 @@ def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
     """Convert the last checkpoint, sum up the run and write that to the job's folder (`summary_path`); returns it.
 
     A run that only evaluates has its scores as its summary, which is not written: the one of the training stays. One
-    that only explores converts nothing: its trainer does.
+    that only explores converts nothing: its trainer does. An external model's summary is written: it has no training.
     """
     config = session.config
     if config.mode == "bench":
@@ -56,10 +56,10 @@ def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
-    """All scores of the run, by step; `score` is the latest."""
+    """All scores of the run, by step; `score` is the latest. That of an external model is also written."""
     scores = valid_scores(config)
     latest = max(scores, default=0)
-    return {
+    summary: dict[str, Any] = {
         "project": config.project,
         "name": config.name,
         "step": latest,
@@ -71,6 +71,10 @@ def summary_of_scores(config: Config, seconds: float = 0.0) -> dict[str, Any]:
         "tracking": str(config.job_dir / "monitor" / "metrics.jsonl"),
         "seconds": round(seconds, 2),
     }
+    if external := config.external_model:
+        summary["external_model"] = {"base_url": external.base_url, "model_name": external.model_name}
+        write_summary(config, summary)
+    return summary
 
 
 def evaluation_of(config: Config, step: int) -> dict[str, dict[str, float]]:

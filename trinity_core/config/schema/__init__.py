@@ -13,6 +13,7 @@ from trinity_core.config.schema.buffer import (
 )
 from trinity_core.config.schema.cluster import ClusterConfig
 from trinity_core.config.schema.explorer import AuxiliaryModelConfig, ExplorerConfig, RolloutModelConfig
+from trinity_core.config.schema.external import ExternalModelConfig
 from trinity_core.config.schema.model import ModelConfig
 from trinity_core.config.schema.monitor import (
     DataJuicerConfig,
@@ -42,6 +43,7 @@ __all__ = [
     "ExperiencePipelineConfig",
     "ExplorerConfig",
     "ExplorerInputConfig",
+    "ExternalModelConfig",
     "FormatConfig",
     "LogConfig",
     "ModelConfig",

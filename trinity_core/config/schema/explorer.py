@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trinity_core.config.schema.external import ExternalModelConfig
 from trinity_core.config.section import Section
 from trinity_core.config.types import (
     DERIVED,
@@ -92,6 +93,8 @@ class ExplorerConfig(Section):
     """Engines of the policy."""
     auxiliary_models: Many[AuxiliaryModelConfig] = ()
     """Engines of further models."""
+    external_model: ExternalModelConfig | None = None
+    """An endpoint to score in place of the policy, in mode `bench` and by `trinity evaluate`."""
     eval_interval: StepsOrNone = 100
     """Steps between evaluations; 0 means only at start and end."""
     eval_on_startup: Flag = True

@@ -12,6 +12,7 @@ from trinity_core.config.schema.algorithm import AlgorithmConfig
 from trinity_core.config.schema.buffer import BufferConfig
 from trinity_core.config.schema.cluster import ClusterConfig
 from trinity_core.config.schema.explorer import ExplorerConfig
+from trinity_core.config.schema.external import ExternalModelConfig
 from trinity_core.config.schema.model import ModelConfig
 from trinity_core.config.schema.monitor import DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
 from trinity_core.config.schema.stage import StageConfig
@@ -85,6 +86,11 @@ class Config(Section):
     def job_dir(self) -> Path:
         """The run's own folder, absolute."""
         return Path(self.checkpoint_root_dir).expanduser().absolute() / self.project / self.name
+
+    @property
+    def external_model(self) -> ExternalModelConfig | None:
+        """The endpoint that this evaluation scores in place of engines; None in a run with engines of its own."""
+        return self.explorer.external_model if self.mode == "bench" else None
 
     @property
     def algorithm_type(self) -> AlgorithmType:

@@ -1,0 +1,169 @@
+"""An external endpoint that is slow, busy, broken or refuses us, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from email.utils import formatdate
+from typing import Any
+
+import httpx
+import pytest
+from endpoint_server import Reply, completion, serving
+
+from trinity_core.config import ExternalModelConfig
+from trinity_core.errors import EndpointError, TransientFault, Unanswered
+from trinity_core.inference.endpoint import GIVE_UP, Answer, Endpoint, asked_pause
+from trinity_core.inference.external_model import ExternalModel
+
+KEY = "sk-very-secret-4711"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "3 + 4?"}]}
+
+
+def endpoint(url: str, **given: Any) -> Endpoint:
+    budget = given.pop("budget", 60.0)
+    settings = ExternalModelConfig(base_url=url, model_name="m", **given)
+    return Endpoint(settings, KEY, budget, first_delay=0.01)
+
+
+def ask(asked: Endpoint, times: int = 1) -> list[Any]:
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(asked.ask(BODY) for _ in range(times)), return_exceptions=True)
+
+    return asyncio.run(main())
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+FAULTS = {
+    "busy": Reply("slow down", 429),
+    "busy with a pause": Reply("slow down", 429, {"Retry-After": "0.01"}),
+    "broken": Reply("oops", 500),
+    "behind a broken gateway": Reply("<html>", 502),
+    "timed out": Reply("", 408),
+    "cut off": Reply(cut=True),
+    "no JSON": Reply("<html>hello</html>"),
+    "half of a JSON": Reply('{"choices": [{"mess'),
+    "no choices": Reply({"choices": []}),
+    "an error with status 200": Reply({"error": {"message": "overloaded"}}),
+    "hangs": Reply(seconds=10.0),
+}
+
+
+def patience(fault: str) -> float:
+    """Seconds for an attempt: few where the server hangs."""
+    return 1.5 if fault == "hangs" else 30.0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_passing_fault_is_retried(fault: str) -> None:
+    with serving(lambda number, _: FAULTS[fault] if number < 2 else Reply()) as server:
+        asked = endpoint(server.url, timeout=patience(fault))
+        assert ask(asked) == [Answer("#### 7", "stop", 9, 5)]
+    assert (asked.retries, len(server.asked)) == (2, 3)
+    assert {each.path for each in server.asked} == {"/v1/chat/completions"}
+    assert {each.authorization for each in server.asked} == {f"Bearer {KEY}"}
+
+
+@pytest.mark.parametrize("fault", ["busy", "broken", "cut off", "no JSON", "hangs"])
+def test_a_lasting_fault_of_one_request_costs_its_answer(fault: str) -> None:
+    with serving(lambda number, _: Reply() if number == 0 else FAULTS[fault]) as server:
+        asked = endpoint(server.url, max_retry_times=1, timeout=patience(fault))
+
+        async def main() -> Answer:
+            await asked.ask(BODY)
+            return await asked.ask(BODY)
+
+        with pytest.raises(Unanswered, match=f"endpoint {server.url} .model m. did not answer in 2 attempts"):
+            asyncio.run(main())
+    assert len(server.asked) == 3
+
+
+def test_a_bad_request_is_not_retried() -> None:
+    with serving(lambda *_: Reply({"error": {"message": "maximum context length is 64"}}, 400)) as server:
+        [error] = ask(endpoint(server.url))
+    assert isinstance(error, Unanswered) and "in 1 attempt: HTTP 400" in str(error)
+    assert "maximum context length is 64" in str(error)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404])
+def test_an_endpoint_that_refuses_us_ends_the_evaluation(status: int) -> None:
+    with serving(lambda *_: Reply({"error": {"message": f"bad key {KEY}"}}, status)) as server:
+        [error] = ask(endpoint(server.url))
+    assert isinstance(error, EndpointError)
+    assert server.url in str(error) and f"HTTP {status}" in str(error)
+    assert KEY not in str(error), "some endpoints repeat the key in their error"
+
+
+def test_a_moderated_request_costs_one_answer() -> None:
+    with serving(lambda number, _: Reply("flagged", 403) if number else Reply()) as server:
+        asked = endpoint(server.url, requests_at_once=1)
+        first, second = ask(asked, 2)
+    assert isinstance(first, Answer)
+    assert isinstance(second, Unanswered)
+
+
+def test_an_endpoint_that_is_down_is_named() -> None:
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    [error] = ask(endpoint(url, max_retry_times=2))
+    assert isinstance(error, TransientFault)
+    assert f"endpoint {url} (model m) cannot be reached" in str(error)
+
+
+def test_an_endpoint_that_never_answers_is_given_up() -> None:
+    with serving(lambda *_: Reply("oops", 500)) as server:
+        errors = ask(endpoint(server.url, max_retry_times=0, requests_at_once=1), GIVE_UP)
+    assert all(isinstance(error, Unanswered) for error in errors[:-1])
+    assert isinstance(errors[-1], TransientFault) and "has answered none of 8 requests" in str(errors[-1])
+
+
+def test_no_more_requests_in_flight_than_allowed() -> None:
+    with serving(lambda *_: Reply(seconds=0.05)) as server:
+        answers = ask(endpoint(server.url, requests_at_once=3), 12)
+    assert [type(answer) for answer in answers] == [Answer] * 12
+    assert server.most_at_once <= 3
+
+
+def test_retries_end_with_the_budget_of_the_request() -> None:
+    """An endpoint that asks for long pauses must not look like a workflow that takes too long."""
+    with serving(lambda *_: Reply("slow down", 429, {"Retry-After": "60"})) as server:
+        [error] = ask(endpoint(server.url, budget=5.0))
+    assert isinstance(error, Unanswered) and len(server.asked) == 1
+
+
+def test_pauses_that_an_endpoint_asks_for() -> None:
+    assert asked_pause(httpx.Headers({"retry-after": "1.5"})) == 1.5
+    assert asked_pause(httpx.Headers({"retry-after": formatdate(0, usegmt=True)})) == 0.0
+    assert asked_pause(httpx.Headers({"retry-after": "soon"})) is None
+    assert asked_pause(httpx.Headers()) is None
+
+
+def test_a_model_sends_messages_and_sampling() -> None:
+    with serving(lambda *_: Reply(completion("so", "length"))) as server:
+        asked = endpoint(server.url, request_args={"reasoning_effort": "low", "seed": None})
+
+        async def main() -> Any:
+            model = ExternalModel(asked, asked.settings, {"temperature": 1.0, "top_k": -1, "max_tokens": 64})
+            return await model.chat(BODY["messages"], n=2, seeds=[5, 6], temperature=0.2, top_p=None)
+
+        first, second = asyncio.run(main())
+    expected = {**BODY, "temperature": 0.2, "max_tokens": 64, "reasoning_effort": "low"}
+    assert [each.body for each in server.asked] == [expected, expected]
+    assert (first.text, first.finish_reason, len(first.prompt_tokens), len(first.tokens)) == ("so", "length", 9, 5)
+    assert second.experience(reward=1.0).response_length == 5
+
+
+def test_each_answer_has_its_seed() -> None:
+    with serving(lambda *_: Reply()) as server:
+        asked = endpoint(server.url)
+
+        async def main() -> Any:
+            return await ExternalModel(asked, asked.settings).chat(BODY["messages"], n=2, seeds=[5, 6])
+
+        asyncio.run(main())
+    assert sorted(each.body["seed"] for each in server.asked) == [5, 6]
