@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from trinity_core.threads import DaemonThreads
@@ -38,3 +40,31 @@ def test_waiting_daemon_thread_does_not_block_exit() -> None:
     command = [sys.executable, "-c", WAITS_FOR_EVER]
     done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "done\n")
+
+
+OTHER = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+print(child.pid, child.stdout.readline(), flush=True)
+time.sleep(60)
+"""
+ENDS_WITH_ITS_PARENT = """
+import os, subprocess, time
+from trinity_core.threads import end_with
+beside = subprocess.Popen(["sleep", "60"])
+end_with(os.getppid(), [beside.pid])
+print(beside.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_process_ends_with_another_that_is_killed() -> None:
+    command = [sys.executable, "-c", OTHER, ENDS_WITH_ITS_PARENT]
+    parent = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    numbers = re.findall(r"\d+", parent.stdout.readline())
+    both = [psutil.Process(int(number)) for number in numbers]
+    assert len(both) == 2 and all(each.is_running() for each in both)
+    parent.kill()
+    parent.wait(10)
+    assert not psutil.wait_procs(both, timeout=20)[1]

@@ -7,8 +7,12 @@ wait for work, for weights or for somebody's server, and the process would stay 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import os
+import select
+import signal
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from threading import Thread, get_ident
 from typing import Any, ParamSpec, TypeVar
 
@@ -71,3 +75,16 @@ def _answer(future: Future[Any], fn: Callable[..., Any], args: tuple[Any, ...], 
         future.set_exception(error)
     else:
         future.set_result(result)
+
+
+def end_with(other: int, also: Sequence[int] = ()) -> None:
+    """Kill this process, and first the processes `also`, as soon as the process `other` has ended."""
+    watched = os.pidfd_open(other)
+
+    def watch() -> None:
+        select.select([watched], [], [])
+        for process in (*also, os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    Thread(target=watch, name=f"end-with-{other}", daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ class AsyncLLMBackend:
 
         arguments = AsyncEngineArgs(**vllm_types.engine_arguments(self.settings))
         self._engine = AsyncLLM.from_engine_args(arguments)
+        await self._vllm.collective_rpc("end_with", args=(os.getpid(),))
         await self._vllm.update_weight_version(str(self.version))
 
     @property
