@@ -1,4 +1,4 @@
-"""A wait that says what it is for: at any time to whoever asks, and now and then in the log."""
+"""Waits: how often they look, and what they say: at any time to whoever asks, and now and then in the log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ log = logging.getLogger(__name__)
 
 FIRST_SECONDS, MOST_SECONDS = 10.0, 60.0
 """The first word of a wait comes after so long, the next ones after twice as long each, but at least once a minute."""
+
+QUICK_PAUSE, SLOW_PAUSE, QUICK_SECONDS = 0.005, 0.02, 2.0
+"""Seconds between two looks in the first `QUICK_SECONDS`, and then: each look takes time of cores that others use."""
+
+
+class Pauses:
+    """The pauses between the looks of a wait that begins now."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def sleep(self) -> None:
+        """Until the next look."""
+        time.sleep(QUICK_PAUSE if time.monotonic() - self._began < QUICK_SECONDS else SLOW_PAUSE)
 
 
 class Reminder:

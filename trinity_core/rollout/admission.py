@@ -12,10 +12,8 @@ from trinity_core.rollout.trainer_watch import TrainerWatch
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.schedule import StalenessBound, publish_interval
 from trinity_core.sync.versions import WeightVersions
-from trinity_core.waits import Wait
+from trinity_core.waits import Pauses, Wait
 
-POLL_SECONDS = 0.01
-"""Between two looks at whether the store or the weights changed."""
 RETRY_SECONDS = 2.0
 """Between two tries while nothing changes: an explorer that is lost shows in nothing but its silence."""
 
@@ -57,6 +55,7 @@ class AdmissionWait:
         Raises `LineageChanged` if the trainer went back, `TransientFault` if it stands still for `timeout` seconds
         (`sync_timeout`).
         """
+        pauses = Pauses()
         with self._store.watching() as changes:
             while not self._stopping():
                 now, state = time.monotonic(), (changes(), self._weights.latest())
@@ -67,7 +66,7 @@ class AdmissionWait:
                         return self._version
                     if self._watch.has_finished():
                         return None
-                time.sleep(POLL_SECONDS)
+                pauses.sleep()
         return None
 
     def _begins(self, now: float, timeout: float) -> bool:

@@ -13,9 +13,7 @@ from trinity_core.store.presence import all_is_dropped, describe_explorers
 from trinity_core.store.stats import Stats
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import Strategy
-
-QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
-"""Seconds between polls while waiting for a batch, on the cores that the engines use too."""
+from trinity_core.waits import Pauses
 
 
 def wait_lease(
@@ -29,7 +27,7 @@ def wait_lease(
     """
     lease = partial(store.lease, step, rows, newest_version, strategy, expert)
     deadline, before = time.monotonic() + timeout, store.explorer_steps()
-    polls, seen = 0, -1
+    pauses, seen = Pauses(), -1
     with store.watching() as look:
         while True:
             now = look()
@@ -44,8 +42,7 @@ def wait_lease(
                 if not stats.ready:
                     raise _nothing_came(step, timeout, before, stats)
                 return lease(final=True)
-            time.sleep(QUICK_POLL if polls < QUICK_POLLS else SLOW_POLL)
-            polls += 1
+            pauses.sleep()
 
 
 def _nothing_came(step: int, timeout: float, before: Mapping[str, int], stats: Stats) -> TrinityError | TransientFault:

@@ -23,6 +23,7 @@ from trinity_core.layout import LATEST_STATE_DICT
 from trinity_core.sync.digest import byte_digest, value_digest
 from trinity_core.sync.tensorfile import TensorSpec, views
 from trinity_core.sync.version_record import VersionRecord
+from trinity_core.waits import Pauses
 
 if TYPE_CHECKING:
     import mmap
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 DEFAULT_KEEP = 2
 """Number of versions that stay loadable: the newest, and the one that an explorer may be about to load."""
 
-QUICK_POLL, QUICK_POLLS, SLOW_POLL = 0.005, 400, 0.02
-"""Seconds between polls: 5 ms for two seconds, then 20 ms, since each poll takes CPU time from the trainer."""
+LIST_EVERY = 20
+"""Looks for a version between two looks for newer ones, which list the folder."""
 
 
 class VersionGone(TransientFault):
@@ -127,11 +128,11 @@ class WeightVersions(ABC):
         Returns None once `stop()` is true. Raises `TransientFault` after `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        polls = 0
+        pauses, looks = Pauses(), 0
         while True:
             if self.has(version):
                 return version
-            newer = [v for v in self.versions() if v > version] if polls % 20 == 0 else []
+            newer = [v for v in self.versions() if v > version] if looks % LIST_EVERY == 0 else []
             if newer and not self.has(version):
                 return newer[0]
             if stop is not None and stop():
@@ -141,8 +142,8 @@ class WeightVersions(ABC):
                     f"version {version} of the weights did not appear in {self.root} within {timeout:g} s (the newest "
                     f"there is {self.latest()}); see whether the trainer is alive, or raise synchronizer.sync_timeout"
                 )
-            time.sleep(QUICK_POLL if polls < QUICK_POLLS else SLOW_POLL)
-            polls += 1
+            pauses.sleep()
+            looks += 1
 
     def load(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors of `version` by name, as views of the mapped file: no copy is made.
