@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from trinity_core.config import config_from_dict
+from trinity_core.config import Config, config_from_dict, store_url
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runlock import hold
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.session import Session
-from trinity_core.runtime.stage import Stage
+from trinity_core.runtime.session import Session, open_session
+from trinity_core.runtime.stage import Stage, resume
 from trinity_core.runtime.together import run_together
+from trinity_core.store.store import ExperienceStore
 from trinity_core.tracking import MetricsFile
 
 
@@ -69,6 +70,44 @@ def lose_the_store(session: Session) -> None:
     session.tracking()
     MetricsFile(session.config.job_dir, "trainer").write(1, {"loss": 1.0})
     (Path(session.config.checkpoint_root_dir) / "mlflow.db").write_bytes(b"no database" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("error", "waited_for"),
+    [(TransientFault("a node died"), True), (TrinityError("no room"), False), (KeyboardInterrupt(), False)],
+)
+def test_an_explorer_that_cannot_start_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, waited_for: bool
+) -> None:
+    """Unless its flow tries again."""
+    config = config_from_dict({
+        "project": "p",
+        "name": "n",
+        "mode": "explore",
+        "checkpoint_root_dir": str(tmp_path),
+        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
+        "buffer": {"explorer_input": {"taskset": {"path": "tasks.jsonl"}}},
+        "synchronizer": {"sync_method": "checkpoint"},
+        "monitor": {"monitor_type": "tensorboard"},
+    })  # fmt: skip
+    stage = resume(Stage(config, place(config, Machine(1, 0)), "rft"))
+
+    def fail(session: Session) -> None:
+        raise error
+
+    monkeypatch.setattr(Session, "engines", fail)
+    cluster = WithoutRay(config, Machine(1, 0))
+    cluster._users = 1
+    monkeypatch.setattr("trinity_core.runtime.session.open_cluster", lambda *_: cluster)
+    ExperienceStore.open(store_url(config), str(config.job_dir)).expect("explorer")
+    with pytest.raises(type(error)):
+        open_session(stage)
+    assert is_awaited(config) == waited_for
+
+
+def is_awaited(config: Config) -> bool:
+    with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
+        return not store.stats().explorers["explorer"]["left"]
 
 
 @pytest.mark.slow

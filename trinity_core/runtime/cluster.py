@@ -109,6 +109,10 @@ class Cluster:
         if late:
             raise TransientFault(f"Ray has not started {', '.join(late)} within {PLACE_SECONDS:.0f} s.")
 
+    def unplaced(self) -> list[str]:
+        """Names of the actors that Ray had yet to start when `check` looked last."""
+        return [name for name, _ in list(self._placing.values())]
+
     def _connect(self) -> None:
         import ray
 

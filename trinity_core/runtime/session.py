@@ -23,6 +23,7 @@ from trinity_core.runtime.placement import components_of
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.runtime.pulse import Pulse
 from trinity_core.runtime.stage import Stage, lock_names
+from trinity_core.runtime.starting import Arrival, StartWait, withdraw
 from trinity_core.runtime.trainers import Trainers
 from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
 from trinity_core.tracking.metrics_file import explorer_source
@@ -31,7 +32,17 @@ from trinity_core.tracking.writers import RunInfo, Writer
 
 def open_session(stage: Stage) -> Session:
     """Start or join Ray and begin to load the engines; the trainer starts when it is first used."""
-    return Session(stage, open_cluster(stage.config, stage.placement.gpu_per_node)).start()
+    try:
+        return Session(stage, open_cluster(stage.config, stage.placement.gpu_per_node)).start()
+    except BaseException as error:
+        _withdraw_explorer(stage, error)
+        raise
+
+
+def _withdraw_explorer(stage: Stage, error: BaseException) -> None:
+    if "explore" in components_of(stage.config, stage.placement):
+        with first_error_stays(succeeded=False):
+            withdraw(stage.config, error)
 
 
 class Session:
@@ -74,6 +85,8 @@ class Session:
     ) -> None:
         succeeded = error is None
         self.stop()
+        if error is not None:
+            _withdraw_explorer(self.stage, error)
         with first_error_stays(succeeded):
             try:
                 if self.config.monitor.enable_ray_timeline and self.cluster.alive():
@@ -115,7 +128,8 @@ class Session:
 
     def _explore(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
         explorer, check = self.explorer(), self._explorer_pulse().check
-        result_of(explorer.prepare.remote(), check, self.is_stopping)
+        starting = Arrival(self.config, self._engines_wait(check).check)
+        result_of(explorer.prepare.remote(), starting.check, self.is_stopping)
         report.total_steps = result_of(explorer.progress.remote(), check, self.is_stopping)["total_steps"]
         report.actor = ActorWaits(lambda: explorer.progress.remote().future())
         run = explorer.run.remote(loop)
@@ -136,8 +150,9 @@ class Session:
 
         They are those of a Hugging Face folder, or (None) what the engines started with.
         """
-        scoring = self.explorer().evaluate.remote(step, str(folder) if folder else None)
-        return result_of(scoring, self._explorer_pulse().check, self.is_stopping)
+        explorer, check = self.explorer(), self._explorer_pulse().check
+        result_of(explorer.prepare.remote(), self._engines_wait(check).check, self.is_stopping)
+        return result_of(explorer.evaluate.remote(step, str(folder) if folder else None), check, self.is_stopping)
 
     # ---- its processes ----
 
@@ -177,6 +192,9 @@ class Session:
         self.cluster.check()
         if self._tracking is not None:
             self._tracking.check()
+
+    def _engines_wait(self, check: Callable[[], None]) -> StartWait:
+        return StartWait(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)
 
     def _explorer_pulse(self) -> Pulse:
         """For those who wait for the explorer: it must answer."""

@@ -19,6 +19,7 @@ from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stoppe
 from trinity_core.runtime.placement import Placement
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.runtime.pulse import Pulse
+from trinity_core.runtime.starting import StartWait
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +99,8 @@ class Trainers:
         self.workers = actors.start_trainers(self._cluster, self._config, self._placement)
         names = {trainer_name(self._config, rank): worker for rank, worker in enumerate(self.workers)}
         check = Pulse(names, self._check).check
-        progress = actors.connect_trainers(self.workers, check, self._stopping)
+        starting = StartWait("the trainer's workers", self._cluster.unplaced, check)
+        progress = actors.connect_trainers(self.workers, starting.check, self._stopping)
         self._connected += 1
         report.total_steps = progress["total_steps"]
         report.actor = ActorWaits(lambda: self.workers[0].progress.remote().future())
