@@ -29,8 +29,17 @@ class StoreBackend(ABC):
 
     @abstractmethod
     def connect(self, url: URL) -> Engine:
-        """Connections to the database. A connection with the execution option `writes` begins a write transaction;
-        writers come one after the other, because each updates the `meta` row first."""
+        """Connections to the database."""
+
+    def begin(self, connection: Connection) -> None:  # noqa: B027 - most need nothing
+        """Called first in each transaction that only reads."""
+
+    def begin_writing(self, connection: Connection, tick: Callable[[Connection], object]) -> None:
+        """Called first in each transaction that writes; returns when no other one does.
+
+        `tick` counts a change in the store's `meta` row, and thereby locks that row.
+        """
+        tick(connection)
 
     def fault(self, url: URL) -> str:
         """Why the database at `url` must not be used, to follow its key in a sentence; empty if nothing is known."""
@@ -41,7 +50,7 @@ class StoreBackend(ABC):
         """Connections to an existing database that can change nothing in it."""
 
     def lock_schema(self, connection: Connection) -> None:  # noqa: B027 - most need nothing
-        """Within a transaction: keep other processes from creating the tables at the same time."""
+        """Called first in the transaction that creates the tables: keeps others from doing so at the same time."""
 
     @contextmanager
     def watch(self, engine: Engine, clock: Callable[[], int]) -> Iterator[Callable[[], int]]:

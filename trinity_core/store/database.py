@@ -82,6 +82,7 @@ def namespaces(url: str) -> list[str]:
     errors: tuple[type[Exception], ...] = (DatabaseError, *backend.driver_errors)
     try:
         with engine.connect() as connection, connection.begin():
+            backend.begin(connection)
             names = [name for name in inspect(connection).get_table_names() if META_TABLE.fullmatch(name)]
             return sorted(
                 connection.execute(select(column("namespace")).select_from(table(n))).scalar() or "" for n in names
@@ -100,6 +101,7 @@ class Database:
 
     def __init__(self, url: str, tables: Tables, namespace: str, read_only: bool = False) -> None:
         self.url, self._backend, self._engine = _connect(url, read_only)
+        self._snapshots = self._engine.execution_options(**self._backend.snapshot)
         self._errors: tuple[type[Exception], ...] = (DatabaseError, *self._backend.driver_errors)
         self.tables = tables
         if read_only:
@@ -116,16 +118,17 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A read transaction: one consistent snapshot of the store."""
-        with self._translated(), self._opened(**self._backend.snapshot) as connection, connection.begin():
+        with self._translated(), self._snapshots.connect() as connection, connection.begin():
+            self._backend.begin(connection)
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A write transaction; writers take turns. Raise `Unchanged` inside to roll back without an error."""
-        with self._translated(), self._opened(writes=True) as connection:
+        with self._translated(), self._engine.connect() as connection:
             try:
                 with connection.begin():
-                    statements(self.tables).tick.run(connection)
+                    self._backend.begin_writing(connection, statements(self.tables).tick.run)
                     yield connection
             except Unchanged:
                 return
@@ -150,9 +153,6 @@ class Database:
         """Close the connections."""
         self._engine.dispose()
 
-    def _opened(self, **options: Any) -> Connection:
-        return self._engine.connect().execution_options(**options)
-
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
@@ -168,7 +168,7 @@ class Database:
         with self._translated():
             for attempt in range(20):
                 try:
-                    with self._opened(writes=True) as connection, connection.begin():
+                    with self._engine.connect() as connection, connection.begin():
                         self._backend.lock_schema(connection)
                         self.tables.metadata.create_all(connection)
                         known = connection.execute(select(meta.c.schema)).scalar()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from sqlalchemy import Connection, and_, func, or_, select, update
 
@@ -18,21 +17,6 @@ from trinity_core.store.strategies import Candidate, Choice, Strategy
 
 CHUNK = 500
 """Ids in one IN list: SQLite's and PostgreSQL's limits on parameters are far above."""
-
-
-class RecordedLease(NamedTuple):
-    """The lease of a trainer step."""
-
-    rows: int
-    """Rollouts."""
-    expert: str | None
-    """The record of its expert rows; see `expert_rows`."""
-
-
-def recorded_lease(connection: Connection, t: Tables, step: int) -> RecordedLease | None:
-    """The lease of `step`, or None."""
-    found = statements(t).lease.run(connection, key=step).fetchone()
-    return None if found is None else RecordedLease(*found)
 
 
 def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Experience]:

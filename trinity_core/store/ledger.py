@@ -39,9 +39,9 @@ class DrawnTask:
 
 
 def entries(
-    experiences: Sequence[Experience], drawn: Sequence[DrawnTask], explorer: str, step: int, first_id: int
+    experiences: Sequence[Experience], drawn: Sequence[DrawnTask], explorer: str, step: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Table rows for `groups` and `experiences` of an explore step, with ids from `first_id` on.
+    """Table rows for `groups` and `experiences` of an explore step, with ids from 0 on.
 
     Groups with experiences come first, in order of first appearance, then the tasks that left none. Experiences without
     a group are groups of one.
@@ -49,13 +49,18 @@ def entries(
     tasks = {each.group: each for each in drawn}
     groups: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
-    for group_id, (name, members) in enumerate(_grouped(experiences), first_id):
+    for group_id, (name, members) in enumerate(_grouped(experiences)):
         task = tasks.pop(name, None)
         groups.append({"id": group_id, "explorer": explorer, "step": step} | _entry(name, task, members))
         rows.append({"group_id": group_id, "blob": to_bytes(members)})
-    for group_id, task in enumerate(tasks.values(), first_id + len(groups)):
+    for group_id, task in enumerate(tasks.values(), len(groups)):
         groups.append({"id": group_id, "explorer": explorer, "step": step} | _entry(task.group, task, ()))
     return groups, rows
+
+
+def numbered(rows: Sequence[dict[str, Any]], key: str, first: int) -> list[dict[str, Any]]:
+    """Table rows whose ids begin at `first` instead of 0."""
+    return [row | {key: row[key] + first} for row in rows]
 
 
 def _entry(name: str, task: DrawnTask | None, members: Sequence[Experience]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -31,6 +32,8 @@ SCHEMA_VERSION = 4
 META_TABLE = re.compile(r"t[0-9a-f]{10}_meta")
 """The name of a run's `meta` table."""
 Id = BigInteger().with_variant(Integer, "sqlite")
+BY_KEY: dict[str, Any] = {"sqlite_with_rowid": False}
+"""Of tables without an integer as their key: SQLite then writes one page for a row instead of two."""
 TRAINER, EXPLORER = "trainer", "explorer"
 """Roles of the members of a run."""
 
@@ -61,7 +64,7 @@ class Tables:
 
     metadata: MetaData
     meta: Table
-    """One row. Every writer changes `clock` first, which is the write lock; waiting readers poll it."""
+    """One row. Where the database has no lock for writers, each changes `clock` first; waiting readers poll that."""
     explorers: Table
     """`begun_…`: the explore step in progress, where they share a bound on staleness; 0 rows: it waits to begin."""
     steps: Table
@@ -90,13 +93,13 @@ def tables(namespace: str) -> Tables:
     explorers = Table(
         prefix + "explorers", m, Column("name", String(200), primary_key=True), Column("waiting", Integer),
         Column("finished", Boolean, nullable=False, default=False), Column("begun_rows", Integer),
-        Column("begun_version", Integer),
+        Column("begun_version", Integer), **BY_KEY,
     )  # fmt: skip
     steps = Table(
         prefix + "steps", m, Column("explorer", String(200), primary_key=True),
         Column("step", Integer, primary_key=True, autoincrement=False), Column("version", Integer, nullable=False),
         Column("position", Text, nullable=False), Column("rows", Integer, nullable=False),
-        Column("tasks", Integer, nullable=False),
+        Column("tasks", Integer, nullable=False), **BY_KEY,
     )  # fmt: skip
     groups = Table(
         prefix + "groups", m, Column("id", Id, primary_key=True, autoincrement=False),
@@ -108,7 +111,6 @@ def tables(namespace: str) -> Tables:
         Column("dropped", Text), Column("failure", Text),
     )  # fmt: skip
     Index(prefix + "groups_by_state", groups.c.state, groups.c.id)
-    Index(prefix + "groups_by_step", groups.c.explorer, groups.c.step)
     experiences = Table(
         prefix + "experiences", m, Column("group_id", Id, primary_key=True, autoincrement=False),
         Column("blob", LargeBinary, nullable=False),
@@ -121,12 +123,13 @@ def tables(namespace: str) -> Tables:
     lease_groups = Table(
         prefix + "lease_groups", m, Column("step", Integer, primary_key=True, autoincrement=False),
         Column("ordinal", Integer, primary_key=True, autoincrement=False), Column("group_id", Id, nullable=False),
+        **BY_KEY,
     )  # fmt: skip
     Index(prefix + "lease_groups_by_group", lease_groups.c.group_id)
     presence = Table(
         prefix + "presence", m, Column("role", String(20), primary_key=True),
         Column("name", String(200), primary_key=True), Column("seen", Double), Column("total", Integer),
         Column("has_left", Boolean, key="left", nullable=False, default=False),
-        Column("expected", Boolean, nullable=False, default=False),
+        Column("expected", Boolean, nullable=False, default=False), **BY_KEY,
     )  # fmt: skip
     return Tables(m, meta, explorers, steps, groups, experiences, leases, lease_groups, presence)

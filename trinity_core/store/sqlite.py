@@ -51,13 +51,19 @@ class SQLite(StoreBackend):
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA cache_size=-65536")
 
-        @event.listens_for(engine, "begin")
-        def _(connection: Connection) -> None:
-            # A reader that becomes a writer may be refused at once, so a writer declares itself at the start.
-            writes = connection.get_execution_options().get("writes")
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
         return engine
+
+    def begin(self, connection: Connection) -> None:
+        """As `StoreBackend`."""
+        _driver(connection).execute("BEGIN")
+
+    def begin_writing(self, connection: Connection, tick: Callable[[Connection], object]) -> None:
+        """As `StoreBackend`. SQLite has a lock for writers, and counts changes itself (`watch`)."""
+        _driver(connection).execute("BEGIN IMMEDIATE")  # a reader that becomes a writer may be refused at once
+
+    def lock_schema(self, connection: Connection) -> None:
+        """As `StoreBackend`."""
+        _driver(connection).execute("BEGIN IMMEDIATE")
 
     def fault(self, url: URL) -> str:
         """As `StoreBackend`. Of WAL's index in shared memory each machine would have its own."""
@@ -79,27 +85,19 @@ class SQLite(StoreBackend):
         if not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists():
             options["immutable"] = "1"  # else SQLite wants to make the write-ahead log's files even to read
         read_only = url.set(drivername="sqlite", database=f"file:{quote(str(path))}", query=options)
-        engine = create_engine(read_only, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
-
-        @event.listens_for(engine, "begin")
-        def _(connection: Connection) -> None:
-            connection.exec_driver_sql("BEGIN")
-
-        return engine
+        return create_engine(read_only, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
 
     @contextmanager
     def watch(self, engine: Engine, clock: Callable[[], int]) -> Iterator[Callable[[], int]]:
         """As `StoreBackend`: SQLite keeps such a number itself, and gives it to a connection within microseconds."""
         with engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            assert driver is not None
+            driver = _driver(connection)
             yield lambda: int(driver.execute("PRAGMA data_version").fetchone()[0])
 
     def flush(self, engine: Engine, meta: Table) -> None:
         """As `StoreBackend`: one commit with `synchronous=FULL` syncs all before it."""
         with engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            assert driver is not None
+            driver = _driver(connection)
             driver.execute("PRAGMA synchronous=FULL")
             try:
                 driver.execute("BEGIN IMMEDIATE")
@@ -107,3 +105,9 @@ class SQLite(StoreBackend):
                 driver.execute("COMMIT")
             finally:
                 driver.execute("PRAGMA synchronous=NORMAL")
+
+
+def _driver(connection: Connection) -> sqlite3.Connection:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    return driver

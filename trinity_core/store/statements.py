@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ClauseElement, Connection, Integer, Table, bindparam, func, insert, select, update
+from sqlalchemy import ClauseElement, Connection, Integer, Table, bindparam, insert, select, update
 
 from trinity_core.store.schema import State, Tables
 
@@ -59,13 +59,20 @@ class Statements:
     """Those of the tables `t`."""
 
     def __init__(self, t: Tables) -> None:
-        self.tick = Statement(update(t.meta).values(clock=t.meta.c.clock + 1))
-        """The first of every write transaction: it takes the write lock."""
-        self.meta = Statement(select(t.meta.c.lineage, t.meta.c.committed, t.meta.c.next_group))
-        self.number_groups = Statement(update(t.meta), "next_group")
-        self.newest_step = Statement(
-            select(func.max(t.steps.c.step), func.max(t.steps.c.version)).where(t.steps.c.explorer == bindparam("name"))
+        m, e, s = t.meta.c, t.explorers.c, t.steps.c
+        self.tick = Statement(update(t.meta).values(clock=m.clock + 1))
+        """The first of a write transaction, where it takes the write lock."""
+        self.number_groups = Statement(
+            update(t.meta).values(next_group=m.next_group + bindparam("count")).returning(m.lineage, m.next_group)
         )
+        self.explorer = Statement(
+            select(e.waiting, e.finished, e.begun_rows, s.step, s.version)
+            .outerjoin_from(t.explorers, t.steps, s.explorer == e.name)
+            .where(e.name == bindparam("key"))
+            .order_by(s.step.desc())
+            .limit(1)
+        )
+        """What it waits for, whether it has finished, rows of the step it has begun; its newest step and version."""
         self.add_step = _insert(t.steps)
         self.add_groups = _insert(t.groups)
         self.add_experiences = _insert(t.experiences)
@@ -74,7 +81,12 @@ class Statements:
             "waiting", "finished", "begun_rows", "begun_version",
         )  # fmt: skip
         g, lg = t.groups.c, t.lease_groups.c
-        self.lease = Statement(select(t.leases.c.rows, t.leases.c.expert).where(t.leases.c.step == bindparam("key")))
+        self.lease = Statement(
+            select(m.committed, t.leases.c.rows, t.leases.c.expert).outerjoin_from(
+                t.meta, t.leases, t.leases.c.step == bindparam("key")
+            )
+        )
+        """Newest final step; rows and experts of the batch that a step has, if any."""
         self.oldest_ready = Statement(
             select(g.id, g.size, g.newest, g.oldest)
             .where(g.state == int(State.READY))

@@ -115,10 +115,12 @@ class ExperienceStore:
         `LineageChanged` if the store was rewound since `position()`.
         """
         sql = statements(self._tables)
+        groups, members = ledger.entries(experiences, drawn, explorer, step)
+        record = {"position": json.dumps(position), "rows": len(experiences), "tasks": len(drawn)}
         with self._database.write() as connection:
-            now, _, first_id = sql.meta.run(connection).fetchone()
-            done, newest = sql.newest_step.run(connection, name=explorer).fetchone()
-            done, newest = done or 0, -1 if newest is None else newest
+            [(now, next_id)] = sql.number_groups.run(connection, count=len(groups)).fetchall()
+            *state, done, newest = sql.explorer.run(connection, key=explorer).fetchone() or [None] * 5
+            done, newest = done or 0, newest or 0
             if self._lineages.setdefault(explorer, now) != now or step > done + 1:
                 raise LineageChanged(
                     f"explore step {step} of {explorer} belongs to an abandoned lineage (the store is at step {done}): "
@@ -126,17 +128,14 @@ class ExperienceStore:
                 )
             if step <= done:
                 raise Unchanged
-            groups, members = ledger.entries(experiences, drawn, explorer, step, first_id)
             version = max(versions_used, newest, *(group["newest"] for group in groups))
-            values = {"version": version, "position": json.dumps(position)}
-            values |= {"rows": len(experiences), "tasks": len(drawn)}
-            sql.add_step.run(connection, explorer=explorer, step=step, **values)
+            sql.add_step.run(connection, explorer=explorer, step=step, version=version, **record)
             if groups:
-                sql.add_groups.run_many(connection, groups)
-                sql.number_groups.run(connection, next_group=first_id + len(groups))
+                sql.add_groups.run_many(connection, ledger.numbered(groups, "id", next_id - len(groups)))
             if members:
-                sql.add_experiences.run_many(connection, members)
-            self._set_explorer(connection, explorer, waiting=waits_for, finished=False)
+                sql.add_experiences.run_many(connection, ledger.numbered(members, "group_id", next_id - len(groups)))
+            if state != [waits_for, False, None]:
+                self._set_explorer(connection, explorer, waiting=waits_for, finished=False)
             return True
         return False
 
@@ -257,10 +256,10 @@ class ExperienceStore:
         wanted, experts = split_rows(rows, strategy.expert_ratio if expert else 0.0)
         now = time.time() if now is None else now
         with self._database.write() as connection:
-            if (recorded := leasing.recorded_lease(connection, t, step)) is not None:
+            committed, rows_before, experts_before = statements(t).lease.run(connection, key=step).fetchone()
+            if rows_before is not None:
                 rollouts = leasing.leased_experiences(connection, t, step)
-                return rollouts + (leasing.expert_rows(expert, recorded.expert) if expert and recorded.expert else [])
-            _, committed, _ = statements(t).meta.run(connection).fetchone()
+                return rollouts + (leasing.expert_rows(expert, experts_before) if expert and experts_before else [])
             if step <= committed:
                 raise TrinityError(f"trainer step {step} lies before checkpoint {committed}: rewind the store first")
             choice = strategy.choose(leasing.candidates(connection, t, strategy, wanted, now), wanted, newest_version)
