@@ -5,8 +5,10 @@
 
 Sleeping: explorer, loops, store and weights are the real ones; the engine answers after a sleep, and an update is one.
 `explore` and `train` are the seconds slept, `sync` those of publishing and loading. The floor of a synchronous run is
-their sum, that of an asynchronous one max(explore, train) + sync; the aim is 0.95 of it.
-Answers are all of one length, or lognormal: a step lasts as long as its longest answer.
+their sum (`in turn`), that of an asynchronous one max(explore, train) + sync; the aim is 0.95 of it (`floor/wall`).
+Answers are all of one length, or lognormal: a step lasts as long as its longest answer. With a bound on staleness no
+scheduler reaches that floor then, because one side runs out of work while the other has a long step: `path/wall` is
+the least time that the style allows for these very steps, also to be 0.95 of the wall time.
 
 Real: explore and train are the seconds in which either side works while the other one does too, each on its share of
 the cores, so that the ratio shows what waiting costs, not what the cores do to one another; the aim is 0.85. Compare
@@ -17,10 +19,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,29 @@ LENGTHS = ("even", "heavy tail")
 ANSWER = np.array([5, 6], dtype=np.int32)
 
 
+def least_time(explored: Sequence[float], trained: Sequence[float], ahead: int | None) -> float:
+    """Seconds of a run whose steps take these seconds, loading and publishing included, if nothing else takes time.
+
+    A train step needs the explore step of its number; an explore step the train step `ahead` + 1 before it, if any.
+    """
+    ends: list[float] = []
+    explorer = trainer = 0.0
+    for step, (exploring, training) in enumerate(zip(explored, trained, strict=True)):
+        needed = -1 if ahead is None else step - 1 - ahead
+        explorer = max(explorer, ends[needed] if needed >= 0 else 0.0) + exploring
+        trainer = max(trainer, explorer) + training
+        ends.append(trainer)
+    return trainer
+
+
+def steps_ahead(synchronizer: Mapping[str, Any]) -> int | None:
+    """Explore steps that may begin before the weights of the train step before them are there; None: any number."""
+    if synchronizer["sync_style"] == "fixed":
+        return int(synchronizer.get("sync_offset", 0))
+    bound: int | None = synchronizer.get("max_staleness")
+    return bound
+
+
 @dataclass
 class SleepingEngine:
     """An engine whose answers take `seconds`, or a lognormal multiple of it with the same mean of a step's longest."""
@@ -55,8 +81,10 @@ class SleepingEngine:
     seconds: float
     tail: bool
     scale: float = 1.0
-    slept: float = 0.0
-    loading: float = 0.0
+    slept: list[float] = field(default_factory=list)
+    """Seconds of each explore step."""
+    loading: list[float] = field(default_factory=lambda: [0.0])
+    """Seconds of the loads before each explore step and after the last one."""
     version: int = 0
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
@@ -66,7 +94,8 @@ class SleepingEngine:
     async def generate(self, requests: Sequence[Any]) -> SampleBatch:
         began, version = time.perf_counter(), self.version
         await asyncio.sleep(self.seconds * self._longest(len(requests)))
-        self.slept += time.perf_counter() - began
+        self.slept.append(time.perf_counter() - began)
+        self.loading.append(0.0)
         ones = np.ones(len(ANSWER), np.int32)
         return SampleBatch.pack([Sample(ANSWER, -ones.astype(np.float32), version * ones, "stop") for _ in requests])
 
@@ -81,8 +110,12 @@ class SleepingEngine:
         for _ in open_versions(source.method, Path(source.path)).load(version):
             """Map every tensor."""
         self.version = version
-        self.loading += time.perf_counter() - began
-        return WeightSyncReport(version, time.perf_counter() - began, None)
+        seconds = time.perf_counter() - began
+        self.loading[-1] += seconds
+        return WeightSyncReport(version, seconds, None)
+
+    async def sampled(self) -> int:
+        return len(self.slept)
 
     async def reset_prefix_cache(self) -> None:
         """Nothing is cached."""
@@ -99,7 +132,9 @@ class SleepingTrainer:
         self.source, self.versions = RolloutSource(config, None), run_versions(config)
         sync = config.synchronizer
         self.every = publish_interval(sync.style, sync.sync_interval)
-        self.slept = self.publishing = 0.0
+        self.slept: list[float] = []
+        self.publishing = [0.0]
+        """Seconds of publishing after each train step; the first stands for the initial weights."""
         self.staleness: list[int] = []
         self.source.rewind(0)
         self.publish(0)
@@ -113,7 +148,8 @@ class SleepingTrainer:
         self.staleness += [self.step - row.newest_version for row in batch]
         began = time.perf_counter()
         time.sleep(self.seconds)
-        self.slept += time.perf_counter() - began
+        self.slept.append(time.perf_counter() - began)
+        self.publishing.append(0.0)
         self.step += 1
 
     def publish_if_due(self) -> None:
@@ -125,7 +161,7 @@ class SleepingTrainer:
 
         began = time.perf_counter()
         self.versions.publish(version, [("weight", torch.zeros(1 << 18))])
-        self.publishing += time.perf_counter() - began
+        self.publishing[-1] += time.perf_counter() - began
 
     def save_if_due(self) -> None:
         """Nothing is saved."""
@@ -170,8 +206,14 @@ async def sleeping_run(folder: Path, name: str, tail: bool, args: argparse.Names
     wall = time.perf_counter() - began
     await explorer.close()
     trainer.versions.remove()
-    sync = engine.loading + trainer.publishing
-    return parts(engine.slept, trainer.slept, sync, wall) | {"staleness": float(max(trainer.staleness))}
+    loading, publishing = engine.loading[:-1], trainer.publishing[1:]
+    least = least_time(added(engine.slept, loading), added(trainer.slept, publishing), steps_ahead(STYLES[name]))
+    found = parts(sum(engine.slept), sum(trainer.slept), sum(loading) + sum(publishing), wall)
+    return found | {"path/wall": least / wall, "staleness": float(max(trainer.staleness))}
+
+
+def added(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    return [one + other for one, other in zip(first, second, strict=True)]
 
 
 def parts(explored: float, trained: float, sync: float, wall: float) -> dict[str, float]:
@@ -179,7 +221,7 @@ def parts(explored: float, trained: float, sync: float, wall: float) -> dict[str
     overlapping, in_turn = max(explored, trained) + sync, explored + trained + sync
     return {
         "explore": explored, "train": trained, "sync": sync, "wall": wall,
-        "floor/wall": overlapping / wall, "in turn": in_turn / wall,
+        "floor/wall": overlapping / wall, "in turn": in_turn / wall, "path/wall": math.nan,
     }  # fmt: skip
 
 
@@ -228,7 +270,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="runs of each kind; the median is printed")
     args = parser.parse_args()
     make_tiny()
-    columns = ["explore", "train", "sync", "wall", "floor/wall", "in turn", "staleness"]
+    columns = ["explore", "train", "sync", "wall", "floor/wall", "in turn", "path/wall", "staleness"]
     print(f"{'':26}{'answers':>11}" + "".join(f"{column:>11}" for column in columns))
     for tail in (False, True):
         for name in args.only or STYLES:

@@ -1,4 +1,4 @@
-"""Ordinary Ray clusters on this machine, as users start them; `benchmarks/starting_orders.py` uses them too."""
+"""Ordinary Ray clusters on this machine, as users start them; benchmarks use them too."""
 
 from __future__ import annotations
 
