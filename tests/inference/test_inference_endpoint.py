@@ -148,7 +148,7 @@ def test_a_model_sends_messages_and_sampling() -> None:
         asked = endpoint(server.url, request_args={"reasoning_effort": "low", "seed": None})
 
         async def main() -> Any:
-            model = ExternalModel(asked, asked.settings, {"temperature": 1.0, "top_k": -1, "max_tokens": 64})
+            model = ExternalModel(asked, asked.settings, KEY, {"temperature": 1.0, "top_k": -1, "max_tokens": 64})
             return await model.chat(BODY["messages"], n=2, seeds=[5, 6], temperature=0.2, top_p=None)
 
         first, second = asyncio.run(main())

@@ -20,7 +20,7 @@ from trinity_core.runtime.evaluation import unscored_targets
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.stage import choose_stage
 from trinity_core.runtime.summary import evaluation_text, read_summary, summary_of_scores
-from trinity_core.workflows import WORKFLOWS, SimpleWorkflow
+from trinity_core.workflows import WORKFLOWS, RewardItem, SimpleWorkflow, Workflow
 
 KEY = "sk-very-secret-4711"
 COLUMNS = {"prompt_key": "question", "response_key": "answer"}
@@ -132,6 +132,48 @@ def test_a_workflow_that_needs_token_ids_is_told(
         })  # fmt: skip
         with pytest.raises(TrinityError, match="continues token ids, which an endpoint"):
             evaluated(config)
+
+
+class Agent(Workflow):
+    """Code with an OpenAI client of its own."""
+
+    def run(self) -> list:
+        with self.model.session(0) as session:  # type: ignore[attr-defined]
+            given = session.openai_client.chat.completions.create(
+                model=session.model_name, messages=self.task.messages, temperature=0
+            )
+        reward = self.rewards.score_sync(
+            "math_reward", [RewardItem(given.choices[0].message.content, self.task.truth)]
+        )[0]
+        return session.experiences(reward, run=0)
+
+
+def test_an_agent_with_its_own_client_is_scored(
+    tmp_path: Path, tiny_folders: TinyFolders, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """Its right answers count; a request that the endpoint fails is missing; a wrong key ends the evaluation."""
+    monkeypatch.setitem(WORKFLOWS, "agent", Agent)
+    known = truths(tiny_folders)
+
+    def script(_: int, asked: Asked) -> Reply:
+        question = asked.body["messages"][-1]["content"]
+        fails = question == next(iter(known))
+        return (
+            Reply(f"oops {KEY}", 500) if fails else Reply({"model": "m", "created": 0, **completion(known[question])})
+        )
+
+    with serving(script) as server:
+        config = config_of(tmp_path, tiny_folders, server.url, api_key_env=key)
+        agents = config.buffer.explorer_input.eval_tasksets[0].with_values({"default_workflow_type": "agent"})
+        config = config.with_values({"buffer.explorer_input.eval_tasksets": [agents]})
+        numbers = evaluated(config)
+        assert {asked.authorization for asked in server.asked} == {f"Bearer {KEY}"}
+        server.script = lambda *_: Reply({"error": {"message": f"bad key {KEY}"}}, 401)
+        with pytest.raises(EndpointError, match=server.url) as caught:
+            evaluated(config)
+    assert KEY not in str(caught.value)
+    assert (numbers["eval/once/accuracy"], numbers["eval/once/judged"]) == (1.0, 15)
+    assert (numbers["eval/once/answers"], numbers["eval/once/failed_requests"]) == (16, 1)
 
 
 URL = "http://127.0.0.1:1/v1"

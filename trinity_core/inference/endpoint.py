@@ -105,7 +105,7 @@ class Endpoint:
     _gate: asyncio.Semaphore | None = None
 
     def __str__(self) -> str:
-        return f"endpoint {self.settings.base_url} (model {self.settings.model_name})"
+        return endpoint_name(self.settings)
 
     async def ask(self, body: dict[str, Any]) -> Answer:
         """The answer to one request. Raises `Unanswered`, `EndpointError` or `TransientFault`."""
@@ -178,9 +178,19 @@ class Endpoint:
         return longest * random.uniform(0.5, 1.0)
 
     def _shown(self, text: str) -> str:
-        """The beginning of a body on one line; some endpoints repeat the key in it."""
-        line = " ".join((text.replace(self.key, "***") if self.key else text).split())
+        """The beginning of a body on one line."""
+        line = " ".join(without_key(text, self.key).split())
         return line[:SHOWN] or "nothing"
+
+
+def endpoint_name(settings: ExternalModelConfig) -> str:
+    """The endpoint in messages."""
+    return f"endpoint {settings.base_url} (model {settings.model_name})"
+
+
+def without_key(text: str, key: str) -> str:
+    """The same text with the key masked: some endpoints repeat it in their errors."""
+    return text.replace(key, "***") if key else text
 
 
 def read_answer(content: bytes) -> Answer:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Never, Protocol
 
-import numpy as np
-
 from trinity_core.config import Config
 from trinity_core.config.schema.external import ExternalModelConfig
 from trinity_core.data.formats import Message, Tool
 from trinity_core.errors import TrinityError
 from trinity_core.inference.endpoint import Answer
+from trinity_core.inference.external_session import ExternalSession, text_completion
 from trinity_core.workflows.rollout_model import Completion
 
 log = logging.getLogger(__name__)
@@ -36,6 +35,7 @@ class ExternalModel:
 
     endpoint: Asks
     settings: ExternalModelConfig
+    key: str = field(default="", repr=False)
     usual: dict[str, Any] = field(default_factory=dict)
     """Sampling of calls that do not say."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -75,6 +75,10 @@ class ExternalModel:
         """As `generate`."""
         self._refuse("continues token ids")
 
+    def session(self, run: int = 0) -> ExternalSession:
+        """The endpoint for an agent: address, key and clients."""
+        return ExternalSession(self.settings, self.key)
+
     def _body(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, seed: int | None, sampling: dict[str, Any]
     ) -> dict[str, Any]:
@@ -89,21 +93,12 @@ class ExternalModel:
         if not answer.tokens and answer.text and not self._warned:
             self._warned = True
             log.warning("the endpoint %s counts no tokens: lengths of responses are not known", self.settings.base_url)
-        length = max(answer.tokens, 1)
-        unknown = np.full(max(answer.prompt_tokens, 1), -1, dtype=np.int32)
-        return Completion(
-            unknown,
-            np.full(length, -1, dtype=np.int32),
-            np.full(length, np.nan, dtype=np.float32),
-            self.version,
-            answer.text,
-            "length" if answer.finish_reason == "length" else "stop",
-        )
+        return text_completion(answer)
 
     def _refuse(self, does: str) -> Never:
         raise TrinityError(
-            f"The workflow {does}, which an endpoint (explorer.external_model) does not offer: only `model.chat` works "
-            "there. Choose another workflow for this eval set."
+            f"The workflow {does}, which an endpoint (explorer.external_model) does not offer: only `model.chat` and "
+            "`model.session` work there. Choose another workflow for this eval set."
         )
 
 

@@ -33,8 +33,9 @@ class EndpointOutside:
 
 def external_model(config: Config, external: ExternalModelConfig, loops: WorkflowLoops) -> ExternalModel:
     """The model of `explorer.external_model`. Raises TrinityError if its key is not set."""
-    endpoint = Endpoint(external, key_of_endpoint(config), budget=SHARE * config.explorer.max_timeout)
-    return ExternalModel(EndpointOutside(endpoint, loops), external, usual_sampling(config))
+    key = key_of_endpoint(config)
+    endpoint = Endpoint(external, key, budget=SHARE * config.explorer.max_timeout)
+    return ExternalModel(EndpointOutside(endpoint, loops), external, key, usual_sampling(config))
 
 
 def one_answer_each(tasks: Sequence[Task]) -> list[Task]:
