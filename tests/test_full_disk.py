@@ -11,7 +11,9 @@ import pytest
 
 PROGRAM = '''
 import json, logging, sys, threading, time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -30,7 +32,9 @@ from trinity_core.store.archive import Archive
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
 from trinity_core.tracking.curve import draw_curve
+from trinity_core.tracking.forwarder import Forwarder
 from trinity_core.tracking.metrics_file import MetricsFile, read_metrics, rewind
+from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.training.checkpoint import _save
 
 disk, filler = Path(sys.argv[1]), Path(sys.argv[1]) / "filler"
@@ -95,6 +99,16 @@ assert torch.load(disk / "global_step_1/actor/model_world_size_1_rank_0.pt")["we
 versions = open_versions("checkpoint", disk)
 full("weights", lambda: versions.publish(1, [("weight", torch.arange(50_000.0))]))
 assert dict(versions.load(1))["weight"][-1] == 49_999
+
+sent = []
+writer = SimpleNamespace(artifact=lambda path, folder: sent.append(path.read_text()))
+save_rollouts(disk, "eval", 1, [SampledRollout("a question " * 40, "an answer " * 40)] * 16)
+fill()
+with suppress(OSError):
+    Forwarder(disk, writer, "bench").poll()
+filler.unlink()
+Forwarder(disk, writer, "bench").poll()
+assert [text.count("an answer") > 16 for text in sent] == [True]
 
 archive = Archive(disk / "buffer" / "experiences.jsonl")
 archive.path.parent.mkdir()

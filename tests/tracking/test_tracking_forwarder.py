@@ -26,7 +26,7 @@ from trinity_core.tracking.forwarder import (
 from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
-from trinity_core.tracking.writers import RunInfo, full_names
+from trinity_core.tracking.writers import RunInfo, RunPerExplorer, full_names
 
 
 class Recorder:
@@ -97,6 +97,31 @@ def test_two_flows_of_one_job_forward_each_line_once(tmp_path: Path) -> None:
     Forwarder(tmp_path, explorer, "explore").poll()
     assert trainer.calls == [("log", "trainer", 1)]
     assert explorer.calls == [("log", "explorer", 1), ("log", "eval", 1)]
+
+
+@pytest.mark.parametrize("own_runs", [False, True])
+def test_explorers_with_runs_of_their_own_are_kept_apart(tmp_path: Path, own_runs: bool) -> None:
+    """In whichever order their flows poll. Where all of a job is one run, any flow may forward for the others."""
+
+    class Apart(Recorder, RunPerExplorer): ...
+
+    flows = [("both", "explorer"), ("explore", "explorer_new"), ("explore", "third")]
+    writers = [Apart() if own_runs else Recorder() for _ in flows]
+    forwarders = [Forwarder(tmp_path, w, *flow) for w, flow in zip(writers, flows, strict=True)]
+    sources = ("explorer", "explorer_new", "explorer_third")
+    for step in (1, 2):
+        for source in sources:
+            MetricsFile(tmp_path, source).write(step, {"a": 1})
+            save_rollouts(tmp_path, source, step, [SampledRollout("p", "r")])
+        for forwarder in forwarders if step == 1 else reversed(forwarders):
+            forwarder.poll()
+    if own_runs:
+        for source, writer in zip(sources, writers, strict=True):
+            sent = [("log", source, 1), ("artifact", f"{source}_step_1.md")]
+            sent += [("log", source, 2), ("artifact", f"{source}_step_2.md")]
+            assert writer.calls == sent
+    else:
+        assert [len(writer.calls) for writer in writers] == [6, 0, 6]
 
 
 def test_evaluation_forwards_its_scores_exactly_once(tmp_path: Path) -> None:
@@ -282,6 +307,17 @@ def test_evaluation_ends_only_its_own_run(root: Path) -> None:
     assert status_after(False, "n", keeps_status=True) == "FINISHED", "the training was no failure"
     assert status_after(False, "base", keeps_status=True) == "FAILED"
     assert status_after(False, "n") == "FAILED"
+
+
+@pytest.mark.slow
+def test_the_trainer_decides_the_status_whoever_begins(root: Path) -> None:
+    explorer = open_writer("mlflow", RunInfo("p", "n", root / "p" / "n", keeps_status=True, explorer="explorer"), root)
+    trainer = open_writer("mlflow", RunInfo("p", "n", root / "p" / "n"), root)
+    client = mlflow_client(root)
+    explorer.close(False)
+    assert client.get_run(trainer.run_id).info.status == "RUNNING"  # type: ignore[attr-defined]
+    trainer.close(True)
+    assert client.get_run(trainer.run_id).info.status == "FINISHED"  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

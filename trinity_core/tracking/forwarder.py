@@ -16,11 +16,19 @@ from typing import Any
 
 from trinity_core.config.public import without_secrets
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.files import temporary_sibling
 from trinity_core.layout import MANIFEST, JobLayout
-from trinity_core.tracking.metrics_file import STREAMS, MetricLine, Tail, metrics_path, read_metrics, stream_of
+from trinity_core.tracking.metrics_file import (
+    STREAMS,
+    MetricLine,
+    Tail,
+    explorer_source,
+    metrics_path,
+    read_metrics,
+)
 from trinity_core.tracking.monitors import MONITORS
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
-from trinity_core.tracking.writers import RunInfo, Writer, is_away, read_note
+from trinity_core.tracking.writers import RunInfo, RunPerExplorer, Writer, is_away, read_note
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +60,19 @@ FAILED_CLOSE_SECONDS = 5.0
 
 
 class Forwarder:
-    """Forwards what has appeared since the last `poll`. Not thread-safe."""
+    """Forwards what has appeared since the last `poll`. Not thread-safe.
 
-    def __init__(self, job_dir: Path, writer: Writer, role: str = "both") -> None:
+    `explorer` is the name of this flow's own one. Where each explorer has a run of its own in the tracking system, the
+    flow forwards that one alone.
+    """
+
+    def __init__(self, job_dir: Path, writer: Writer, role: str = "both", explorer: str = "") -> None:
         self.job_dir = Path(job_dir)
         self.writer = writer
         self._streams = ROLES[role]
         self._registers = role in REGISTERING
-        self._tails = [Tail(self.job_dir, stream) for stream in self._streams]
+        self._own = explorer_source(explorer) if explorer and isinstance(writer, RunPerExplorer) else ""
+        self._tails = [Tail(self.job_dir, stream, self._own) for stream in self._streams]
         self._rollouts_seen: set[Path] = set()
         self._checkpoints_seen: set[int] = set()
         self._scores_sent: dict[int, float] = {}
@@ -89,12 +102,11 @@ class Forwarder:
 
     def _forward_rollouts(self) -> None:
         for source, step, path in rollout_files(self.job_dir):
-            if path in self._rollouts_seen or stream_of(source) not in self._streams:
+            if path in self._rollouts_seen or not any(tail.takes(source) for tail in self._tails):
                 continue
             table = path.with_suffix(".md")
             if not table.exists() or table.stat().st_mtime < path.stat().st_mtime:
-                table.write_text(f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n")
-                os.utime(table, (0, 0))  # older than its rollouts until it is sent
+                _write_unsent(table, f"# {source}, step {step}\n\n{rollouts_table(read_rollouts(path))}\n")
                 self.writer.artifact(table, "rollouts")
                 table.touch()
             self._rollouts_seen.add(path)
@@ -150,10 +162,7 @@ class ForwarderThread:
                     continue
                 if not is_away(error):
                     raise
-                log.warning(
-                    "the tracking system is still away (%s): the rest of the metrics is in %s, and is sent when the "
-                    "run is started again", error, metrics_path(self._forwarder.job_dir),
-                )  # fmt: skip
+                warn_unsent(error, self._forwarder.job_dir)
             return
 
     def _run(self) -> None:
@@ -171,6 +180,25 @@ class ForwarderThread:
         if not self._warned:
             log.warning("the tracking system does not accept metrics now (%s); they are kept and sent later", error)
         self._warned = True
+
+
+def _write_unsent(table: Path, text: str) -> None:
+    """Write a table as a whole, older than its rollouts until it is sent."""
+    temporary = temporary_sibling(table)
+    try:
+        temporary.write_text(text)
+        os.utime(temporary, (0, 0))
+        temporary.replace(table)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def warn_unsent(why: object, job_dir: Path) -> None:
+    """Say at the end of a run where the metrics are that the tracking system has not taken."""
+    log.warning(
+        "the tracking system is still away (%s): the rest of the metrics is in %s, and is sent when the run is started "
+        "again", why, metrics_path(job_dir),
+    )  # fmt: skip
 
 
 def complete_checkpoints(job_dir: Path) -> dict[int, Path]:

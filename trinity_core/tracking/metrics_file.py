@@ -120,14 +120,16 @@ def stream_of(source: str) -> str:
 class Tail:
     """The reading end of one stream: each `read` gives the lines that were appended since the last one.
 
-    Its position is saved in `monitor/forwarded_<stream>.json`, so that no line is forwarded twice, neither by a resumed
+    With `own`, the source of one explorer, the stream `explorer` is that explorer's alone. The position is saved in
+    `monitor/forwarded_<stream>.json` (`forwarded_<own>.json`), so that no line is forwarded twice, neither by a resumed
     run nor by several flows of one job. Call `advance` after the lines have arrived, within the same `exclusive`.
     """
 
-    def __init__(self, job_dir: Path | str, stream: str) -> None:
+    def __init__(self, job_dir: Path | str, stream: str, own: str = "") -> None:
         self.path = metrics_path(job_dir)
         self._stream = stream
-        self._state = self.path.with_name(f"{FORWARDED_PREFIX}{stream}.json")
+        self._own = own if stream == "explorer" else ""
+        self._state = self.path.with_name(f"{FORWARDED_PREFIX}{self._own or stream}.json")
         self._read_from: int | None = None
         """The inode that was read last: `rewind` puts another file in its place."""
 
@@ -137,6 +139,10 @@ class Tail:
         self._state.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self._state):
             yield
+
+    def takes(self, source: str) -> bool:
+        """True if what `source` writes belongs to this stream."""
+        return source == self._own if self._own else stream_of(source) == self._stream
 
     def read(self) -> tuple[list[MetricLine], int]:
         """The stream's new whole lines, and the position after them."""
@@ -148,7 +154,7 @@ class Tail:
             file.seek(start)
             blob = file.read()
         end = blob.rfind(b"\n") + 1
-        return [line for line in parse(blob[:end]) if stream_of(line.source) == self._stream], start + end
+        return [line for line in parse(blob[:end]) if self.takes(line.source)], start + end
 
     def advance(self, position: int) -> None:
         """Everything before `position` has been forwarded.
@@ -159,6 +165,11 @@ class Tail:
             rewound = self._read_from is not None and self.path.stat().st_ino != self._read_from
             if not rewound and position != _position(self._state):
                 _replace({self._state: _state(position)})
+
+
+def was_tracked(job_dir: Path | str) -> bool:
+    """True if metrics of the job have been forwarded before."""
+    return any(metrics_path(job_dir).parent.glob(f"{FORWARDED_PREFIX}*.json"))
 
 
 def rewind(job_dir: Path | str, step: int, explorer_steps: Callable[[], Mapping[str, int]] = dict) -> int:

@@ -13,12 +13,13 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
@@ -106,6 +107,8 @@ class MlflowWriter:
         self._experiment = self._open_experiment()
         self._begun: dict[Path, str] = {}
         """Job dir -> run id of the runs that this writer created or reopened."""
+        self._ends = uuid4().hex[:12]
+        """In a run's note: this writer was the last one to do so, and its end is the run's."""
         parent = self._parent() if info.parent_dir else None
         self.run_id = self._open_run(info.job_dir, info.name, parent)
 
@@ -163,12 +166,12 @@ class MlflowWriter:
         return True
 
     def close(self, succeeded: bool) -> None:
-        """Mark the runs of this writer as finished or failed; they can be reopened.
+        """Mark the runs that this writer was the last to begin as finished or failed; they can be reopened.
 
         A stage that runs alone also ends the pipeline's run; within a pipeline `close_parent` does.
         """
         for job_dir, run_id in self._begun.items():
-            if job_dir not in _held:
+            if job_dir not in _held and read_note(_note(job_dir)).get("ends") == self._ends:
                 self._client.set_terminated(run_id, _status(succeeded))
 
     @cached_property
@@ -215,7 +218,7 @@ class MlflowWriter:
 
         Explorers and trainer of a job, which may start at the same time, share one.
         """
-        note = job_dir / "monitor" / "mlflow.json"
+        note = _note(job_dir)
         note.parent.mkdir(parents=True, exist_ok=True)
         with _locked(note.with_name(".mlflow.lock")):
             return self._open_run_locked(note, job_dir, name, parent)
@@ -225,7 +228,7 @@ class MlflowWriter:
         if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
-                self._begun[job_dir] = kept["run_id"]
+                self._begin(job_dir, kept)
             return kept["run_id"]
         tags = {"project": self._info.project, "job_dir": str(job_dir), **self._info.tags}
         if parent:
@@ -233,17 +236,22 @@ class MlflowWriter:
         run_id = self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id
         for params in _batches(flatten(self._info.config), PARAMS_BATCH):
             self._client.log_batch(run_id, params=params)
-        kept = {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment}
-        write_json(note, kept, mode=0o600)  # the address may have a password
-        self._begun[job_dir] = run_id
+        self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
         return run_id
+
+    def _begin(self, job_dir: Path, kept: Mapping[str, Any]) -> None:
+        """Note the run, which ends with this writer unless another one reopens it meanwhile."""
+        write_json(_note(job_dir), {**kept, "ends": self._ends}, mode=0o600)  # the address may have a password
+        self._begun[job_dir] = kept["run_id"]
 
     def _exists(self, run_id: str) -> bool:
         from mlflow.exceptions import MlflowException
 
         try:
             return self._client.get_run(run_id).info.lifecycle_stage == "active"
-        except MlflowException:
+        except MlflowException as error:
+            if is_away(error):
+                raise
             return False
 
 
@@ -255,7 +263,7 @@ def keep_parent_open(job_dir: Path) -> None:
 def close_parent(job_dir: Path, succeeded: bool) -> None:
     """Mark a pipeline's run as ended, if it has one."""
     _held.discard(job_dir)
-    kept = read_note(job_dir / "monitor" / "mlflow.json")
+    kept = read_note(_note(job_dir))
     if not kept:
         return
     try:
@@ -264,6 +272,10 @@ def close_parent(job_dir: Path, succeeded: bool) -> None:
         if not is_away(error):
             raise
         log.warning("the pipeline's run in MLflow stays open, because MLflow is away: %s", error)
+
+
+def _note(job_dir: Path) -> Path:
+    return job_dir / "monitor" / "mlflow.json"
 
 
 def _status(succeeded: bool) -> str:

@@ -14,7 +14,7 @@ from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.writers import MONITORS, RunInfo, full_names, read_note
+from trinity_core.tracking.writers import MONITORS, RunInfo, RunPerExplorer, full_names, read_note
 
 
 @MONITORS.register("tensorboard")
@@ -59,7 +59,7 @@ class TensorBoardWriter:
 
 
 @MONITORS.register("wandb")
-class WandbWriter:
+class WandbWriter(RunPerExplorer):
     """A W&B run in `<job_dir>/monitor/wandb`; `mode: offline` in `monitor_args` (or WANDB_MODE) needs no network.
 
     An explorer that is a flow of its own has a W&B run of its own, in the run's group: W&B allows one writer.

@@ -65,6 +65,10 @@ class Writer(Protocol):
         """The run's address, or the command that opens it."""
 
 
+class RunPerExplorer:
+    """A base of writers with a run of its own for each explorer that is a flow of its own."""
+
+
 MONITORS: Registry[Callable[..., Writer]] = Registry("monitor", leading=2)
 """By name: (info, checkpoint_root_dir, **monitor_args) -> Writer. Libraries are imported when a writer opens."""
 
