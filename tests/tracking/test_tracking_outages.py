@@ -17,7 +17,13 @@ from mlflow_store import mlflow_client
 from test_tracking_forwarder import Recorder
 
 from trinity_core.addresses import free_port
+from trinity_core.config import config_from_dict
+from trinity_core.errors import TransientFault
+from trinity_core.runtime import session
+from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.processes import stop
+from trinity_core.runtime.session import TrackingThread
+from trinity_core.runtime.stage import Stage
 from trinity_core.tracking import forwarder as forwarder_module
 from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
 from trinity_core.tracking.metrics_file import MetricsFile
@@ -97,6 +103,41 @@ def test_metrics_wait_for_a_server_that_comes_back(root: Path, caplog: pytest.Lo
         thread.close(True)
     [run] = mlflow_client(root).search_runs([mlflow_client(root).get_experiment_by_name("p").experiment_id])
     assert run.info.status == "FINISHED" and run.data.metrics["trainer/a"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_starts_again_while_its_server_is_away(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on, and is tracked as the same run once the server is back. At a first start the address may be wrong."""
+    monkeypatch.setattr(session, "AGAIN_SECONDS", 0.5)
+    port = free_port()
+    config = config_from_dict({
+        "project": "p", "name": "n", "mode": "train", "checkpoint_root_dir": str(root),
+        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
+        "algorithm": {"algorithm_type": "sft"},
+        "buffer": {"trainer_input": {"experience_buffer": {"path": "data.jsonl"}}},
+        "monitor": {"monitor_args": {"uri": f"http://127.0.0.1:{port}"}},
+    })  # fmt: skip
+    stage = Stage(config, place(config, Machine(1, 0)), "sft")
+    with pytest.raises(TransientFault, match=r"monitor\.monitor_args\.uri"):
+        TrackingThread(stage).writer()
+    metrics = MetricsFile(config.job_dir, "trainer")
+    with mlflow_server(root, port):
+        first = TrackingThread(stage)
+        metrics.write(1, {"a": 1})
+        first.close(True)
+    again = TrackingThread(stage)
+    assert again.writer() is None and "is away" in caplog.text
+    metrics.write(2, {"a": 2})
+    again.check()
+    with mlflow_server(root, port):
+        again.close(True)
+    client = mlflow_client(root)
+    [run] = client.search_runs([client.get_experiment_by_name("p").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert [each.step for each in client.get_metric_history(run.info.run_id, "trainer/a")] == [1, 2]
 
 
 @contextmanager

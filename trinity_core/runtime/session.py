@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -25,9 +27,18 @@ from trinity_core.runtime.pulse import Pulse
 from trinity_core.runtime.stage import Stage, lock_names
 from trinity_core.runtime.starting import Arrival, StartWait, withdraw
 from trinity_core.runtime.trainers import Trainers
-from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
-from trinity_core.tracking.metrics_file import explorer_source
-from trinity_core.tracking.writers import RunInfo, Writer
+from trinity_core.tracking.forwarder import (
+    CLOSE_SECONDS,
+    FAILED_CLOSE_SECONDS,
+    Forwarder,
+    ForwarderThread,
+    open_writer,
+    warn_unsent,
+)
+from trinity_core.tracking.metrics_file import explorer_source, metrics_path, was_tracked
+from trinity_core.tracking.writers import RunInfo, Writer, is_away
+
+log = logging.getLogger(__name__)
 
 
 def open_session(stage: Stage) -> Session:
@@ -182,10 +193,15 @@ class Session:
             return self.trainers.convert(step)
         return huggingface_folder(self.config, step)
 
-    def tracking(self) -> Writer:
-        """The tracking system's writer, once it is open; raises why it does not open."""
+    def tracking(self) -> Writer | None:
+        """The tracking system's writer, once it is open, or None while it is away; raises why it does not open."""
         assert self._tracking is not None, "start() comes first"
         return self._tracking.writer()
+
+    def tracking_link(self) -> str:
+        """The address of the tracked run, or the command that shows its metrics."""
+        writer = self.tracking()
+        return writer.link if writer is not None else shlex.join(["less", str(metrics_path(self.config.job_dir))])
 
     def check(self) -> None:
         """Raise what keeps the run from its end while someone waits for it: a dead Ray, or lost tracking."""
@@ -226,12 +242,16 @@ class Session:
 
 OPEN_SECONDS = 300.0
 """For the tracking system to open: a new MLflow database on a busy machine takes a minute."""
+AGAIN_SECONDS = 5.0
+"""Between two attempts to open one that is away."""
 
 
 class TrackingThread:
     """Opens the tracking system in a thread, then forwards to it in another.
 
-    MLflow's import and a new database take seconds, in which the engines start.
+    MLflow's import and a new database take seconds, in which the engines start. A run that has been tracked before goes
+    on while its tracking system is away, as it does when that goes away later; it is opened as soon as it is back. Of a
+    run's first start the address may be wrong, so that is a `TransientFault`.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -239,17 +259,18 @@ class TrackingThread:
         self._writer: Writer | None = None
         self._forwarder: ForwarderThread | None = None
         self._error: BaseException | None = None
+        self._settled = threading.Event()
+        """Set once it is open, away, or has been given up."""
+        self._closing = threading.Event()
         self._opening = threading.Thread(target=self._open, name="tracking", daemon=True)
         self._opening.start()
 
-    def writer(self) -> Writer:
-        """The writer, once it is open; raises why it does not open."""
-        self._opening.join(OPEN_SECONDS)
+    def writer(self) -> Writer | None:
+        """The writer, once it is open; None while the tracking system is away. Raises why it does not open."""
+        if not self._settled.wait(OPEN_SECONDS):
+            raise TransientFault(f"the tracking system did not open within {OPEN_SECONDS:g} s (section monitor)")
         if self._error is not None:
             raise self._error
-        if self._opening.is_alive():
-            raise TransientFault(f"the tracking system did not open within {OPEN_SECONDS:g} s (section monitor)")
-        assert self._writer is not None, "the thread opened it or left an error"
         return self._writer
 
     def check(self) -> None:
@@ -260,11 +281,15 @@ class TrackingThread:
             self._forwarder.check()
 
     def close(self, succeeded: bool) -> None:
-        """Forward what is left, and end the run in the tracking system."""
+        """Forward what is left, and end the run in the tracking system. One that is away is tried a last time."""
         if succeeded:
             self.writer()
+        self._closing.set()
+        self._opening.join(CLOSE_SECONDS if succeeded else FAILED_CLOSE_SECONDS)
         if self._forwarder is not None:
             self._forwarder.close(succeeded)
+        elif self._error is None:
+            warn_unsent("it could not be opened", self._stage.config.job_dir)
 
     def _open(self) -> None:
         try:
@@ -281,10 +306,33 @@ class TrackingThread:
                 explorer=config.explorer.name if config.mode == "explore" else "",
             )
             load_plugins(config.plugin_dir)  # one of them may bring the monitor
-            self._writer = open_writer(config.monitor.monitor_type, info, Path(config.checkpoint_root_dir))
-            self._forwarder = ForwarderThread(Forwarder(config.job_dir, self._writer, config.mode))
+            self._writer = self._opened(info)
+            if self._writer is not None:
+                forwarder = Forwarder(config.job_dir, self._writer, config.mode, config.explorer.name)
+                self._forwarder = ForwarderThread(forwarder)
         except BaseException as error:  # noqa: BLE001 - raised to whoever asks for the writer
             self._error = error
+        finally:
+            self._settled.set()
+
+    def _opened(self, info: RunInfo) -> Writer | None:
+        """The writer; None if the tracking system was away until the run ended."""
+        monitor = self._stage.config.monitor.monitor_type
+        while True:
+            last = self._closing.is_set()
+            try:
+                return open_writer(monitor, info, Path(self._stage.config.checkpoint_root_dir))
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                if not was_tracked(info.job_dir):
+                    raise TransientFault(str(error)) from error
+                if not self._settled.is_set():
+                    log.warning("the tracking system is away (%s): metrics are kept and sent when it is back", error)
+            self._settled.set()
+            if last:
+                return None
+            self._closing.wait(AGAIN_SECONDS)
 
 
 def remove_shared_weights(config: Config) -> None:

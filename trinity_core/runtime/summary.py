@@ -44,7 +44,7 @@ def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
         "evaluation": evaluation_of(config, step),
         "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
         "hf_dir": str(session.huggingface_folder(step)) if step and config.mode != "explore" else None,
-        "tracking": session.tracking().link,
+        "tracking": session.tracking_link(),
         "tracking_uri": run_note(config.job_dir).get("uri"),
         "curve": None if curve is None else str(curve),
         "seconds": round(time.monotonic() - session.began, 2),
