@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict, store_url
@@ -18,7 +19,7 @@ from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
-from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.tracking.metrics_file import metrics_path, read_metrics
 from trinity_core.tracking.rollouts import latest_rollouts
 from trinity_core.workflows import WORKFLOWS, Workflow
 
@@ -103,6 +104,26 @@ def test_each_step_uses_the_version_that_is_due(config, engine):
     assert {int(e.versions[0]) for e in batch} == {0}
     assert {e.group for e in batch} == {"explorer/1/0", "explorer/1/1", "explorer/1/2"}
     assert all(e.action_mask.all() and e.reward is not None for e in batch)
+
+
+def test_an_explorer_that_waits_to_write_answers(config, engine):
+    """For room on a disk, or here for the file's lock: who watches it must not take it for dead."""
+
+    async def watch(explorer):
+        running = asyncio.create_task(explorer.run(explore))
+        while (await explorer.progress())["step"] < 1 and not running.done():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert not running.done() and stored(settings).stats().explorers["explorer"]["step"] == 1
+        lock.release()
+        return await running
+
+    settings = config()
+    publish(settings, 0, 1, 2, 3)
+    metrics_path(settings.job_dir).parent.mkdir(parents=True)
+    lock = FileLock(metrics_path(settings.job_dir).with_suffix(".lock"))
+    with lock:
+        assert asyncio.run(watch(Explorer(settings, [engine])))["step"] == 4
 
 
 class Slow(Workflow):

@@ -95,7 +95,7 @@ class Explorer:
         async with present(store, self.name):
             while True:
                 try:
-                    self._start_over()
+                    await asyncio.to_thread(self._start_over)
                     await loop(self)
                     ends = store.finished if self._step >= self.total_steps else store.leave
                     await asyncio.to_thread(ends, self.name)
@@ -293,7 +293,7 @@ class Explorer:
                 rollouts.drawn,
             )
         self._step = step
-        self._records.write(rollouts, self._open.pool.restarts)
+        await asyncio.to_thread(self._records.write, rollouts, self._open.pool.restarts)
 
     # ---- inside ----
 
@@ -355,10 +355,12 @@ class Explorer:
             outcomes = await resources.runner.run(resources.eval_tasks(taskset), resources.at_once_in_eval(taskset))
             check_failures(version, outcomes, taskset.name)
             numbers |= eval_numbers(taskset.name, outcomes)
-            self._records.sample(f"eval_{taskset.name}", version, experiences_of(outcomes))
+            sampled = experiences_of(outcomes)
+            await asyncio.to_thread(self._records.sample, f"eval_{taskset.name}", version, sampled)
         numbers["eval/seconds"] = time.perf_counter() - began
         made_with = await asyncio.to_thread(score_fingerprint, self.config, version)
-        MetricsFile(self.config.job_dir, "eval").write(version, numbers, made_with=made_with)
+        metrics = MetricsFile(self.config.job_dir, "eval")
+        await asyncio.to_thread(metrics.write, version, numbers, made_with=made_with)
         self._evaluated = version
         return numbers
 
