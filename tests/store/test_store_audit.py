@@ -17,6 +17,7 @@ from store_helpers import make_rows
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
+from trinity_core.runlock import hold, release
 from trinity_core.runtime.audit import audit_json, audit_runs, audit_text
 from trinity_core.store.archive import Archive
 from trinity_core.store.ledger import DrawnTask
@@ -24,6 +25,21 @@ from trinity_core.store.schema import tables
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import Priority, StalenessControl
 
+PIPELINE = """
+project: project
+name: pipe
+checkpoint_root_dir: {root}
+model: {{model_path: m, max_response_tokens: 8, max_model_len: 16}}
+stages:
+  - stage_name: warm
+    algorithm: {{algorithm_type: sft}}
+    mode: train
+    buffer: {{trainer_input: {{experience_buffer: {{path: data.jsonl, storage_type: file}}}}}}
+  - stage_name: rft
+    buffer:
+      explorer_input: {{taskset: {{path: data.jsonl}}}}
+      trainer_input: {{experience_buffer: {{path: "{url}", storage_type: queue}}}}
+"""
 ROOT = Path(__file__).parent.parent.parent
 GONE = "RuntimeError: the tool is gone"
 
@@ -325,6 +341,31 @@ def test_a_pipelines_folder_means_its_stages(run: Run, tmp_path: Path) -> None:
     assert list(audits) == ["pipe_rft"] and audit_json(audits)["pending"] == 3
     with pytest.raises(DataError, match="has no experience store"):
         audit_runs(tmp_path)
+
+
+def test_a_configured_pipeline_is_audited_by_its_stages(postgresql_url: str, tmp_path: Path) -> None:
+    """Of the folders beside it those alone, whose store may be elsewhere; a stage by itself too."""
+    config = tmp_path / "pipeline.yaml"
+    config.write_text(PIPELINE.format(root=tmp_path, url=postgresql_url))
+    stage, other = (Run(tmp_path / "project" / name, postgresql_url) for name in ("pipe_rft", "pipe_other"))
+    stage.explore(1, 0)
+    other.explore(1, 0)
+    (tmp_path / "project/pipe_warm").mkdir()
+    pipeline = tmp_path / "project/pipe"
+    pipeline.mkdir()
+    for folder in (pipeline, stage.layout.root):
+        audits = audit_runs(folder, config)
+        assert list(audits) == ["pipe_rft"] and audits["pipe_rft"].clean and audits["pipe_rft"].tasks_drawn == 5
+
+
+def test_a_run_without_its_store_reports_no_neighbours(run: Run, tmp_path: Path) -> None:
+    """Its store is in PostgreSQL, or lost: the runs that are named after it are others."""
+    folder = tmp_path / "project/r"
+    hold(folder, "training")
+    run.layout.root.rename(folder.with_name("r_2"))
+    with pytest.raises(DataError, match=r"has no experience store.*--config or --store"):
+        audit_runs(folder)
+    release(folder, "training")
 
 
 def test_a_read_only_store_is_audited(run: Run) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trinity_core.checkpoints.resume import whole_steps
-from trinity_core.config import stages, store_url
+from trinity_core.config import Config, stages, store_url
 from trinity_core.config.paths import DATABASES
 from trinity_core.errors import DataError
+from trinity_core.files import read_json
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.store.audit import Audit, archived, judge, read
@@ -26,17 +27,20 @@ def audit_runs(
 ) -> dict[str, Audit]:
     """The audit of the run in `folder`, or of each stage of the pipeline in it: folder's name -> audit.
 
-    The store is `url`'s, else that of `config`, a YAML file (which may hold a password), else the SQLite file in the
-    run's `buffer` folder. Nothing is changed. Raises `DataError` if there is no store.
+    The store is `url`'s, else that of `config`, a YAML file (which may hold a password and names the stages), else the
+    SQLite file in the run's `buffer` folder. Nothing is changed. Raises `DataError` if there is no store.
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
     folder = folder.resolve()
+    runs: dict[str, str]
     if config is not None:
-        url = url or _configured(folder, config, overrides)
-    if url is not None:
-        return {folder.name: _audit(folder, url)}
-    runs = {run.name: found for run in _runs(folder) if (found := _sqlite(run)) is not None}
+        configured = _configured(folder, load_checked(config, overrides))
+        runs = {name: url or found for name, found in configured.items()}
+    elif url is not None:
+        runs = {folder.name: url}
+    else:
+        runs = {run.name: found for run in _runs(folder) if (found := _sqlite(run)) is not None}
     if not runs:
         raise DataError(
             f"{folder} has no experience store: give the folder of a run that explores, "
@@ -93,8 +97,16 @@ def _audit(folder: Path, url: str) -> Audit:
 
 
 def _runs(folder: Path) -> Sequence[Path]:
-    """The folder itself if it has a store, else those of the stages of its pipeline, which lie beside it."""
-    return [folder] if _sqlite(folder) else sorted(folder.parent.glob(f"{folder.name}_*"))
+    """The folder itself if a run lies in it, else those of the stages of its pipeline, which lie beside it.
+
+    Before a pipeline's summary names them, all folders named after it count as its stages.
+    """
+    if _sqlite(folder) or any(folder.glob(".training.lock")) or any(folder.glob(".explorer_*.lock")):
+        return [folder]
+    named = (read_json(folder / "summary.json") or {}).get("steps")
+    if isinstance(named, dict):
+        return [folder.with_name(f"{folder.name}_{stage}") for stage in named]
+    return sorted(folder.parent.glob(f"{folder.name}_*"))
 
 
 def _sqlite(folder: Path) -> str | None:
@@ -106,12 +118,21 @@ def _sqlite(folder: Path) -> str | None:
     return f"sqlite:///{found[0].absolute()}" if found else None
 
 
-def _configured(folder: Path, config: Path, overrides: Sequence[str]) -> str:
-    """The store's URL in the configuration of the run in `folder`."""
-    found = stages(load_checked(config, overrides))
-    run = next((each for each in found if each.name == folder.name), found[-1])
-    place = {"checkpoint_root_dir": str(folder.parent.parent), "project": folder.parent.name, "name": folder.name}
-    return store_url(run.with_values(place))
+def _configured(folder: Path, config: Config) -> dict[str, str]:
+    """Name -> store of the run in `folder`, or of each stage of the pipeline in it that has one, by the configuration.
+
+    The folder of a configuration without stages may have been moved or renamed.
+    """
+    found = stages(config)
+    runs = [each for each in found if each.name == folder.name]
+    if not config.stages:
+        runs = [found[0].with_values({"name": folder.name})]
+    elif not runs:
+        own = [each for each in found if each.algorithm_type.uses_rollouts and each.mode != "bench"]
+        runs = [each.with_values({"name": folder.name + each.name.removeprefix(config.name)}) for each in own]
+    place = {"checkpoint_root_dir": str(folder.parent.parent), "project": folder.parent.name}
+    placed = [run.with_values(place) for run in runs]
+    return {run.name: store_url(run) for run in placed if run.job_dir.is_dir()}
 
 
 def _namespace(folder: Path, known: Sequence[str], url: str) -> str:
