@@ -33,7 +33,8 @@ async def explore(explorer: Explorer) -> None:
     """Each explore step: load the weights, generate answers to a batch of tasks, score them, store the rollouts.
 
     A synchronous explorer (`sync_style: fixed`) waits for exactly the version that is due: with `sync_interval: 1` and
-    `sync_offset: 0` the training is on-policy. An asynchronous one takes the newest version and never waits.
+    `sync_offset: 0` the training is on-policy. An asynchronous one takes the newest version; it waits for
+    the first one, and with `max_staleness` until the rows of the step will be fresh enough when they are trained.
     """
     for step in explorer.steps():
         if explorer.is_synchronous:
