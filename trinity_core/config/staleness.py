@@ -15,7 +15,7 @@ STYLE, STRATEGY = "synchronizer.sync_style", "algorithm.sample_strategy"
 def staleness_rules(config: Config) -> Iterator[Finding]:
     """What contradicts a bound on staleness, or new weights in mid-generation."""
     sync, most = config.synchronizer, config.synchronizer.max_staleness
-    if sync.sync_in_flight and (_in_step(config) or sync.style == "explorer_driven"):
+    if sync.sync_in_flight and (config.is_synchronous or sync.style == "explorer_driven"):
         message = f"cannot go with sync_style {sync.sync_style}, where weights change between explore steps only."
         yield Finding("synchronizer.sync_in_flight", True, message, (STYLE, "mode"))
     if most is None:
@@ -30,10 +30,6 @@ def staleness_rules(config: Config) -> Iterator[Finding]:
     yield from _room(config, most)
 
 
-def _in_step(config: Config) -> bool:
-    return config.mode == "both" and config.synchronizer.style == "fixed"
-
-
 def _room(config: Config, most: int) -> Iterator[Finding]:
     """The bound must allow what happens anyway, or explorers could never begin (`sync.schedule.least_staleness`)."""
     sync, buffer = config.synchronizer, config.buffer
@@ -42,7 +38,7 @@ def _room(config: Config, most: int) -> Iterator[Finding]:
     taken = max(round((buffer.train_batch_size or 1) * (1 - expert_share(config.algorithm))), 1)
     fills = -(-rows // taken)
     rests_on = ("buffer.batch_size", "buffer.train_batch_size", "synchronizer.sync_interval", STYLE, "mode")
-    if not _in_step(config):
+    if not config.is_synchronous:
         every = 1 if sync.style == "explorer_driven" else sync.sync_interval
         least, offset = every - 1 + fills - 1, ""
     elif fills == 1:

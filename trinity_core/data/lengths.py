@@ -16,7 +16,7 @@ def explore_steps(config: Config, schedule: TaskSchedule) -> int:
     total = config.buffer.total_steps
     if total is None:
         return schedule.steps(config.buffer.total_epochs)
-    if _in_step(config):
+    if config.is_synchronous:
         return total
     return -(-total * _tasks_taken(config, schedule) // schedule.batch_size)
 
@@ -32,7 +32,7 @@ def training_steps(config: Config, schedule: TaskSchedule) -> int:
     if pipeline is not None and pipeline.operators:
         return explored
     steps = -(-explored * schedule.batch_size // _tasks_taken(config, schedule))
-    return max(steps, explored) if _in_step(config) else steps
+    return max(steps, explored) if config.is_synchronous else steps
 
 
 def rollouts_taken(config: Config) -> int:
@@ -47,10 +47,6 @@ def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:
     """
     expert = min(max(round(rows * expert_ratio), expert_ratio > 0), rows - 1)
     return rows - expert, expert
-
-
-def _in_step(config: Config) -> bool:
-    return config.mode == "both" and config.synchronizer.sync_style == "fixed"
 
 
 def _tasks_taken(config: Config, schedule: TaskSchedule) -> int:

@@ -165,7 +165,7 @@ class Explorer:
 
         A synchronous run resumes exactly, so its steps depend on nothing but their tasks and weights.
         """
-        return self.config.mode == "both" and self.config.synchronizer.sync_style == "fixed"
+        return self.config.is_synchronous
 
     def due_version(self, step: int) -> int:
         """The version that `step` uses if the explorer is synchronous."""

@@ -123,8 +123,7 @@ def uses_engines(config: Config) -> bool:
 def is_in_turn(config: Config) -> bool:
     """Whether explorer and trainer wait for one another at every step."""
     sync = config.synchronizer
-    fixed = sync.sync_style == "fixed" and config.mode == "both"
-    return fixed and sync.sync_interval == 1 and sync.sync_offset == 0
+    return config.is_synchronous and sync.sync_interval == 1 and sync.sync_offset == 0
 
 
 def threads(cpus: int, engines: int, trainers: int, in_turn: bool) -> tuple[int, int]:

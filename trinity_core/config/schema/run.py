@@ -93,6 +93,11 @@ class Config(Section):
         return self.explorer.external_model if self.mode == "bench" else None
 
     @property
+    def is_synchronous(self) -> bool:
+        """True if each explore step waits for the version that is due: fixed style, trainer and explorer in one run."""
+        return self.mode == "both" and self.synchronizer.sync_style == "fixed"
+
+    @property
     def algorithm_type(self) -> AlgorithmType:
         """The defaults behind `algorithm.algorithm_type`."""
         return ALGORITHMS[self.algorithm.algorithm_type]
