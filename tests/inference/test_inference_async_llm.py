@@ -17,13 +17,14 @@ from trinity_core.sync.versions import VersionGone
 class Vllm:
     """Records the calls. As in vLLM, only the text of a worker's error comes back."""
 
-    def __init__(self, fault: str = ""):
-        self.asked, self.fault = [], fault
+    def __init__(self, fault: str = "", meanwhile=lambda: None):
+        self.asked, self.fault, self.meanwhile = [], fault, meanwhile
 
     def __getattr__(self, verb):
         async def ask(*_, **__):
             self.asked.append(verb)
             if verb == "collective_rpc" and self.fault:
+                self.meanwhile()
                 raise Exception(self.fault)
 
         return ask
@@ -38,8 +39,8 @@ def load(tmp_path):
     for version in (3, 4):
         folder.publish(version, [("w", torch.ones(2))])
 
-    def load(method="checkpoint", version=4, fault=""):
-        vllm = Vllm(fault)
+    def load(method="checkpoint", version=4, fault="", gone=False):
+        vllm = Vllm(fault, (lambda: folder.rewind(3)) if gone else (lambda: None))
         engine = AsyncLLMBackend(EngineSettings("model", 100), version=3, _engine=vllm)
 
         async def outcome():
@@ -69,6 +70,11 @@ def test_missing_weights_raise_and_change_nothing(load, tmp_path):
         file.write_bytes(file.read_bytes()[:-1])
     version, asked, error = load()
     assert (version, asked) == (3, []) and isinstance(error, DataError)
+
+
+def test_version_that_goes_during_a_load_is_named(load):
+    version, asked, error = load(fault="VersionGone: no longer there", gone=True)
+    assert version == 3 and asked == ["pause_generation", "collective_rpc"] and isinstance(error, VersionGone)
 
 
 def test_failed_load_leaves_generation_paused(load):

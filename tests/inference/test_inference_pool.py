@@ -247,8 +247,9 @@ def test_a_new_engine_gets_the_version_loaded_meanwhile():
     asyncio.run(main())
 
 
-def test_a_new_engine_gets_newer_weights_if_its_own_are_gone(tmp_path):
-    """The trainer keeps the two newest versions; each token carries the one that sampled it."""
+@pytest.mark.parametrize(("held", "found"), [(1, 3), (4, 3)])
+def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, found):
+    """Newer ones if the trainer has gone on, older ones if it has gone back; each token carries its version."""
     versions = open_versions("checkpoint", tmp_path)
     source = WeightSource("checkpoint", str(tmp_path))
     for version in (1, 2, 3):
@@ -268,7 +269,7 @@ def test_a_new_engine_gets_newer_weights_if_its_own_are_gone(tmp_path):
 
     async def main():
         pool = await started(dying)
-        await pool.load(source, 1)
+        await pool.load(source, held)
         return await pool.generate(ask("w"))
 
-    assert asyncio.run(main())[0].versions.tolist() == [3, 3, 3]
+    assert asyncio.run(main())[0].versions.tolist() == [found] * 3

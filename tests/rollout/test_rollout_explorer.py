@@ -19,6 +19,7 @@ from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
+from trinity_core.sync.versions import VersionGone
 from trinity_core.tracking.metrics_file import metrics_path, read_metrics
 from trinity_core.tracking.rollouts import latest_rollouts
 from trinity_core.workflows import WORKFLOWS, Workflow
@@ -326,6 +327,45 @@ def test_after_a_rewind_it_starts_over_with_the_trainers_weights(config, engine)
     assert undone.explorers == {"explorer": 1}
     assert [version for _, version in engine.loaded] == [0, 1, 1, 2, 3]
     assert stored(settings).stats().ready == 24
+
+
+@pytest.mark.parametrize("store_first", [True, False])
+def test_it_starts_over_if_its_version_goes_while_it_loads(config, engine, store_first):
+    """The trainer goes back to checkpoint 1; its store may not say so yet when version 2 is found to be gone."""
+
+    class Racing(FakeEngine):
+        async def load(self, source, version):
+            if not open_versions("checkpoint", settings.job_dir).has(version):
+                raise VersionGone(f"version {version} is gone")
+            if version == 2:
+                open_versions("checkpoint", settings.job_dir).rewind(1)
+                if store_first:
+                    store.rewind(1)
+                raise VersionGone("version 2 is gone")
+            return await super().load(source, version)
+
+    settings = config(synchronizer={"sync_style": "trainer_driven"})
+    publish(settings, 0, 1)
+    engine = Racing(engine.answer)
+
+    async def main():
+        nonlocal store
+        explorer = Explorer(settings, [engine])
+        await explorer.prepare()
+        store, put = stored(settings), explorer.store
+
+        async def store_and_train(rollouts):
+            await put(rollouts)
+            if rollouts.step == 1:
+                store.lease(1, 6, 1)
+                publish(settings, 2)
+
+        explorer.store = store_and_train
+        return await asyncio.wait_for(explorer.run(explore), 20)
+
+    store = None
+    assert asyncio.run(main())["step"] == 4
+    assert [version for _, version in engine.loaded] == [1, 1]
 
 
 def test_an_engine_with_other_weights_ends_the_run(config):

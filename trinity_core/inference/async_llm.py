@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from trinity_core.inference import vllm_types
 from trinity_core.inference.requests import Request, Sample, WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import check_there
+from trinity_core.sync.methods import open_versions
 from trinity_core.sync.versions import VersionGone
 
 if TYPE_CHECKING:
@@ -79,7 +81,12 @@ class AsyncLLMBackend:
                 return
             await asyncio.to_thread(check_there, source.method, source.path, version)
             await self._vllm.pause_generation(mode="keep", clear_cache=False)
-            await self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
+            try:
+                await self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
+            except Exception as error:  # vLLM's processes send their errors as text
+                if source.method != "folder" and not open_versions(source.method, Path(source.path)).has(version):
+                    raise VersionGone(f"version {version} of the weights was removed while it was loaded") from error
+                raise
             await self._put_in_use(version)
 
     async def _put_in_use(self, version: int) -> None:

@@ -279,12 +279,15 @@ class EnginePool:
         await _answer(slot, slot.handle.start(), START_SECONDS, "started")
 
     async def _load_newest(self, slot: _Slot, source: WeightSource, version: int) -> None:
-        """Load what the other engines hold, or the newest version if that one is gone. Each token has its version."""
+        """Load what the other engines hold, or the newest version if that one is gone. Each token has its version.
+
+        The newest one may be older, if the trainer goes back to a checkpoint: the explorer then starts over.
+        """
         try:
             await slot.handle.load(source, version)
         except VersionGone:
             newest = source.newest()
-            if newest is None or newest <= version:
+            if newest is None or newest == version:
                 raise
             await slot.handle.load(source, newest)
 

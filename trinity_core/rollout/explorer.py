@@ -226,11 +226,14 @@ class Explorer:
                 try:
                     done = await self._open.pool.load(self._open.source, version)
                     break
-                except VersionGone:
+                except VersionGone as gone:
                     newest = self.weights.latest()
-                    if newest is None or attempt == PULL_ATTEMPTS - 1:
+                    if newest is None or newest < version:
+                        self.version = None  # some engines may have loaded it
+                        raise LineageChanged(f"the trainer goes back: {gone}") from gone
+                    if attempt == PULL_ATTEMPTS - 1:
                         raise
-                    version = max(version, newest)
+                    version = newest
         self.version = self._open.model.version = version
         self._records.loaded(done)
 
