@@ -247,6 +247,23 @@ def test_a_new_engine_gets_the_version_loaded_meanwhile():
     asyncio.run(main())
 
 
+def test_a_new_engine_that_hangs_is_replaced_too():
+    """It comes before the watcher of the engine that died has looked again."""
+    dying, hanging = FakeEngine(dies_in=(0,)), FakeEngine(hangs_in=(0,), name="heir")
+
+    async def successor(model_path):
+        return hanging
+
+    dying.successor = successor
+
+    async def main():
+        pool = await started(dying, patience=0.2)
+        return await asyncio.wait_for(pool.generate(ask("w")), 20), pool.restarts
+
+    samples, restarts = asyncio.run(main())
+    assert len(samples) == 2 and restarts == 2 and hanging.heirs[0].calls
+
+
 @pytest.mark.parametrize(("held", "found"), [(1, 3), (4, 3)])
 def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, found):
     """Newer ones if the trainer has gone on, older ones if it has gone back; each token carries its version."""

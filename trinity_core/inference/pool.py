@@ -255,6 +255,7 @@ class EnginePool:
         else:
             log.warning("engine %d is replaced (%d of %d): %s", slot.index, self.restarts, self.max_restarts, lost)
         slot.lost.set()
+        slot.watching = None  # each engine has a watcher of its own; the old one ends by itself
         slot.replacing = asyncio.get_running_loop().create_task(self._revive(slot))
         slot.replacing.add_done_callback(_seen)
 
