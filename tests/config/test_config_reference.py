@@ -139,6 +139,10 @@ def test_ineffective_settings_get_a_notice() -> None:
         [said_once] = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [style, "synchronizer.sync_method=nccl"]))
         assert said_once.startswith("With sync_method nccl the trainer decides")
         assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [style, "synchronizer.sync_method=memory"])) == []
+    offset = "synchronizer.sync_offset"
+    assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{offset}=2"])) == []
+    ahead = load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{offset}=2", "synchronizer.sync_style=trainer_driven"])
+    assert notices(ahead) == [f"Accepted, but without effect here: {offset}."]
     dpo = load_config(RECIPES / "sft/sft.yaml", ["algorithm.algorithm_type=dpo", "algorithm.repeat_times=4"])
     assert notices(dpo) == ["algorithm.repeat_times is 2 for dpo; the 4 given is not used."]
 

@@ -39,6 +39,7 @@ def _unread(config: Config) -> list[str]:
         f"{BUFFER}.use_priority_queue": buffer.use_priority_queue and draws_by(config) != "priority",
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
         "service.data_juicer": config.service.data_juicer is not None,
+        "synchronizer.sync_offset": config.synchronizer.sync_offset > 0 and not config.is_synchronous,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
     }

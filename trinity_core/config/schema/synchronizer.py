@@ -28,7 +28,7 @@ class SynchronizerConfig(Section):
     sync_interval: Steps = 1
     """Steps between weight syncs: explore steps if the explorer decides, else train steps."""
     sync_offset: StepsOrNone = 0
-    """Steps the explorer may run ahead of the trainer."""
+    """Steps the explorer may run ahead of the trainer, in `fixed` style and mode `both`."""
     max_staleness: Annotated[Natural, Unit("versions")] | None = None
     """The most versions by which the trainer may be ahead of the version that sampled a token. An explorer does not
     begin a step whose rows would be older when they are trained; null: no bound beyond what `fixed` implies."""
