@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import Counter
 
 import numpy as np
@@ -14,6 +15,7 @@ from rollout.fakes import FakeEngine
 from trinity_core.config import config_from_dict, store_url
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
+from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.runtime.run import explore
@@ -436,8 +438,78 @@ def test_no_step_begins_whose_rows_would_be_stale(config, engine):
 def test_a_wait_to_begin_names_what_is_missing(config, engine):
     settings = config(synchronizer={"sync_style": "trainer_driven", "max_staleness": 0, "sync_timeout": 0.3})
     publish(settings, 0)
+    explorer = Explorer(settings, [engine])
     with pytest.raises(TransientFault, match=r"needs version 1 \(max_staleness 0\), has 0; no trainer.*sync_timeout"):
+        asyncio.run(explorer.run(explore))
+    assert asyncio.run(explorer.progress())["waits"] == ""
+
+
+@pytest.mark.parametrize("most", [None, 50])
+def test_an_admitted_step_keeps_the_weights_it_holds(config, engine, most):
+    """A bound on staleness that is not reached leaves `sync_interval` alone."""
+    settings = config(
+        mode="explore", synchronizer={"sync_style": "explorer_driven", "sync_interval": 3, "max_staleness": most}
+    )
+    publish(settings, 0)
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        put = explorer.store
+
+        async def store_and_publish(rollouts):
+            await put(rollouts)
+            publish(settings, rollouts.step)
+
+        explorer.store = store_and_publish
+        await explorer.run(explore)
+
+    asyncio.run(main())
+    assert [version for _, version in engine.loaded] == [0, 3]
+
+
+def test_an_operator_that_takes_its_time_holds_nobody_up(config, engine):
+    settings = config(
+        mode="explore",
+        buffer={"total_steps": 1},
+        data_processor={"experience_pipeline": {"operators": [{"name": "patient"}]}},
+    )
+    publish(settings, 0)
+    begun, enough = threading.Event(), threading.Event()
+
+    @OPERATORS.register("patient")
+    def patient(experiences):
+        begun.set()
+        assert enough.wait(20)
+        return experiences[:1]
+
+    async def main():
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run(explore))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        state = (await explorer.progress())["state"]
+        enough.set()
+        await running
+        return state
+
+    assert asyncio.run(main()) == "exploring step 1"
+    assert stored(settings).stats().ready == 1
+
+
+def test_operators_have_a_limit_that_names_them(config, engine, monkeypatch):
+    monkeypatch.setattr("trinity_core.rollout.explorer.OPERATOR_SECONDS", 0.1)
+    enough = threading.Event()
+
+    @OPERATORS.register("endless")
+    def endless(experiences):
+        enough.wait(20)
+        return experiences
+
+    settings = config(mode="explore", data_processor={"experience_pipeline": {"operators": [{"name": "endless"}]}})
+    publish(settings, 0)
+    with pytest.raises(TrinityError, match=r"operators \(endless\) took longer than 0\.1 s"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
+    enough.set()
 
 
 def test_new_weights_are_loaded_in_mid_generation(config, engine):

@@ -27,7 +27,7 @@ def staleness_bound(config: Config) -> StalenessBound | None:
 
 
 class AdmissionWait:
-    """A wait of `explorer` to begin a step of `rows` rows with `version` or a newer one.
+    """A wait of `explorer` to begin a step of `rows` rows with `version`, or with the newest one if it must wait.
 
     It also ends on `stopping` and when the trainer has finished.
     """
@@ -56,6 +56,8 @@ class AdmissionWait:
         (`sync_timeout`).
         """
         pauses = Pauses()
+        if self._begins(time.monotonic(), timeout):
+            return self._version
         with self._store.watching() as changes:
             while not self._stopping():
                 now, state = time.monotonic(), (changes(), self._weights.latest())

@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from trinity_core.config import Config
+from trinity_core.data.experience import Experience
 from trinity_core.data.schedule import TaskSchedule
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.admission import AdmissionWait, staleness_bound
 from trinity_core.rollout.in_flight import loading_meanwhile
@@ -36,6 +37,8 @@ from trinity_core.tracking.metrics_file import MetricsFile
 
 log = logging.getLogger(__name__)
 
+OPERATOR_SECONDS = 3600.0
+"""For the experience operators of a step. A model as a judge may be among them."""
 PULL_ATTEMPTS = 3
 """Attempts to load a version, since the one that was found may be removed before it is loaded."""
 
@@ -266,7 +269,7 @@ class Explorer:
         in_flight = self.config.synchronizer.sync_in_flight
         outcomes = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
         check_failures(step, outcomes)
-        experiences, dropped = resources.operators.run(experiences_of(outcomes))
+        experiences, dropped = await self._operated(experiences_of(outcomes))
         generate, tokens = resources.pool.busy.seconds - before[0], resources.pool.tokens - before[2]
         self._records.set_seconds(generate=generate, reward=resources.rewards.busy.seconds - before[1])
         numbers = step_numbers(outcomes) | dropped_numbers(dropped)
@@ -314,10 +317,21 @@ class Explorer:
 
     async def _waited(self, wait: VersionWait | AdmissionWait) -> int | None:
         self._wait, timeout = wait, self.config.synchronizer.sync_timeout
-        with self._records.spent("wait"):
-            found = await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
-        self._wait = None
-        return found
+        try:
+            with self._records.spent("wait"):
+                return await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
+        finally:
+            self._wait = None
+
+    async def _operated(self, experiences: list[Experience]) -> tuple[list[Experience], dict[str, dict[str, int]]]:
+        """What the operators leave, and what they dropped. They run in a thread, since plugins may take their time."""
+        operators = self._open.operators
+        work = asyncio.get_running_loop().run_in_executor(DaemonThreads("operators"), operators.run, experiences)
+        try:
+            return await asyncio.wait_for(work, OPERATOR_SECONDS)
+        except TimeoutError:
+            names = ", ".join(name for name, _ in operators.operators)
+            raise TrinityError(f"the experience operators ({names}) took longer than {OPERATOR_SECONDS:g} s") from None
 
     async def _load_newest(self) -> None:
         """Load the newest version amid a step; the tokens sampled so far keep theirs."""
