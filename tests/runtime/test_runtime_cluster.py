@@ -134,6 +134,26 @@ def test_an_actor_that_ray_does_not_start_is_named(monkeypatch: pytest.MonkeyPat
     cluster.check()  # not looked at twice within LOOK_SECONDS
 
 
+def test_actors_that_another_thread_has_seen_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes them out of the list while this one looks; `ray.wait` refuses a number other than it is given."""
+
+    class Shared(dict):
+        def __iter__(self):
+            yield from list(super().__iter__())
+            self.clear()
+
+    def wait(refs, num_returns, timeout):
+        assert 0 < num_returns <= len(refs)
+        return refs, []
+
+    cluster = Cluster(small_config(), Machine(1, 0))
+    monkeypatch.setattr(cluster, "alive", lambda: True)
+    monkeypatch.setattr("ray.wait", wait)
+    cluster._placing = Shared(a=("n/a", time.monotonic()))
+    cluster.check()
+    assert not cluster._placing
+
+
 def test_actor_names_carry_the_explorers_name() -> None:
     named = small_config(mode="explore", explorer={"name": "new"})
     assert engine_name(named, 0) == f"{named.name}/new/engine_0"

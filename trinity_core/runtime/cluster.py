@@ -101,9 +101,10 @@ class Cluster:
         if not self.alive():
             raise RayDied("Ray has died, and the processes of the run with it.")
         self._looked_at = now
-        if not self._placing:
+        placing = list(self._placing)  # other threads wait too, and take out what has started
+        if not placing:
             return
-        for started in ray.wait(list(self._placing), num_returns=len(self._placing), timeout=0)[0]:
+        for started in ray.wait(placing, num_returns=len(placing), timeout=0)[0]:
             self._placing.pop(started, None)
         late = [name for name, asked_at in list(self._placing.values()) if now - asked_at > PLACE_SECONDS]
         if late:
