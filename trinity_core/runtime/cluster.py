@@ -203,7 +203,8 @@ class Cluster:
                 if time.monotonic() > deadline:
                     raise TrinityError(
                         f"{name} is already running in the namespace {self._namespace} of the Ray cluster: the same "
-                        "run, or another evaluation of it, is in progress. Wait for it, stop it or set ray_namespace."
+                        "run, another evaluation of it, or a run of the same project and name in another folder is in "
+                        "progress. Wait for it, stop it or set ray_namespace."
                     ) from None
             time.sleep(1.0)
 
