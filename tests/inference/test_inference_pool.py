@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rollout.fakes import FakeEngine
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.pool import EnginePool, assign
-from trinity_core.inference.requests import Request, Sampling, WeightSource
+from trinity_core.inference.requests import EngineLost, Request, Sample, SampleBatch, Sampling, WeightSource
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.versions import VersionGone
 
@@ -290,3 +291,93 @@ def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, fou
         return await pool.generate(ask("w"))
 
     assert asyncio.run(main())[0].versions.tolist() == [found] * 3
+
+
+# ---- streaming ----
+
+
+@dataclass
+class GrowingEngine(FakeEngine):
+    """Samples one token after another; `dies_after` so many it is lost."""
+
+    dies_after: int = 99
+    grown: dict[str, list[int]] = field(default_factory=dict)
+
+    async def generate(self, requests) -> SampleBatch:
+        self.calls.append(list(requests))
+        for request in requests:
+            sampled = self.grown[request.key] = []
+            for token in self.answer[len(request.prompt) - 2 :][: request.sampling.max_tokens]:
+                await asyncio.sleep(0.02)
+                if len(sampled) == self.dies_after:
+                    raise EngineLost("it is gone")
+                sampled.append(token)
+        return SampleBatch.pack([self.sample(self.grown[request.key]) for request in requests])
+
+    def sample(self, tokens) -> Sample:
+        count = len(tokens)
+        ones = np.ones(count, np.float32)
+        return Sample(np.array(tokens, np.int32), -ones, np.full(count, self.generation, np.int32), "stop")
+
+    async def so_far(self, keys):
+        return {key: self.sample(self.grown[key][:-1]) for key in keys if key in self.grown}
+
+    async def successor(self, model_path: str) -> FakeEngine:
+        self.heirs.append(GrowingEngine(self.answer, generation=self.generation + 1))
+        return self.heirs[0]
+
+
+async def parts_of(pool, limit=99):
+    [request] = ask("streamed", 1)
+    found = []
+    async for part, finished in pool.stream(replace(request, sampling=Sampling(max_tokens=limit))):
+        found.append((part.tokens.tolist(), part.versions.tolist(), finished))
+    return found
+
+
+def test_a_streamed_sample_comes_in_parts():
+    async def main():
+        return await parts_of(await started(GrowingEngine([*range(10)])))
+
+    found = asyncio.run(main())
+    assert [token for tokens, _, _ in found for token in tokens] == [*range(10)]
+    assert len(found) > 2 and [finished for _, _, finished in found] == [False] * (len(found) - 1) + [True]
+
+
+def test_a_lost_engines_stream_goes_on_elsewhere():
+    engine = GrowingEngine([*range(10)], dies_after=6)
+
+    async def main():
+        return await parts_of(await started(engine), limit=20)
+
+    found = asyncio.run(main())
+    assert [token for tokens, _, _ in found for token in tokens] == [*range(10)]
+    [[request]] = engine.heirs[0].calls
+    handed = len(request.prompt) - 2
+    assert 0 < handed < 6 and request.prompt.tolist() == [1, 2, *range(handed)]
+    assert request.sampling.max_tokens == 20 - handed
+    assert [version for _, versions, _ in found for version in versions] == [0] * handed + [1] * (10 - handed)
+
+
+def test_nobody_looks_at_engines_without_streams():
+    engine = GrowingEngine([*range(3)])
+    engine.so_far = None  # type: ignore[assignment]
+
+    async def main():
+        return await (await started(engine)).generate(ask("whole", 1))
+
+    assert asyncio.run(main())[0].tokens.tolist() == [0, 1, 2]
+
+
+def test_closing_a_stream_gives_its_request_up():
+    engine = GrowingEngine([*range(100)])
+
+    async def main():
+        pool = await started(engine)
+        stream = pool.stream(ask("left", 1)[0].after(engine.sample([])))
+        await anext(stream)
+        await stream.aclose()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    assert engine.aborted == ["left/0"]

@@ -68,6 +68,10 @@ class AsyncLLMBackend:
             raise TrinityError(f"the engine refuses a request: {error}") from error
         return vllm_types.ABORTED
 
+    def so_far(self, keys: Sequence[str]) -> list[Sample | None]:
+        """See `Backend.so_far`."""
+        return [vllm_types.sample_so_far(self._vllm, key, self.version) for key in keys]
+
     async def abort(self, keys: Sequence[str]) -> None:
         """See `Backend.abort`."""
         await self._vllm.abort(list(keys))

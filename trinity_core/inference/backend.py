@@ -24,6 +24,9 @@ class Backend(Protocol):
     async def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """Sample all requests; the result is in their order."""
 
+    def so_far(self, keys: Sequence[str]) -> list[Sample | None]:
+        """What was sampled for requests in flight, but for the newest token of each; None for others."""
+
     async def abort(self, keys: Sequence[str]) -> None:
         """Give requests up; their samples carry the stop reason `abort`."""
 

@@ -18,7 +18,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.inference.async_llm import AsyncLLMBackend
 from trinity_core.inference.backend import Backend, WeightTransfer
 from trinity_core.inference.in_process import InProcessBackend
-from trinity_core.inference.requests import Request, SampleBatch, WeightSource, WeightSyncReport
+from trinity_core.inference.requests import Request, Sample, SampleBatch, WeightSource, WeightSyncReport
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
 from trinity_core.layout import JobLayout, step_of
@@ -74,6 +74,11 @@ class Engine:
     async def generate(self, requests: Sequence[Request]) -> SampleBatch:
         """Sample all requests; the batch is in their order."""
         return SampleBatch.pack(await self._backend.generate(requests))
+
+    async def so_far(self, keys: Sequence[str]) -> dict[str, Sample]:
+        """By key, what was sampled for the requests that are in flight, but for the newest token of each."""
+        samples = zip(keys, self._backend.so_far(keys), strict=True)
+        return {key: sample for key, sample in samples if sample is not None}
 
     async def abort(self, keys: Sequence[str]) -> None:
         """Give requests up."""

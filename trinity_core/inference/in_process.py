@@ -81,6 +81,10 @@ class InProcessBackend:
         call = _Call(Future(), [None] * len(requests), len(requests))
         return await self._submit(call.future, lambda: self._add(call, requests))
 
+    def so_far(self, keys: Sequence[str]) -> list[Sample | None]:
+        """See `Backend.so_far`."""
+        return [vllm_types.sample_so_far(self._vllm, key, self.version) for key in keys]
+
     async def abort(self, keys: Sequence[str]) -> None:
         """See `Backend.abort`; returns before the stepping thread has seen it. The samples are empty."""
         self._jobs.put(lambda: self._abort(keys))

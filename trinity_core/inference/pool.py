@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from typing import Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.inference.asks import Ask, Growth
 from trinity_core.inference.remote import EngineHandle
 from trinity_core.inference.requests import EngineLost, Request, Sample, WeightSource, WeightSyncReport
 from trinity_core.sync.versions import VersionGone
@@ -35,20 +36,14 @@ PATIENCE = 300.0
 """Seconds in which an engine with requests in flight must sample a token."""
 LOOKS = 10
 """Looks at an engine's tokens while the patience with it lasts."""
+STREAM_SECONDS = 0.03
+"""Between two looks at what streamed requests have sampled."""
 LOAD_SECONDS = 3600.0
 """For an engine to load a version and pass its weight check."""
 START_SECONDS = 3600.0
 """For an engine to load its model and compile it, also a large one from a slow disk; for Ray to place it before."""
 
 T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class _Ask:
-    """Requests that belong together (the samples of one prompt) and the future of their samples."""
-
-    requests: Sequence[Request]
-    future: asyncio.Future[list[Sample]]
 
 
 @dataclass(eq=False)
@@ -83,11 +78,14 @@ class EnginePool:
     tokens: int = 0
     """Tokens sampled so far."""
     _slots: list[_Slot] = field(default_factory=list)
-    _asked: list[_Ask] = field(default_factory=list)
+    _asked: list[Ask] = field(default_factory=list)
     _held: tuple[WeightSource, int] | None = None
     _may_have_cached: bool = True
     """False if no engine was asked for samples since its prefix cache was last emptied."""
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
+    _streamed: dict[str, tuple[_Slot, Growth]] = field(default_factory=dict)
+    """By key: streamed requests in flight."""
+    _looking: asyncio.Task[None] | None = None
     _fault: Exception | None = None
 
     async def start(self) -> None:
@@ -107,11 +105,33 @@ class EnginePool:
 
         Raises `TransientFault` where engines are lost more often than `max_restarts`. Cancelling gives the requests up.
         """
-        if self._fault is not None:
-            raise self._fault
+        return await self._samples(requests)
+
+    async def stream(self, request: Request) -> AsyncIterator[tuple[Sample, bool]]:
+        """The sample of a request in parts, as it grows; with the last part True.
+
+        What was handed out stays: if the engine is lost, another one continues after it. Raises what `generate` raises;
+        closing gives the request up.
+        """
+        growth, sent = Growth(), 0
+        asking = asyncio.get_running_loop().create_task(self._samples([request], growth))
+        asking.add_done_callback(lambda _: growth.changed.set())
+        try:
+            while not asking.done():
+                await growth.changed.wait()
+                growth.changed.clear()
+                if not asking.done() and growth.handed is not None:
+                    yield growth.handed.part(slice(sent, None)), False
+                    sent = len(growth.handed.tokens)
+            yield asking.result()[0].part(slice(sent, None)), True
+        finally:
+            asking.cancel()
+
+    async def _samples(self, requests: Sequence[Request], growth: Growth | None = None) -> list[Sample]:
+        self.check()
         loop = asyncio.get_running_loop()
         self._may_have_cached = True
-        ask = _Ask(requests, loop.create_future())
+        ask = Ask(requests, loop.create_future(), growth)
         if not self._asked:
             loop.call_soon(self._dispatch)
         self._asked.append(ask)
@@ -123,6 +143,11 @@ class EnginePool:
                 raise
         self.tokens += sum(len(sample.tokens) for sample in samples)
         return samples
+
+    def check(self) -> None:
+        """Raise what `generate` would raise at once: the fault after which no request is served any more."""
+        if self._fault is not None:
+            raise self._fault
 
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport:
         """Load `version` in all engines; return the slowest one's report. Raises what `Engine.load` raises."""
@@ -172,7 +197,7 @@ class EnginePool:
             if share:
                 self._spawn(slot, [asked[i] for i in share])
 
-    def _spawn(self, slot: _Slot, asks: list[_Ask]) -> None:
+    def _spawn(self, slot: _Slot, asks: list[Ask]) -> None:
         self._begin(self._serve(slot, asks))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -181,7 +206,7 @@ class EnginePool:
         task.add_done_callback(self._serving.discard)
         return task
 
-    async def _serve(self, slot: _Slot, asks: list[_Ask]) -> None:
+    async def _serve(self, slot: _Slot, asks: list[Ask]) -> None:
         requests = [request for ask in asks for request in ask.requests]
         slot.load += len(requests)
         try:
@@ -189,6 +214,7 @@ class EnginePool:
                 await slot.replacing
             if slot.watching is None or slot.watching.done():
                 slot.watching = self._begin(self._watch(slot))
+            self._look_at(slot, asks)
             samples = (await _answer(slot, slot.handle.generate(requests))).unpack()
         except EngineLost as lost:
             self._replace(slot, lost)
@@ -196,23 +222,52 @@ class EnginePool:
             return
         except (TrinityError, TransientFault) as error:
             for ask in asks:
-                _fail(ask, error)
+                ask.fail(error)
             return
         finally:
             slot.load -= len(requests)
+            for request in requests:
+                self._streamed.pop(request.key, None)
         for ask in asks:
             count = len(ask.requests)
-            if not ask.future.done():
-                ask.future.set_result(samples[:count])
+            ask.finish(samples[:count])
             samples = samples[count:]
 
-    def _again(self, asks: list[_Ask]) -> None:
+    def _again(self, asks: list[Ask]) -> None:
         if self._fault is not None:
             for ask in asks:
-                _fail(ask, self._fault)
+                ask.fail(self._fault)
             return
+        for ask in asks:
+            ask.resume()
         self._asked += asks
         self._dispatch()
+
+    # ---- streaming: one look at each engine serves all its streamed requests; others pay nothing ----
+
+    def _look_at(self, slot: _Slot, asks: list[Ask]) -> None:
+        for ask in asks:
+            if ask.growth is not None:
+                self._streamed[ask.requests[0].key] = (slot, ask.growth)
+        if self._streamed and (self._looking is None or self._looking.done()):
+            self._looking = self._begin(self._look())
+
+    async def _look(self) -> None:
+        while self._streamed:
+            await asyncio.sleep(STREAM_SECONDS)
+            slots = {slot.index: slot for slot, _ in self._streamed.values() if slot.replacing is None}
+            await asyncio.gather(*(self._look_into(slot) for slot in slots.values()))
+
+    async def _look_into(self, slot: _Slot) -> None:
+        keys = [key for key, (its, _) in self._streamed.items() if its is slot]
+        try:
+            found = await _answer(slot, slot.handle.so_far(keys), self.patience, "told what it has sampled")
+        except EngineLost as lost:  # whoever waits for its answers hears of it too
+            log.debug("nothing to stream: %s", lost)
+            return
+        for key, sample in found.items():
+            if key in self._streamed:
+                self._streamed[key][1].grow(sample)
 
     def _give_up(self, requests: Sequence[Request]) -> None:
         keys = [request.key for request in requests]
@@ -319,11 +374,6 @@ def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
         shares[engine].append(ask)
         heapreplace(least, (load + size, engine))
     return shares
-
-
-def _fail(ask: _Ask, error: Exception) -> None:
-    if not ask.future.done():
-        ask.future.set_exception(error)
 
 
 def _seen(task: asyncio.Task[None]) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.inference.requests import EngineLost, Request, SampleBatch, WeightSource, WeightSyncReport
+from trinity_core.inference.requests import EngineLost, Request, Sample, SampleBatch, WeightSource, WeightSyncReport
 
 if TYPE_CHECKING:
     from trinity_core.inference.settings import EngineSettings
@@ -24,6 +24,7 @@ class EngineHandle(Protocol):
 
     async def start(self) -> float: ...
     async def generate(self, requests: Sequence[Request]) -> SampleBatch: ...
+    async def so_far(self, keys: Sequence[str]) -> dict[str, Sample]: ...
     async def abort(self, keys: Sequence[str]) -> None: ...
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport: ...
     async def reset_prefix_cache(self) -> None: ...
@@ -54,6 +55,10 @@ class RemoteEngine:
     async def generate(self, requests: Sequence[Request]) -> SampleBatch:
         """See `Engine.generate`."""
         return await self._call("generate", requests)
+
+    async def so_far(self, keys: Sequence[str]) -> dict[str, Sample]:
+        """See `Engine.so_far`."""
+        return await self._call("so_far", keys)
 
     async def abort(self, keys: Sequence[str]) -> None:
         """See `Engine.abort`."""
@@ -103,6 +108,7 @@ class RemoteEngine:
             "start": self.actor.start,
             "describe": self.actor.describe,
             "generate": self.actor.generate,
+            "so_far": self.actor.so_far,
             "abort": self.actor.abort,
             "load": self.actor.load,
             "reset_prefix_cache": self.actor.reset_prefix_cache,

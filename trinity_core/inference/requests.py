@@ -6,8 +6,8 @@ Letters of shapes: N requests of a batch, P prompt tokens and T response tokens 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -47,6 +47,39 @@ class Request:
     prompt: np.ndarray
     sampling: Sampling
     seed: int | None = None
+    params: Any = None
+    """vLLM's own `SamplingParams`, for what `Sampling` cannot say; the numbers of tokens are those of `sampling`."""
+
+    def after(self, sampled: Sample) -> Request:
+        """The request for the rest, once `sampled` is there. Fewer than `max_tokens` tokens must be."""
+        count = len(sampled.tokens)
+        most, least = self.sampling.max_tokens - count, max(0, self.sampling.min_tokens - count)
+        prompt = np.concatenate([self.prompt, sampled.tokens])
+        return replace(self, prompt=prompt, sampling=replace(self.sampling, max_tokens=most, min_tokens=least))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopLogprobs:
+    """The likeliest tokens at each of T places: the sampled one first, then the K likeliest."""
+
+    tokens: np.ndarray
+    """int32 [T, K + 1]."""
+    logprobs: np.ndarray
+    """float32 [T, K + 1]."""
+    ranks: np.ndarray
+    """int32 [T]: rank of the sampled token, from 1."""
+
+    def part(self, places: slice) -> TopLogprobs:
+        """Those of some places."""
+        return TopLogprobs(self.tokens[places], self.logprobs[places], self.ranks[places])
+
+    def then(self, rest: TopLogprobs) -> TopLogprobs:
+        """Those of its places, and after them those of `rest`."""
+        return TopLogprobs(
+            np.concatenate([self.tokens, rest.tokens]),
+            np.concatenate([self.logprobs, rest.logprobs]),
+            np.concatenate([self.ranks, rest.ranks]),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +93,23 @@ class Sample:
     versions: np.ndarray
     """int32 [T]."""
     reason: StopReason
+    top: TopLogprobs | None = None
+    """If the request asked for them."""
+
+    def part(self, places: slice) -> Sample:
+        """Some of its tokens."""
+        top = self.top and self.top.part(places)
+        return Sample(self.tokens[places], self.logprobs[places], self.versions[places], self.reason, top)
+
+    def then(self, rest: Sample) -> Sample:
+        """Its tokens and, after them, those of `rest`, whose reason is that of both."""
+        return Sample(
+            np.concatenate([self.tokens, rest.tokens]),
+            np.concatenate([self.logprobs, rest.logprobs]),
+            np.concatenate([self.versions, rest.versions]),
+            rest.reason,
+            self.top.then(rest.top) if self.top and rest.top else self.top or rest.top,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +126,8 @@ class SampleBatch:
     """int32 [sum T]."""
     reasons: np.ndarray
     """uint8 [N]: index into `STOP_REASONS`."""
+    tops: dict[int, TopLogprobs] = field(default_factory=dict)
+    """By index, for the requests that asked for them."""
 
     @classmethod
     def pack(cls, samples: Sequence[Sample]) -> SampleBatch:
@@ -86,14 +138,21 @@ class SampleBatch:
             np.concatenate([sample.logprobs for sample in samples] or [np.empty(0, np.float32)]),
             np.concatenate([sample.versions for sample in samples] or [np.empty(0, np.int32)]),
             np.array([STOP_REASONS.index(sample.reason) for sample in samples], dtype=np.uint8),
+            {i: sample.top for i, sample in enumerate(samples) if sample.top is not None},
         )
 
     def unpack(self) -> list[Sample]:
         """The inverse of `pack`, as views."""
         ends = np.cumsum(self.lengths)
         return [
-            Sample(self.tokens[end - n : end], self.logprobs[end - n : end], self.versions[end - n : end], reason)
-            for n, end, reason in zip(self.lengths, ends, (STOP_REASONS[r] for r in self.reasons), strict=True)
+            Sample(self.tokens[end - n : end], self.logprobs[end - n : end], self.versions[end - n : end], reason, top)
+            for n, end, reason, top in zip(
+                self.lengths,
+                ends,
+                (STOP_REASONS[r] for r in self.reasons),
+                map(self.tops.get, range(len(ends))),
+                strict=True,
+            )
         ]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from trinity_core.compiler import require_compiler
 from trinity_core.errors import TrinityError
-from trinity_core.inference.requests import STOP_REASONS, Request, Sample
+from trinity_core.inference.requests import STOP_REASONS, Request, Sample, TopLogprobs
 from trinity_core.inference.settings import CPU_BATCH_TOKENS, CPU_BLOCK_TOKENS, EngineSettings
 
 if TYPE_CHECKING:
@@ -126,11 +126,19 @@ def check_compiler(settings: EngineSettings) -> None:
 
 def sampling_params(request: Request) -> SamplingParams:
     """vLLM's parameters of a request. The engine does not decode text: token by token that costs two thirds of a small
-    model's speed, and the explorer decodes whole responses at once."""
+    model's speed, and the explorer decodes whole responses at once. So it knows no stop strings either."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     wanted = request.sampling
+    if request.params is not None:
+        params: SamplingParams = request.params.clone()
+        params.max_tokens, params.min_tokens = wanted.max_tokens, wanted.min_tokens
+        params.logprobs = params.logprobs or 0
+        params.stop, params.detokenize, params.flat_logprobs = [], False, True
+        params.output_kind, params.n, params.seed = RequestOutputKind.FINAL_ONLY, 1, request.seed
+        params.extra_args = None
+        return params
     return SamplingParams(
         max_tokens=wanted.max_tokens,
         min_tokens=max(wanted.min_tokens - 1, 0),  # vLLM counts the tokens before the end token
@@ -175,18 +183,53 @@ def tokens_in_flight(engine: LLMEngine | AsyncLLM) -> int:
 
 def sample(output: CompletionOutput, version: int) -> Sample:
     """Convert a finished output; `version` applies to tokens for which vLLM reports none (no weights loaded yet)."""
-    count = len(output.token_ids)
-    flat: Any = output.logprobs
-    versions = np.full(count, version, dtype=np.int32)
-    for span in output.weight_versions or ():
-        if span.version.lstrip("-").isdigit():
-            versions[span.start : span.end] = int(span.version)
+    starts = [(span.version, span.start) for span in output.weight_versions or ()]
     reason = output.finish_reason if output.finish_reason in STOP_REASONS else "abort"
+    return _sample(list(output.token_ids), output.logprobs, starts, version, reason)
+
+
+def sample_so_far(engine: LLMEngine | AsyncLLM, key: str, version: int) -> Sample | None:
+    """What was sampled for a request in flight, but for the newest token; None if it is not in flight.
+
+    The newest one is left out, as it may be the last: nothing shows that before the request has ended. May be called
+    while another thread steps the engine.
+    """
+    processor = engine.output_processor
+    for number in list(processor.external_req_ids.get(key, ())):
+        state = processor.request_states.get(number)
+        if state is not None and state.detokenizer is not None and state.logprobs_processor is not None:
+            flat: Any = state.logprobs_processor.logprobs
+            tokens = list(state.detokenizer.output_token_ids)
+            count = max(0, min(len(tokens), len(flat.end_indices)) - 1)
+            return _sample(tokens[:count], flat, list(state.weight_version_starts), version, "abort")
+    return None
+
+
+def _sample(tokens: list[int], flat: Any, starts: list[tuple[str, int]], version: int, reason: Any) -> Sample:
+    """`flat`: vLLM's log-probs of at least the tokens; `starts`: from which token on which version sampled."""
+    count = len(tokens)
+    versions = np.full(count, version, dtype=np.int32)
+    for name, start in starts:
+        if name.lstrip("-").isdigit():
+            versions[start:] = int(name)
+    places = flat.start_indices[:count]
+    width = flat.end_indices[0] - places[0] if count else 1
     return Sample(
-        np.fromiter(output.token_ids, dtype=np.int32, count=count),
-        np.fromiter((flat.logprobs[start] for start in flat.start_indices), dtype=np.float32, count=count),
+        np.array(tokens, dtype=np.int32),
+        np.fromiter((flat.logprobs[start] for start in places), dtype=np.float32, count=count),
         versions,
-        reason,  # type: ignore[arg-type]
+        reason,
+        _top(flat, count, width) if width > 1 else None,
+    )
+
+
+def _top(flat: Any, count: int, width: int) -> TopLogprobs:
+    """vLLM gives each place the sampled token first, then the likeliest, `width` in all."""
+    size = count * width
+    return TopLogprobs(
+        np.array(flat.token_ids[:size], dtype=np.int32).reshape(count, width),
+        np.array(flat.logprobs[:size], dtype=np.float32).reshape(count, width),
+        np.array(flat.ranks[:size:width], dtype=np.int32),
     )
 
 
