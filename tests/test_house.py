@@ -205,7 +205,9 @@ ENDLESS = {"join", "wait", "acquire", "communicate"}
 """Methods that wait for ever if they are given no argument."""
 LIMITED = {"run", "check_call", "check_output", "call", "urlopen", "get", "FileLock"}
 """Functions of `subprocess`, `urllib`, `ray` and `filelock` that do so without a `timeout`."""
-LIMITED_ELSEWHERE = {"inference/pool.py", "inference/async_llm.py", "flows/local/connection.py"}
+LIMITED_ELSEWHERE = {
+    "inference/pool.py", "inference/async_llm.py", "workflows/command.py", "flows/local/connection.py",
+}  # fmt: skip
 """Waits of coroutines that their callers limit, and for a server that `wait` gives 3 minutes."""
 
 

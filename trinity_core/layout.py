@@ -1,12 +1,14 @@
 """The names inside `<checkpoint_root_dir>/<project>/<name>/`, the folder of one run.
 
 ```
-buffer/                              the experience store; experience_buffer.jsonl: what was trained on
+buffer/                              the experience store; experience_buffer.jsonl: what was trained on;
+                                     sessions-explorer.jsonl: what was sampled in sessions of the OpenAI API
 log/  monitor/                       logs; metrics, TensorBoard, sampled rollouts
 global_step_58/actor/                model_world_size_4_rank_0.pt, optim_..., extra_state_..., huggingface/
 global_step_58/critic/               the same for a critic
 global_step_58/manifest.json         sizes and SHA-256; there only when the checkpoint is whole
 explorer_meta.json  trainer_meta.json
+openai_api-explorer.json             address and key of an explorer's OpenAI API, for its owner only
 latest_checkpointed_iteration.txt    step of the newest full checkpoint
 latest_state_dict_iteration.txt      version of the newest published weights
 ```

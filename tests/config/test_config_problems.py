@@ -36,6 +36,31 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     # overrides, key, part of the message, suggestion
     (("algorithm.repeat_time=8",), "algorithm.repeat_time", "not a known key", "repeat_times"),
     (("modle.model_path=x",), "modle", "not a known key", "model"),
+    (
+        ("explorer.rollout_model.tool_call_parser=hermis",),
+        "explorer.rollout_model.tool_call_parser",
+        "must be one of apertus",
+        "hermes",
+    ),
+    (
+        ("explorer.rollout_model.reasoning_parser=qwen",),
+        "explorer.rollout_model.reasoning_parser",
+        "must be one of",
+        "qwen3",
+    ),
+    (
+        ("explorer.rollout_model.enable_auto_tool_choice=true",),
+        "explorer.rollout_model.enable_auto_tool_choice",
+        "needs tool_call_parser",
+        "",
+    ),
+    (
+        ("buffer.explorer_input.taskset.default_workflow_type=command_workflow",),
+        "explorer.rollout_model.enable_openai_api",
+        "command_workflow gives its command",
+        "",
+    ),
+    (("explorer.api_port=70000",), "explorer.api_port", "at most 65535", ""),
     (("mode=trian",), "mode", "must be one of both, train, explore, bench, not 'trian'", "train"),
     (("algorithm.algorithm_type=gprp",), "algorithm.algorithm_type", "must be one of", "grpo"),
     (("algorithm.kl_loss_fn=low_var_k",), "algorithm.kl_loss_fn", "must be one of none, k1", "low_var_kl"),

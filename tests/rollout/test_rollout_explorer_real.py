@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from trinity_core.config import config_from_dict, store_url
+from trinity_core.inference.openai_api.served import address_file
 from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.explorer import Explorer
+from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.workflows import WORKFLOWS, AgentWorkflow
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +63,7 @@ def explored(config, engine, model) -> list:
         folder.publish(version, model.state_dict().items(), check)
     asyncio.run(Explorer(config, [engine]).run(explore))
     folder.remove()
-    return ExperienceStore.open(store_url(config), str(config.job_dir)).lease(1, 32, 1)
+    return ExperienceStore.open(store_url(config), str(config.job_dir)).lease(1, 64, 1)
 
 
 def test_stored_rollouts_are_trainable_and_the_seed_repeats_them(
@@ -75,6 +80,46 @@ def test_stored_rollouts_are_trainable_and_the_seed_repeats_them(
     assert [e.tokens.tolist() for e in first] == [e.tokens.tolist() for e in second]
     gaps = [line.metrics["weight_sync/check_gap"] for line in read_metrics(configs[0].job_dir)]
     assert max(gaps) < 1e-4
+
+
+class Doubting(AgentWorkflow):
+    """An agent of three turns; in every second rollout it asks the second question once more."""
+
+    async def rollout(self, session, run):
+        client, messages = session.openai_async_client, list(self.task.messages)
+        for question in ("Sure?", "Why?"):
+            for _ in range(1 + run % 2):
+                answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=6)
+            messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": question}]
+        stream = await client.chat.completions.create(model="policy", messages=messages, max_tokens=6, stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+        return float(len(text) % 2)
+
+
+def test_agents_are_trained_on_what_was_sampled(
+    tiny_folders, tiny_engine, tiny_model, tmp_path, own_weights_after, monkeypatch
+):
+    monkeypatch.setitem(WORKFLOWS, "doubting", Doubting)
+    config = config_of(tiny_folders, tmp_path, "agents").with_values({"explorer.rollout_model.enable_openai_api": True})
+    taskset = config.buffer.explorer_input.tasksets[0].with_values({"default_workflow_type": "doubting"})
+    config = config.with_values({"buffer.explorer_input.tasksets": [taskset]})
+    rows = explored(config, tiny_engine, tiny_model)
+    assert {e.run for e in rows} == {0, 1, 2, 3} and {int(e.versions.max()) for e in rows} == {0, 1}
+    for e in rows:
+        expected = logprobs_of(tiny_model, e.tokens)[e.prompt_length - 1 :]
+        np.testing.assert_allclose(e.logprobs[e.action_mask], expected[e.action_mask], atol=1e-5)
+    turns = Counter((e.group, e.run) for e in rows)
+    assert {run: {turns[group, run] for group, _ in turns} for run in range(4)} == {0: {1}, 1: {3}, 2: {1}, 3: {3}}
+    [audit] = audit_runs(config.job_dir).values()
+    assert not [problem for problem in audit.problems if "session" in problem]
+    assert audit.sampled_tokens == sum(int(e.action_mask.sum()) for e in rows)
+    numbers = read_metrics(config.job_dir)[-1].metrics
+    assert numbers["sessions"] == 16 and numbers["sessions/discarded_tokens"] == 0
+    address = address_file(config)
+    key = json.loads(address.read_text())["api_key"]
+    assert address.stat().st_mode & 0o777 == 0o600
+    others = [path for path in config.job_dir.rglob("*") if path.is_file() and path != address]
+    assert not [path for path in others if key.encode() in path.read_bytes()]
 
 
 @pytest.mark.parametrize("method", ["memory", "checkpoint"])

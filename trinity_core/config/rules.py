@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.external_rules import external_rules
+from trinity_core.config.openai_api import openai_api_rules
 from trinity_core.config.paths import is_backup, no_database
 from trinity_core.config.problems import Finding, Report, closest
 from trinity_core.config.schema import Config, TasksetConfig
@@ -40,6 +41,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         staleness_rules,
         _explorer,
         external_rules,
+        openai_api_rules,
         _trainer,
     )
     findings = [*_spelled_twice(written), *(finding for rule in rules for finding in rule(config))]

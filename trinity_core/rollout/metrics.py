@@ -25,7 +25,7 @@ def experiences_of(outcomes: Iterable[Outcome]) -> list[Experience]:
 
 
 def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Rewards, lengths, reward parts, failures.
+    """Rewards, lengths, reward parts, failures, sessions of the OpenAI API.
 
     `reward/zero_variance_groups` is the share of groups whose rewards are all equal: a group-relative algorithm learns
     nothing from them.
@@ -52,6 +52,12 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
             "response_length/mean": float(np.mean(lengths)),
             "response_length/max": float(np.max(lengths)),
             "prompt_length/mean": float(np.mean([experience.prompt_length for experience in experiences])),
+        }
+    if sessions := [outcome.sessions for outcome in outcomes if outcome.sessions is not None]:
+        numbers |= {
+            "sessions": float(sum(one.sessions for one in sessions)),
+            "sessions/tokens": float(sum(one.sampled for one in sessions)),
+            "sessions/discarded_tokens": float(sum(one.discarded for one in sessions)),
         }
     return numbers | {
         name if name in COUNTED else f"{name}/mean": value

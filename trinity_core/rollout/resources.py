@@ -18,6 +18,8 @@ from trinity_core.data.taskset import Taskset
 from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
 from trinity_core.inference.engine_model import EngineModel, auxiliary_limits, policy_limits
 from trinity_core.inference.external_model import ExternalModel
+from trinity_core.inference.openai_api import served
+from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import as_handle
 from trinity_core.inference.requests import Request, Sample, WeightSource
@@ -55,6 +57,8 @@ class Resources:
     weights: WeightVersions
     source: WeightSource
     operators: OperatorPipeline
+    api: ApiServer | None
+    """The server of the OpenAI API, if one is wanted."""
 
     def at_once_in_eval(self, taskset: Taskset) -> int:
         """Workflows at a time in an evaluation: as many answers in flight as an explore step has."""
@@ -69,8 +73,11 @@ class Resources:
         return one_answer_each(tasks) if self.config.external_model else tasks
 
     def close(self) -> None:
-        """End the workflows and the reward processes, and close the store."""
+        """End the workflows, the OpenAI API and the reward processes, and close the store."""
         self.runner.loops.close()
+        if self.api is not None:
+            self.api.stop()
+            served.address_file(self.config).unlink(missing_ok=True)
         self.reward_pool.close()
         self.store.close()
 
@@ -97,8 +104,9 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         for group, model in zip(auxiliary, config.explorer.auxiliary_models, strict=True)
     ]
     reading = asyncio.create_task(asyncio.to_thread(_read, config))
-    await asyncio.gather(reading, pool.start(), *(other.start() for other in others))
-    read = reading.result()
+    serving = asyncio.create_task(_serve(config, reading, pool, others))
+    await asyncio.gather(reading, pool.start(), *(other.start() for other in others), serving)
+    read, api = reading.result(), serving.result()
     config = read.config
     loops = WorkflowLoops()
     model = _model(config, read, pool, loops)
@@ -120,6 +128,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         config.explorer.max_retry_times,
         judges,
         config.explorer.rollout_model.enable_history,
+        served.workflow_models(config, api, pool),
         loops,
     )
     batch_size, name = config.buffer.batch_size or 1, config.explorer.name
@@ -139,6 +148,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         weights=run_versions(config),
         source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
         operators=pipeline(processed.operators if processed else []),
+        api=api,
     )
 
 
@@ -159,6 +169,20 @@ def _model(config: Config, read: _Read, pool: EnginePool, loops: WorkflowLoops) 
         return EngineModel(PoolOutside(pool, loops), read.encoder, policy_limits(config, read.stop_token_ids))
     assert config.external_model is not None, "only an external model has no encoder"
     return external_model(config, config.external_model, loops)
+
+
+async def _serve(
+    config: Config, reading: asyncio.Task[_Read], pool: EnginePool, others: Sequence[EnginePool]
+) -> ApiServer | None:
+    """Start the server of the OpenAI API while the engines load; None if no model is to be served."""
+    if not served.is_served(config):
+        return None
+    read = await reading
+    stops = [one[1] for one in read.others]
+    api = served.api_server(config, (pool, read.stop_token_ids), list(zip(others, stops, strict=True)))
+    await api.start()
+    served.write_address(config, api)
+    return api
 
 
 def _pool(config: Config, engines: Sequence[Any], model_path: str) -> EnginePool:

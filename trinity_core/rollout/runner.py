@@ -13,6 +13,7 @@ from typing import Any
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.errors import EndpointError, TransientFault, TrinityError, WeightSyncError
+from trinity_core.inference.openai_api.model import ApiModel, ApiModels, SessionCounts
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.threads import InterruptibleThreads
 from trinity_core.timing import BusyTimer
@@ -30,6 +31,8 @@ class Outcome:
     retries: int = 0
     error: BaseException | None = None
     """Why the last attempt failed; None if one succeeded."""
+    sessions: SessionCounts | None = None
+    """Sessions of the OpenAI API, those of failed attempts included; None if it is not served."""
 
     @property
     def failed(self) -> bool:
@@ -50,6 +53,8 @@ class TaskRunner:
     auxiliary: Sequence[RolloutModel] = ()
     records: bool = False
     """Whether each workflow's model also records its calls (`enable_history`)."""
+    api: ApiModels | None = None
+    """Opens the sessions of workflows; None if the OpenAI API is not served."""
     loops: WorkflowLoops = field(default_factory=WorkflowLoops)
     """Runs workflows whose `run` is a coroutine."""
     threads: Executor = field(default_factory=lambda: InterruptibleThreads("workflow"))
@@ -93,7 +98,7 @@ class TaskRunner:
 
     async def _attempt(self, outcome: Outcome) -> None:
         """Run the task's workflow once. Faults of the run are raised."""
-        model: RolloutModel = self._recorded() if self.records else self.model
+        model = self._model(outcome.task)
         work = partial(run_workflow, outcome.task, model, self.auxiliary, self.rewards, self.threads)
         try:
             outcome.experiences, outcome.error = await self.loops.run(work, self.timeout), None
@@ -101,9 +106,17 @@ class TaskRunner:
             raise
         except Exception as error:  # noqa: BLE001 - it costs this task only
             outcome.error = error
+            if self.api is not None:  # an agent hears of lost engines by an answer of the server
+                self.api.pool.check()
+        finally:
+            if isinstance(model, ApiModel):
+                outcome.sessions = outcome.sessions or SessionCounts()
+                outcome.sessions.add(model.end(), succeeded=outcome.error is None)
 
-    def _recorded(self) -> Any:
-        return RecordingModel(self.model)
+    def _model(self, task: Task) -> Any:
+        if self.api is not None:
+            return self.api.model(self.model, task)
+        return RecordingModel(self.model) if self.records else self.model
 
 
 def cause(error: BaseException | None) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from trinity_core.checkpoints.resume import whole_steps
 from trinity_core.config import Config, stages, store_url
 from trinity_core.config.paths import DATABASES
+from trinity_core.data.session_log import read_sessions
 from trinity_core.errors import DataError
 from trinity_core.files import read_json
 from trinity_core.layout import JobLayout
@@ -18,7 +19,8 @@ from trinity_core.store.database import Database, namespaces
 from trinity_core.store.schema import tables
 
 COUNTS = (
-    "tasks_drawn", "experiences_produced", "trained", "dropped", "failed", "pending", "lost", "duplicated", "lineage",
+    "tasks_drawn", "experiences_produced", "trained", "dropped", "failed", "pending", "lost", "duplicated",
+    "sampled_tokens", "lineage",
 )  # fmt: skip
 
 
@@ -62,6 +64,7 @@ def audit_text(name: str, audit: Audit) -> str:
         f"  lost        {audit.lost}",
         f"  duplicated  {audit.duplicated}",
         f"  lineage     {audit.lineage}, checkpoint {audit.checkpoint or 'none'}",
+        *([f"  sessions    sampled {audit.sampled_tokens} tokens with a loss"] if audit.sampled_tokens else []),
         *(f"  problem: {problem}" for problem in audit.problems),
     ]
     verdict = "Every task is accounted for." if audit.clean else "NOT every task is accounted for."
@@ -93,7 +96,8 @@ def _audit(folder: Path, url: str) -> Audit:
             seen = read(connection, database.tables)
     finally:
         database.close()
-    return judge(seen, archived(layout.archive), before, max(whole_steps(layout), default=0))
+    after = max(whole_steps(layout), default=0)
+    return judge(seen, archived(layout.archive), before, after, read_sessions(layout.buffer))
 
 
 def _runs(folder: Path) -> Sequence[Path]:

@@ -16,7 +16,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from trinity_core.data.experience import scalars
+from trinity_core.data.experience import from_bytes, scalars
+from trinity_core.data.session_log import SESSION, answers_in_loss
 from trinity_core.store.ledger import UNSCORED
 from trinity_core.store.schema import State, Tables
 
@@ -41,6 +42,20 @@ class Snapshot:
     """Train step -> ids of its groups, in order."""
     members: Mapping[int, Counter[str]]
     """Group id -> names of the groups that its stored experiences carry, and how many do."""
+    sampled: Sequence[SampledAnswers] = ()
+    """What the stored experiences of sessions have in a loss."""
+
+
+@dataclass(frozen=True)
+class SampledAnswers:
+    """An experience of a session: the digests of its answers in a loss, and its tokens in a loss outside of answers."""
+
+    group: str
+    session: str
+    digests: Sequence[str]
+    others: int
+    tokens: int
+    """Tokens in a loss."""
 
 
 @dataclass
@@ -55,6 +70,8 @@ class Audit:
     pending: int = 0
     lost: int = 0
     duplicated: int = 0
+    sampled_tokens: int = 0
+    """Stored tokens with a loss that were found in the log of a session that ended."""
     lineage: int = 0
     checkpoint: int = 0
     """The newest checkpoint that the store knows of."""
@@ -85,8 +102,13 @@ def read(connection: Connection, t: Tables) -> Snapshot:
     order = select(t.lease_groups).order_by(t.lease_groups.c.step, t.lease_groups.c.ordinal)
     for row in connection.execute(order):
         batches[row.step].append(row.group_id)
-    blobs = connection.execute(select(t.experiences).execution_options(yield_per=64))
-    members = {row.group_id: Counter(each["group"] for each in scalars(row.blob)) for row in blobs}
+    members: dict[int, Counter[str]] = {}
+    sampled: list[SampledAnswers] = []
+    for row in connection.execute(select(t.experiences).execution_options(yield_per=64)):
+        rows = scalars(row.blob)
+        members[row.group_id] = Counter(each["group"] for each in rows)
+        if any(SESSION in each["info"] for each in rows):
+            sampled += _sampled(row.blob)
     return Snapshot(
         lineage=meta.lineage,
         committed=meta.committed,
@@ -95,7 +117,17 @@ def read(connection: Connection, t: Tables) -> Snapshot:
         leases={row.step: row for row in connection.execute(select(t.leases))},
         batches=batches,
         members=members,
+        sampled=sampled,
     )
+
+
+def _sampled(blob: bytes) -> list[SampledAnswers]:
+    found = []
+    for one in from_bytes(blob):
+        if SESSION in one.info and one.action_mask.any():
+            digests, others = answers_in_loss(one)
+            found.append(SampledAnswers(one.group, one.info[SESSION], digests, others, int(one.action_mask.sum())))
+    return found
 
 
 def archived(path: Path) -> dict[int, Counter[str]]:
@@ -110,11 +142,13 @@ def archived(path: Path) -> dict[int, Counter[str]]:
     return found
 
 
-def judge(seen: Snapshot, archive: Lines, before: int, after: int) -> Audit:
+def judge(
+    seen: Snapshot, archive: Lines, before: int, after: int, sessions: Mapping[str, Counter[str]] | None = None
+) -> Audit:
     """The audit of a store, which may be in use.
 
     `before` and `after` are the newest whole checkpoint (0: none) before and after `seen` was read; `archive` was read
-    after it too.
+    after it too, and `sessions`, their log: the digests of the answers of each session that ended.
     """
     audit = Audit(lineage=seen.lineage, checkpoint=seen.committed)
     _judge_steps(seen, audit)
@@ -122,6 +156,7 @@ def judge(seen: Snapshot, archive: Lines, before: int, after: int) -> Audit:
     _judge_batches(seen, audit)
     _judge_experiences(seen, audit)
     _judge_archive(seen, archive, audit)
+    _judge_sessions(seen, sessions or {}, audit)
     if seen.committed > after:
         newest = after or "none"
         audit.problems.append(f"the store has checkpoint {seen.committed}, but the newest whole one is {newest}")
@@ -257,6 +292,26 @@ def _judge_experiences(seen: Snapshot, audit: Audit) -> None:
             audit.problems.append(f"there are experiences of {', '.join(found)}, which is not in the ledger")
         elif found != Counter({group.name: group.size}):
             audit.problems.append(f"group {group.name} has {group.size} experiences, stored are {dict(found)}")
+
+
+def _judge_sessions(seen: Snapshot, sessions: Mapping[str, Counter[str]], audit: Audit) -> None:
+    """Each token in a loss was sampled, with its log-prob, in a session that ended; each answer counts once."""
+    left = {name: answers.copy() for name, answers in sessions.items()}
+    for one in seen.sampled:
+        where = f"an experience of group {one.group}, of session {one.session},"
+        if one.session not in left:
+            audit.problems.append(f"{where} is stored, but the session has not ended")
+            continue
+        unknown = 0
+        for digest in one.digests:
+            unknown += left[one.session][digest] <= 0
+            left[one.session][digest] -= 1
+        if unknown:
+            audit.problems.append(f"{where} has {unknown} answers that the session did not sample, or once only")
+        if one.others:
+            audit.problems.append(f"{where} has {one.others} tokens with a loss outside of answers")
+        if not unknown and not one.others:
+            audit.sampled_tokens += one.tokens
 
 
 def _judge_archive(seen: Snapshot, archive: Lines, audit: Audit) -> None:

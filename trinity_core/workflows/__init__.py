@@ -2,8 +2,10 @@
 
 from trinity_core.plugins import load_plugins
 from trinity_core.registry import Registry
+from trinity_core.workflows.agent import AgentWorkflow, RolloutSession
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run_workflow
 from trinity_core.workflows.builtin import MathWorkflow, SimpleChatWorkflow
+from trinity_core.workflows.command import CommandWorkflow
 from trinity_core.workflows.history import RecordingModel
 from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
@@ -11,6 +13,8 @@ from trinity_core.workflows.rollout_model import Completion, RolloutModel
 __all__ = [
     "REWARD_FNS",
     "WORKFLOWS",
+    "AgentWorkflow",
+    "CommandWorkflow",
     "Completion",
     "MathWorkflow",
     "RecordingModel",
@@ -20,6 +24,7 @@ __all__ = [
     "RewardPool",
     "RewardRunner",
     "RolloutModel",
+    "RolloutSession",
     "SimpleChatWorkflow",
     "SimpleWorkflow",
     "Workflow",

@@ -47,16 +47,22 @@ class Completion:
             "logprobs": self.logprobs,
             "versions": np.broadcast_to(np.asarray(self.version, dtype=np.int32), (length,)),
             "truncated": self.finish_reason != "stop",
-            "reward": reward,
-            **fields,
+            **judged(reward, fields),
         }
-        if isinstance(reward, Reward):
-            given["reward"] = reward.value
-            given["metrics"] = reward.metrics | fields.get("metrics", {})
-            if reward.error is not None:
-                given["action_mask"] = np.zeros(length, dtype=np.bool_)
-                given["info"] = fields.get("info", {}) | {"verifier_error": reward.error}
+        if isinstance(reward, Reward) and reward.error is not None:
+            given["action_mask"] = np.zeros(length, dtype=np.bool_)
         return Experience(**given)
+
+
+def judged(reward: Reward | float | None, fields: dict[str, Any]) -> dict[str, Any]:
+    """`fields` of an experience with its reward. The parts of a `Reward` become metrics; the error of a verifier is
+    counted in the metrics too, by which `exclude_unscored` knows it, and stands in `info`."""
+    if not isinstance(reward, Reward):
+        return {"reward": reward, **fields}
+    given = {**fields, "reward": reward.value, "metrics": reward.metrics | fields.get("metrics", {})}
+    if reward.error is not None:
+        given["info"] = fields.get("info", {}) | {"verifier_error": reward.error}
+    return given
 
 
 class RolloutModel(Protocol):

@@ -17,6 +17,7 @@ from trinity_core.config.types import (
     Many,
     Named,
     Natural,
+    Port,
     Positive,
     PositiveShare,
     Seconds,
@@ -50,7 +51,17 @@ class RolloutModelConfig(Section):
     enable_prefix_caching: Flag = True
     """Keep the KV cache of prompts that requests share."""
     enable_history: Flag = False
-    """Record every model call as an experience, to be taken by the workflow."""
+    """Record every model call as an experience, to be taken by the workflow; also what goes through the OpenAI API."""
+    enable_openai_api: Flag = False
+    """Serve the model through the OpenAI API, for workflows and for programs."""
+    enable_auto_tool_choice: Flag = False
+    """Let the model choose tools in the OpenAI API; needs `tool_call_parser`."""
+    tool_call_parser: str | None = None
+    """vLLM's parser of tool calls, such as `hermes`."""
+    reasoning_parser: str | None = None
+    """vLLM's parser that separates reasoning from the answer, such as `qwen3`."""
+    enable_log_requests: Flag = False
+    """Log every request to the OpenAI API."""
     seed: Seed | None = None
     """Seed of the engine; by default the run's `seed`."""
 
@@ -95,6 +106,10 @@ class ExplorerConfig(Section):
     """Engines of further models."""
     external_model: ExternalModelConfig | None = None
     """An endpoint to score in place of the policy, in mode `bench` and by `trinity evaluate`."""
+    listen_address: str = "127.0.0.1"
+    """Address at which the OpenAI API listens; by default this machine alone reaches it."""
+    api_port: Port = 0
+    """Port of the OpenAI API; 0 takes any free one."""
     eval_interval: StepsOrNone = 100
     """Steps between evaluations; 0 means only at start and end."""
     eval_on_startup: Flag = True

@@ -1,0 +1,71 @@
+"""A server of the OpenAI API for tests: pool and server in a loop of their own, as in an explorer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+
+from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.inference.openai_api.live import RecordedSession, SessionTerms
+from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.settings import EngineSettings
+
+
+@dataclass
+class Api:
+    """The server, and what its tests do with it."""
+
+    server: ApiServer
+    pool: EnginePool
+    tokenizer: Any
+
+    def client(self, session: RecordedSession | None = None, key: str | None = None, **args) -> openai.OpenAI:
+        """An unmodified client, of a session or of the whole API. It does not try again by itself."""
+        return openai.OpenAI(
+            base_url=self.server.base_url(session), api_key=key or self.server.key, max_retries=0, **args
+        )
+
+    def session(self, **terms) -> RecordedSession:
+        """A new session."""
+        session = RecordedSession(SessionTerms(**terms))
+        self.server.open(session)
+        return session
+
+
+async def end_tasks() -> None:
+    """End whatever else runs in this loop."""
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.sleep(0)
+
+
+@contextmanager
+def serving(folder, *engines, max_model_len=256, **served) -> Iterator[Api]:
+    """A server of the model in `folder` on these engines, as the model `policy`."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    do = lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(120)  # noqa: E731
+    settings = EngineSettings(str(folder), max_model_len=max_model_len, dtype="float32")
+    model = {"names": ("policy", str(folder)), "path": str(folder), "sampling": (("temperature", 1.0),), **served}
+
+    async def start():
+        pool = EnginePool(engines, str(folder))
+        await pool.start()
+        server = ApiServer([ModelOnPool(model, settings, pool)])
+        await server.start()
+        return Api(server, pool, load_tokenizer(str(folder)))
+
+    api = do(start())
+    yield api
+    api.server.stop()
+    do(end_tasks())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)

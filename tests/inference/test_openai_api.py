@@ -1,0 +1,293 @@
+"""The OpenAI API with the unmodified `openai` client, on a real engine: what clients see, and what sessions record."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from inference.openai_server import serving
+
+from trinity_core.inference.requests import WeightSource
+
+ASK = [{"role": "user", "content": "Mia has 2 apples and buys 3. How many has she?"}]
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "number"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def api(tiny_engine, tiny_folder):
+    with serving(tiny_folder, tiny_engine) as served:
+        yield served
+
+
+def answer(client, messages=ASK, **args):
+    return client.chat.completions.create(model="policy", messages=messages, **({"max_tokens": 12} | args))
+
+
+def streamed(client, messages=ASK, **args):
+    """The text of a streamed answer, the number of its parts, and how it ended."""
+    chunks = [chunk.choices[0] for chunk in answer(client, messages, stream=True, **args) if chunk.choices]
+    text = "".join(choice.delta.content or "" for choice in chunks)
+    return text, len(chunks), chunks[-1].finish_reason
+
+
+def whole(client, messages=ASK, **args):
+    """The text of an answer."""
+    return [answer(client, messages, **args).choices[0].message.content]
+
+
+def refused(call, *args, **named):
+    with pytest.raises(openai.APIStatusError) as caught:
+        call(*args, **named)
+    return caught.value.status_code, caught.value.body
+
+
+# ---- what clients see ----
+
+
+def test_models_are_listed(api, tiny_folder):
+    assert [model.id for model in api.client().models.list()] == ["policy", str(tiny_folder)]
+
+
+def test_a_chat_answer_has_text_and_usage(api):
+    given = answer(api.client(), seed=1, n=2)
+    assert [choice.index for choice in given.choices] == [0, 1]
+    assert 2 <= given.usage.completion_tokens <= 24
+    assert given.choices[0].message.content != given.choices[1].message.content
+
+
+def test_streamed_text_is_that_of_the_whole_answer(api):
+    for seed in range(4):
+        given = answer(api.client(), seed=seed, max_tokens=100).choices[0]
+        text, _, reason = streamed(api.client(), seed=seed, max_tokens=100)
+        assert (text, reason) == (given.message.content, given.finish_reason)
+
+
+def test_long_answers_come_in_parts(api):
+    _, parts, _ = streamed(api.client(), seed=1, max_tokens=200, extra_body={"ignore_eos": True})
+    assert parts > 3
+
+
+def test_stop_strings_end_an_answer(api):
+    args = {"seed": 5, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
+    [text] = whole(api.client(), **args)
+    stop = text[8:10]
+    cut = answer(api.client(), stop=[stop], **args).choices[0]
+    assert cut.message.content == text[: text.index(stop)] and cut.finish_reason == "stop"
+    assert streamed(api.client(), stop=[stop], **args)[0] == cut.message.content
+
+
+def test_logprobs_are_those_of_the_model(api, tiny_engine):
+    given = answer(api.client(), seed=3, logprobs=True, top_logprobs=3, extra_body={"return_token_ids": True})
+    choice = given.choices[0]
+    content = choice.logprobs.content
+    assert len(content) == len(choice.token_ids) and all(len(place.top_logprobs) == 3 for place in content)
+    tokens = [*given.prompt_token_ids, *choice.token_ids]
+    expected = asyncio.run(tiny_engine.score(tokens))[-len(content) :]
+    np.testing.assert_allclose([place.logprob for place in content], expected, atol=1e-5)
+
+
+def test_completions_of_a_text(api):
+    client = api.client()
+    given = client.completions.create(model="policy", prompt=["Mia has", "Tom has"], max_tokens=4, seed=1, logprobs=1)
+    assert [choice.index for choice in given.choices] == [0, 1]
+    assert len(given.choices[0].logprobs.token_logprobs) == given.usage.completion_tokens / 2
+    parts = client.completions.create(model="policy", prompt="Mia has", max_tokens=4, seed=1, stream=True)
+    assert "".join(part.choices[0].text for part in parts) == given.choices[0].text
+
+
+def test_errors_are_openais(api):
+    client = api.client()
+    assert refused(answer, api.client(key="sk-wrong"))[0] == 401
+    assert refused(answer, client, [{"role": "user", "content": "word " * 600}])[0] == 400
+    status, body = refused(client.chat.completions.create, model="other", messages=ASK)
+    assert status == 404 and "other" in body["message"]
+    assert refused(answer, client, max_tokens=10_000)[0] == 400
+    assert refused(answer, client, temperature=-1)[0] == 400
+    assert refused(answer, client, messages=[])[0] == 400
+    assert refused(answer, client, response_format={"type": "json_object"})[0] == 400
+    assert refused(answer, client, extra_body={"prompt_logprobs": 1})[0] == 400
+    assert refused(answer, api.client(api.session()), extra_body={"use_beam_search": True})[0] == 400
+    assert refused(client.post, "/chat/completions", cast_to=object, body=["no object"])[0] == 400
+    raw = client._client.post(
+        "chat/completions", content=b"{no json", headers={"authorization": f"Bearer {client.api_key}"}
+    )
+    assert raw.status_code == 400 and raw.json()["error"]["message"]
+    missing = api.session()
+    api.server.close(missing)
+    assert refused(answer, api.client(missing)) == (410, {
+        "message": "This session has ended.", "type": "invalid_request_error", "param": None, "code": "session_ended",
+    })  # fmt: skip
+    missing.name = "nobody"
+    assert refused(answer, api.client(missing))[0] == 404
+
+
+# ---- what sessions record ----
+
+
+def checked(session, engine):
+    """The sequences of a session, whose log-probs are those of the model for exactly these tokens."""
+    sequences = session.sequences()
+    for sequence in sequences:
+        tokens = sequence.tokens[:255].tolist()  # an engine scores no sequence that fills it
+        expected = np.array(asyncio.run(engine.score(tokens)))[sequence.prompt_length - 1 :]
+        mask = sequence.mask[: len(expected)]
+        np.testing.assert_allclose(sequence.logprobs[: len(expected)][mask], expected[mask], atol=1e-5)
+        assert (sequence.versions[sequence.mask] == 0).all()
+    return sequences
+
+
+def test_a_conversation_is_one_sequence(api, tiny_engine):
+    session, messages = api.session(seed=4), list(ASK)
+    for turn in range(4):
+        ask = streamed if turn % 2 else whole
+        text = ask(api.client(session), messages)[0]
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And then?"}]
+    [sequence] = checked(session, tiny_engine)
+    assert sequence.mask.sum() == session.sampled_tokens > 4
+    again = api.session(seed=4)
+    answer(api.client(again))
+    first = again.sequences()[0]
+    np.testing.assert_array_equal(first.tokens, sequence.tokens[: len(first.tokens)])  # the seed is the session's
+
+
+def test_each_token_has_the_version_that_sampled_it(api, tiny_engine, tiny_folder):
+    """The weights change between two turns."""
+    session, messages, source = api.session(), list(ASK), WeightSource("folder", str(tiny_folder))
+    try:
+        for version in (0, 1):
+            asyncio.run(tiny_engine.load(source, version))
+            said = answer(api.client(session), messages).choices[0].message
+            messages += [said, {"role": "user", "content": "And then?"}]
+    finally:
+        asyncio.run(tiny_engine.load(source, 0))
+    [sequence] = session.sequences()
+    versions = sequence.versions[sequence.mask].tolist()
+    assert versions == sorted(versions) and set(versions) == {0, 1}
+
+
+def test_changed_history_begins_a_new_sequence(api, tiny_engine):
+    session = api.session()
+    client = api.client(session)
+    first = answer(client).choices[0].message
+    answer(client, [*ASK, first, {"role": "user", "content": "one"}])
+    answer(client, [*ASK, first, {"role": "user", "content": "two"}])
+    assert len(checked(session, tiny_engine)) == 2  # a branch
+    answer(client, [*ASK, {"role": "assistant", "content": "5"}, {"role": "user", "content": "one"}])
+    answer(client, [{"role": "user", "content": "In short: she has 5. Is that so?"}])
+    sequences = checked(session, tiny_engine)
+    assert len(sequences) == 4
+    assert sum(int(sequence.mask.sum()) for sequence in sequences) == session.sampled_tokens
+
+
+def test_raw_completions_continue_token_ids(api, tiny_engine):
+    session = api.session()
+    client = api.client(session)
+    args = {"model": "policy", "max_tokens": 5, "extra_body": {"return_token_ids": True, "ignore_eos": True}}
+    first = client.completions.create(prompt=[5, 6, 7], **args).choices[0]
+    client.completions.create(prompt=[5, 6, 7, *first.token_ids, 8], **args)
+    [sequence] = checked(session, tiny_engine)
+    assert sequence.mask.tolist() == [True] * 5 + [False] + [True] * 5
+
+
+def test_random_conversations_agree_with_the_model(api, tiny_engine):
+    """Turns, tools, streams, cuts, rewritten answers and branches, many conversations at once."""
+
+    def converse(number):
+        chance, session = random.Random(number), api.session(seed=number)
+        client, tools = api.client(session), chance.choice([None, [ADD]])
+        histories = [list(ASK)]
+        for _ in range(chance.randint(2, 5)):
+            messages = list(chance.choice(histories))
+            args = {"max_tokens": chance.randint(1, 9), **({"tools": tools} if tools else {})}
+            if tools:
+                args["tool_choice"] = "none"
+            ask = streamed if chance.random() < 0.3 else whole
+            try:
+                text = ask(client, messages, **args)[0]
+            except openai.BadRequestError as error:
+                assert "maximum context length" in str(error)
+                break
+            if chance.random() < 0.2:
+                text = text[: len(text) // 2]  # the client cuts the answer
+            said = {"role": "assistant", "content": text}
+            if tools and chance.random() < 0.5:
+                said["tool_calls"] = [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+                more = [said, {"role": "tool", "tool_call_id": "c", "content": str(chance.random())}]
+            else:
+                more = [said, {"role": "user", "content": chance.choice(["go on", "why?"])}]
+            histories.append([*messages, *more][-5 if chance.random() < 0.1 else 0 :])
+        return session
+
+    with ThreadPoolExecutor(6) as threads:
+        sessions = list(threads.map(converse, range(60)))
+    for session in sessions:
+        sequences = checked(session, tiny_engine)
+        assert sum(int(sequence.mask.sum()) for sequence in sequences) == session.sampled_tokens > 0
+    assert sum(len(session.sequences()) for session in sessions) > len(sessions)  # some branched
+
+
+def test_no_sessions_tokens_are_in_anothers(api, tiny_engine):
+    """500 sessions at once, each with a prompt of its own."""
+    sessions = [api.session(seed=number) for number in range(500)]
+
+    async def main():
+        shared = openai.AsyncOpenAI(base_url=api.server.base_url(), api_key=api.server.key, max_retries=0)
+        clients = [shared.with_options(base_url=api.server.base_url(session)) for session in sessions]
+        asks = (
+            client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": f"no. {i}"}], max_tokens=4
+            )
+            for i, client in enumerate(clients)
+        )
+        await asyncio.gather(*asks)
+
+    asyncio.run(main())
+    tokenizer = api.tokenizer
+    for number, session in enumerate(sessions):
+        [sequence] = session.sequences()
+        assert f"no. {number}<" in tokenizer.decode(sequence.tokens[: sequence.prompt_length])
+        assert sequence.mask.all() and 1 <= len(sequence.mask) <= 4
+
+
+def test_what_a_client_did_not_wait_for_is_dropped(api):
+    session = api.session()
+    stream = answer(api.client(session), stream=True, max_tokens=200, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    stream.close()
+    deadline = time.monotonic() + 30
+    while session.in_flight and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert session.sequences() == [] and not session.in_flight
+    assert session.dropped_tokens > 0
+
+
+def test_ending_a_session_ends_its_requests(api):
+    session = api.session()
+    stream = answer(api.client(session), stream=True, max_tokens=200, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    api.server.close(session)
+    with pytest.raises((openai.APIError, httpx.HTTPError)):
+        list(stream)
+    assert session.sequences() == [] and refused(answer, api.client(session))[0] == 410
+
+
+def test_training_answers_are_sampled_as_the_run_says(api, tiny_engine):
+    session = api.session(seed=1, pinned={"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0})
+    answer(api.client(session), temperature=0.1, top_p=0.2, presence_penalty=2.0, seed=9)
+    free = api.session()
+    answer(api.client(free), temperature=1.0, seed=9)
+    assert checked(session, tiny_engine)[0].tokens.tolist() == free.sequences()[0].tokens.tolist()
+
+
+def test_defaults_apply_to_requests_that_say_nothing(api):
+    greedy = api.session(defaults={"temperature": 0.0})
+    assert len({answer(api.client(greedy)).choices[0].message.content for _ in range(3)}) == 1

@@ -1,0 +1,51 @@
+"""What an explorer serves follows from its configuration."""
+
+from __future__ import annotations
+
+import json
+
+from trinity_core.config import config_from_dict
+from trinity_core.inference.openai_api import served
+from trinity_core.inference.pool import EnginePool
+
+
+def config(tmp_path, rollout_model=None, **explorer):
+    return config_from_dict({
+        "mode": "bench",
+        "project": "p",
+        "name": "n",
+        "checkpoint_root_dir": str(tmp_path),
+        "model": {"model_path": "m", "max_model_len": 99, "max_response_tokens": 9, "temperature": 0.7},
+        "explorer": {"rollout_model": rollout_model or {}, **explorer},
+        "buffer": {"explorer_input": {"eval_tasksets": [{"name": "e", "path": "d"}]}},
+    })  # fmt: skip
+
+
+def test_nothing_is_served_unless_asked_for(tmp_path):
+    given = config(tmp_path)
+    assert not served.is_served(given) and served.workflow_models(given, None, EnginePool([], "m")) is None
+
+
+def test_policy_and_auxiliary_models_are_served(tmp_path):
+    parsing = {"enable_openai_api": True, "tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+    judge = {"model_path": "j", "name": "judge", "enable_openai_api": True, "reasoning_parser": "qwen3"}
+    given = config(tmp_path, parsing, auxiliary_models=[judge, {"model_path": "hidden"}], api_port=1)
+    pools = [EnginePool([], name) for name in "mjh"]
+    server = served.api_server(given, (pools[0], (7,)), [(pools[1], (8,)), (pools[2], (9,))])
+    assert (server.host, server.port) == ("127.0.0.1", 1)
+    policy, other = server.models
+    assert policy.served["names"] == ("policy", "m") and policy.pool is pools[0] and policy.stop_token_ids == (7,)
+    assert dict(policy.served["sampling"])["temperature"] == 0.7 and policy.settings.max_model_len == 99
+    assert policy.served["tool_call_parser"] == "hermes" and policy.served["enable_auto_tool_choice"]
+    assert other.served["names"] == ("judge",) and other.served["recorded"] is False
+    assert other.served["reasoning_parser"] == "qwen3" and other.settings.model_path == "j"
+
+
+def test_each_server_has_a_key_of_its_own_for_its_owner(tmp_path):
+    given = config(tmp_path, {"enable_openai_api": True})
+    first, second = (served.api_server(given, (EnginePool([], "m"), ()), []) for _ in range(2))
+    assert first.key != second.key and first.key not in repr(first)
+    served.write_address(given, first)
+    path = served.address_file(given)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert json.loads(path.read_text()) == {"base_url": first.base_url(), "api_key": first.key}

@@ -1,0 +1,209 @@
+"""Recorded sessions: what continues what, and the fewest sequences that hold each sampled token once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trinity_core.data.session_log import ANSWERS, answers_in_loss
+from trinity_core.inference.openai_api.sessions import (
+    Call,
+    Recorder,
+    canonical,
+    continued_prompt,
+    text_after_answer,
+)
+from trinity_core.inference.requests import Sample
+
+
+def call(prompt, tokens, reason="stop", first=0, version=3):
+    """A call whose log-probs number its tokens from `first`."""
+    length = len(tokens)
+    numbers = np.arange(first, first + length, dtype=np.float32)
+    sample = Sample(np.array(tokens, np.int32), numbers, np.full(length, version, np.int32), reason)
+    return Call(np.array(prompt, np.int32), sample)
+
+
+@st.composite
+def recorded(draw, most=9):
+    """Calls of one session: each begins anew, continues an earlier one, or branches off within one. Few tokens exist,
+    so that answers and contexts coincide."""
+    word = st.integers(0, 1)
+    calls: list[Call] = []
+    for _ in range(draw(st.integers(1, most))):
+        prompt = draw(st.lists(word, min_size=1, max_size=2))
+        if calls and draw(st.booleans()):
+            earlier = list(draw(st.sampled_from(calls)).tokens)
+            cut = draw(st.integers(1, len(earlier)))
+            prompt = earlier + prompt if draw(st.booleans()) else earlier[:cut]
+        sampled = draw(st.lists(word, min_size=1, max_size=3))
+        calls.append(call(prompt, sampled, first=sum(len(one.sample.tokens) for one in calls)))
+    return calls
+
+
+@given(recorded())
+def test_each_sampled_token_counts_once_in_its_context(calls):
+    recorder = Recorder()
+    for one in calls:
+        recorder.record(one)
+    found, digests = {}, []
+    for sequence in recorder.sequences():
+        for place in np.flatnonzero(sequence.mask):
+            number, end = int(sequence.logprobs[place]), sequence.prompt_length + place + 1
+            assert number not in found
+            found[number] = sequence.tokens[:end].tolist()
+            assert sequence.versions[place] == 3
+        assert not sequence.logprobs[~sequence.mask].any()
+        assert (sequence.versions[~sequence.mask] == -1).all()
+        assert sequence.mask[0]
+        answers, others = answers_in_loss(sequence.experience(info={ANSWERS: sequence.answers}))
+        assert not others
+        digests += answers
+    expected = [one.tokens[: len(one.prompt) + i + 1].tolist() for one in calls for i in range(len(one.sample.tokens))]
+    assert [found[number] for number in range(len(expected))] == expected
+    assert len(found) == len(expected)
+    assert sorted(digests) == sorted(one.digest for one in calls)
+
+
+@given(recorded(most=7))
+def test_no_fewer_sequences_are_possible(calls):
+    """By Dilworth's theorem: as many as the most calls of which none can stand before another in a sequence."""
+    recorder = Recorder()
+    for one in calls:
+        recorder.record(one)
+
+    def apart(a, b):
+        return all(
+            len(x.tokens) > len(y.prompt) or x.tokens.tolist() != y.prompt[: len(x.tokens)].tolist()
+            for x, y in ((a, b), (b, a))
+        )
+
+    most = max(
+        len(some)
+        for size in range(1, len(calls) + 1)
+        for some in itertools.combinations(calls, size)
+        if all(apart(a, b) for a, b in itertools.combinations(some, 2))
+    )
+    assert len(recorder.sequences()) == most
+
+
+def test_a_shared_prefix_counts_in_one_branch_only():
+    recorder = Recorder()
+    recorder.record(call([1], [2, 3]))
+    recorder.record(call([1, 2, 3, 4], [5], first=2))
+    recorder.record(call([1, 2, 3, 6], [7], first=3, reason="length"))
+    first, second = recorder.sequences()
+    assert first.tokens.tolist() == [1, 2, 3, 4, 5] and first.mask.tolist() == [True, True, False, True]
+    assert second.tokens.tolist() == [1, 2, 3, 6, 7] and second.prompt_length == 4
+    assert second.truncated and not first.truncated
+    assert second.experience(reward=0.5, run=2).logprobs.tolist() == [3.0]
+
+
+def test_equal_answers_are_told_apart():
+    """Two equal answers, each with a turn of its own after it, need two sequences and not three."""
+    recorder = Recorder()
+    for number, (prompt, sampled) in enumerate([([1], [2]), ([1], [2]), ([1, 2, 3], [4]), ([1, 2, 5], [6])]):
+        recorder.record(call(prompt, sampled, first=number))
+    assert sorted(one.tokens.tolist() for one in recorder.sequences()) == [[1, 2, 3, 4], [1, 2, 5, 6]]
+
+
+def test_an_answer_without_tokens_is_not_kept():
+    recorder = Recorder()
+    recorder.record(call([1], []), "", [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}])
+    assert recorder.sequences() == []
+
+
+# ---- which messages continue an answer ----
+
+ASK = {"role": "user", "content": "2 + 2?"}
+TOOL_CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"x": 2, "y": 2}'}}
+
+
+def test_messages_that_continue_an_answer_find_it():
+    recorder, first, second = Recorder(), call([1], [2]), call([1, 2, 3], [4])
+    answer, more = {"role": "assistant", "content": "4"}, {"role": "user", "content": "sure?"}
+    recorder.record(first, "tools", [ASK, answer])
+    recorder.record(second, "tools", [ASK, answer, more, answer])
+    assert recorder.continued("tools", [ASK, answer, more]) == (first, 2)
+    assert recorder.continued("tools", [ASK, answer, more, answer, more]) == (second, 4)
+    assert recorder.continued("tools", [ASK, answer]) is None
+    assert recorder.continued("other tools", [ASK, answer, more]) is None
+    assert recorder.continued("tools", [{**ASK, "content": "2 + 3?"}, answer, more]) is None
+    assert recorder.continued("tools", [ASK, {**answer, "content": "5"}, more]) is None
+    assert recorder.continued("tools", [answer, more]) is None
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]},
+        {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL], "refusal": None, "audio": None},
+        {"role": "assistant", "tool_calls": [TOOL_CALL], "reasoning": "two and two"},
+        {"role": "assistant", "content": [], "tool_calls": [TOOL_CALL]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "add", "arguments": json.dumps({"y": 2, "x": 2}, indent=1)}}],
+        },
+    ],
+)
+def test_an_answer_is_known_in_all_its_spellings(back):
+    assert canonical(back) == canonical({"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]})
+
+
+def test_messages_that_differ_are_told_apart():
+    other = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"x": 2, "y": 3}'}}
+    texts = [
+        canonical(message)
+        for message in (
+            {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL]},
+            {"role": "assistant", "content": "", "tool_calls": [other]},
+            {"role": "assistant", "content": ""},
+            {"role": "user", "content": ""},
+            {"role": "user", "content": "", "name": "eve"},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        )
+    ]
+    assert len(set(texts)) == len(texts)
+    parts = [{"type": "text", "text": "2 +"}, {"type": "text", "text": " 2?"}]
+    assert canonical({"role": "user", "content": parts}) == canonical(ASK)
+
+
+# ---- what a template writes after an answer ----
+
+
+def chatml(messages, generation):
+    """ChatML that writes tool calls as Qwen does, drops the thoughts of all answers but the last, and trims."""
+    parts = []
+    for message in messages:
+        content = str(message.get("content") or "").split("</think>")[-1].strip()
+        calls = "".join(f"\n<tool>{call['function']['name']}</tool>" for call in message.get("tool_calls") or ())
+        parts.append(f"<s>{message['role']}\n{content}{calls}<e>\n")
+    return "".join(parts) + ("<s>assistant\n" if generation else "")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"role": "assistant", "content": "<think>hm</think> 4"},
+        {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL, TOOL_CALL]},
+    ],
+)
+def test_only_the_text_after_the_answer_is_new(answer):
+    new = [{"role": "tool", "content": "4"}, {"role": "user", "content": "so?"}]
+    text = text_after_answer(chatml, [ASK, answer, *new], 2)
+    assert text == "<e>\n<s>tool\n4<e>\n<s>user\nso?<e>\n<s>assistant\n"
+
+
+def test_a_template_that_hides_the_answer_is_noticed():
+    assert text_after_answer(lambda *_: "always the same", [ASK, {"role": "assistant", "content": "4"}, ASK], 2) is None
+
+
+def test_the_end_of_a_turn_is_not_repeated():
+    assert continued_prompt(call([1], [2, 9]), [9, 3]).tolist() == [1, 2, 9, 3]
+    assert continued_prompt(call([1], [2, 8]), [9, 3]).tolist() == [1, 2, 8, 9, 3]  # ended by another token
+    assert continued_prompt(call([1], [2, 9], "length"), [9, 3]).tolist() == [1, 2, 9, 9, 3]  # 9 was cut, not an end

@@ -1,0 +1,89 @@
+"""The audit of sessions: each stored token with a loss was sampled, with its log-prob, once, and its session ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.session_log import ANSWERS, SESSION, SessionLog, answer_digest, session_log_path
+from trinity_core.layout import JobLayout
+from trinity_core.runtime.audit import audit_runs, audit_text
+from trinity_core.store.ledger import DrawnTask
+from trinity_core.store.store import ExperienceStore
+
+
+def experience(session="s", first=0, **changes) -> Experience:
+    """Two answers of two tokens each, with a token of a tool between."""
+    given = {
+        "tokens": np.arange(first, first + 8, dtype=np.int32),
+        "prompt_length": 3,
+        "action_mask": np.array([1, 1, 0, 1, 1], bool),
+        "logprobs": np.array([-1, -2, 0, -3, -4], np.float32),
+        "versions": np.array([0, 0, -1, 1, 1], np.int32),
+        "reward": 1.0,
+        "group": "g",
+        "info": {SESSION: session, ANSWERS: [[3, 5], [6, 8]]},
+    } | changes
+    return Experience(**given)
+
+
+def answers(one: Experience) -> list[str]:
+    places = [(start, end, slice(start - 3, end - 3)) for start, end in one.info[ANSWERS]]
+    return [answer_digest(one.tokens[:end], start, one.logprobs[at], one.versions[at]) for start, end, at in places]
+
+
+def audited(folder: Path, *rows: Experience, **ended: list[str]):
+    """The audit of a run that stored `rows` and in which these sessions ended with these answers."""
+    layout = JobLayout(folder / "project" / "run").create()
+    store = ExperienceStore.open(f"sqlite:///{layout.buffer}/explorer_output.db", str(layout.root))
+    store.put("e", 1, {"step": 1}, list(rows), 1, drawn=[DrawnTask("g", "train/0", len(rows))])
+    store.close()
+    log = SessionLog(session_log_path(layout.buffer, "e"))
+    for session, digests in ended.items():
+        log.add(session, digests)
+    [audit] = audit_runs(layout.root).values()
+    return audit
+
+
+def test_sampled_tokens_are_accounted_for(tmp_path):
+    one, other = experience(), experience("t", first=20)
+    audit = audited(tmp_path, one, other, s=answers(one), t=[*answers(other), "dropped"])
+    assert audit.clean and audit.sampled_tokens == 8
+    assert "sampled 8 tokens" in audit_text("run", audit)
+
+
+def test_masked_tokens_need_no_proof(tmp_path):
+    audit = audited(tmp_path, experience(action_mask=np.zeros(5, bool), reward=None))
+    assert audit.clean and audit.sampled_tokens == 0
+
+
+def test_an_answer_in_two_experiences_is_noticed(tmp_path):
+    audit = audited(tmp_path, experience(), experience(), s=answers(experience()))
+    assert not audit.clean and "has 2 answers that the session did not sample, or once only" in audit.problems[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"logprobs": np.array([-1, -2, 0, -3, -4.0001], np.float32)},
+        {"versions": np.array([0, 0, -1, 1, 0], np.int32)},
+        {"tokens": np.array([0, 1, 2, 3, 4, 9, 6, 7], np.int32)},
+    ],
+)
+def test_other_tokens_logprobs_or_versions_are_noticed(tmp_path, changes):
+    audit = audited(tmp_path, experience(**changes), s=answers(experience()))
+    assert not audit.clean and "has 1 answers that the session did not sample" in audit.problems[0]
+
+
+def test_a_loss_on_tokens_of_a_tool_is_noticed(tmp_path):
+    one = experience(action_mask=np.ones(5, bool))
+    audit = audited(tmp_path, one, s=answers(one))
+    assert not audit.clean and "has 1 tokens with a loss outside of answers" in audit.problems[0]
+
+
+def test_a_session_that_has_not_ended_is_noticed(tmp_path):
+    audit = audited(tmp_path, experience())
+    assert not audit.clean and "the session has not ended" in audit.problems[0]

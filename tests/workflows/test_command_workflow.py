@@ -1,0 +1,117 @@
+"""Agents that are commands: what they see, how they are limited, and what becomes of their reports."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.task import Task
+from trinity_core.errors import TrinityError
+from trinity_core.workflows import RewardPool, run_workflow
+from trinity_core.workflows.command import CommandFailed
+
+
+class Session:
+    """Stands for a session in which two tokens were sampled."""
+
+    base_url, api_key, model_name = "http://127.0.0.1:1/v1", "sk-1", "policy"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.ended = True
+
+    def experiences(self, reward=None, **fields):
+        value, metrics = (reward.value, reward.metrics) if hasattr(reward, "value") else (reward, {})
+        return [Experience([1, 2, 3], 1, [True, True], reward=value, metrics=metrics, **fields)]
+
+
+class Model:
+    """A model that opens such sessions."""
+
+    def session(self, run=0):
+        return Session()
+
+
+def run(tmp_path, script, reward_fn=None, truth="#### 4", **args):
+    agent = tmp_path / "agent.py"
+    agent.write_text(f"import json, os\n{script}\n")
+    args = {"command": [sys.executable, str(agent)], **args}
+    raw = {"prompt": "2 + 2?", "response": truth}
+    task = Task(0, raw, "set", "command_workflow", 2, reward_fn, workflow_args=args, group="g")
+    pool = RewardPool(1)
+    try:
+        return asyncio.run(run_workflow(task, Model(), rewards=pool))
+    finally:
+        pool.close()
+
+
+SAYS = "json.dump({}, open(os.environ['TRINITY_REPORT'], 'w'))"
+
+
+def test_an_answer_is_scored_here(tmp_path):
+    rows = run(tmp_path, SAYS.format("{'answer': '#### 4'}"), "math_reward")
+    assert [(row.run, row.reward, row.metrics["accuracy"]) for row in rows] == [(0, 1.0, 1.0), (1, 1.0, 1.0)]
+
+
+def test_it_sees_its_task_and_address_and_little_else(tmp_path, monkeypatch):
+    monkeypatch.setenv("PASSWORD", "secret")
+    script = """
+task = json.load(open(os.environ['TRINITY_TASK']))
+seen = [os.environ['OPENAI_BASE_URL'], os.environ['OPENAI_API_KEY'], os.environ['OPENAI_MODEL'], os.environ['MINE']]
+assert seen == ['http://127.0.0.1:1/v1', 'sk-1', 'policy', 'yes'], seen
+assert 'PASSWORD' not in os.environ and '#### 4' not in json.dumps(task)
+assert task['messages'][-1]['content'] == '2 + 2?' and os.listdir() == []
+"""
+    rows = run(tmp_path, script + SAYS.format("{'reward': 0.5}"), env={"MINE": "yes"})
+    assert [row.reward for row in rows] == [0.5, 0.5]
+
+
+def test_without_a_verdict_there_is_no_loss(tmp_path):
+    assert all(row.is_unscored for row in run(tmp_path, SAYS.format("{'reward': None}")))
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("raise SystemExit('no idea')", "status 1: no idea"),
+        ("pass", "no report"),
+        ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "no JSON"),
+        ("bytearray(1 << 31)", "MemoryError"),
+        (SAYS.format("{}"), "no answer"),
+    ],
+)
+def test_a_command_that_fails_says_why(tmp_path, script, message):
+    with pytest.raises(CommandFailed, match=message):
+        run(tmp_path, script, "math_reward", memory_gib=1.0)
+
+
+def test_a_command_is_ended_with_all_its_processes(tmp_path):
+    pid = tmp_path / "pid"
+    script = f"""
+import subprocess, time
+open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid))
+time.sleep(60)
+"""
+    began = time.monotonic()
+    with pytest.raises(CommandFailed, match="longer than 2 s"):
+        run(tmp_path, script, time_limit=2.0)
+    assert time.monotonic() - began < 30
+    child = int(pid.read_text())
+    for _ in range(200):
+        state = Path(f"/proc/{child}/stat")
+        if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.02)
+    raise AssertionError("the command's child is alive")
+
+
+def test_a_reward_needs_a_source(tmp_path):
+    with pytest.raises(TrinityError, match="default_reward_fn_type"):
+        run(tmp_path, SAYS.format("{'answer': '4'}"))

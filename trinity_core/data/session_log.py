@@ -1,0 +1,71 @@
+"""`buffer/sessions-<explorer>.jsonl`: what was sampled in each session of the OpenAI API, as digests, when it ended.
+
+The server writes it from what engines returned, apart from the experiences that are made later. The audit compares the
+two: every token in a loss was sampled in a session that ended, after exactly the tokens before it, with its log-prob.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+
+SESSION, ANSWERS = "session", "answers"
+"""Keys in `info` of an experience: the name of its session, and first and last + 1 place of each answer that counts."""
+
+
+def answer_digest(tokens: np.ndarray, start: int, logprobs: np.ndarray, versions: np.ndarray) -> str:
+    """Digest of an answer: int32 [P + T] tokens up to its end, P = `start`, and its log-probs and versions [T]."""
+    parts = ((tokens, "<i4"), ([start], "<i8"), (logprobs, "<f4"), (versions, "<i4"))
+    return blake2b(b"".join(np.asarray(part, kind).tobytes() for part, kind in parts), digest_size=16).hexdigest()
+
+
+def answers_in_loss(one: Experience) -> tuple[list[str], int]:
+    """The digests of the answers that carry loss, and the number of tokens that carry loss outside of answers."""
+    assert one.logprobs is not None and one.versions is not None
+    found, left = [], one.action_mask.copy()
+    for start, end in one.info.get(ANSWERS, ()):
+        place = slice(start - one.prompt_length, end - one.prompt_length)
+        if one.action_mask[place].any():
+            left[place] = False
+            found.append(answer_digest(one.tokens[:end], start, one.logprobs[place], one.versions[place]))
+    return found, int(left.sum())
+
+
+class SessionLog:
+    """Appends sessions to the file. Safe to use from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(self, session: str, answers: Sequence[str]) -> None:
+        """Note a session that has ended, with the digests of its answers."""
+        line = json.dumps({SESSION: session, ANSWERS: list(answers)}) + "\n"
+        with self._lock, self._path.open("a") as file:
+            file.write(line)
+
+
+def session_log_path(buffer: Path, explorer: str) -> Path:
+    """The file of an explorer."""
+    return buffer / f"sessions-{explorer}.jsonl"
+
+
+def read_sessions(buffer: Path) -> dict[str, Counter[str]]:
+    """By session, the digests of its answers, of all explorers. A line that was cut off by a crash is left out."""
+    found: dict[str, Counter[str]] = {}
+    for path in sorted(buffer.glob("sessions-*.jsonl")):
+        with path.open("rb") as file:
+            for raw in file:
+                if raw.endswith(b"\n"):
+                    line = json.loads(raw)
+                    found[line[SESSION]] = Counter(line[ANSWERS])
+    return found

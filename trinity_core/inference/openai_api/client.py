@@ -1,0 +1,303 @@
+"""vLLM's `EngineClient` over a pool of engines: what vLLM's own server code asks for its answers.
+
+vLLM's input and output processors run here: engines get and give token ids, and text is decoded in the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+from vllm import RequestOutput, SamplingParams
+from vllm.config import VllmConfig
+from vllm.engine.protocol import EngineClient
+from vllm.exceptions import VLLMServerError, VLLMValidationError
+from vllm.renderers.registry import renderer_from_config
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.engine.parallel_sampling import ParentRequest
+from vllm.v1.outputs import LogprobsLists
+
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.inference.openai_api.live import EXCHANGE, Exchange
+from trinity_core.inference.openai_api.sessions import Call
+from trinity_core.inference.requests import Request, Sample, Sampling
+from trinity_core.loops import Bridge
+
+UNFORCED = "trinity_unforced"
+"""Extra argument of requests that force no grammar. vLLM makes one of strict tools, as if their calls were forced."""
+REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
+
+
+class Streams(Protocol):
+    """What is asked of the engines (`EnginePool`)."""
+
+    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
+        """The samples, in the order of the requests."""
+
+    def stream(self, request: Request) -> AsyncIterator[tuple[Sample, bool]]:
+        """The parts of a sample as it grows; True with the last."""
+
+
+class EnginesLost(VLLMServerError):
+    """No engine answers any more; the run ends or has ended."""
+
+
+@dataclass(eq=False)
+class _Choice:
+    """One answer in the making."""
+
+    index: int
+    core: EngineCoreRequest
+    request: Request
+    ends: Sequence[int]
+    """Tokens that end an answer without being named by the request."""
+    parts: list[Sample] = field(default_factory=list)
+
+    @property
+    def params(self) -> SamplingParams:
+        """vLLM's parameters of the answer."""
+        return _params(self.core)
+
+    def output(self, part: Sample, finished: bool) -> EngineCoreOutput:
+        """The part as vLLM's output processor takes it."""
+        return EngineCoreOutput(
+            self.core.request_id,
+            part.tokens.tolist(),
+            new_logprobs=self._logprobs(part),
+            finish_reason=REASONS[part.reason] if finished else None,
+            stop_reason=self._stop_reason(part) if finished else None,
+        )
+
+    def _logprobs(self, part: Sample) -> LogprobsLists | None:
+        if self.params.logprobs is None or not len(part.tokens):
+            return None
+        if part.top is not None:
+            return LogprobsLists(part.top.tokens, part.top.logprobs, part.top.ranks)
+        return LogprobsLists(part.tokens[:, None], part.logprobs[:, None], np.zeros(len(part.tokens), np.int32))
+
+    def _stop_reason(self, part: Sample) -> int | None:
+        """The token that ended it, if it is one that the request named."""
+        last = int(part.tokens[-1]) if part.reason == "stop" and len(part.tokens) else None
+        return last if last in (self.params.stop_token_ids or ()) and last not in self.ends else None
+
+
+@dataclass(eq=False)
+class _Streams:
+    """Streamed requests on their way from the pool's loop to the server's."""
+
+    pool: Streams
+    bridge: Bridge
+    requests: dict[str, Request]
+    _queue: asyncio.Queue[tuple[str, Sample, bool] | BaseException] = field(default_factory=asyncio.Queue)
+    _pumps: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+
+    async def parts(self) -> AsyncIterator[tuple[str, Sample, bool]]:
+        """The parts of all answers as they come, with their requests' numbers."""
+        for number, request in self.requests.items():
+            self._pumps[number] = self.bridge.call(self._pump(number, request))
+            self._pumps[number].add_done_callback(self._ended)
+        while self._pumps:
+            item = await self._queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item[0] in self._pumps:
+                if item[2]:
+                    del self._pumps[item[0]]
+                yield item
+
+    def stop(self, number: str) -> None:
+        """Give up the rest of an answer."""
+        if number in self._pumps:
+            self._pumps.pop(number).cancel()
+
+    def close(self) -> None:
+        """Give up all that is left."""
+        for number in list(self._pumps):
+            self.stop(number)
+
+    async def _pump(self, number: str, request: Request) -> None:
+        async for part, finished in self.pool.stream(request):
+            self.bridge.here.call_soon_threadsafe(self._queue.put_nowait, (number, part, finished))
+
+    def _ended(self, pump: asyncio.Future[None]) -> None:
+        if not pump.cancelled() and (error := pump.exception()) is not None:
+            self._queue.put_nowait(error)
+
+
+class PoolClient(EngineClient):
+    """Generates on a pool of engines that runs in another event loop, `there`. Used in the server's loop."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        pool: Streams,
+        there: asyncio.AbstractEventLoop,
+        stop_token_ids: Sequence[int] = (),
+        name: str = "api",
+        recorded: bool = True,
+    ) -> None:
+        """`recorded`: whether what is sampled in a session belongs to it."""
+        self.vllm_config, self.model_config = config, config.model_config
+        self.renderer = renderer_from_config(config)
+        self.input_processor = InputProcessor(config, self.renderer)
+        self._pool, self._name, self._stops = pool, name, list(stop_token_ids)
+        self.recorded = recorded
+        self._bridge = Bridge(asyncio.get_running_loop(), there)
+
+    async def generate(  # type: ignore[override]
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """See `EngineClient.generate`. What an engine samples for a session is recorded with its exchange."""
+        _refuse(sampling_params)
+        if not sampling_params.ignore_eos:
+            sampling_params.stop_token_ids = sorted({*(sampling_params.stop_token_ids or ()), *self._stops})
+        core = self.input_processor.process_inputs(request_id, prompt, sampling_params, ("generate",))
+        InputProcessor.assign_request_id(core)
+        processor = OutputProcessor(self.renderer.tokenizer, log_stats=False)
+        choices = {one.core.request_id: one for one in self._choices(core, processor)}
+        exchange = EXCHANGE.get() if self.recorded else None
+        params = _params(core)
+        live = params.output_kind == RequestOutputKind.DELTA or params.stop
+        streams = _Streams(self._pool, self._bridge, {number: one.request for number, one in choices.items()})
+        parts = streams.parts() if live else self._at_once(choices)
+        try:
+            async for number, part, finished in parts:
+                choice = choices[number]
+                given = choice.output(part, finished)
+                done = processor.process_outputs([given])
+                choice.parts.append(part.part(slice(len(given.new_token_ids))))
+                stopped = number in done.reqs_to_abort or len(given.new_token_ids) < len(part.tokens)
+                if exchange is not None and (finished or stopped):
+                    _record(exchange, request_id, choice, "stop" if stopped else part.reason)
+                if stopped:
+                    streams.stop(number)
+                for output in done.request_outputs:
+                    if isinstance(output, RequestOutput):
+                        yield output
+        except TrinityError as error:
+            raise VLLMValidationError(str(error)) from error
+        except TransientFault as error:
+            raise EnginesLost(str(error)) from error
+        finally:
+            streams.close()
+            if exchange is not None:
+                for choice in choices.values():
+                    _record(exchange, request_id, choice, "abort")
+
+    def _choices(self, core: EngineCoreRequest, processor: OutputProcessor) -> list[_Choice]:
+        params = _params(core)
+        parent = ParentRequest(core) if params.n > 1 else None
+        found = []
+        for index in range(params.n):
+            child = core if parent is None else copy(core)
+            if parent is not None:
+                child.request_id, child.sampling_params = parent.get_child_info(index)
+            processor.add_request(child, None, parent, index, None)
+            found.append(_Choice(index, child, self._request(child), self._stops))
+        return found
+
+    def _request(self, core: EngineCoreRequest) -> Request:
+        params = _params(core)
+        assert params.max_tokens is not None
+        sampling = Sampling(params.max_tokens, params.temperature, min_tokens=params.min_tokens)
+        prompt = np.array(core.prompt_token_ids, dtype=np.int32)
+        return Request(f"{self._name}/{core.request_id}", prompt, sampling, params.seed, params)
+
+    async def _at_once(self, choices: dict[str, _Choice]) -> AsyncIterator[tuple[str, Sample, bool]]:
+        """Each answer as a whole."""
+        samples = await self._bridge.call(self._pool.generate([one.request for one in choices.values()]))
+        for number, sample in zip(choices, samples, strict=True):
+            yield number, sample, True
+
+    # ---- the rest of the protocol ----
+
+    @property
+    def is_running(self) -> bool:
+        """See `EngineClient`."""
+        return True
+
+    @property
+    def is_stopped(self) -> bool:
+        """See `EngineClient`."""
+        return False
+
+    @property
+    def errored(self) -> bool:
+        """False: the pool replaces engines, and a request that it cannot serve says so."""
+        return False
+
+    @property
+    def dead_error(self) -> BaseException:
+        """See `EngineClient`."""
+        return EnginesLost("the engines are lost")
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Nothing: closing `generate` gives its request up."""
+
+    async def is_tracing_enabled(self) -> bool:
+        """False."""
+        return False
+
+    async def do_log_stats(self) -> None:
+        """Nothing."""
+
+    async def check_health(self) -> None:
+        """Nothing: the run watches its engines."""
+
+    async def is_sleeping(self) -> bool:
+        """False."""
+        return False
+
+    async def is_paused(self) -> bool:
+        """False."""
+        return False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the threads that render prompts."""
+        self.renderer.shutdown()
+
+    def _not_here(self, *_: Any, **__: Any) -> NoReturn:
+        raise VLLMValidationError("the engines of a run are managed by the run")
+
+    encode = notify_kv_transfer_request_rejected = start_profile = stop_profile = _not_here  # type: ignore[assignment]
+    reset_mm_cache = reset_encoder_cache = reset_prefix_cache = sleep = _not_here  # type: ignore[assignment]
+    release_kv_cache_memory = wake_up = add_lora = _not_here  # type: ignore[assignment]
+    pause_generation = resume_generation = _not_here  # type: ignore[assignment]
+
+
+def _refuse(params: SamplingParams) -> None:
+    """Raise for what the engines of a run cannot do: they hold no tokenizer and return no log-probs of prompts.
+
+    A tool's `strict` is passed over: which calls the policy makes, and how, is its own choice.
+    """
+    if UNFORCED in (params.extra_args or {}):
+        params.structured_outputs = None
+    if params.structured_outputs is not None:
+        message = "answers cannot be forced into a grammar here; leave out response_format, and use tool_choice auto"
+        raise VLLMValidationError(message, parameter="response_format")
+    if params.prompt_logprobs is not None:
+        raise VLLMValidationError("log-probs of the prompt are not served", parameter="prompt_logprobs")
+
+
+def _params(core: EngineCoreRequest) -> SamplingParams:
+    assert core.sampling_params is not None
+    return core.sampling_params
+
+
+def _record(exchange: Exchange, request_id: str, choice: _Choice, reason: Any) -> None:
+    """Note what was sampled; a second note of a choice changes nothing."""
+    key = (request_id, choice.index)
+    if key in exchange.calls or not choice.parts:
+        return
+    sample = choice.parts[0]
+    for part in choice.parts[1:]:
+        sample = sample.then(part)
+    prompt = choice.request.prompt
+    exchange.calls[key] = Call(prompt, Sample(sample.tokens, sample.logprobs, sample.versions, reason))

@@ -1,0 +1,210 @@
+"""The policy as a workflow sees it where its engines also serve the OpenAI API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.session_log import ANSWERS, SESSION
+from trinity_core.data.task import Task
+from trinity_core.inference.openai_api.live import RecordedSession, SessionTerms
+from trinity_core.inference.openai_api.server import ApiServer
+from trinity_core.inference.pool import EnginePool
+from trinity_core.workflows.history import RecordingModel
+from trinity_core.workflows.rewards import Reward
+from trinity_core.workflows.rollout_model import RolloutModel, judged
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+UNCHANGED: dict[str, Any] = {
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "logit_bias": None,
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "min_tokens": 0,
+}
+"""Values of sampling arguments with which an answer comes from the policy's own distribution."""
+
+
+@dataclass(eq=False)
+class OpenSession:
+    """See `trinity_core.workflows.agent.RolloutSession`. Safe to use from any thread."""
+
+    server: ApiServer
+    session: RecordedSession
+    model_name: str
+    tokenizer: Any
+    taken_tokens: int = 0
+    """Sampled tokens that were handed out as experiences."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    @property
+    def base_url(self) -> str:
+        """See `RolloutSession`."""
+        return self.server.base_url(self.session)
+
+    @property
+    def api_key(self) -> str:
+        """See `RolloutSession`."""
+        return self.server.key
+
+    @cached_property
+    def openai_client(self) -> OpenAI:
+        """See `RolloutSession`."""
+        from openai import OpenAI
+
+        return OpenAI(base_url=self.base_url, api_key=self.api_key)
+
+    @cached_property
+    def openai_async_client(self) -> AsyncOpenAI:
+        """See `RolloutSession`."""
+        from openai import AsyncOpenAI
+
+        return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key)
+
+    def end(self) -> None:
+        """Later requests are refused; those in flight are given up."""
+        self.server.close(self.session)
+
+    def experiences(self, reward: Reward | float | None = None, **fields: Any) -> list[Experience]:
+        """See `RolloutSession`."""
+        self.end()
+        sequences = self.session.sequences()
+        self.taken_tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
+        found = []
+        for turn, sequence in enumerate(sequences):
+            texts = self.tokenizer.batch_decode(
+                [sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]]
+            )
+            given = {"turn": turn, **fields}
+            own = {"prompt": texts[0], "response": texts[1], SESSION: self.session.name, ANSWERS: sequence.answers}
+            given["info"] = own | given.get("info", {})
+            given["metrics"] = {"response_length": float(sequence.mask.sum())} | given.get("metrics", {})
+            found.append(sequence.experience(**judged(reward, given)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ApiModels:
+    """Makes the model of each workflow."""
+
+    server: ApiServer
+    model_name: str
+    sampling: Mapping[str, Any]
+    """The policy's temperature, top_p and top_k."""
+    pool: EnginePool
+    """The policy's engines."""
+
+    def model(self, model: RolloutModel, task: Task) -> ApiModel:
+        """The model for one attempt at a task."""
+        return ApiModel(model, task, self)
+
+
+class ApiModel(RecordingModel):
+    """A workflow's model that also opens sessions. They end with the workflow, whatever becomes of it."""
+
+    def __init__(self, model: RolloutModel, task: Task, api: ApiModels) -> None:
+        super().__init__(model)
+        self._task, self._api = task, api
+        self._sessions: list[OpenSession] = []
+
+    def session(self, run: int = 0) -> OpenSession:
+        """A new session, for rollout `run` of the task.
+
+        Training answers are sampled as the run says, whatever a request asks for: the trainer computes log-probs of
+        that distribution. In an evaluation a request may differ.
+        """
+        sampling = {**self._api.sampling, **self._task.sampling}
+        sampling.pop("max_tokens", None)
+        pinned = {} if self._task.is_eval else {**UNCHANGED, **sampling}
+        terms = SessionTerms(self._task.rollout_seed(run), sampling, pinned)
+        session = RecordedSession(terms)
+        self._api.server.open(session)
+        self._sessions.append(OpenSession(self._api.server, session, self._api.model_name, self.tokenizer))
+        return self._sessions[-1]
+
+    @cached_property
+    def _own(self) -> OpenSession:
+        return self.session()
+
+    @property
+    def base_url(self) -> str:
+        """The address of the workflow's own session."""
+        return self._own.base_url
+
+    @property
+    def api_key(self) -> str:
+        """The key for it."""
+        return self._own.api_key
+
+    @property
+    def model_name(self) -> str:
+        """The policy's name in requests."""
+        return self._api.model_name
+
+    @property
+    def openai_client(self) -> OpenAI:
+        """An `openai.OpenAI` for the workflow's own session, for a `run` without `async`."""
+        return self._own.openai_client
+
+    @property
+    def openai_async_client(self) -> AsyncOpenAI:
+        """An `openai.AsyncOpenAI` for the workflow's own session."""
+        return self._own.openai_async_client
+
+    def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
+        """The experiences of all calls since the record was last cleared, then those of the workflow's own session.
+
+        The caller sets their rewards. Ends that session; a later request begins another.
+        """
+        found = super().extract_experience_from_history(clear_history)
+        if "_own" in vars(self):
+            found += self._own.experiences()
+            if clear_history:
+                del self._own
+        return found
+
+    def end(self) -> SessionCounts:
+        """End all sessions; what became of their tokens."""
+        for session in self._sessions:
+            session.end()
+        return SessionCounts(
+            len(self._sessions),
+            sum(one.taken_tokens for one in self._sessions),
+            sum(one.session.sampled_tokens + one.session.dropped_tokens for one in self._sessions),
+        )
+
+
+@dataclass(slots=True)
+class SessionCounts:
+    """Sessions, and their tokens: those that became experiences, and all that were sampled."""
+
+    sessions: int = 0
+    taken: int = 0
+    sampled: int = 0
+
+    def add(self, attempt: SessionCounts, succeeded: bool) -> None:
+        """Count an attempt at a task. One that failed has no experiences."""
+        self.sessions += attempt.sessions
+        self.sampled += attempt.sampled
+        self.taken += attempt.taken if succeeded else 0
+
+    @property
+    def discarded(self) -> int:
+        """Sampled tokens that became no experience."""
+        return self.sampled - self.taken

@@ -1,0 +1,106 @@
+"""What an explorer serves through the OpenAI API, from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity_core.config import Config, RolloutModelConfig
+from trinity_core.data.session_log import SessionLog, session_log_path
+from trinity_core.data.tokenizer import configured_chat_template
+from trinity_core.files import write_json
+from trinity_core.inference.openai_api.model import ApiModels
+from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.settings import EngineSettings
+from trinity_core.layout import JobLayout
+
+POLICY = "policy"
+"""A name of the policy in requests, beside its model path."""
+
+PoolAndStops = tuple[EnginePool, tuple[int, ...]]
+"""The engines of a model, and the tokens that end its answers."""
+
+
+def is_served(config: Config) -> bool:
+    """Whether any model is."""
+    return is_policy_served(config) or any(model.enable_openai_api for model in config.explorer.auxiliary_models)
+
+
+def is_policy_served(config: Config) -> bool:
+    """Whether the policy is. An external model has no engines here."""
+    return config.explorer.rollout_model.enable_openai_api and config.external_model is None
+
+
+def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAndStops]) -> ApiServer:
+    """The server, not started. The policy comes first."""
+    model, explorer = config.model, config.explorer
+    models = []
+    if is_policy_served(config):
+        assert model.max_model_len is not None
+        front = _front(model.model_path, model.max_model_len, explorer.rollout_model, model.trust_remote_code)
+        served = _parsing(explorer.rollout_model) | {
+            "names": (POLICY, model.model_path),
+            "path": model.model_path,
+            "chat_template": configured_chat_template(model),
+            "template_args": _thinking(model.enable_thinking),
+            "sampling": tuple(sampling(config).items()),
+        }
+        models.append(ModelOnPool(served, front, *policy))
+    for other, (pool, stops) in zip(explorer.auxiliary_models, auxiliary, strict=True):
+        if other.enable_openai_api:
+            longest = other.max_model_len or model.max_model_len
+            assert longest is not None
+            served = _parsing(other) | {
+                "names": (other.name or other.model_path,),
+                "path": other.model_path,
+                "template_args": _thinking(other.enable_thinking),
+                "recorded": False,
+            }
+            front = _front(other.model_path, longest, other, other.trust_remote_code)
+            models.append(ModelOnPool(served, front, pool, stops))
+    log = SessionLog(session_log_path(JobLayout(config.job_dir).buffer, explorer.name))
+    return ApiServer(models, explorer.listen_address, explorer.api_port, log)
+
+
+def workflow_models(config: Config, server: ApiServer | None, pool: EnginePool) -> ApiModels | None:
+    """What gives each workflow its sessions, with the policy on `pool`; None if that is not served."""
+    return ApiModels(server, POLICY, sampling(config), pool) if server and is_policy_served(config) else None
+
+
+def sampling(config: Config) -> dict[str, Any]:
+    """How the policy samples unless a request says otherwise."""
+    model = config.model
+    return {"temperature": model.temperature, "top_p": model.top_p, "top_k": max(model.top_k, 0)}
+
+
+def address_file(config: Config) -> Path:
+    """Where programs find the address and the key of the explorer's API. Only its owner may read it."""
+    return config.job_dir / f"openai_api-{config.explorer.name}.json"
+
+
+def write_address(config: Config, server: ApiServer) -> None:
+    """Write it down for programs outside the run."""
+    path = address_file(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"base_url": server.base_url(), "api_key": server.key}, mode=0o600)
+
+
+def _front(path: str, max_model_len: int, model: RolloutModelConfig, trust_remote_code: bool) -> EngineSettings:
+    """Settings for a process that computes nothing: the number format plays no part in it."""
+    dtype = "float32" if model.dtype == "auto" else model.dtype
+    return EngineSettings(path, max_model_len, dtype=dtype, trust_remote_code=trust_remote_code)
+
+
+def _parsing(model: RolloutModelConfig) -> dict[str, Any]:
+    return {
+        "tool_call_parser": model.tool_call_parser,
+        "reasoning_parser": model.reasoning_parser,
+        "enable_auto_tool_choice": model.enable_auto_tool_choice,
+        "log_requests": model.enable_log_requests,
+    }
+
+
+def _thinking(enabled: bool | None) -> tuple[tuple[str, bool], ...]:
+    return () if enabled is None else (("enable_thinking", enabled),)

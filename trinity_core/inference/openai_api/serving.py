@@ -1,0 +1,257 @@
+"""vLLM's chat and completion handlers for one model, with recording, and the choice among several models."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from vllm.entrypoints.generate.base.protocol import DeltaMessage
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelList
+from vllm.entrypoints.serve.utils.request_logger import RequestLogger
+from vllm.exceptions import VLLMValidationError
+from vllm.parser.abstract_parser import Parser
+from vllm.renderers import ChatParams
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from trinity_core.errors import TrinityError
+from trinity_core.inference.openai_api.client import UNFORCED, PoolClient
+from trinity_core.inference.openai_api.live import EXCHANGE, Exchange, setting_of
+from trinity_core.inference.openai_api.sessions import Message, continued_prompt, text_after_answer
+
+log = logging.getLogger(__name__)
+
+PLAIN = (OpenAIServingChat, OpenAIServingCompletion)
+MAX_LOGGED = 2000
+"""Characters of a prompt in the log of requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """How a model is served."""
+
+    names: tuple[str, ...]
+    """Names by which requests may call it; the first is its own."""
+    path: str
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    enable_auto_tool_choice: bool = False
+    log_requests: bool = False
+    chat_template: str | None = None
+    """None: the tokenizer's own."""
+    template_args: tuple[tuple[str, Any], ...] = ()
+    sampling: tuple[tuple[str, Any], ...] = ()
+    """Sampling arguments of requests that set none."""
+    recorded: bool = True
+    """Whether sessions record its answers: the policy's, not those of an auxiliary model."""
+
+
+class RecordedChat(OpenAIServingChat):
+    """vLLM's chat handler; in a session, what continues a recorded answer is served on the recorded tokens."""
+
+    def __init__(self, client: PoolClient, *args: Any, **named: Any) -> None:
+        super().__init__(client, *args, **named)
+        self._tokenizer = copy.deepcopy(client.renderer.get_tokenizer())  # others are used in other threads
+        self._rendering = threading.Lock()
+
+    async def create_chat_completion(
+        self, request: ChatCompletionRequest, raw_request: HttpRequest | None = None
+    ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
+        """See `OpenAIServingChat`."""
+        exchange = EXCHANGE.get()
+        if exchange is None or raw_request is None:
+            return await super().create_chat_completion(request, raw_request)
+        _apply_terms(request, exchange)
+        if request.add_generation_prompt and not request.echo:
+            await self._continue(request, (await raw_request.json())["messages"], exchange)
+        result = await super().create_chat_completion(request, raw_request)
+        if isinstance(result, ChatCompletionResponse):
+            exchange.keep({choice.index: choice.message.model_dump() for choice in result.choices})
+            return result
+        return result if isinstance(result, ErrorResponse) else _kept_stream(result, exchange, request.n or 1)
+
+    async def _continue(self, request: ChatCompletionRequest, messages: Sequence[Message], exchange: Exchange) -> None:
+        """Note what the prompt is made of; if it continues a recorded answer, give vLLM the tokens."""
+        tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+        params = request.build_chat_params(self.chat_template, self.chat_template_content_format).with_defaults(
+            {**self.default_chat_template_kwargs, "tools": tools, "tokenize": False}
+        )
+        exchange.messages, exchange.setting = messages, setting_of(params.chat_template_kwargs)
+        found = exchange.session.continued(exchange.setting, messages)
+        if found is None:
+            return
+        call, count = found
+        rest = await asyncio.to_thread(self._rest, params, messages, count)
+        if rest is not None:
+            exchange.recorded = len(call.tokens)
+            request.kv_transfer_params = {"prompt_token_ids": continued_prompt(call, rest).tolist()}
+
+    def _make_parser(self, *args: Any, **named: Any) -> Parser:
+        """vLLM's parser. That of a streamed answer sees only what is new in its prompt: recorded tokens hold the
+        thoughts of earlier answers, and the parser would take their end for that of the new thoughts."""
+        parser = super()._make_parser(*args, **named)
+        exchange = EXCHANGE.get()
+        if exchange is None or not exchange.recorded:
+            return parser
+        parse, known = parser.parse_delta, exchange.recorded
+
+        def parse_new(*, prompt_token_ids: list[int] | None = None, **how: Any) -> DeltaMessage | None:
+            return parse(prompt_token_ids=prompt_token_ids and prompt_token_ids[known:], **how)
+
+        parser.parse_delta = parse_new  # type: ignore[method-assign, assignment]
+        return parser
+
+    def _rest(self, params: ChatParams, messages: Sequence[Message], count: int) -> list[int] | None:
+        """The tokens of what the template writes after a recorded answer."""
+
+        def render(those: list[Message], generation: bool) -> str:
+            arguments = {**params.chat_template_kwargs, "add_generation_prompt": generation}
+            _, prompt = self.renderer.render_messages(
+                copy.deepcopy(those), ChatParams(params.chat_template, params.chat_template_content_format, arguments)
+            )
+            return str(prompt.get("prompt", ""))  # without text if the tokenizer renders token ids at once
+
+        with self._rendering:
+            try:
+                text = text_after_answer(render, messages, count)
+            except ValueError as error:  # the whole conversation may be rendered all the same
+                log.debug("a conversation begins a new sequence: %s", error)
+                return None
+            return None if text is None else self._tokenizer.encode(text, add_special_tokens=False)
+
+
+class RecordedCompletion(OpenAIServingCompletion):
+    """vLLM's completion handler. In a session its answers are recorded; a prompt of token ids may continue one."""
+
+    async def create_completion(
+        self, request: CompletionRequest, raw_request: HttpRequest | None = None
+    ) -> AsyncGenerator[str, None] | CompletionResponse | ErrorResponse:
+        """See `OpenAIServingCompletion`."""
+        exchange = EXCHANGE.get()
+        if exchange is None:
+            return await super().create_completion(request, raw_request)
+        _apply_terms(request, exchange)
+        result = await super().create_completion(request, raw_request)
+        if isinstance(result, CompletionResponse):
+            exchange.keep()
+            return result
+        given = request.prompt
+        prompts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+        count = prompts * (request.n or 1)
+        return result if isinstance(result, ErrorResponse) else _kept_stream(result, exchange, count)
+
+
+def _apply_terms(request: ChatCompletionRequest | CompletionRequest, exchange: Exchange) -> None:
+    if request.use_beam_search:
+        raise VLLMValidationError("a session samples; leave out use_beam_search", parameter="use_beam_search")
+    terms = exchange.session.terms
+    for name, value in terms.defaults.items():
+        if name not in request.model_fields_set:
+            setattr(request, name, value)
+    for name, value in terms.pinned.items():
+        setattr(request, name, value)
+    if request.seed is None:
+        request.seed = exchange.seed
+
+
+async def _kept_stream(chunks: AsyncIterator[str], exchange: Exchange, count: int) -> AsyncGenerator[str, None]:
+    """The chunks; what they add up to is kept before the client hears that the last of `count` answers has ended."""
+    answers: dict[int, dict[str, Any]] = {}
+    ended: set[int] = set()
+    async for chunk in chunks:
+        for choice in _choices(chunk):
+            add_delta(answers.setdefault(choice["index"], {"role": "assistant"}), choice.get("delta") or {})
+            if choice.get("finish_reason"):
+                ended.add(choice["index"])
+        if (len(ended) == count and count) or "[DONE]" in chunk[:16]:
+            count = 0
+            if not exchange.kept and ended:
+                exchange.keep(answers)
+        yield chunk
+
+
+def _choices(chunk: str) -> list[dict[str, Any]]:
+    data = chunk.removeprefix("data: ").strip()
+    return json.loads(data).get("choices", []) if data.startswith("{") else []
+
+
+def add_delta(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    """Add a chunk of a streamed answer to the message."""
+    for name in ("content", "reasoning"):
+        if delta.get(name):
+            message[name] = (message.get(name) or "") + delta[name]
+    for part in delta.get("tool_calls") or ():
+        calls = message.setdefault("tool_calls", [])
+        while len(calls) <= part["index"]:
+            calls.append({"type": "function", "function": {"name": "", "arguments": ""}})
+        call, function = calls[part["index"]], part.get("function") or {}
+        call["id"] = part.get("id") or call.get("id")
+        for name in ("name", "arguments"):
+            call["function"][name] += function.get(name) or ""
+
+
+class Served:
+    """One model: vLLM's handlers of its requests."""
+
+    def __init__(self, model: ServedModel, client: PoolClient) -> None:
+        self.model = model
+        paths = [BaseModelPath(name=name, model_path=model.path) for name in model.names]
+        self.models = OpenAIServingModels(client, paths)
+        requests = RequestLogger(max_log_len=MAX_LOGGED) if model.log_requests else None
+        parsing: dict[str, Any] = {
+            "enable_auto_tools": model.enable_auto_tool_choice,
+            "tool_parser": model.tool_call_parser,
+            "reasoning_parser": model.reasoning_parser or "",
+        }
+        shared: dict[str, Any] = {
+            "request_logger": requests,
+            "chat_template": model.chat_template,
+            "chat_template_content_format": "auto",
+            "default_chat_template_kwargs": dict(model.template_args),
+        }
+        renderer = OnlineRenderer(client.model_config, client.renderer, **shared, **parsing)
+        chat, completion = (RecordedChat, RecordedCompletion) if model.recorded else PLAIN
+        self.chat = chat(client, self.models, "assistant", online_renderer=renderer, **shared, **parsing)
+        self.completion = completion(client, self.models, online_renderer=renderer, request_logger=requests)
+        self.chat.default_sampling_params = self.completion.default_sampling_params = dict(model.sampling)
+
+
+class ServedModels:
+    """All models of a server; it stands for vLLM's three handlers, and passes a request to those of its model."""
+
+    def __init__(self, served: Sequence[Served]) -> None:
+        names = [name for one in served for name in one.model.names]
+        if len(set(names)) != len(names):
+            raise TrinityError(f"several models are served by one name: {', '.join(names)}; give each a name")
+        self._served = served
+
+    def _of(self, name: str | None) -> Served:
+        """The model of that name. The first one answers for models that there are not, with vLLM's own error."""
+        return next((one for one in self._served if name in one.model.names), self._served[0])
+
+    async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: HttpRequest) -> Any:
+        """See `OpenAIServingChat`."""
+        if request.tool_choice in (None, "auto") and request.extract_structured_outputs() is None:
+            request.vllm_xargs = {**(request.vllm_xargs or {}), UNFORCED: 1}
+        return await self._of(request.model).chat.create_chat_completion(request, raw_request)
+
+    async def create_completion(self, request: CompletionRequest, raw_request: HttpRequest) -> Any:
+        """See `OpenAIServingCompletion`."""
+        return await self._of(request.model).completion.create_completion(request, raw_request)
+
+    async def show_available_models(self) -> ModelList:
+        """See `OpenAIServingModels`."""
+        lists = [await one.models.show_available_models() for one in self._served]
+        return ModelList(data=[card for each in lists for card in each.data])

@@ -1,0 +1,251 @@
+"""What a session recorded, and the fewest sequences that hold each sampled token once. Pure: no server, no vLLM.
+
+A session is one rollout of one task. Its completions form a tree: a request whose messages continue a recorded answer
+is served on the recorded token ids, so its prompt begins with them; any other request begins a new tree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.session_log import answer_digest
+from trinity_core.inference.requests import Sample
+
+Message = Mapping[str, Any]
+Render = Callable[[list[Message], bool], str]
+MARK = "\ue000answer\ue001"
+"""Stands in for an answer while a template is asked what it writes after one. Private-use characters: nobody's text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One answer: the tokens that the engine was given and those that it sampled."""
+
+    prompt: np.ndarray
+    """int32 [P]."""
+    sample: Sample
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int32 [P + T]: prompt and answer."""
+        return np.concatenate([self.prompt, self.sample.tokens])
+
+    @property
+    def digest(self) -> str:
+        """See `answer_digest`."""
+        return answer_digest(self.tokens, len(self.prompt), self.sample.logprobs, self.sample.versions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenSequence:
+    """Tokens with the answers that count here; an answer that counts in another sequence is context in this one."""
+
+    tokens: np.ndarray
+    """int32 [P + T]."""
+    prompt_length: int
+    """P: tokens before the first answer that counts here."""
+    mask: np.ndarray
+    """bool [T]."""
+    logprobs: np.ndarray
+    """float32 [T], 0 where not sampled here."""
+    versions: np.ndarray
+    """int32 [T], -1 where not sampled here."""
+    answers: tuple[tuple[int, int], ...]
+    """First and last + 1 place in `tokens` of each answer that counts here."""
+    truncated: bool
+    """Whether its last answer was cut by a limit."""
+
+    def experience(self, **fields: Any) -> Experience:
+        """The experience of this sequence, with `fields` (reward, run, turn, metrics, info …) set on it."""
+        return Experience(
+            tokens=self.tokens,
+            prompt_length=self.prompt_length,
+            action_mask=self.mask,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            truncated=self.truncated,
+            **fields,
+        )
+
+
+@dataclass
+class Recorder:
+    """The completions of one session, in the order in which they ended."""
+
+    calls: list[Call] = field(default_factory=list)
+    _answers: dict[tuple[str, ...], Call] = field(default_factory=dict)
+    """By setting and history, the answer included: the newest such call."""
+
+    def record(self, call: Call, setting: str = "", history: Sequence[Message] | None = None) -> None:
+        """Keep an answer. `history`: its messages with the answer as the client got it; None: it cannot be continued.
+
+        `setting` is what else the prompt depends on, such as the tools. An answer without tokens is not kept.
+        """
+        if not len(call.sample.tokens):
+            return
+        self.calls.append(call)
+        if history is not None:
+            self._answers[_key(setting, history)] = call
+
+    def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
+        """The newest recorded answer that `messages` continue, and the number of messages up to it.
+
+        None if there is none. Of several, the one with the longest history.
+        """
+        key = _key(setting, messages)
+        for count in range(len(messages) - 1, 0, -1):
+            if messages[count - 1].get("role") == "assistant" and (call := self._answers.get(key[: count + 1])):
+                return call, count
+        return None
+
+    def sequences(self) -> list[TokenSequence]:
+        """The fewest sequences in which each sampled token stands with mask 1 exactly once, oldest answer first."""
+        return [_sequence([self.calls[i] for i in chain]) for chain in fewest_chains(_before(self.calls))]
+
+
+def _key(setting: str, messages: Sequence[Message]) -> tuple[str, ...]:
+    return (setting, *map(canonical, messages))
+
+
+def canonical(message: Message) -> str:
+    """A message as a text that is equal for all its spellings.
+
+    Clients send an answer back with or without empty fields, its content as text or as parts, and a tool's arguments
+    with other white space. Of an answer only its content and its tool calls count: reasoning need not come back.
+    """
+    role = message.get("role")
+    said = {"role": role, "content": _text(message.get("content"))}
+    if role == "assistant":
+        calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+        said["tool_calls"] = [[call.get("name"), _parsed(call.get("arguments"))] for call in calls]
+    else:
+        said |= {name: value for name, value in message.items() if name not in said and value is not None}
+    return json.dumps(said, sort_keys=True, default=str)
+
+
+def _text(content: Any) -> Any:
+    if content is None:
+        return ""
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content
+
+
+def _parsed(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except json.JSONDecodeError:
+        return arguments
+
+
+def text_after_answer(render: Render, messages: Sequence[Message], count: int) -> str | None:
+    """What the template writes after the answer that is message number `count` (from 1), up to the next answer.
+
+    `render` takes messages and whether the start of the next answer follows. The template sees a mark in place of the
+    answer, so its own rendering of the answer and of what is before plays no part. None if the mark does not come
+    through, or a template writes tool calls in a way that cannot be told from what follows.
+    """
+    before, answer, new = list(messages[: count - 1]), messages[count - 1], list(messages[count:])
+    marked = {**answer, "content": MARK}
+    rest = _after_mark(render([*before, marked, *new], True))
+    if rest is None or not answer.get("tool_calls"):
+        return rest
+    end = _after_mark(render([*before, {"role": "assistant", "content": MARK}], False))
+    turn = _after_mark(render([*before, marked], False))
+    if end is None or turn is None or not turn.endswith(end):
+        return None
+    calls = turn[: len(turn) - len(end)]
+    return rest[len(calls) :] if rest.startswith(calls) else None
+
+
+def _after_mark(text: str) -> str | None:
+    parts = text.split(MARK)
+    return parts[1] if len(parts) == 2 else None
+
+
+def continued_prompt(call: Call, rest: Sequence[int]) -> np.ndarray:
+    """int32 [P']: the recorded tokens, then `rest`, the tokens of the text after the answer.
+
+    The template ends the answer with the token with which the policy may have ended it: that one is not repeated.
+    """
+    ended = call.sample.reason == "stop" and len(rest) > 0 and rest[0] == call.sample.tokens[-1]
+    return np.concatenate([call.tokens, np.asarray(rest[1:] if ended else rest, dtype=np.int32)])
+
+
+def fewest_chains(before: Sequence[Sequence[int]]) -> list[list[int]]:
+    """A partition of items into the fewest chains, each in order; chains by their first item.
+
+    `before[i]`: the items that may come before i in a chain, the preferred first; a transitive relation. The number of
+    chains is that of the items less a maximum matching of items to their predecessors (Fulkerson 1956, "Note on
+    Dilworth's decomposition theorem for partially ordered sets"), found by augmenting paths.
+    """
+    follower: dict[int, int] = {}
+    leader: dict[int, int] = {}
+    for item in range(len(before)):
+        _augment(item, before, follower, leader)
+    chains = []
+    for start in [item for item in range(len(before)) if item not in leader]:
+        chain = [start]
+        while chain[-1] in follower:
+            chain.append(follower[chain[-1]])
+        chains.append(chain)
+    return chains
+
+
+def _augment(item: int, before: Sequence[Sequence[int]], follower: dict[int, int], leader: dict[int, int]) -> None:
+    """Give `item` a predecessor, moving the followers of others if need be; nothing if that is impossible."""
+    wanted_by: dict[int, int] = {}
+    waiting = deque([item])
+    while waiting:
+        current = waiting.popleft()
+        for one in before[current]:
+            if one in wanted_by:
+                continue
+            wanted_by[one] = current
+            if one in follower:
+                waiting.append(follower[one])
+                continue
+            free: int | None = one
+            while free is not None:  # each item on the path takes what was found for it, and frees what it had
+                taker = wanted_by[free]
+                freed = leader.get(taker)
+                follower[free], leader[taker] = taker, free
+                free = freed
+            return
+
+
+def _before(calls: Sequence[Call]) -> list[list[int]]:
+    """For each call the calls whose tokens its prompt begins with, the longest first."""
+    tokens = [call.tokens for call in calls]
+    found = []
+    for call in calls:
+        prompt = call.prompt
+        fitting = [i for i, those in enumerate(tokens) if len(those) <= len(prompt) and _begins(prompt, those)]
+        found.append(sorted(fitting, key=lambda i: -len(tokens[i])))
+    return found
+
+
+def _begins(tokens: np.ndarray, those: np.ndarray) -> bool:
+    return tokens[len(those) - 1] == those[-1] and np.array_equal(tokens[: len(those)], those)
+
+
+def _sequence(chain: Sequence[Call]) -> TokenSequence:
+    tokens, start = chain[-1].tokens, len(chain[0].prompt)
+    length = len(tokens) - start
+    mask = np.zeros(length, dtype=np.bool_)
+    logprobs = np.zeros(length, dtype=np.float32)
+    versions = np.full(length, -1, dtype=np.int32)
+    for call in chain:
+        answer = slice(len(call.prompt) - start, len(call.prompt) - start + len(call.sample.tokens))
+        mask[answer], logprobs[answer], versions[answer] = True, call.sample.logprobs, call.sample.versions
+    places = tuple((len(call.prompt), len(call.prompt) + len(call.sample.tokens)) for call in chain)
+    return TokenSequence(tokens, start, mask, logprobs, versions, places, chain[-1].sample.reason != "stop")
