@@ -102,6 +102,19 @@ def test_published_weights_survive_full_checkpoint(layout):
     assert latest_whole(layout.root) == 1
 
 
+def test_published_weights_outlive_the_checkpoint_of_their_step(layout):
+    """An explorer may still need version 1 when the checkpoint of step 3 displaces that of step 1."""
+    weights = CheckpointVersions(layout.root)
+    for step in (1, 2, 3):
+        weights.publish(step, [("w", torch.full((3,), float(step)))], keep=3)
+        save(layout, step, keep=1)
+    assert weights.versions() == [1, 2, 3] and dict(weights.load(1))["w"].tolist() == [1, 1, 1]
+    assert whole_steps(layout.root) == [3]
+    assert [path.name for path in sorted(layout.step(1).rglob("*"))] == ["actor", "weights.json", "weights.safetensors"]
+    weights.publish(4, [("w", torch.ones(3))], keep=2)
+    assert layout.steps() == [3, 4]
+
+
 def test_folder_with_only_weights_is_no_damaged_checkpoint(layout, caplog):
     CheckpointVersions(layout.root).publish(1, [("w", torch.ones(3))])
     assert latest_whole(layout.root) is None

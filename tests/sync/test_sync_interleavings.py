@@ -1,5 +1,7 @@
 """Every interleaving of explorers and a trainer, crashes included: no deadlock, no row too old, every step reached.
 
+In fixed style also: each explore step finds exactly the version that is due, whatever was lost before.
+
 The model below holds the rules of `trinity_core.store` (a batch is whole, or short if nothing more comes; a rewind
 undoes what came after a checkpoint) without its database, and asks `trinity_core.sync.schedule` everything else. A
 state has no clock: whatever may happen next is an edge, so silence of any length is covered.
@@ -7,6 +9,7 @@ state has no clock: whatever may happen next is an edge, so silence of any lengt
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -23,6 +26,8 @@ from trinity_core.sync.schedule import (
     publish_interval,
     publishes_after,
     required_version,
+    resumed_versions,
+    versions_kept,
 )
 
 
@@ -86,6 +91,12 @@ class State:
     crashes: int = 0
     dropped: bool = field(default=False)
     """Whether a row was found to be too old when its turn came."""
+    loadable: tuple[int, ...] = (0,)
+    """Fixed style: the published versions that are there."""
+    saved: tuple[int, ...] = ()
+    """Fixed style: the older versions that the checkpoint holds."""
+    inexact: bool = False
+    """Whether an explore step began with another version than the one that was due."""
 
     @property
     def leased(self) -> int:
@@ -121,8 +132,10 @@ def explorer_edges(run: Run, state: State, index: int) -> Edges:
 def begin(run: Run, state: State, index: int) -> State:
     me = state.explorers[index]
     if run.style == "fixed":
-        version = required_version(me.done + 1, run.interval, run.offset)
-        awaited = version if version > state.published else None
+        due = required_version(me.done + 1, run.interval, run.offset)
+        version = min((v for v in state.loadable if v >= due), default=due)
+        awaited = due if version not in state.loadable else None
+        state = replace(state, inexact=state.inexact or (awaited is None and version != due))
     else:
         look = look_interval(run.style, run.interval)
         version = dynamic_version(me.done + 1, look, me.held, state.published)
@@ -158,7 +171,12 @@ def nothing_more_comes(run: Run, state: State) -> bool:
 
 def trainer_edges(run: Run, state: State) -> Edges:
     if state.crashes < run.crashes and state.leased:
-        yield "crash", rewound(run, replace(state, crashes=state.crashes + 1))
+        crashed = replace(state, crashes=state.crashes + 1)
+        yield "crash", rewound(run, crashed)
+        if run.style == "fixed":
+            yield "crash", rewound(run, all_lost(crashed))
+            if not state.training and state.trained > state.committed:
+                yield "crash", rewound(run, all_lost(checkpoint(run, crashed)))
     if state.training:
         yield "train", trained(run, state)
     elif state.trained < run.train_steps:
@@ -174,9 +192,33 @@ def trained(run: Run, state: State) -> State:
     step = state.trained + 1
     published = step if publishes_after(step, run.bound.publish_every) else state.published
     state = replace(state, trained=step, training=False, published=published)
+    if published == step:
+        state = with_versions(run, state, (*state.loadable, step))
     if step % run.save_every == 0 or step == run.train_steps:
-        state = replace(state, committed=step, leased_rows=())
+        state = checkpoint(run, state)
     return state
+
+
+def with_versions(run: Run, state: State, versions: tuple[int, ...]) -> State:
+    if run.style != "fixed":
+        return state
+    return replace(state, loadable=versions[-versions_kept(run.interval, run.offset) :])
+
+
+def oldest_needed(run: Run, state: State) -> int:
+    return required_version(state.explorers[0].done + 1, run.interval, run.offset)
+
+
+def checkpoint(run: Run, state: State) -> State:
+    """Also what the trainer does when the run is asked to stop."""
+    older = [v for v in state.loadable if oldest_needed(run, state) <= v < state.trained]
+    return replace(state, committed=state.trained, leased_rows=(), saved=tuple(older) if run.style == "fixed" else ())
+
+
+def all_lost(state: State) -> State:
+    """Every process has ended, and shared memory with them; they are started again."""
+    explorers = tuple(replace(explorer, lost="") for explorer in state.explorers)
+    return replace(state, explorers=explorers, loadable=())
 
 
 def rewound(run: Run, state: State) -> State:
@@ -193,7 +235,10 @@ def rewound(run: Run, state: State) -> State:
         done = min(explorer.done, first.get(index, run.steps + 1) - 1)
         state = with_explorer(state, index, done=done, **over)
     published = back - back % run.bound.publish_every
-    return replace(state, queue=kept, leased_rows=(), trained=back, training=False, published=published)
+    state = replace(state, queue=kept, leased_rows=(), trained=back, training=False, published=published)
+    there = {version for version in (*state.loadable, *state.saved) if version <= back}
+    needed = resumed_versions(back, oldest_needed(run, state), run.interval, there)
+    return with_versions(run, state, tuple(sorted({v for v in state.loadable if v <= back} | set(needed))))
 
 
 def edges(run: Run, state: State) -> Edges:
@@ -283,12 +328,25 @@ def test_crashes_cost_work_but_never_the_bound(style, crashes):
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3])
-@pytest.mark.parametrize("offset", [0, 1, 2])
-def test_fixed_style_keeps_its_own_bound(interval, offset):
-    for crashes in (0, 1):
+@pytest.mark.parametrize("offset", [0, 1, 2, 3])
+def test_fixed_style_is_exact_and_keeps_its_own_bound(interval, offset):
+    for crashes, save_every in ((0, 2), (1, 2), (2, 2), (2, 3)):
         for rows, batch in ((2, 2), (1, 2), (2, 3)):
-            run = Run("fixed", interval, offset, 0, rows, batch, steps=5, crashes=crashes)
-            assert not any(state.dropped for state in check(run)), run
+            run = Run("fixed", interval, offset, 0, rows, batch, steps=6, crashes=crashes, save_every=save_every)
+            found = check(run)
+            assert not any(state.dropped for state in found), run
+            assert not any(state.inexact for state in found), run
+
+
+@pytest.mark.parametrize("forgotten", ["kept", "saved"])
+def test_versions_that_are_forgotten_make_a_run_inexact(forgotten, monkeypatch):
+    """With the two newest versions alone, or with none in the checkpoint, some step gets another version."""
+    here = sys.modules[__name__]
+    if forgotten == "kept":
+        monkeypatch.setattr(here, "versions_kept", lambda interval, offset: 2)
+    else:
+        monkeypatch.setattr(here, "checkpoint", lambda run, state, save=checkpoint: replace(save(run, state), saved=()))
+    assert any(state.inexact for state in check(Run("fixed", 1, 3, steps=6, crashes=1)))
 
 
 def test_a_bound_below_the_least_would_need_empty_steps():

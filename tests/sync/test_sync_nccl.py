@@ -86,7 +86,7 @@ def test_sender_matches_vllms_interface(monkeypatch, tmp_path):
             pass
 
     tensors = [("a", torch.ones(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]
-    source = VllmWeights(Weights(tensors), engine_dtype="bfloat16")
+    source = VllmWeights(Weights(tensors), engine_dtype="bfloat16", copies=True)
     assert [(m.name, m.dtype, m.shape) for m in source.metadata()] == [(n, t.dtype, tuple(t.shape)) for n, t in tensors]
     monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: Group())
     sent = []
@@ -101,5 +101,8 @@ def test_sender_matches_vllms_interface(monkeypatch, tmp_path):
     assert folder.values(5, "bfloat16") == {name: value_digest(tensor, "bfloat16") for name, tensor in tensors}
     assert engine.calls[2][1]["dtype_names"] == ["float32", "bfloat16"]
     assert "client" in inspect.signature(nccl_engine.NCCLTrainerWeightTransferEngine.trainer_init).parameters
+    tensors[0][1].fill_(2)
+    sender.send(6, kept=dict(folder.load(5)))
+    assert sent == ["a", "b", "a", "b"] and dict(folder.load(6))["a"].unique().tolist() == [1], "older weights again"
     sender.close()
     assert TensorSpec("a", "float32", (2, 3)) == spec_of("a", tensors[0][1])

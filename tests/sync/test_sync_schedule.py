@@ -18,7 +18,9 @@ from trinity_core.sync.schedule import (
     publish_interval,
     publishes_after,
     required_version,
+    resumed_versions,
     syncs_before,
+    versions_kept,
 )
 
 steps = st.integers(1, 500)
@@ -50,6 +52,45 @@ def test_every_required_version_is_published(step, interval, offset):
 def test_version_grows_by_the_interval_at_each_sync(step, interval, offset):
     grown = required_version(step + 1, interval, offset) - required_version(step, interval, offset)
     assert grown == (interval if syncs_before(step + 1, interval, offset) else 0)
+
+
+@given(st.integers(0, 100), st.integers(0, 100), intervals, offsets)
+def test_enough_versions_are_kept_for_the_next_step(explored, behind, interval, offset):
+    """Whatever step of those explored the trainer has reached, the version that comes next is among the newest."""
+    trained = max(explored - behind, 0)
+    published = [version for version in range(trained + 1) if publishes_after(version, interval)]
+    due = required_version(explored + 1, interval, offset)
+    assert due > trained or due in published[-versions_kept(interval, offset) :]
+
+
+@given(st.integers(1, 100), intervals, offsets, st.integers(0, 5))
+def test_resumed_versions_serve_every_later_step(saved, interval, offset, ahead):
+    """Of a checkpoint that keeps what is needed; `ahead` explore steps are stored beyond those trained."""
+    explored = min(saved + ahead, last_step_with(saved, interval, offset))
+    since = required_version(explored + 1, interval, offset)
+    published = {version for version in range(saved + 1) if publishes_after(version, interval)}
+    kept = sorted(published - {saved})[-versions_kept(interval, offset) :]
+    there = resumed_versions(saved, since, interval, [version for version in kept if version >= since])
+    for step in range(explored + 1, last_step_with(saved, interval, offset) + 1):
+        assert required_version(step, interval, offset) in there
+    assert set(there) <= published
+
+
+@pytest.mark.parametrize(
+    ("step", "since", "interval", "kept", "there"),
+    [
+        (10, 9, 1, [9], [9, 10]),
+        (5, 4, 2, [4], [4]),
+        (5, 4, 2, [], [5]),
+        (7, 6, 4, [2, 6], [6]),
+        (7, 4, 4, [6], [6]),
+        (9, 9, 1, [7, 8, 9, 10], [9]),
+        (1, 0, 2, [0], [0]),
+        (1, 2, 2, [0], []),
+    ],
+)
+def test_resumed_versions_by_example(step, since, interval, kept, there):
+    assert resumed_versions(step, since, interval, kept) == there
 
 
 @given(st.integers(0, 500), intervals, offsets)

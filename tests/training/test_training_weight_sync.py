@@ -18,13 +18,14 @@ from trinity_core.sync.memory import MemoryVersions
 from trinity_core.sync.methods import run_versions
 from trinity_core.sync.nccl import PushedVersions, PushPublisher
 from trinity_core.sync.nccl_transfer import VllmWeights
-from trinity_core.sync.schedule import required_version
+from trinity_core.sync.schedule import last_step_with, required_version
 from trinity_core.sync.tensorfile import spec_of
 from trinity_core.sync.versions import VersionPublisher
 from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.training import weight_sync
 from trinity_core.training.distributed import Ranks
-from trinity_core.training.publish import KEPT, Publisher
+from trinity_core.training.kept_weights import kept
+from trinity_core.training.publish import Publisher
 from trinity_core.training.weight_sync import PolicyWeights, trainer_rank
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -45,12 +46,15 @@ class TrainingEngine:
 
 
 class Sender:
-    def __init__(self, versions: MemoryVersions) -> None:
-        self.versions, self.sent = versions, []
+    """Engines that hold what was sent last; the trainer's weights come from `weights`, which are copied if there."""
 
-    def send(self, version: int, check: WeightCheck | None = None) -> None:
+    def __init__(self, versions: MemoryVersions, weights: Any = ()) -> None:
+        self.versions, self.weights, self.sent, self.held = versions, weights, [], {}
+
+    def send(self, version: int, check: WeightCheck | None = None, kept: Any = None) -> None:
         self.sent.append(version)
-        self.versions.publish(version, [], check)
+        self.held = {name: t.clone() for name, t in (self.weights if kept is None else kept.items())}
+        self.versions.publish(version, self.held.items(), check)
 
 
 @pytest.fixture
@@ -64,15 +68,16 @@ def rank_zero(explorers_wait: Any = lambda version: True, stopping: Any = lambda
 
 def pushing(
     versions: MemoryVersions, explorers_wait: Any = lambda version: True, stopping: Any = lambda: False,
-    timeout: float = 5,
+    timeout: float = 5, engine: Any = None,
 ):  # fmt: skip
     senders: list[Sender] = []
+    trainer = rank_zero(explorers_wait, stopping, engine)
 
     def connect() -> Sender:
-        senders.append(Sender(versions))
+        senders.append(Sender(versions, trainer.weights if engine else ()))
         return senders[-1]
 
-    return PushPublisher(versions, rank_zero(explorers_wait, stopping), connect, timeout), senders
+    return PushPublisher(versions, trainer, connect, timeout), senders
 
 
 @pytest.mark.parametrize(
@@ -168,20 +173,135 @@ def test_gathered_tensors_are_copied_for_a_push(monkeypatch: Any) -> None:
     assert [t.item() for _, t in list(VllmWeights(PolicyWeights(engine)))] == [1.0, 2.0]
 
 
-def test_push_resumes_between_syncs_with_the_checkpoints_version(
-    make_config: Any, versions: PushedVersions, tmp_path: Path, monkeypatch: Any
-) -> None:
+class Explored:
+    """How far the explorer of a run is, in explore steps."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def __call__(self) -> int:
+        return self.step
+
+
+class SmallRun:
+    """A trainer whose weights at step n are n everywhere, with its versions in shared memory or in the engines."""
+
+    def __init__(
+        self, config: Any, folder: Path, method: str, explored: Explored, waits: Any = lambda version: True
+    ) -> None:
+        config.job_dir.mkdir(parents=True, exist_ok=True)
+        engine: Any = TrainingEngine()
+        self.weight = engine.module["lm"].norm.weight
+        self.senders: list[Sender] = []
+        if method == "nccl":
+            self.versions: Any = PushedVersions(folder / "shm", spill=folder / "spill")
+            writer, self.senders = pushing(self.versions, waits, stopping=lambda: True, engine=engine)
+        else:
+            self.versions = MemoryVersions(folder / "shm", spill=folder / "spill")
+            writer = self.versions.publisher(config, rank_zero(engine=engine))
+        self.publisher = Publisher(config, SimpleNamespace(ranks=ALONE), self.versions, writer, explored)  # type: ignore[arg-type]
+
+    def train(self, step: int) -> None:
+        with torch.no_grad():
+            self.weight.fill_(step)
+        if self.publisher.due(step):
+            self.publisher.publish(step)
+
+    def held(self, version: int) -> float:
+        """The weights that engines have once they have loaded `version`."""
+        weights = self.senders[0].held if self.senders else dict(self.versions.load(version))
+        return weights["norm.weight"][0].item()
+
+
+def synchronous(make_config: Any, interval: int = 1, offset: int = 0) -> Any:
+    values = {"mode": "both", "synchronizer.sync_interval": interval, "synchronizer.sync_offset": offset}
+    return make_config().with_values(values)
+
+
+@pytest.fixture
+def no_check(monkeypatch: Any) -> None:
     monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: CHECK)
-    config = make_config(synchronizer__sync_interval=2)
-    config.job_dir.mkdir(parents=True)
-    pusher, senders = pushing(versions)
-    publisher = Publisher(config, SimpleNamespace(ranks=ALONE), versions, pusher)  # type: ignore[arg-type]
-    assert publisher.due(2) and not publisher.due(3)
-    publisher.publish(2)
-    publisher.keep_for_resume(3, tmp_path)
-    assert not (tmp_path / KEPT).exists(), "there are no tensors to keep"
-    publisher.resume(3, tmp_path)
-    assert senders[0].sent == [2, 3]
+
+
+@pytest.mark.parametrize("method", ["memory", "nccl"])
+@pytest.mark.parametrize(("interval", "offset"), [(1, 0), (1, 1), (1, 3), (2, 0), (2, 1), (3, 2), (2, 5)])
+@pytest.mark.usefixtures("no_check")
+def test_resumed_engines_get_each_version_that_is_due(
+    make_config: Any, tmp_path: Path, method: str, interval: int, offset: int
+) -> None:
+    """Saved at any step with the explorer as far behind or ahead as it may be; then everything but the disk is lost."""
+    config = synchronous(make_config, interval, offset)
+    for saved in range(1, 9):
+        for ahead in range(interval + offset):
+            explored = Explored()
+            folder = tmp_path / f"{saved}-{ahead}"
+            checkpoint = folder / "checkpoint"
+            checkpoint.mkdir(parents=True)
+            explored.step = min(saved + ahead, last_step_with(saved, interval, offset))
+            since = required_version(explored.step + 1, interval, offset)
+            if method == "nccl" and since < (saved - 1) // interval * interval:
+                continue  # the trainer would still wait to push an earlier version
+            before = SmallRun(config, folder, method, explored, lambda version, since=since: version <= since)
+            before.publisher.publish(0)
+            for step in range(1, saved + 1):
+                before.train(step)
+            before.publisher.keep_for_resume(saved, checkpoint)
+            before.versions.remove()
+
+            after = SmallRun(config, folder, method, explored)
+            with torch.no_grad():
+                after.weight.fill_(saved)
+            due = sorted({
+                required_version(step, interval, offset)
+                for step in range(explored.step + 1, last_step_with(saved, interval, offset) + 1)
+            })  # fmt: skip
+            after.publisher.rewind(saved)
+            after.publisher.resume(saved, checkpoint)
+            if method == "nccl":
+                pushed = after.senders[0].sent if after.senders else []
+                assert pushed == [version for version in due if version], (saved, ahead)
+                assert not pushed or after.held(pushed[-1]) == pushed[-1]
+            else:
+                for version in due:
+                    assert after.versions.wait(version, timeout=0) == version, (saved, ahead)
+                    assert after.held(version) == (version or 1), "norm weights begin as ones"
+            after.versions.remove()
+
+
+@pytest.mark.usefixtures("no_check")
+def test_versions_in_a_checkpoint_are_only_those_still_needed(make_config: Any, tmp_path: Path) -> None:
+    config = synchronous(make_config, offset=2)
+    explored = Explored()
+    run = SmallRun(config, tmp_path, "memory", explored)
+    for step in range(8):
+        run.train(step)
+    for done, versions in ((7, [5, 6]), (8, [6]), (9, [])):
+        explored.step = done
+        folder = tmp_path / str(done)
+        folder.mkdir()
+        run.publisher.keep_for_resume(7, folder)
+        assert sorted(kept(folder)) == versions
+    run.versions.remove()
+
+
+@pytest.mark.usefixtures("no_check")
+def test_kept_versions_are_pushed_in_order_with_their_weights(make_config: Any, tmp_path: Path) -> None:
+    """Over NCCL each kept version is sent once explorers wait for it, the present weights last."""
+    config = synchronous(make_config, offset=2)
+    explored = Explored()
+    before = SmallRun(config, tmp_path / "before", "memory", explored)
+    for step in range(6):
+        before.train(step)
+    explored.step = 5
+    before.publisher.keep_for_resume(5, tmp_path)
+    waits: list[int] = []
+    pushed = PushedVersions(tmp_path / "after", spill=tmp_path / "spill")
+    writer, senders = pushing(pushed, lambda version: waits.append(version) or True, engine=TrainingEngine())
+    Publisher(config, SimpleNamespace(ranks=ALONE), pushed, writer, explored).resume(5, tmp_path)  # type: ignore[arg-type]
+    assert senders[0].sent == [3, 4, 5] and waits == [1, 4, 5]
+    assert dict(pushed.load(4))["norm.weight"].tolist() == [4, 4, 4]
+    for versions in (before.versions, pushed):
+        versions.remove()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +314,7 @@ def test_push_resumes_between_syncs_with_the_checkpoints_version(
 )
 def test_the_trainer_publishes_as_the_style_says(make_config: Any, style: str, due: list[int]) -> None:
     config = make_config(synchronizer__sync_style=style, synchronizer__sync_interval=3)
-    publisher = Publisher(config, SimpleNamespace(ranks=ALONE), None, None)  # type: ignore[arg-type]
+    publisher = Publisher(config, SimpleNamespace(ranks=ALONE), None, None, Explored())  # type: ignore[arg-type]
     assert [step for step in range(1, 7) if publisher.due(step)] == due
 
 
@@ -208,34 +328,23 @@ def test_the_trainer_publishes_as_the_style_says(make_config: Any, style: str, d
         (7, 7, 7, "version 6 is too old"),
     ],
 )
+@pytest.mark.usefixtures("no_check")
 def test_resume_finds_weights_after_an_interval_change(
-    make_config: Any, tmp_path: Path, monkeypatch: Any, step: int, new_interval: int, resumed: int, why: str
+    make_config: Any, tmp_path: Path, step: int, new_interval: int, resumed: int, why: str
 ) -> None:
     """A run publishes every second step and saves at `step`; another one, with no version in memory, resumes."""
-    monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: CHECK)
-    engine: Any = TrainingEngine()
-    weight = engine.module["lm"].norm.weight
-
-    def publisher(name: str, interval: int) -> Publisher:
-        versions = MemoryVersions(tmp_path / name, spill=tmp_path / "spill")
-        config = make_config(synchronizer__sync_interval=interval)
-        config.job_dir.mkdir(parents=True, exist_ok=True)
-        writer = VersionPublisher(versions, rank_zero(engine=engine))
-        return Publisher(config, SimpleNamespace(ranks=ALONE), versions, writer)  # type: ignore[arg-type]
-
-    def train(step: int) -> None:
-        with torch.no_grad():
-            weight.fill_(step)
-
+    explored = Explored()
     named = JobLayout(make_config().job_dir).latest_state_dict
-    before, after = publisher("before", 2), publisher("after", new_interval)
-    for number in range(1, step + 1):
-        train(number)
-        if before.due(number):
-            before.publish(number)
-    before.keep_for_resume(step, tmp_path)
+    before = SmallRun(synchronous(make_config, 2), tmp_path / "before", "memory", explored)
+    for explored.step in range(1, step + 1):
+        before.train(explored.step)
+    before.publisher.keep_for_resume(step, tmp_path)
     before.versions.remove()
     assert int(named.read_text()) == step - step % 2
+    run = SmallRun(synchronous(make_config, new_interval), tmp_path / "after", "memory", explored)
+    with torch.no_grad():
+        run.weight.fill_(step)
+    after = run.publisher
     after.resume(step, tmp_path)
     assert int(named.read_text()) == resumed
     assert after.versions.versions() == [resumed], why
@@ -245,13 +354,16 @@ def test_resume_finds_weights_after_an_interval_change(
     after.versions.remove()
 
 
-def test_kept_weights_without_a_version_are_ignored(make_config: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: CHECK)
-    engine: Any = TrainingEngine()
-    config = make_config(synchronizer__sync_interval=2)
-    config.job_dir.mkdir(parents=True)
-    save_file({"norm.weight": torch.zeros(3)}, tmp_path / KEPT)
-    versions = MemoryVersions(tmp_path / "shm", spill=tmp_path / "spill")
-    writer = VersionPublisher(versions, rank_zero(engine=engine))
-    Publisher(config, SimpleNamespace(ranks=ALONE), versions, writer).resume(3, tmp_path)  # type: ignore[arg-type]
-    assert versions.versions() == [3]
+@pytest.mark.parametrize("version", [None, "2"])
+@pytest.mark.usefixtures("no_check")
+def test_checkpoints_of_older_releases(make_config: Any, tmp_path: Path, version: str | None) -> None:
+    """They hold one file, whose version is unknown in the oldest ones: then the present weights take over."""
+    metadata = {"version": version, "probe": "null"} if version else None
+    save_file({"norm.weight": torch.full((3,), 2.0)}, tmp_path / "rollout_weights.safetensors", metadata)
+    explored = Explored()
+    explored.step = 3
+    run = SmallRun(synchronous(make_config, 2), tmp_path, "memory", explored)
+    run.publisher.resume(3, tmp_path)
+    assert run.versions.versions() == [int(version or 3)]
+    assert run.held(int(version or 3)) == (2 if version else 1)
+    run.versions.remove()

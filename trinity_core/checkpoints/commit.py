@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from trinity_core.checkpoints.manifest import write_manifest
@@ -70,13 +71,30 @@ def commit(
 def remove_old(layout: JobLayout, upto: int, keep: int, protect: Collection[int] = ()) -> list[int]:
     """Delete committed checkpoints except the newest `keep` (at least one) and those in `protect`; return their steps.
 
+    Published weights in their folders stay, as long as they are loadable (`sync.checkpoint` removes them).
     Checkpoints after step `upto` neither count nor are deleted: they are damaged, and the run resumed from before them.
     """
     finished = [step for step in layout.steps() if step <= upto and (layout.step(step) / MANIFEST).exists()]
     gone = [step for step in finished[: -max(keep, 1)] if step not in protect]
     for step in gone:
-        remove_tree(layout.step(step))
+        if (layout.step(step) / PUBLISHED[-1]).exists():
+            _remove_all_but_published(layout.step(step))
+        else:
+            remove_tree(layout.step(step))
     return gone
+
+
+def _remove_all_but_published(folder: Path) -> None:
+    """Delete a checkpoint whose step is also a version that explorers may load; the manifest goes first."""
+    with clear_errors("removing", folder):
+        (folder / MANIFEST).unlink()
+        kept = {folder / name for name in PUBLISHED}
+        for path in sorted(folder.rglob("*"), reverse=True):
+            if path.is_dir() and not path.is_symlink():
+                with suppress(OSError):  # the folder of the published weights is not empty
+                    path.rmdir()
+            elif path not in kept:
+                path.unlink()
 
 
 def _carry_over(target: Path, temporary: Path) -> None:

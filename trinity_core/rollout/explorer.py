@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 
 OPERATOR_SECONDS = 3600.0
 """For the experience operators of a step. A model as a judge may be among them."""
+NEWER_THAN_DUE = (
+    "explore step %d uses version %d, as version %d is gone: the schedule has changed since the checkpoint, or train "
+    "steps take fewer rows than an explore step gives. A resumed run may use another one"
+)
 PULL_ATTEMPTS = 3
 """Attempts to load a version, since the one that was found may be removed before it is loaded."""
 
@@ -213,6 +217,8 @@ class Explorer:
         found = await self._waited(wait)
         if wait.went_back:
             raise LineageChanged(f"the trainer went back while version {version} was waited for")
+        if found is not None and found > version and self.is_synchronous:
+            log.warning(NEWER_THAN_DUE, self._step + 1, found, version)
         return found
 
     async def load(self, version: int) -> None:

@@ -3,6 +3,9 @@
 Version 0 is what engines start with and is not pushed. The connection is made with the first push, when the engines
 have had time to start. In fixed style the trainer pushes once every explorer waits for the version, so that no explore
 step mixes two versions. In the other styles explorers never wait: engines pause, and each token records its version.
+
+A synchronous run with `sync_interval` above 1 or a `sync_offset` samples with older weights than the trainer's. To
+resume exactly it needs them in its checkpoints, so each push also copies the tensors to shared memory.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from trinity_core.sync.digest import digest
 from trinity_core.sync.memory import MemoryVersions
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trinity_core.config import Config
     from trinity_core.sync.publisher import TrainerRank
     from trinity_core.sync.versions import WeightVersions
@@ -32,6 +37,7 @@ class PushedVersions(MemoryVersions):
     """Versions whose tensors are in the engines alone: a record holds the number, the digests and the weight check."""
 
     keeps_tensors = False
+    """An explorer takes nothing from here; checkpoints do, where the run `needs_copies`."""
 
     def publisher(self, config: Config, trainer: TrainerRank) -> PushPublisher:
         """A `PushPublisher` to the engines of the run."""
@@ -39,6 +45,10 @@ class PushedVersions(MemoryVersions):
             trainer = replace(trainer, explorers_wait=lambda version: True)
         connect = partial(connect_engines, config, trainer, self)
         return PushPublisher(self, trainer, connect, config.synchronizer.sync_timeout, engine_dtype(config))
+
+    def there_at_start(self) -> list[int]:
+        """Version 0, with which engines start."""
+        return [0]
 
     def rewind(self, version: int) -> list[int]:
         """Forget every version: a run that resumes has new engines, which hold none of them."""
@@ -48,8 +58,10 @@ class PushedVersions(MemoryVersions):
 class Sender(Protocol):
     """What `PushPublisher` needs of `NcclSender`."""
 
-    def send(self, version: int, check: WeightCheck | None = None) -> None:
-        """Push the present weights into the engines and announce them. Collective."""
+    def send(
+        self, version: int, check: WeightCheck | None = None, kept: dict[str, Tensor] | None = None
+    ) -> None:  # fmt: skip
+        """Push the present weights into the engines and announce them; `kept` ones instead, on rank 0. Collective."""
 
 
 class PushPublisher:
@@ -80,13 +92,20 @@ class PushPublisher:
             if self._trainer.rank == 0:
                 self._versions.publish(version, [], check, pushed=digests)
             return
+        self._push(version, check, None)
+
+    def publish_kept(self, version: int, check: WeightCheck | None, tensors: dict[str, Tensor]) -> None:
+        """See `WeightPublisher`."""
+        self._push(version, check, tensors)
+
+    def _push(self, version: int, check: WeightCheck | None, kept: dict[str, Tensor] | None) -> None:
         # Engines that nothing was pushed to hold version 0: whichever newer version is waited for, they get this one.
         awaited = version if self._sender is not None else 1
         if not self._trainer.any_rank(self._trainer.rank == 0 and self._wait(version, awaited)):
             return
         if self._sender is None:
             self._sender = self._connect()
-        self._sender.send(version, check)
+        self._sender.send(version, check, kept)
 
     def _wait(self, version: int, awaited: int) -> bool:
         """Wait until every explorer waits for version `awaited`. False if the run is asked to stop first."""
@@ -102,6 +121,12 @@ class PushPublisher:
         return True
 
 
+def needs_copies(config: Config) -> bool:
+    """True if a resumed run needs weights that the trainer no longer has."""
+    sync = config.synchronizer
+    return config.is_synchronous and (sync.sync_interval > 1 or sync.sync_offset > 0)
+
+
 def engine_dtype(config: Config) -> str:
     """The number format of the engines' weights, which are on GPUs."""
     dtype = config.explorer.rollout_model.dtype
@@ -115,7 +140,7 @@ def connect_engines(config: Config, trainer: TrainerRank, versions: WeightVersio
     rollout = config.explorer.rollout_model
     if trainer.rank != 0:
         return NcclSender(trainer.rank, VllmWeights(trainer.weights), None, None)
-    weights = VllmWeights(trainer.weights, engine_dtype(config))
+    weights = VllmWeights(trainer.weights, engine_dtype(config), needs_copies(config))
     names = [engine_name(config, index) for index in range(rollout.engine_num)]
     engines = EngineGroup(find_engines(names, config.synchronizer.sync_timeout), rollout.tensor_parallel_size)
     return NcclSender(trainer.rank, weights, engines, versions)

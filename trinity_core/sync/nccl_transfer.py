@@ -11,14 +11,17 @@ Not covered: engines that join or leave during a run (the group is fixed; build 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.addresses import rendezvous
 from trinity_core.errors import TransientFault
 from trinity_core.sync.digest import TensorDigest, digest
+from trinity_core.sync.tensorfile import TensorSpec, spec_of
 
 if TYPE_CHECKING:
     import torch
@@ -132,11 +135,23 @@ class EngineGroup:
 class VllmWeights:
     """The trainer's tensors as vLLM's `WeightSource`: their metadata, and a fresh pass over them for each push."""
 
-    def __init__(self, weights: TrainerWeights, engine_dtype: str = "") -> None:
-        self._weights = weights
+    def __init__(self, weights: TrainerWeights, engine_dtype: str = "", copies: bool = False) -> None:
+        self._weights = self._present = weights
         self._engine_dtype = engine_dtype
+        self._copies = copies
         self.digests: dict[str, TensorDigest] = {}
         """Those of the tensors that were passed on last, in the engines' dtype. Empty without one."""
+        self.copied: dict[str, torch.Tensor] = {}
+        """Copies of those tensors on the CPU, if there shall be any."""
+
+    @contextmanager
+    def replaced_by(self, kept: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Within this context these weights are passed on instead."""
+        self._weights = KeptWeights(kept)
+        try:
+            yield
+        finally:
+            self._weights = self._present
 
     def metadata(self) -> list[Any]:
         """Name, dtype and shape of each tensor, in order of iteration."""
@@ -150,7 +165,28 @@ class VllmWeights:
         for name, tensor in self._weights:
             if self._engine_dtype:
                 self.digests[name] = digest(tensor, dtype=self._engine_dtype)
+            if self._copies:
+                self.copied[name] = tensor.detach().to("cpu", copy=True)
             yield name, tensor.clone() if self._weights.gathers else tensor
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """`TrainerWeights` of an older version, whose tensors are on the CPU; they are sent from the GPU in use."""
+
+    tensors: Mapping[str, torch.Tensor]
+    gathers = False
+
+    def specs(self) -> list[TensorSpec]:
+        """See `TrainerWeights`."""
+        return [spec_of(name, tensor) for name, tensor in self.tensors.items()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `TrainerWeights`."""
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return ((name, tensor.to(device)) for name, tensor in self.tensors.items())
 
 
 class NcclSender:
@@ -169,15 +205,21 @@ class NcclSender:
         weights: Any = source
         self._engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=weights)
 
-    def send(self, version: int, check: WeightCheck | None = None) -> None:
-        """Push the present weights to every engine as `version`; rank 0 announces it."""
+    def send(
+        self, version: int, check: WeightCheck | None = None, kept: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """Push the present weights, or those `kept`, to every engine as `version`; rank 0 announces it."""
         if self._engines is not None:
             self._engines.expect(version, partial(self._announce, version, check))
-        self._engine.send_weights()
+        if kept is None:
+            self._engine.send_weights()
+        elif self._engines is not None:
+            with self._source.replaced_by(kept):
+                self._engine.send_weights()
 
     def _announce(self, version: int, check: WeightCheck | None) -> None:
         if self._versions is not None:
-            self._versions.publish(version, [], check, pushed=self._source.digests)
+            self._versions.publish(version, self._source.copied.items(), check, pushed=self._source.digests)
 
     def close(self) -> None:
         """Leave the group."""

@@ -46,3 +46,6 @@ class WeightPublisher(Protocol):
 
     def publish(self, version: int, check: WeightCheck) -> None:
         """Publish the present weights as `version`. Collective; rank 0 writes or sends."""
+
+    def publish_kept(self, version: int, check: WeightCheck | None, tensors: dict[str, torch.Tensor]) -> None:
+        """Publish an older `version`, whose tensors rank 0 has (the others: none). Collective."""

@@ -12,7 +12,7 @@ is given; `tests/sync/test_sync_interleavings.py` enumerates what may happen the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,27 @@ def required_version(step: int, interval: int, offset: int = 0) -> int:
     """The version that explorer step `step` (from 1) uses in fixed style: 0, then a new one each `interval` steps."""
     _check(interval, offset)
     return max(0, (step - 1 - offset) // interval * interval)
+
+
+def versions_kept(interval: int, offset: int = 0) -> int:
+    """Newest versions that must stay loadable so that an explorer finds the one that is due (fixed style).
+
+    With `done` explore steps stored, the next one needs a version of `done - offset - interval + 1` or newer, and the
+    trainer is at step `done` at most, if an explore step fills no more than one train step. A trainer that runs further
+    ahead (workflows of several turns) removes versions that are due; explorers then take the oldest newer one.
+    """
+    _check(interval, offset)
+    return offset // interval + 2
+
+
+def resumed_versions(step: int, since: int, interval: int, kept: Collection[int]) -> list[int]:
+    """The versions that engines need after a resume at train step `step`, ascending; `since` is the oldest one.
+
+    Of the older ones those `kept` somewhere, and the present weights if they are a version or must stand in for one.
+    """
+    older = sorted(version for version in kept if since <= version < step)
+    stands_in = since <= step and not older
+    return [*older, step] if publishes_after(step, interval) or stands_in else older
 
 
 def last_step_with(version: int, interval: int, offset: int = 0) -> int:

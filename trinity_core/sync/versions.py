@@ -21,6 +21,7 @@ from trinity_core.errors import DataError, TransientFault, WeightSyncError
 from trinity_core.files import write_atomically
 from trinity_core.layout import LATEST_STATE_DICT
 from trinity_core.sync.digest import byte_digest, value_digest
+from trinity_core.sync.schedule import versions_kept
 from trinity_core.sync.tensorfile import TensorSpec, views
 from trinity_core.sync.version_record import VersionRecord
 from trinity_core.waits import Pauses
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import mmap
 
     import torch
+    from torch import Tensor
 
     from trinity_core.config import Config
     from trinity_core.sync.digest import TensorDigest
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
     from trinity_core.sync.weight_check import WeightCheck
 
 DEFAULT_KEEP = 2
-"""Number of versions that stay loadable: the newest, and the one that an explorer may be about to load."""
+"""Number of versions that stay loadable: the newest, and the one that an explorer may be about to load. Synchronous
+runs keep as many as `sync_offset` needs (`schedule.versions_kept`)."""
 
 LIST_EVERY = 20
 """Looks for a version between two looks for newer ones, which list the folder."""
@@ -63,7 +66,10 @@ class WeightVersions(ABC):
 
     def publisher(self, config: Config, trainer: TrainerRank) -> WeightPublisher:
         """The publisher for one trainer rank."""
-        return VersionPublisher(self, trainer)
+        sync, keep = config.synchronizer, DEFAULT_KEEP
+        if config.is_synchronous:
+            keep = versions_kept(sync.sync_interval, sync.sync_offset)
+        return VersionPublisher(self, trainer, keep)
 
     @abstractmethod
     def publish(
@@ -85,6 +91,14 @@ class WeightVersions(ABC):
     @abstractmethod
     def versions(self) -> list[int]:
         """Loadable versions, ascending."""
+
+    def whole(self) -> list[int]:
+        """Versions whose tensors can be read, ascending."""
+        return [version for version in self.versions() if next(self.load(version), None) is not None]
+
+    def there_at_start(self) -> list[int]:
+        """Versions that the engines of a run that resumes can load, after `rewind` and before anything is published."""
+        return self.whole()
 
     @abstractmethod
     def _record_path(self, version: int) -> Path: ...
@@ -229,15 +243,22 @@ folder that holds only weights, the folder does not exist for an instant."""
 class VersionPublisher:
     """Publishes by writing each version, with all its tensors, to `versions`, from which the engines load it."""
 
-    def __init__(self, versions: WeightVersions, trainer: TrainerRank) -> None:
+    def __init__(self, versions: WeightVersions, trainer: TrainerRank, keep: int = DEFAULT_KEEP) -> None:
         self._versions = versions
         self._trainer = trainer
+        self._keep = keep
 
     def publish(self, version: int, check: WeightCheck) -> None:
         """See `WeightPublisher`."""
         weights = self._trainer.weights
         if self._trainer.rank == 0:
-            self._versions.publish(version, weights, check, specs=weights.specs() if weights.gathers else None)
+            specs = weights.specs() if weights.gathers else None
+            self._versions.publish(version, weights, check, self._keep, specs)
         elif weights.gathers:
             for _ in weights:
                 pass
+
+    def publish_kept(self, version: int, check: WeightCheck | None, tensors: dict[str, Tensor]) -> None:
+        """See `WeightPublisher`."""
+        if self._trainer.rank == 0:
+            self._versions.publish(version, tensors.items(), check, self._keep)

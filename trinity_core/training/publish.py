@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,33 +11,38 @@ import numpy as np
 
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
-from trinity_core.files import clear_errors, when_room, write_atomically
+from trinity_core.files import write_atomically
 from trinity_core.layout import JobLayout
-from trinity_core.sync.schedule import publish_interval, publishes_after
+from trinity_core.sync.schedule import publish_interval, publishes_after, required_version, resumed_versions
 from trinity_core.sync.weight_check import WeightCheck
+from trinity_core.training import kept_weights
 from trinity_core.training.compiled import uncompiled
-from trinity_core.training.distributed import any_rank
+from trinity_core.training.distributed import broadcast_bytes
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trinity_core.sync.publisher import WeightPublisher
     from trinity_core.sync.versions import WeightVersions
 
-KEPT = "rollout_weights.safetensors"
-"""In a checkpoint between two weight syncs: the weights the engines sampled with, their version and weight check."""
 CHECK_TOKENS = 48
 """Enough that a wrong tensor cannot pass by luck, few enough to cost a millisecond."""
 
 
 class Publisher:
-    """Publishes versions of the policy's weights. Collective; rank 0 writes."""
+    """Publishes versions of the policy's weights. Collective; rank 0 writes.
 
-    def __init__(self, config: Config, learner: Learner, versions: WeightVersions, publisher: WeightPublisher) -> None:
+    `explored` is asked on rank 0 only: the last explore step that is stored.
+    """
+
+    def __init__(
+        self, config: Config, learner: Learner, versions: WeightVersions, publisher: WeightPublisher,
+        explored: Callable[[], int],
+    ) -> None:  # fmt: skip
         self.learner = learner
+        self._explored = explored
         sync = config.synchronizer
+        self._offset = sync.sync_offset if config.is_synchronous else None
         self.interval = publish_interval(sync.style, sync.sync_interval)
         self.versions = versions
         self._publisher = publisher
@@ -64,58 +70,42 @@ class Publisher:
             self.versions.rewind(step)
 
     def resume(self, step: int, checkpoint: Path) -> None:
-        """Make weights for the explorers available after a resume at `step`: those they had before, if possible.
+        """Make the weights available that explorers need after a resume at `step`, the older versions first.
 
-        Between two weight syncs these are an older version, which is still published or kept in the checkpoint. If
-        neither is new enough for `sync_interval` (which may have changed), the present weights become version `step`.
+        Versions that are gone come from the checkpoint. Where it lacks them (the schedule may have changed), explorers
+        get the oldest newer one, which may be the present weights as version `step`. Collective.
         """
-        due = step - step % self.interval
-        found = self.learner.ranks.first and due != step and self._restore(due, checkpoint)
-        if any_rank(found, self.learner.ranks):
-            self._write_latest()
-        else:
-            self.publish(step)
+        found = kept_weights.kept(checkpoint) if self.learner.ranks.first else {}
+        for version in self._to_publish(step, found):
+            if version == step:
+                self.publish(step)
+            else:
+                check, tensors = kept_weights.read(found[version]) if self.learner.ranks.first else (None, {})
+                self._publisher.publish_kept(version, check, tensors)
+        self._write_latest()
 
-    def _restore(self, due: int, checkpoint: Path) -> bool:
-        """Publish the version kept in `checkpoint` unless `due` or a newer one is published. False if none is."""
-        if not self.versions.keeps_tensors:
-            return False
-        if any(version >= due for version in self.versions.versions()):
-            return True
-        kept = _read_kept(checkpoint / KEPT)
-        if kept is None or kept[0] < due:
-            return False
-        version, check, tensors = kept
-        self.versions.publish(version, tensors.items(), check)
-        return True
+    def _to_publish(self, step: int, found: Collection[int]) -> list[int]:
+        """What `resume` must publish, on every rank; `found` are the versions in the checkpoint."""
+        wanted: list[int] = []
+        if self.learner.ranks.first:
+            there = self.versions.there_at_start()
+            needed = resumed_versions(step, self._oldest_needed(step), self.interval, {*there, *found})
+            wanted = [version for version in needed if version == step or version not in there]
+        said = json.dumps(wanted).encode() if self.learner.ranks.first else None
+        return list(json.loads(broadcast_bytes(said, self.learner.ranks)))
 
     def keep_for_resume(self, step: int, checkpoint: Path) -> None:
-        """Copy the engines' weights into the checkpoint of `step` if they are of an older version (rank 0)."""
-        version = self.versions.latest() if self.versions.keeps_tensors else None
-        if version is not None and version != step:
-            from safetensors.torch import save_file
+        """Copy the versions into the checkpoint of `step` that explorers would still need after a resume (rank 0)."""
+        oldest = self._oldest_needed(step)
+        for version in self.versions.whole():
+            if oldest <= version < step:
+                kept_weights.keep(self.versions, version, checkpoint)
 
-            check = self.versions.check(version)
-            metadata = {"version": str(version), "check": json.dumps(None if check is None else check.to_json())}
-            tensors = {name: t.clone() for name, t in self.versions.load(version)}
-            path = checkpoint / KEPT
-            with clear_errors("writing", path):
-                when_room(lambda: save_file(tensors, path, metadata), path)
-
-
-def _read_kept(path: Path) -> tuple[int, WeightCheck | None, dict[str, Tensor]] | None:
-    """Version, weight check and tensors of the engines' weights in a checkpoint; None if missing or without version."""
-    if not path.exists():
-        return None
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        if "version" not in metadata:
-            return None
-        check = json.loads(metadata.get("check") or metadata["probe"])  # "probe" in checkpoints of older releases
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-    return int(metadata["version"]), None if check is None else WeightCheck.from_json(check), tensors
+    def _oldest_needed(self, step: int) -> int:
+        """The oldest version that explorers still ask for: that of the next explore step, or just the newest one."""
+        if self._offset is None:
+            return step - step % self.interval
+        return required_version(self._explored() + 1, self.interval, self._offset)
 
 
 def make_weight_check(learner: Learner) -> WeightCheck:

@@ -64,6 +64,9 @@ class BatchSource(Protocol):
     def awaited(self, version: int) -> bool:
         """True if all explorers wait for weights of `version`."""
 
+    def explored(self) -> int:
+        """The last explore step of the run's own explorer that is stored."""
+
     def before_save(self, step: int) -> None:
         """Make the batches up to `step` durable: the checkpoint that depends on them is about to be committed."""
 
@@ -113,6 +116,10 @@ class SupervisedSource:
         """True: a supervised run has no explorers."""
         return True
 
+    def explored(self) -> int:
+        """0: a supervised run has no explorers."""
+        return 0
+
     def before_save(self, step: int) -> None:
         """Record the settings that the order depends on; all checkpoints of a run share them."""
         update_meta(self.meta, order=self.order)
@@ -128,6 +135,7 @@ class RolloutSource:
         buffer, algorithm = config.buffer.trainer_input.experience_buffer, config.algorithm
         self.store = open_store(config)
         self.name = config.trainer.name
+        self.explorer = config.explorer.name
         self.explorer_meta = JobLayout(config.job_dir).explorer_meta
         self.archive = Archive(JobLayout(config.job_dir).archive)
         self.rows = config.buffer.train_batch_size
@@ -203,6 +211,10 @@ class RolloutSource:
     def awaited(self, version: int) -> bool:
         """True if every explorer has recorded in the store that it waits for `version`."""
         return self.store.awaited(version)
+
+    def explored(self) -> int:
+        """As the store has it."""
+        return int(self.store.stats().explorers.get(self.explorer, {"step": 0})["step"] or 0)
 
     def before_save(self, step: int) -> None:
         """Flush the store, and archive the batches up to `step`."""

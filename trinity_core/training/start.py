@@ -53,12 +53,18 @@ def _open_publisher(config: Config, learner: Learner, source: BatchSource | None
     explorers_wait = source.awaited if source is not None else _never
     trainer = trainer_rank(learner.engine, learner.ranks, explorers_wait, stopping.is_set)
     versions = run_versions(config)
-    return Publisher(config, learner, versions, versions.publisher(config, trainer))
+    explored = source.explored if source is not None else _nothing
+    return Publisher(config, learner, versions, versions.publisher(config, trainer), explored)
 
 
 def _never(version: int) -> bool:
     """On ranks other than the first, which alone asks."""
     return False
+
+
+def _nothing() -> int:
+    """As `_never`."""
+    return 0
 
 
 def open_first(config: Config, ranks: Ranks) -> BatchSource | None:
