@@ -15,6 +15,7 @@ from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
 from trinity_core.runtime.placement import Placement
 from trinity_core.runtime.progress import ProgressReport
+from trinity_core.runtime.pulse import SILENCE_SECONDS, within
 from trinity_core.runtime.ray_node import RayDied
 from trinity_core.tracking.logs import log_environment
 
@@ -27,6 +28,8 @@ SAVE_SECONDS = 20.0
 """For the trainer to save at the next step boundary. Prefect kills a cancelled run 30 s after asking it to end."""
 EXPLORER_SECONDS = 2.0
 """For the explorer to end on its own. Its rollouts are in the store; it has nothing to save."""
+LOAD_SECONDS = 3600.0
+"""For an engine kept from an earlier stage to load a model."""
 CALLS_AT_ONCE = 1000
 """An engine is an asynchronous actor: each workflow's call waits within it."""
 KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
@@ -86,8 +89,9 @@ def load_folder(engines: list[Any], model_path: str, check: Callable[[], None]) 
     from trinity_core.inference.requests import WeightSource
 
     source = WeightSource("folder", str(Path(model_path).absolute()))
+    timed = within(LOAD_SECONDS, f"the engines kept from an earlier stage have not loaded {model_path}", check)
     for ref in [engine.load.remote(source, 0) for engine in engines]:
-        result_of(ref, check)
+        result_of(ref, timed)
 
 
 def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> list[list[Any]]:
@@ -138,8 +142,9 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
 
 def renew(workers: list[Any], config: Config, check: Callable[[], None]) -> None:
     """Let running workers become those of another stage's trainer."""
+    timed = within(SILENCE_SECONDS, "the trainer's workers kept from an earlier stage have not let it go", check)
     for ref in [worker.renew.remote(config) for worker in workers]:
-        result_of(ref, check)
+        result_of(ref, timed)
 
 
 def connect_trainers(workers: list[Any], check: Callable[[], None], stopped: Callable[[], bool]) -> dict[str, Any]:

@@ -14,6 +14,18 @@ SILENCE_SECONDS = 600.0
 """For an answer: a busy process may not run Python code for minutes, as while it writes a large checkpoint."""
 
 
+def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[[], None]:
+    """`check`, which from now on has this time: then it raises `ProcessLost`, which says what is `lacking`."""
+    deadline = time.monotonic() + seconds
+
+    def timed() -> None:
+        check()
+        if time.monotonic() > deadline:
+            raise ProcessLost(f"{lacking} within {seconds:.0f} s. {AGAIN}")
+
+    return timed
+
+
 class Pulse:
     """Asks actors (by name) for their `progress`, for which their long work leaves a thread free.
 

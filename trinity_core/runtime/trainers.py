@@ -93,7 +93,9 @@ class Trainers:
 
     def convert(self, step: int) -> Path:
         """The checkpoint of `step` in Hugging Face format."""
-        return Path(result_of(self.workers[0].convert.remote(step), self._check))
+        worker = self.workers[0]
+        check = Pulse({trainer_name(self._config, 0): worker}, self._check).check
+        return Path(result_of(worker.convert.remote(step), check))
 
     def _attempt(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
         self.workers = actors.start_trainers(self._cluster, self._config, self._placement)
