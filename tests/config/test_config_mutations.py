@@ -60,7 +60,9 @@ def use(tree: Any) -> None:
     """What commands do with a configuration that has loaded."""
     config = config_from_dict(tree)
     for stage in stages(config):
-        notices(stage), train_settings(stage), store_url(stage), public_dict(stage)
+        notices(stage), store_url(stage), public_dict(stage)
+        if stage.mode in ("both", "train"):
+            train_settings(stage)
     config_from_text(to_yaml(config))
 
 

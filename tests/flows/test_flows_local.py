@@ -21,6 +21,7 @@ from flows.cli import app
 from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, up, write_settings
 from flows.local.runs import cancel_runs
 from flows.local.server import Process, TemporaryServer, UpState, is_healthy, prefect_environment, state_dir
+from trinity_core import files
 from trinity_core.addresses import free_port
 from trinity_core.errors import TrinityError
 
@@ -88,14 +89,14 @@ def test_down_ignores_the_runs_of_another_server_on_the_port(tmp_path: Path, mon
 
 
 def test_cancel_asks_a_run_once_and_waits_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = SimpleNamespace(id=1, name="stuck")
+    run = SimpleNamespace(id=1, name="stuck", infrastructure_pid=None)
     asked: list[int] = []
     client: Any = SimpleNamespace(
         read_flow_runs=lambda **_: [run], set_flow_run_state=lambda flow_run, state: asked.append(flow_run)
     )
     monkeypatch.setattr("flows.local.runs.END_SECONDS", 0.3)
     monkeypatch.setattr("flows.local.runs.POLL_SECONDS", 0.1)
-    cancel_runs(client, "trinity", print)
+    cancel_runs(client, "trinity", print, [])
     assert asked == [1]
 
 
@@ -114,6 +115,7 @@ def test_a_full_disk_leaves_the_record_as_it_was(tmp_path: Path, monkeypatch: py
     before = UpState("http://127.0.0.1:1/api", [])
     before.save(tmp_path)
     monkeypatch.setattr(os, "fsync", full_disk)
+    monkeypatch.setattr(files, "ROOM_SECONDS", 0.0)
     with pytest.raises(TrinityError, match="no space left"):
         UpState("http://127.0.0.1:2/api", []).save(tmp_path)
     assert UpState.load(tmp_path) == before
@@ -127,14 +129,20 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
         children.append(sleeper())
         started.append(Process.of("server", children[0].pid))
 
+    def started_sleeper(name: str) -> Process:
+        children.append(sleeper())
+        return Process.of(name, children[-1].pid)
+
     monkeypatch.setattr("flows.local.commands._start_server", start)
     monkeypatch.setattr("flows.local.commands._prefect", lambda *args: None)
     monkeypatch.setattr("flows.local.commands._mark_left_runs", lambda *args, **_: None)
-    monkeypatch.setattr("flows.local.commands.start_process", lambda *args: children.append(sleeper()) or children[1])
+    monkeypatch.setattr("flows.local.commands.start_worker", lambda *_: started_sleeper("worker"))
+    monkeypatch.setattr("flows.local.commands.start_keeper", lambda *_: started_sleeper("keeper"))
     monkeypatch.setattr(os, "fsync", full_disk)
+    monkeypatch.setattr(files, "ROOM_SECONDS", 0.0)
     with pytest.raises(TrinityError, match="no space left"):
         up(tmp_path, free_port(), print, restarts=0)
-    assert [child.wait(timeout=10) is not None for child in children] == [True, True]
+    assert [child.wait(timeout=10) is not None for child in children] == [True, True, True]
     assert not (tmp_path / SETTINGS_FILE).exists() and UpState.load(tmp_path) is None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trinity_core import files
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
 from trinity_core.rollout.score_fingerprint import score_fingerprint
@@ -53,6 +54,7 @@ def test_a_full_disk_leaves_the_summary_as_it_was(config: Config, monkeypatch: p
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
+    monkeypatch.setattr(files, "ROOM_SECONDS", 0.0)
     with pytest.raises(TrinityError, match="no space left"):
         write_summary(config, {"step": 4})
     assert read_summary(config) == {"step": 3, "folder": "a"}
