@@ -218,16 +218,16 @@ def test_postgresql_does_not_wait_for_a_stopped_writer(postgresql_url, monkeypat
 def test_postgresql_names_a_lock_and_a_transaction_cut_short(postgresql_url, monkeypatch):
     """Far apart limits: also on a busy machine the lock passes first in one case, the transaction in the other."""
     monkeypatch.setattr(backend, "BUSY_TIMEOUT", 1.0)
-    with ExperienceStore.open(postgresql_url, "/jobs/held") as waits:
+    with ExperienceStore.open(postgresql_url, "/jobs/limits") as waits:
         monkeypatch.setattr(backend, "BUSY_TIMEOUT", 600.0)
         with (
-            ExperienceStore.open(postgresql_url, "/jobs/held") as holds,
+            ExperienceStore.open(postgresql_url, "/jobs/limits") as holds,
             holds._database.write(),
             pytest.raises(TransientFault, match="was locked"),
         ):
             waits.put("e", 1, {}, make_rows(1), 0)
         monkeypatch.setattr(backend, "BUSY_TIMEOUT", 1.0)
-        with ExperienceStore.open(postgresql_url, "/jobs/held") as stands:
+        with ExperienceStore.open(postgresql_url, "/jobs/limits") as stands:
             with pytest.raises(TransientFault, match="which stood still"), stands._database.write():
                 time.sleep(1.5)
             assert waits.put("e", 1, {}, make_rows(1), 0)
