@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from trinity_core.inference.engine import Engine
 from trinity_core.inference.requests import WeightSource
@@ -35,6 +35,23 @@ def small() -> Any:
     return Qwen3MoeForCausalLM(config).eval()
 
 
+def with_shared_expert() -> Any:
+    """Also with a dense first layer, and a bias of the router that is a buffer of the trainer's model."""
+    config = Glm4MoeConfig(
+        vocab_size=128, hidden_size=64, intermediate_size=96, moe_intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32, n_routed_experts=4, num_experts_per_tok=2,
+        n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=1, max_position_embeddings=64,
+    )  # fmt: skip
+    model = Glm4MoeForCausalLM(config).eval()
+    for name, bias in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            bias.copy_(0.1 * torch.randn(4))
+    return model
+
+
+MODELS = {"qwen3": small, "glm4": with_shared_expert}
+
+
 def changed(model: Any) -> Any:
     model = copy.deepcopy(model)
     with torch.no_grad():
@@ -49,9 +66,9 @@ def logprobs(model: Any) -> torch.Tensor:
         return model(tokens).logits[0, :-1].log_softmax(-1).gather(-1, tokens[0, 1:, None])[:, 0]
 
 
-async def main(folder: Path) -> dict[str, float]:
+async def main(kind: str, folder: Path) -> dict[str, float]:
     torch.manual_seed(0)
-    model = small()
+    model = MODELS[kind]()
     model.save_pretrained(folder / "model")
     engine = Engine(EngineSettings(str(folder / "model"), max_model_len=64, max_num_seqs=4, kv_cache_gib=0.1))
     os.environ.update(engine.settings.environment())
@@ -75,4 +92,4 @@ async def main(folder: Path) -> dict[str, float]:
     return gaps
 
 
-print(json.dumps(asyncio.run(main(Path(sys.argv[1])))))
+print(json.dumps(asyncio.run(main(sys.argv[1], Path(sys.argv[2])))))

@@ -12,10 +12,11 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_moe_loads_weights_from_every_source(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["qwen3", "glm4"])
+def test_moe_loads_weights_from_every_source(tmp_path: Path, model: str) -> None:
     script = Path(__file__).with_name("experts.py")
     done = subprocess.run(
-        [sys.executable, script, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, script, model, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     gaps = json.loads(done.stdout.splitlines()[-1])

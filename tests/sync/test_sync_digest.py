@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_core.errors import WeightSyncError
+from trinity_core.inference.weight_receiver import parameter_digests
 from trinity_core.sync.digest import CHUNK, byte_digest, digest, value_digest
 from trinity_core.sync.parameter_check import PACKED, match, verify_parameters
 
@@ -144,6 +145,93 @@ def test_error_names_the_version_that_is_still_held():
     newer = published | {"m.norm.weight": 17}
     with pytest.raises(WeightSyncError, match=r"version 5 .* m.norm.weight still holds the values of version 4$"):
         verify_parameters(5, newer, held, before=held, held=4)
+
+
+class Leaf(torch.nn.Module):
+    """A module with one parameter, `weight`."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(shape))
+
+
+def modules(**parts):
+    made = torch.nn.Module()
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+def mixture(shared, gate_is_shared, bias):
+    """A layer of experts as vLLM has it: the runner of the experts holds other parts of the layer too; its tensors."""
+    gate, fused, down = Leaf(4, 8), Leaf(12, 8), Leaf(8, 6)
+    gate_up, downs = torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+    published = {"gate.weight": gate.weight, "experts.gate_up_proj": gate_up, "experts.down_proj": downs}
+    routed = modules(w13_weight=torch.nn.Parameter(gate_up), w2_weight=torch.nn.Parameter(downs))
+    experts, layer = modules(routed_experts=routed), modules(gate=gate)
+    if gate_is_shared:
+        experts.gate = gate
+    if bias:
+        gate.e_score_correction_bias = routed.e_score_correction_bias = torch.nn.Parameter(torch.randn(4))
+        published["gate.e_score_correction_bias"] = gate.e_score_correction_bias
+    if shared:
+        expert = modules(gate_up_proj=fused, down_proj=down)
+        names = {"gate_proj": fused.weight[:6], "up_proj": fused.weight[6:], "down_proj": down.weight}
+        published |= {f"{shared}.{name}.weight": tensor for name, tensor in names.items()}
+        setattr(layer, shared, expert)
+        if shared == "shared_expert":
+            expert.expert_gate = layer.shared_expert_gate = Leaf(1, 8)
+            published["shared_expert_gate.weight"] = expert.expert_gate.weight
+        experts._shared_experts = modules(_layer=expert)
+    layer.experts = experts
+    return modules(mlp=layer), {f"mlp.{name}": tensor.detach().clone() for name, tensor in published.items()}
+
+
+@pytest.mark.parametrize(
+    ("shared", "gate_is_shared", "bias"),
+    [
+        ("", False, False),
+        ("", True, False),
+        ("shared_expert", True, False),
+        ("shared_experts", False, True),
+        ("shared_experts", True, True),
+    ],
+    ids=["Mixtral", "Qwen3", "Qwen2", "GLM-4.5", "DeepSeek"],
+)
+def test_parameters_that_modules_share_are_matched_once(shared, gate_is_shared, bias):
+    model, published = mixture(shared, gate_is_shared, bias)
+    held = parameter_digests(model, "float32")
+    verify_parameters(1, {name: value_digest(tensor) for name, tensor in published.items()}, [held])
+    for name in published:
+        other = {n: value_digest(tensor + 1 if n == name else tensor) for n, tensor in published.items()}
+        with pytest.raises(WeightSyncError, match="holds other values"):
+            verify_parameters(1, other, [held])
+
+
+def test_tied_weights_must_be_published_alike():
+    embeddings, head = Leaf(4, 8), torch.nn.Module()
+    head.weight = embeddings.weight
+    held = parameter_digests(modules(embed=embeddings, head=head), "float32")
+    values = {"embed.weight": value_digest(embeddings.weight.detach())}
+    for published in (values, values | {"head.weight": values["embed.weight"]}):
+        verify_parameters(1, published, [held])
+    with pytest.raises(WeightSyncError, match=r"its parameter head\.weight holds other values"):
+        verify_parameters(1, values | {"head.weight": 3}, [held])
+
+
+def test_parameters_that_a_loader_computes_are_left_out():
+    """Mamba layers hold -exp(A_log)."""
+    from vllm.model_executor.model_loader.weight_utils import composed_weight_loader, default_weight_loader
+
+    a_log = torch.randn(4)
+    mixer = modules(A=torch.nn.Parameter(torch.empty(4)), D=torch.nn.Parameter(torch.randn(4)))
+    mixer.A.weight_loader = composed_weight_loader(default_weight_loader, lambda x: -torch.exp(x))
+    mixer.A.weight_loader(mixer.A, a_log)
+    held = parameter_digests(modules(mixer=mixer), "float32")
+    published = {"mixer.A_log": value_digest(a_log), "mixer.D": value_digest(mixer.D.detach())}
+    verify_parameters(1, published, [held])
+    with pytest.raises(WeightSyncError, match=r"mixer\.D holds other values"):
+        verify_parameters(1, published | {"mixer.D": 3}, [held])
 
 
 def test_untouched_and_unpublished_parameters_are_errors():

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import logging
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_core.errors import DataError
 from trinity_core.sync.digest import value_digest
 from trinity_core.sync.methods import open_versions
-from trinity_core.sync.parameter_check import PACKED
+from trinity_core.sync.parameter_check import COMPUTED, PACKED, SAME
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+COMPUTING = ("composed_loader", "A_weight_loader")
+"""vLLM's weight loaders that do not copy: -exp(A_log) in Mamba layers, an offset of norms."""
 DIGEST = "packed_weight_digest"
 """Attribute of a module: the value digest of the weight that its kernel has a packed copy of."""
 
@@ -51,18 +59,41 @@ def parameter_digests(model: nn.Module, dtype: str) -> dict[str, int | None]:
     """The value digest, in `dtype`, of each parameter of `model` that has elements, and of each packed weight.
 
     A packed weight cannot be read; its digest is the one taken before it was packed, and None if no load packed it.
+    What several modules share has all its names (`parameter_check.SAME`). What its loader computes has no digest.
     """
     found: dict[str, int | None] = {}
-    shared: dict[int, int] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter.numel():
-            if id(parameter) not in shared:
-                shared[id(parameter)] = value_digest(parameter, dtype)
-            found[name] = shared[id(parameter)]
-    for name, module in model.named_modules():
-        if "cpu_linear" in vars(module):
-            found[f"{name}.weight{PACKED}"] = vars(module).get(DIGEST)
+    parameters = {id(p): p for p in model.parameters() if p.numel()}
+    for names, parameter in _named(parameters, model.named_parameters(remove_duplicate=False)):
+        if _is_computed(parameter):
+            found[f"{names}{COMPUTED}"] = None
+        else:
+            found[names] = value_digest(parameter, dtype)
+    packed = {id(m): m for m in model.modules() if "cpu_linear" in vars(m)}
+    for names, module in _named(packed, model.named_modules(remove_duplicate=False), ".weight"):
+        found[f"{names}{PACKED}"] = vars(module).get(DIGEST)
+    _say_once(tuple(name.removesuffix(COMPUTED) for name in found if name.endswith(COMPUTED)))
     return found
+
+
+def _named(things: dict[int, T], named: Iterable[tuple[str, Any]], last: str = "") -> Iterator[tuple[str, T]]:
+    """Each of `things` (by its id) with all its names."""
+    names: dict[int, list[str]] = {}
+    for name, thing in named:
+        names.setdefault(id(thing), []).append(f"{name}{last}")
+    yield from ((SAME.join(names[key]), thing) for key, thing in things.items())
+
+
+def _is_computed(parameter: nn.Parameter) -> bool:
+    loader = vars(parameter).get("weight_loader")
+    return inspect.isfunction(loader) and inspect.unwrap(loader).__name__ in COMPUTING
+
+
+@cache
+def _say_once(names: tuple[str, ...]) -> None:
+    if names:
+        log.info(
+            "the parameter check leaves out %s: their loader computes them from what is published", ", ".join(names)
+        )
 
 
 @contextmanager

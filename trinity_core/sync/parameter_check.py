@@ -14,6 +14,10 @@ from trinity_core.errors import WeightSyncError
 
 PACKED = " (packed)"
 """Ends the name of a weight that the engine's kernels have a copy of, in a layout of their own."""
+COMPUTED = " (computed)"
+"""Ends the name of a parameter whose loader does not copy what was published."""
+SAME = " = "
+"""Between the names of a parameter that several modules share."""
 FEW = 4
 """The most tensors of one parameter that ranks may hold a different number of times (q, k and v)."""
 
@@ -28,11 +32,14 @@ def verify_parameters(
 
     `published` is value digests by Hugging Face name. `before` is what `ranks` was when the engine held version `held`.
     """
+    ranks, before = ([_chosen(rank, published) for rank in each] for each in (ranks, before))
     names = sorted({name for rank in ranks for name in rank})
     wrong = []
     for packed in (False, True):
         others = [name for name in names if name.endswith(PACKED) is not packed]
         for parameters, tensors in match([name for name in names if name not in others], published, others):
+            if any(name.endswith(COMPUTED) for name in parameters):
+                continue
             found = [rank.get(name) for rank in ranks for name in parameters]
             if not _adds_up(found, [published[name] for name in tensors], len(ranks)):
                 stale = [rank.get(name) for rank in before for name in parameters] == found
@@ -40,6 +47,17 @@ def verify_parameters(
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise WeightSyncError(f"the engine does not hold version {version} of the weights: {wrong[0]}{more}")
+
+
+def _chosen(rank: Mapping[str, int | None], published: Collection[str]) -> dict[str, int | None]:
+    """With one name for each parameter: each one under which a tensor was published, or else the shortest."""
+    chosen: dict[str, int | None] = {}
+    for names, value in rank.items():
+        kind = next((kind for kind in (PACKED, COMPUTED) if names.endswith(kind)), "")
+        each = names.removesuffix(kind).split(SAME)
+        own = [name for name in each if name in published] or [min(each, key=lambda name: name.count("."))]
+        chosen |= {f"{name}{kind}": value for name in own}
+    return chosen
 
 
 def match(
@@ -51,7 +69,7 @@ def match(
     `others`) that are nearest in the tree of modules, the same last part of the name preferred. Every parameter is in
     one group; a tensor that belongs to none is one that the engine has no use for.
     """
-    bare = {name: name.removesuffix(PACKED) for name in parameters}
+    bare = {name: name.removesuffix(PACKED).removesuffix(COMPUTED) for name in parameters}
     taken = {name.removesuffix(PACKED) for name in others}
     yield from (([name], [own]) for name, own in bare.items() if own in tensors)
     left = ({name: own for name, own in bare.items() if own not in tensors}, set(tensors) - set(bare.values()) - taken)
