@@ -18,6 +18,7 @@ from trinity_core.errors import DataError, TransientFault, TrinityError, WeightS
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.score_fingerprint import valid_scores
+from trinity_core.rollout.trainer_watch import TrainerWatch
 from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
@@ -213,6 +214,37 @@ def test_it_ends_when_its_trainer_has_finished(config, engine):
     assert again["step"] == 2, "also when it is started again"
     longer = asyncio.run(Explorer(settings.with_values({"buffer.total_steps": 5}), [engine]).run(explore))
     assert (longer["step"], longer["ended"]) == (5, "finished"), "a longer trainer is expected"
+
+
+def test_it_ends_if_its_trainer_ended_for_want_of_rows(config, engine):
+    """It comes a moment late; with more steps it goes on, for a trainer that is started again with the same number."""
+    settings = config(mode="explore", explorer={"name": "explorer_new"})
+    with stored(settings) as store:
+        store.begin("trainer", 9)
+        store.join("explorer_new", 3)
+        store.end("trainer")
+
+    def explored(config):
+        return asyncio.run(Explorer(config, [FakeEngine(engine.answer)]).run(explore))
+
+    late = explored(settings.with_values({"buffer.total_steps": 3}))
+    assert (late["step"], late["untrained_rows"]) == (0, 0)
+    assert late["ended"] == "the trainer has ended at step 0 of 9, as no more experiences came"
+    assert explored(settings)["ended"] == "finished"
+
+
+def test_an_expected_trainer_that_finishes_is_noticed(config):
+    with stored(config()) as store:
+        store.begin("trainer", 1)
+        store.join("explorer", 3)
+        store.end("trainer")
+        watch = TrainerWatch(store, "explorer", 4)
+        assert not watch.has_finished()
+        store.begin("trainer", 1)
+        assert not watch.has_finished()
+        store.lease(1, 6, 0, final=True)
+        store.commit(1)
+        assert watch.has_finished()
 
 
 def test_a_second_explorer_joins_and_leaves(config, engine):

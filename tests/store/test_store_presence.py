@@ -28,6 +28,20 @@ def test_trainer_has_finished_with_its_last_checkpoint(store):
     assert store.trainer().finished
 
 
+def test_a_trainer_that_ends_early_has_finished(store):
+    store.begin("trainer", 20)
+    store.join("e", 4)
+    train(store, 1)
+    store.end("trainer")
+    state = store.trainer()
+    assert state.finished and (state.ended, state.committed, state.total) == (True, 1, 20)
+    assert store.join("late", 4)
+    store.expect_trainer()
+    assert not store.trainer().finished and not store.join("late", 4)
+    store.begin("trainer", 20)
+    assert not store.trainer().finished and not store.trainer().ended
+
+
 def test_rewound_or_longer_trainer_is_unfinished(store):
     store.begin("trainer", 2)
     train(store, 1, 2)

@@ -190,6 +190,7 @@ def test_empty_batch_skips_step_and_end_of_data_ends_run(rollouts):
         assert worker.progress()["metrics"]["skipped_step"] == 1.0
         store.finished("explorer")
         runner.join(60)
+        assert store.trainer().ended, "for explorers that come later"
     assert worker.progress()["state"] == "done" and worker.progress()["step"] < 4
 
 

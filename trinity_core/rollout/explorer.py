@@ -119,7 +119,10 @@ class Explorer:
         elif self._stopping:
             ended = "stopped"
         else:
-            ended = f"the trainer has finished all its {trainer.total} steps"
+            done = f"finished all its {trainer.total} steps"
+            if trainer.ended:
+                done = f"ended at step {trainer.committed} of {trainer.total}, as no more experiences came"
+            ended = f"the trainer has {done}"
             log.info("explorer %s ends at step %d of %d: %s", self.name, self._step, self.total_steps, ended)
         self._state = "stopped" if ended == "stopped" else "finished"
         untrained = store.untrained(self.name) if trainer.finished else None

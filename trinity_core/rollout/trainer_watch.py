@@ -31,16 +31,18 @@ class TrainerWatch:
         """The steps of a trainer that has finished and after which one with more is expected."""
         if self._outlived is not None:
             log.info(
-                "the trainer has finished its %d steps, but explorer %s now has more: it goes on for a trainer that is "
-                "started again with more steps", self._outlived, explorer,
+                "the trainer has finished (%d steps), but explorer %s now has more: it goes on for a trainer that is "
+                "started again", self._outlived, explorer,
             )  # fmt: skip
 
     def has_finished(self, trainer: TrainerPresence | None = None) -> bool:
-        """True if the trainer has made its last step, so that nobody trains on what is explored from now on.
+        """True if the trainer has finished, so that nobody trains on what is explored from now on.
 
         `trainer` is what the store says of it, if that has just been read.
         """
         trainer = trainer or self._store.trainer()
+        if not trainer.finished:
+            self._outlived = None  # the trainer that was expected is there
         return trainer.finished and trainer.total != self._outlived
 
 

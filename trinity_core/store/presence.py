@@ -1,7 +1,8 @@
 """Who takes part in a run: when explorers and trainer were last seen, and whether the trainer has finished.
 
 Each notes every `SEEN_SECONDS` in the store that it is there, so that whoever waits can say for whom. The trainer has
-finished when a checkpoint holds the last of its steps: a rewind, or a trainer with more steps, makes it unfinished.
+finished when a checkpoint holds the last of its steps, or when it has ended because no more experiences came: a rewind,
+or a trainer with more steps, makes it unfinished.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ class TrainerPresence:
     """When it was last seen, in Unix seconds; None: never."""
     expected: bool = False
     """True if it is about to begin again, perhaps with more steps."""
+    ended: bool = False
+    """True if it has ended before its last step, because no more experiences came."""
 
     @property
     def finished(self) -> bool:
-        """True if a checkpoint holds its last step, so that it trains on nothing more."""
-        return not self.expected and self.total is not None and self.committed >= self.total
+        """True if it trains on nothing more: a checkpoint holds its last step, or it has ended before that."""
+        return not self.expected and self.total is not None and (self.ended or self.committed >= self.total)
 
     def describe(self, now: float) -> str:
         """For whoever waits for it: `trainer at step 4 of 20, last seen 12 s ago`."""
@@ -62,7 +65,7 @@ def trainer_state(connection: Connection, t: Tables) -> TrainerPresence:
     meta = connection.execute(select(t.meta.c.lineage, t.meta.c.committed)).one()
     p = t.presence.c
     found = connection.execute(
-        select(p.total, p.seen, p.expected).where(p.role == TRAINER).order_by(p.seen.desc()).limit(1)
+        select(p.total, p.seen, p.expected, p.left).where(p.role == TRAINER).order_by(p.seen.desc()).limit(1)
     ).one_or_none()
     return TrainerPresence(meta.lineage, meta.committed, *(found or (None, None)))
 
@@ -71,7 +74,7 @@ def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now:
     """A trainer of `total` steps begins. If these are more than before, explorers that have finished may have more too:
     they are waited for until they say again that they have finished."""
     before = trainer_state(connection, t).total
-    note(connection, t, TRAINER, name, total=total, seen=now, expected=False)
+    note(connection, t, TRAINER, name, total=total, seen=now, expected=False, left=False)
     if before is not None and before < total:
         connection.execute(update(t.explorers).values(finished=False))
 

@@ -231,6 +231,12 @@ class ExperienceStore:
             connection.execute(update(p).where(p.c.role == TRAINER).values(expected=True))
 
     @waits_for_room
+    def end(self, trainer: str) -> None:
+        """Record that the trainer ends before its last step, because no more experiences come."""
+        with self._database.write() as connection:
+            presence.note(connection, self._tables, TRAINER, trainer, left=True)
+
+    @waits_for_room
     def begin(self, trainer: str, total_steps: int) -> None:
         """Record that the trainer begins, with so many steps in all; a trainer calls this after `rewind`.
 

@@ -49,6 +49,9 @@ class BatchSource(Protocol):
     def present(self, total_steps: int) -> AbstractContextManager[None]:
         """Within this context explorers know that the trainer of so many steps is at work."""
 
+    def end(self) -> None:
+        """Let explorers that come later know that the trainer has ended before its last step."""
+
     def untrained_rows(self) -> int:
         """Rows that wait to be trained on."""
 
@@ -94,6 +97,9 @@ class SupervisedSource:
     def present(self, total_steps: int) -> AbstractContextManager[None]:
         """Nothing to do: a supervised run has no explorers."""
         return nullcontext()
+
+    def end(self) -> None:
+        """Nothing to do: a supervised run has no explorers."""
 
     def untrained_rows(self) -> int:
         """0: a data set is not used up."""
@@ -190,6 +196,10 @@ class RolloutSource:
                 self.store.seen(TRAINER, self.name)
             except (TransientFault, TrinityError) as fault:
                 log.warning("the trainer cannot note that it is at work: %s", fault)
+
+    def end(self) -> None:
+        """Note it in the store."""
+        self.store.end(self.name)
 
     def untrained_rows(self) -> int:
         """Rows in the queue."""

@@ -122,7 +122,8 @@ class Trainer:
             self._untrained = self.source.untrained_rows()
         if self.source is not None:
             self._explorers = {name: asdict(each) for name, each in self.source.contributions().items()}
-        if self._ended == "no more experiences" and self.ranks.first:
+        if self._ended == "no more experiences" and self.source is not None:
+            self.source.end()
             log.warning("the explorers finished; training ends at step %d of %d", progress.step, progress.total_steps)
 
     def present(self) -> AbstractContextManager[None]:
