@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ class Cluster:
         # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
         self._locks.take(self._gpus)
-        with _on_loopback(), only(self._locks.names):
+        with _on_loopback(), _in_groups_of_their_own(), only(self._locks.names):
             ray.init(
                 address="local",
                 namespace=self._namespace,
@@ -361,6 +362,19 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = several_machines
+
+
+@contextmanager
+def _in_groups_of_their_own() -> Iterator[None]:
+    """Ray's processes do not get a signal for the run's whole group, such as that of `timeout`: the run saves first."""
+    from ray._private import services
+
+    popen = services.ConsolePopen
+    services.ConsolePopen = partial(popen, process_group=0)  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen  # type: ignore[misc]
 
 
 @contextmanager

@@ -1,0 +1,89 @@
+"""SIGTERM as notice of the end, on real parts: the trainer saves first, and the next run goes on from exactly there."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from test_runtime_run import write_config
+
+from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.data.tiny import TinyFolders
+from trinity_core.runtime.signals import TERMINATED
+from trinity_core.tracking import read_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PAGE = [sys.executable, "-m", "trinity_core.runtime.run"]
+TRINITY = [str(Path(sys.executable).parent / "trinity"), "run"]
+
+
+def to_worker(run: int) -> None:
+    """To the trainer's only worker."""
+    family = psutil.Process(run).children(recursive=True)
+    [worker] = [each for each in family if each.name().startswith("ray::Trainer")]
+    worker.terminate()
+
+
+def to_process(run: int) -> None:
+    """To the process that was started."""
+    os.kill(run, signal.SIGTERM)
+
+
+def to_group(run: int) -> None:
+    """To that process and all that it has not put into groups of their own, as `timeout` does."""
+    os.killpg(run, signal.SIGTERM)
+
+
+def last_step(job: Path) -> int:
+    return max((line.step for line in read_metrics(job) if line.source == "trainer"), default=0)
+
+
+def noticed(command: list[str], root: Path, job: Path, send: Callable[[int], None]) -> tuple[int, str]:
+    """Exit code and output of a run that gets SIGTERM after three further steps. It leaves no process."""
+    begun_at = last_step(job) if job.exists() else 0
+    said = root / "said.txt"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    with said.open("w") as output:
+        run = subprocess.Popen(
+            command, cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    deadline = time.monotonic() + 240
+    while not job.exists() or last_step(job) < begun_at + 2:
+        assert run.poll() is None and time.monotonic() < deadline, said.read_text()[-3000:]
+        time.sleep(0.1)
+    family = psutil.Process(run.pid).children(recursive=True)
+    assert run.pid not in {os.getpgid(each.pid) for each in family}, "the group is the run alone"
+    send(run.pid)
+    code = run.wait(timeout=60)
+    assert not psutil.wait_procs(family, timeout=15)[1]
+    return code, said.read_text()
+
+
+def test_every_sigterm_saves_what_was_trained(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """One run that would take hours and saves nothing by itself."""
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    answers = {"path": str(tiny_folders.data), "split": "sft", "format": columns}
+    path = write_config(
+        tmp_path, tiny_folders, mode="train", algorithm={"algorithm_type": "sft"}, trainer={"save_interval": 100_000},
+        buffer={"train_batch_size": 8, "total_steps": 100_000, "trainer_input": {"experience_buffer": answers}},
+    )  # fmt: skip
+    job = tmp_path / "p/n"
+    saved = 0
+    for program, send, code in ((PAGE, to_worker, 1), (PAGE, to_process, TERMINATED), (TRINITY, to_group, TERMINATED)):
+        ended, said = noticed([*program, "--config", str(path)], tmp_path, job, send)
+        assert ended == code, said[-3000:]
+        assert "Traceback" not in said
+        resumed = re.search(r"Resuming from the checkpoint of step (\d+)", said)
+        assert (int(resumed[1]) if resumed else 0) == saved
+        saved = latest_whole(job) or 0
+        assert saved == last_step(job), "nothing that was trained is lost"
+        assert send is not to_worker or f"The trainer got SIGTERM and has saved step {saved}." in said
