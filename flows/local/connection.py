@@ -24,6 +24,15 @@ from trinity_core.runtime.signals import ending_on_sigterm
 
 ANSWER_SECONDS = 10.0
 """For the server that PREFECT_API_URL names, which may be far away."""
+PATIENCE = {
+    "PREFECT_CLIENT_MAX_RETRIES": "7",
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
+}
+"""Calls wait four minutes for a temporary server that is started again, or that answers without its database. Events
+that nobody takes meanwhile are not printed."""
+RECONNECTIONS = 300
+"""Seconds that events wait for it."""
 
 
 class PrefectConnection:
@@ -47,6 +56,7 @@ class PrefectConnection:
             self._open.callback(self._temporary.stop)
             self._open.callback(_send_logs)
             known = self._temporary.api_url
+            os.environ.update(PATIENCE | {name: os.environ[name] for name in PATIENCE if name in os.environ})
         os.environ["PREFECT_API_URL"] = known
         return self
 
@@ -62,6 +72,7 @@ class PrefectConnection:
         if self._temporary:
             self._open.enter_context(importlib.import_module("trinity_core.runtime.pipeline").early_cluster(config))
             self._temporary.wait()
+            _be_patient()
         return found
 
 
@@ -94,6 +105,20 @@ def _send_logs() -> None:
     """Prefect sends its log in the background; at exit it would try for a minute to reach a server that has gone."""
     if "prefect" in sys.modules:
         importlib.import_module("prefect.logging.handlers").APILogHandler().flush()
+
+
+def _be_patient() -> None:
+    """Let Prefect wait for a temporary server that is away: with a client's first call, and with events.
+
+    By default the first call of a client fails at once; events are given up after 8 s, and each of them is printed.
+    """
+    base = importlib.import_module("prefect.client.base")
+    for client in (base.PrefectHttpxAsyncClient, base.PrefectHttpxSyncClient):
+        client._has_connected = property(lambda _: True, lambda _, connected: None)
+    events = importlib.import_module("prefect.events.clients").PrefectEventsClient
+    worker = importlib.import_module("prefect.events.worker").EventsWorker
+    worker.set_client_override(events, reconnection_attempts=RECONNECTIONS)
+    logging.getLogger(events.__module__).setLevel(logging.ERROR)
 
 
 def _show_our_log() -> None:

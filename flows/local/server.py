@@ -38,10 +38,12 @@ STOP_SECONDS = 10.0
 """For a server to end in order, and for the kernel to end it otherwise."""
 LOOK_SECONDS = 2.0
 """Between two looks at the temporary server."""
-SILENCE_SECONDS = 60.0
-"""Without an answer a server counts as hung."""
-MAX_RESTARTS = 5
-"""Restarts of the temporary server in one run; without a server the run goes on, and Prefect hears nothing of it."""
+SILENCE_SECONDS = 40.0
+"""Without being ready for so long a server counts as hung."""
+MAX_STARTS = 2
+"""Times that the temporary server is started again without ever answering; then the run goes on without it."""
+PREFECT, AGREEABLE = ("--factory", "prefect.server.api.server:create_app"), ("flows.local.agreeable:app",)
+"""What the temporary server serves; and what takes its place."""
 ELSEWHERE = "work in another folder"
 _HERE = build_opener(ProxyHandler({}))
 """No proxy knows this machine's loopback interface."""
@@ -161,8 +163,17 @@ def _and_here(hosts: str) -> str:
 
 def is_healthy(api_url: str) -> bool:
     """Whether a server answers there."""
+    return _is_well(f"{api_url}/health")
+
+
+def is_ready(api_url: str) -> bool:
+    """Whether a server answers there that reaches its database."""
+    return _is_well(f"{api_url}/ready")
+
+
+def _is_well(url: str) -> bool:
     try:
-        with _HERE.open(f"{api_url}/health", timeout=2) as answer:
+        with _HERE.open(url, timeout=2) as answer:
             return answer.status == 200
     except (OSError, HTTPException):
         return False
@@ -192,7 +203,8 @@ def start_process(
 class TemporaryServer:
     """A Prefect API for one `trinity run`, without UI and services: started at once, waited for when it is needed.
 
-    From then on it is started again on the same port and database if it ends or does not answer for long.
+    From then on it is started again on the same port and database if it ends or does not answer for long. If that is of
+    no use, a server that agrees to everything takes its place for the rest of the run.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -200,6 +212,7 @@ class TemporaryServer:
         self._note = _migration_note(root)
         self.port = free_port()
         self.api_url = f"http://{LOOPBACK}:{self.port}/api"
+        self._app: tuple[str, ...] = PREFECT
         self._stopped = threading.Event()
         self._keeper = threading.Thread(target=self._keep_up, name="prefect-server", daemon=True)
         self._process = self._start()
@@ -221,20 +234,19 @@ class TemporaryServer:
 
     def _keep_up(self) -> None:
         """In a thread that lives as long as the server: Linux ends a process with the thread that started it."""
-        restarts, answered_at = 0, time.monotonic()
+        failures, answered_at = 0, time.monotonic()
         while not self._stopped.wait(LOOK_SECONDS):
             alive = self._process.poll() is None
-            if alive and is_healthy(self.api_url):
-                answered_at = time.monotonic()
-            if (alive and time.monotonic() - answered_at < SILENCE_SECONDS) or restarts > MAX_RESTARTS:
+            if alive and is_ready(self.api_url):
+                failures, answered_at = 0, time.monotonic()
+            if alive and time.monotonic() - answered_at < SILENCE_SECONDS:
                 continue
-            restarts += 1
-            if restarts > MAX_RESTARTS:
-                log.warning(
-                    "Prefect's server has ended again and stays away; the run goes on. Its log is %s", self._log
-                )
-                continue
-            log.warning("Prefect's server has %s and is started again; see %s", "hung" if alive else "ended", self._log)
+            failures += 1
+            if self._app == PREFECT and failures <= MAX_STARTS:
+                log.warning("Prefect's server has %s and is started again", "hung" if alive else "ended")
+            elif self._app == PREFECT:
+                self._app = AGREEABLE
+                log.warning("Prefect's server cannot be started again; the run goes on without it. See %s", self._log)
             end_process(self._process)
             self._process, answered_at = self._start(), time.monotonic()
 
@@ -246,9 +258,8 @@ class TemporaryServer:
         return state_dir(self._root) / "log" / "temporary-server.log"
 
     def _command(self) -> list[str]:
-        app = "prefect.server.api.server:create_app"
         options = ["--host", LOOPBACK, "--port", str(self.port), "--log-level", "error", "--lifespan", "on"]
-        return [sys.executable, "-m", "uvicorn", "--factory", app, *options]
+        return [sys.executable, "-m", "uvicorn", *self._app, *options]
 
     def _environment(self) -> dict[str, str]:
         """Migrations take 3 s even with nothing to migrate: they are skipped for a database of this version."""
