@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -22,8 +24,12 @@ from tasks.run_names import artifact_key
 from trinity_core.config import Config
 from trinity_core.runtime.progress import ProgressReport
 from trinity_core.runtime.summary import summary_path
+from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.rollouts import latest_rollouts, rollouts_table
+
+LAST_SECONDS = 300.0
+"""For the report before the last one; a Prefect API that is away is waited for."""
 
 
 class LiveReport(ProgressReport):
@@ -34,9 +40,12 @@ class LiveReport(ProgressReport):
         self._artifact: UUID | None = None
         self._warned = False
         self._faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
+        self._reporting: Future[None] | None = None
 
     def report(self, done: bool = False) -> None:
         """Report now. If that is not possible (no API, no disk for the picture), say so once; the run continues."""
+        if done and self._reporting is not None:
+            wait([self._reporting], LAST_SECONDS)
         self._try(lambda: super(LiveReport, self).report(done))
 
     def _try(self, report: Callable[[], None]) -> None:
@@ -48,8 +57,12 @@ class LiveReport(ProgressReport):
             self._warned = True
 
     def report_if_due(self) -> None:
-        """As `report`."""
-        self._try(super().report_if_due)
+        """As `report`, in a thread: while Prefect's API does not answer, the run must hear of signals and losses."""
+        if self._reporting is not None:
+            if not self._reporting.done():
+                return
+            self._reporting.result()
+        self._reporting = DaemonThreads("report").submit(copy_context().run, self._try, super().report_if_due)
 
     def show(self, text: str, percent: float) -> None:
         """Log the text; update the progress bar, the learning curve and the sampled rollouts."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from threading import Event
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -36,3 +37,18 @@ def test_a_run_goes_on_where_prefect_is_away(
     ]
     (warning,) = [r.getMessage() for r in caplog.records if r.name == "run" and r.levelno == logging.WARNING]
     assert "the run continues" in warning
+
+
+def test_a_report_that_takes_long_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    answered = Event()
+    told: list[str] = []
+    monkeypatch.setattr(LiveReport, "show", lambda _, text, percent: answered.wait(60) and told.append(text))
+    report = LiveReport(config, "trainer")
+    MetricsFile(config.job_dir, "trainer").write(1, {"reward/mean": 0.5})
+    for _ in range(3):
+        report.report_if_due()
+    assert not told
+    answered.set()
+    report.report(done=True)
+    assert told == ["step 1: reward/mean 0.5"] * 2, "the last report waits for the one before"
