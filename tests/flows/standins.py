@@ -28,7 +28,7 @@ class Engine:
 
 
 class Explorer:
-    """With the fault `explorer` it dies once, in step 3; one called `patient` goes on until it is told to stop."""
+    """With the fault `explorer` it dies once, in step 3. One called `patient` works until the trainer has finished."""
 
     def __init__(self, config: Config, fault: str) -> None:
         self.config = config
@@ -50,7 +50,7 @@ class Explorer:
                 os._exit(1)
             metrics.write(step, {"reward/mean": step / STEPS})
             save_rollouts(self.config.job_dir, "explorer", step, [SampledRollout("1+1?", "2", 1.0)])
-            if self.stopped:
+            if self.stopped or (self.config.explorer.name == "patient" and latest_whole(self.config.job_dir) == STEPS):
                 break
         return {"step": step}
 
@@ -64,8 +64,12 @@ class Explorer:
         self.stopped = True
 
 
+FAULTS = {3: ("raylet", "data", "die, then head"), 5: ("die, then head",)}
+"""Of a trainer, by the step in which they come."""
+
+
 class Trainer:
-    """Saves each second step (a slow one only when told to stop). `fault` comes once, in step 3."""
+    """Saves each second step (a slow one only when told to stop). Each of its faults comes once."""
 
     def __init__(self, config: Config, fault: str) -> None:
         self.config = config
@@ -103,22 +107,22 @@ class Trainer:
         return str(JobLayout(self.config.job_dir).step(step) / "actor" / "huggingface")
 
     def _break(self, step: int) -> None:
-        marker = self.config.job_dir / "broken"
-        if step != 3 or marker.exists() or not self.fault:
+        marker = self.config.job_dir / f"broken_{step}"
+        if self.fault not in FAULTS.get(step, ()) or marker.exists():
             return
         marker.touch()
-        if self.fault == "die":
-            os._exit(1)
         raylet = psutil.Process(os.getppid())
-        if self.fault == "raylet":
-            raylet.kill()
-            time.sleep(60)
-        if self.fault == "head":
-            [head] = [each for each in raylet.parent().children() if each.name() == "gcs_server"]
-            head.kill()
-            time.sleep(60)
-        if self.fault == "data":
-            raise DataError("row 7 of train.jsonl has no answer")
+        match self.fault, step:
+            case "data", _:
+                raise DataError("row 7 of train.jsonl has no answer")
+            case "raylet", _:
+                raylet.kill()
+            case "die, then head", 5:
+                [head] = [each for each in raylet.parent().children() if each.name() == "gcs_server"]
+                head.kill()
+            case _:
+                os._exit(1)
+        time.sleep(60)
 
 
 def save(layout: JobLayout, step: int) -> None:

@@ -21,6 +21,8 @@ import standins
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.errors import DataError
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.pipeline import early_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -140,7 +142,28 @@ def ray_is_gone(seconds: float = 20) -> bool:
     return not psutil.wait_procs(family, timeout=seconds)[1]
 
 
-def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str) -> None:
+@pytest.fixture(scope="module")
+def shared_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One Ray for many runs, as the stages of a pipeline have it."""
+    with early_cluster(load_checked(str(written(tmp_path_factory.mktemp("shared"), "shared")))):
+        yield
+    assert ray_is_gone()
+
+
+def test_a_ray_that_died_is_replaced_and_the_run_resumes(
+    tmp_path: Path, prefect_api: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel kills one of Ray's own processes, as for lack of memory. Before there is a Ray that others share."""
+    use_standins(fault="raylet")
+    with heard(caplog):
+        state = run_rft(tmp_path, "raylet")
+    assert state.is_completed(), state
+    assert attempts(tmp_path / "tests/raylet") == [0, 2]
+    assert "Ray has died, and the processes of the run with it." in caplog.text and "Traceback" not in caplog.text
+    assert ray_is_gone()
+
+
+def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str, shared_ray: None) -> None:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import TaskRunFilter
 
@@ -162,7 +185,6 @@ def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str) -> None:
     assert {"tests-whole-trainer-progress", "tests-whole-explorer-progress"} <= set(keys)
     assert keys["tests-whole-curve"]["data"].startswith("data:image/png;base64,")
     assert "1+1?" in keys["tests-whole-rollouts"]["data"]
-    assert ray_is_gone()
 
 
 def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -177,7 +199,7 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
 
 
 def test_a_pipeline_scores_a_last_stage_without_explorer(
-    tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {"path": str(tmp_path), "format": {"prompt_key": "question", "response_key": "answer"}}
     buffer = {"train_batch_size": 2, "trainer_input": {"experience_buffer": answers}}
@@ -190,7 +212,9 @@ def test_a_pipeline_scores_a_last_stage_without_explorer(
     assert [path.name for path in earlier.iterdir()] == ["notes.txt"], "the run has a folder of its own, and was scored"
 
 
-def test_a_stage_may_only_evaluate(tmp_path: Path, prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_may_only_evaluate(
+    tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stages = [{"stage_name": "tune", "mode": "both"}, {"stage_name": "bench", "mode": "bench"}]
     summary = run_pipeline(tmp_path, "benched", stages, monkeypatch)
     assert summary["scores"] == {"before": 0.5, "tune": 0.56, "bench": 0.5}, "the stand-in scores by the step alone"
@@ -200,7 +224,7 @@ def test_a_stage_may_only_evaluate(tmp_path: Path, prefect_api: str, monkeypatch
 
 
 def test_a_dead_actor_is_named_and_the_run_resumes(
-    tmp_path: Path, prefect_api: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, prefect_api: str, shared_ray: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the run began anew, beside an earlier one of its name."""
     earlier = tmp_path / "tests/dies"
@@ -215,61 +239,33 @@ def test_a_dead_actor_is_named_and_the_run_resumes(
     assert "Its log is explorer.log" in caplog.text and "Traceback" not in caplog.text
 
 
-def test_a_dead_trainer_costs_no_attempt(tmp_path: Path, prefect_api: str, caplog: pytest.LogCaptureFixture) -> None:
-    use_standins(fault="die")
-    state = run_rft(tmp_path, "returns")
-    assert state.is_completed(), state
-    assert attempts(tmp_path / "tests/returns") == [0, 2]
+def test_parts_beside_each_other_recover_alone(
+    tmp_path: Path, prefect_api: str, shared_ray: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trainer's worker dies, of which the explorer hears nothing; then the head of Ray, on which both work."""
+    from flows.rft_async import rft_async
+
+    use_standins(fault="die, then head")
+    state = rft_async(parts(tmp_path, "beside"), ["explorer.name=patient"], return_state=True)
+    steps = {name: part["step"] for name, part in state.result().items()}
+    assert steps["trainer"] == standins.STEPS and steps.keys() == {"trainer", "patient"}
+    assert attempts(tmp_path / "tests/beside") == [0, 2, 4]
+    assert [(run.state_type.value, run.run_count) for run in subflows(state)] == [("COMPLETED", 2)] * 2
     assert caplog.text.count("the trainer returns to its latest checkpoint (1 of 3): trainer (Trainer, process") == 1
 
 
-@pytest.mark.parametrize("part", ["raylet", "head"])
-def test_a_ray_that_died_is_replaced_and_the_run_resumes(
-    tmp_path: Path, prefect_api: str, caplog: pytest.LogCaptureFixture, part: str
-) -> None:
-    """The kernel kills one of Ray's own processes, as for lack of memory."""
-    use_standins(fault=part)
-    with heard(caplog):
-        state = run_rft(tmp_path, part)
-    assert state.is_completed(), state
-    assert attempts(tmp_path / "tests" / part) == [0, 2]
-    assert "Ray has died, and the processes of the run with it." in caplog.text and "Traceback" not in caplog.text
-    assert ray_is_gone()
-
-
-def test_parts_beside_each_other_recover_alone(tmp_path: Path, prefect_api: str) -> None:
-    """The trainer's worker dies in its third step; the explorer hears nothing of it."""
-    from flows.rft_async import rft_async
-
-    use_standins(fault="die")
-    state = rft_async(configs=parts(tmp_path, "beside"), return_state=True)
-    steps = {name: part["step"] for name, part in state.result().items()}
-    assert steps["trainer"] == standins.STEPS and steps.keys() == {"trainer", "explorer"}
-    assert attempts(tmp_path / "tests/beside") == [0, 2]
-    assert {run.state_type.value for run in subflows(state)} == {"COMPLETED"}
-    assert ray_is_gone()
-
-
-def test_a_part_that_fails_for_good_ends_the_others(tmp_path: Path, prefect_api: str) -> None:
+def test_a_part_that_fails_for_good_ends_the_others(tmp_path: Path, prefect_api: str, shared_ray: None) -> None:
+    """Wrong data is not retried either."""
     from flows.rft_async import rft_async
 
     use_standins(fault="data")
     state = rft_async(parts(tmp_path, "fails"), ["explorer.name=patient"], return_state=True)
-    assert state.is_failed() and isinstance(state.result(raise_on_failure=False), DataError)
+    error = state.result(raise_on_failure=False)
+    assert state.is_failed() and isinstance(error, DataError) and str(error) == "row 7 of train.jsonl has no answer"
     runs = subflows(state)
     assert [(run.state_type.value, run.run_count) for run in runs] == [("FAILED", 1)] * 2
     assert any("saved and ended" in run.state.message for run in runs)
-
-
-def test_wrong_data_is_not_retried(tmp_path: Path, prefect_api: str) -> None:
-    use_standins(fault="data")
-    state = run_rft(tmp_path, "data")
-    assert state.is_failed()
-    error = state.result(raise_on_failure=False)
-    assert isinstance(error, DataError) and str(error) == "row 7 of train.jsonl has no answer"
-    assert attempts(tmp_path / "tests/data") == [0]
-    assert latest_whole(tmp_path / "tests/data") == 2
-    assert ray_is_gone()
+    assert attempts(tmp_path / "tests/fails") == [0] and latest_whole(tmp_path / "tests/fails") == 2
 
 
 def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -> None:
@@ -281,22 +277,18 @@ def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -
     assert not (tmp_path / "tests").exists()
 
 
-def cancelled(folder: Path, flow: str) -> None:
+def cancelled(folder: Path) -> None:
     """What the child process of the next test runs."""
+    from flows.rft_async import rft_async
+
     use_standins(fault="slow")
-    if flow == "rft":
-        run_rft(folder, "cancelled")
-    else:
-        from flows.rft_async import rft_async
-
-        rft_async(configs=parts(folder, "cancelled"), return_state=True)
+    rft_async(configs=parts(folder, "cancelled"), return_state=True)
 
 
-@pytest.mark.parametrize("flow", ["rft", "rft_async"])
-def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_api: str, flow: str) -> None:
+def test_a_cancellation_saves_and_leaves_nothing_behind(tmp_path: Path, prefect_api: str) -> None:
     job_dir = tmp_path / "tests/cancelled"
     program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_flows_runs as t, pathlib; "
-    program += f"t.cancelled(pathlib.Path({str(tmp_path)!r}), {flow!r})"
+    program += f"t.cancelled(pathlib.Path({str(tmp_path)!r}))"
     child = subprocess.Popen([sys.executable, "-c", program], cwd=HERE.parent.parent)
     deadline = time.monotonic() + 240
     while (

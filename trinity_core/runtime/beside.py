@@ -59,13 +59,15 @@ def beside(parts: Sequence[Part]) -> Iterator[SharedEnd]:
     opened = open_cluster(first, gpus_together(parts))
     try:
         opened.check_room(sum(placement_of(part.config).gpus for part in parts))
-        opened.nodes = [replace(node, cpus=max(node.cpus // len(parts), 1)) for node in opened.nodes]
+        nodes = opened.nodes
+        opened.nodes = [replace(node, cpus=max(node.cpus // len(parts), 1)) for node in nodes]
         end = SharedEnd()
         token = SHARED_END.set(end)
         try:
             yield end
         finally:
             SHARED_END.reset(token)
+            opened.nodes = nodes
     finally:
         close_cluster(opened)
 
