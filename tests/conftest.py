@@ -60,6 +60,14 @@ def tiny_engine(tiny_folder):
 
 
 @pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory, tiny_folders):
+    """A pipeline on real parts, run once from its first stage to its end: see `chaos/pipeline.py`."""
+    from chaos.pipeline import run_undisturbed
+
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), tiny_folders)
+
+
+@pytest.fixture(scope="session")
 def postgresql_url() -> Iterator[str]:
     """A server of our own on a socket in a temporary folder; skipped where there is no PostgreSQL."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))

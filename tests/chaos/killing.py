@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,15 +31,17 @@ ROOT = Path(__file__).parent.parent.parent
 POLL_SECONDS = 0.005
 LONGEST_ATTEMPT = 540.0
 """Seconds without a kill; an attempt that takes longer hangs."""
-LONGEST_WAIT = 120.0
-"""Seconds until a victim is there."""
 MOST_ATTEMPTS = 4
 """Attempts without a kill among them: a run that needs more does not get well again."""
 
-REWARD = '''
-import time
+PLUGIN = '''
+import os, time
+from pathlib import Path
 
-from trinity_core.workflows import REWARD_FNS
+import psutil
+
+from trinity_core.workflows import REWARD_FNS, WORKFLOWS
+from trinity_core.workflows.builtin import MathWorkflow
 
 
 @REWARD_FNS.register("even_letters")
@@ -47,6 +49,30 @@ def even_letters(*, prompt, response, truth, task, **args):
     """What even an untrained model does more or less of."""
     time.sleep(0.01)  # so that a verifier is at work now and then when it is killed
     return {"even": sum(ord(letter) % 2 == 0 for letter in response) / max(len(response), 1)}
+
+
+@WORKFLOWS.register("stopping")
+class Stopping(MathWorkflow):
+    """Once, stops the process of the engine that it is about to ask."""
+
+    async def run(self):
+        marker = Path(__file__).with_name("stopped")
+        if self.task.index == 4 and not marker.exists():
+            marker.touch()
+            for each in psutil.Process(os.getppid()).children():
+                if each.name().startswith("ray::Engine"):
+                    each.suspend()
+        return await super().run()
+
+
+@WORKFLOWS.register("breaking")
+class Breaking(MathWorkflow):
+    """Fails from the second explore step on."""
+
+    async def run(self):
+        if self.task.index >= 4:
+            raise RuntimeError("the tool is gone")
+        return await super().run()
 '''
 
 PAGE = (
@@ -55,7 +81,7 @@ PAGE = (
 )
 """`python -m trinity_core.runtime.run` in an interpreter that has no Prefect."""
 
-TITLES = {"explorer": "ray::Explorer", "trainer": "ray::TrainerWorker", "engine": "ray::Engine"}
+TITLES = {"explorer": "ray::Explorer", "trainer": "ray::Trainer", "engine": "ray::Engine"}
 """Titles of the actors' processes begin so."""
 PROGRAMS = {"reward": "trinity_core.workflows.rewards.worker", "server": "uvicorn"}
 """In the command lines of others."""
@@ -72,9 +98,11 @@ class Kill:
     step: int
     moment: str = "any"
     delay: float = 0.0
+    stage: str = ""
+    """Of a pipeline; empty: the one whose weights count."""
 
     def __str__(self) -> str:
-        when = f"{self.delay:.2f} s after step {self.step}"
+        when = f"{self.delay:.2f} s after step {self.step}{self.stage and f' of {self.stage}'}"
         return f"{self.what} {when}" if self.moment == "any" else f"{self.what} while {self.moment}, {when}"
 
 
@@ -97,8 +125,8 @@ class Killed:
     """Unix seconds."""
     checkpoint: int
     """The newest whole checkpoint then; 0: none."""
-    audit: Audit
-    """Right after it."""
+    audit: Audit | None
+    """Right after it; None: there was no store yet."""
 
 
 @dataclass
@@ -109,9 +137,14 @@ class ChaosRun:
     model: Path
     data: Path
     steps: int
-    save_interval: int = 2
     through: str = "page"
     """`page`: `python -m trinity_core.runtime.run`; `flow`: `trinity run`, whose flow retries and has a server."""
+    stages: Sequence[Mapping[str, Any]] = ()
+    """Of a pipeline."""
+    stage: str = ""
+    """The one that is attacked, and whose weights count."""
+    overrides: Sequence[str] = ()
+    """Further settings, `key=value`."""
     killed: list[Killed] = field(default_factory=list)
     attempts: int = 0
     process: psutil.Popen | None = None
@@ -122,8 +155,20 @@ class ChaosRun:
 
     @property
     def job(self) -> Path:
-        """The run's own folder."""
-        return self.root / "checkpoints/chaos" / "run"
+        """The folder of the run whose weights count."""
+        return self.folder()
+
+    def folder(self, stage: str = "") -> Path:
+        """The folder of a stage; without a name, of the one whose weights count."""
+        name = f"run_{stage or self.stage}" if self.stages else "run"
+        return self.root / "checkpoints/chaos" / name
+
+    @property
+    def command(self) -> list[str]:
+        """The command of an attempt."""
+        page = [sys.executable, "-c", PAGE]
+        command = page if self.through == "page" else [str(Path(sys.executable).parent / "trinity"), "run"]
+        return [*command, "--config", str(self.root / "run.yaml"), *self.overrides]
 
     @property
     def log(self) -> Path:
@@ -132,7 +177,7 @@ class ChaosRun:
 
     def __enter__(self) -> ChaosRun:
         (self.root / "plugins").mkdir(parents=True, exist_ok=True)
-        (self.root / "plugins/even.py").write_text(REWARD)
+        (self.root / "plugins/letters.py").write_text(PLUGIN)
         (self.root / "run.yaml").write_text(yaml.safe_dump(self._config()))
         return self
 
@@ -151,18 +196,13 @@ class ChaosRun:
     def go(self, kills: Sequence[Kill] = ()) -> None:
         """Run to the end, with these kills in their order. Raises AssertionError if the run does not get there."""
         for kill in kills:
-            self._await(kill)
             self._kill(kill)
         while not self._ended():
             time.sleep(0.1)
 
-    def trained(self) -> int:
-        """The last trainer step with metrics."""
-        return max((line.step for line in read_metrics(self.job) if line.source == "trainer"), default=0)
-
-    def checkpoint(self) -> int:
-        """The newest whole checkpoint; 0: none."""
-        return max(whole_steps(self.job), default=0) if self.job.is_dir() else 0
+    def steps_of(self, source: str, stage: str = "") -> list[int]:
+        """The steps whose metrics a source (trainer or explorer) has written, in order."""
+        return [line.step for line in read_metrics(self.folder(stage)) if line.source == source]
 
     def digest(self) -> str:
         """The digest of the final weights."""
@@ -177,15 +217,16 @@ class ChaosRun:
 
     def faults(self) -> list[str]:
         """What an ended run did wrong: an audit that was not clean, work that was lost beyond the last checkpoint."""
-        unclean = [each for each in self.killed if not each.audit.clean]
-        found = [f"audit after {each.kill}: {'; '.join(each.audit.problems)}" for each in unclean]
+        audits = [(each.kill, each.audit) for each in self.killed if each.audit is not None]
+        found = [f"audit after {kill}: {'; '.join(audit.problems)}" for kill, audit in audits if not audit.clean]
         audit = self.audit()
         if not audit.clean or audit.trained != audit.tasks_drawn:
             found.append(f"audit at the end: {audit}")
         for each in self.killed:
-            later = [line for line in read_metrics(self.job) if line.source == "trainer" and line.time > each.at + 1]
-            if later and later[0].step <= each.checkpoint:
-                found.append(f"{each.kill}: checkpoint {each.checkpoint}, but step {later[0].step} was done again")
+            lines = read_metrics(self.folder(each.kill.stage))
+            later = [line.step for line in lines if line.source == "trainer" and line.time > each.at + 1]
+            if later and later[0] <= each.checkpoint:
+                found.append(f"{each.kill}: checkpoint {each.checkpoint}, but step {later[0]} was done again")
         return found
 
     # ---- inside ----
@@ -206,45 +247,41 @@ class ChaosRun:
     def _start(self) -> None:
         self.attempts, self._tries, self._began = self.attempts + 1, self._tries + 1, time.monotonic()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        page = [sys.executable, "-c", PAGE]
-        command = page if self.through == "page" else [str(Path(sys.executable).parent / "trinity"), "run"]
-        command += ["--config", str(self.root / "run.yaml")]
         with self.log.open("ab") as log:
             log.write(f"---- attempt {self.attempts}\n".encode())
-            self.process = psutil.Popen(command, cwd=self.root, env=environment, stdout=log, stderr=log)
-
-    def _await(self, kill: Kill) -> None:
-        """Return at the kill's moment, or when the run ends before it."""
-        while self.trained() < min(kill.step, self.steps - 1):
-            if self._ended():
-                return
-            time.sleep(0.05)
-        if kill.moment != "any":
-            before = self._marks(kill.moment)
-            while self._marks(kill.moment) <= before and not self._ended():
-                time.sleep(POLL_SECONDS)
-        time.sleep(kill.delay)
-
-    def _marks(self, moment: str) -> float:
-        """A number that grows when the moment comes."""
-        if moment == "saving":
-            return max(map(_changed, self.job.glob(".global_step_*")), default=0.0)
-        return _changed(memory_root(self.job))
+            self.process = psutil.Popen(self.command, cwd=self.root, env=environment, stdout=log, stderr=log)
 
     def _kill(self, kill: Kill) -> None:
-        wanted = kill.what.split("+")
-        deadline = time.monotonic() + LONGEST_WAIT
-        while len(found := [each for what in wanted for each in self._victims(what)[:1]]) < len(wanted):
+        """Kill at the kill's moment; nothing if the run ends before it, or while there is no such process."""
+        while max(self.steps_of("trainer", kill.stage), default=0) < min(kill.step, self.steps - 1):
             if self._ended():
                 return
-            assert time.monotonic() < deadline, f"there is no {kill.what} to kill:\n{self._end_of_log()}"
             time.sleep(0.05)
-        checkpoint, now = self.checkpoint(), time.time()
+        folder = self.folder(kill.stage)
+        before = _mark(folder, kill.moment)
+        found = self._find(kill)
+        while kill.moment != "any" and _mark(folder, kill.moment) <= before and not self._ended():
+            time.sleep(POLL_SECONDS)
+        time.sleep(kill.delay)
+        if not all(each.is_running() for each in found):
+            found = self._find(kill)
+        checkpoint, now = max(whole_steps(folder), default=0), time.time()
         for process in found:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.killed.append(Killed(kill, len(found), now, checkpoint, self.audit()))
-        self._tries, self._began = 0, time.monotonic()
+        if found:
+            audit = self.audit() if any((self.job / "buffer").glob("*.db")) else None
+            self.killed.append(Killed(kill, len(found), now, checkpoint, audit))
+            self._tries, self._began = 0, time.monotonic()
+
+    def _find(self, kill: Kill) -> list[psutil.Process]:
+        """One process of each kind, the last one started; waits until there is one. None of them if the run ends."""
+        wanted = kill.what.split("+")
+        while len(found := [each for what in wanted for each in self._victims(what)[-1:]]) < len(wanted):
+            if self._ended():
+                return []
+            time.sleep(0.05)
+        return found
 
     def _victims(self, what: str) -> list[psutil.Process]:
         if what == "flow":
@@ -276,9 +313,17 @@ class ChaosRun:
             "buffer": {"batch_size": 4, "total_steps": self.steps, "explorer_input": {"taskset": taskset}},
             "explorer": {"eval_interval": 0, "rollout_model": {"enforce_eager": True, "kv_cache_gib": 1}},
             "synchronizer": {"sync_method": "memory"},
-            "trainer": {"save_interval": self.save_interval},
+            "trainer": {"save_interval": 2},
             "monitor": {"monitor_type": "tensorboard"},
+            "stages": [dict(stage) for stage in self.stages],
         }
+
+
+def _mark(folder: Path, moment: str) -> float:
+    """A number that grows when the moment comes."""
+    if moment == "saving":
+        return max(map(_changed, folder.glob(".global_step_*")), default=0.0)
+    return _changed(memory_root(folder))
 
 
 def _changed(path: Path) -> float:

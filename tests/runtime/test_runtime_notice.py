@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from test_runtime_run import write_config
+import yaml
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
@@ -43,6 +44,24 @@ def to_group(run: int) -> None:
     os.killpg(run, signal.SIGTERM)
 
 
+def endless(root: Path, tiny: TinyFolders) -> dict[str, Any]:
+    """A warm-up that would take hours and saves nothing by itself."""
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    answers = {"path": str(tiny.data), "split": "sft", "format": columns}
+    return {
+        "project": "p",
+        "name": "n",
+        "mode": "train",
+        "checkpoint_root_dir": str(root),
+        "algorithm": {"algorithm_type": "sft"},
+        "model": {"model_path": str(tiny.model), "max_prompt_tokens": 88, "max_response_tokens": 12},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {"train_batch_size": 8, "total_steps": 100_000, "trainer_input": {"experience_buffer": answers}},
+        "trainer": {"save_interval": 100_000},
+        "monitor": {"monitor_type": "tensorboard"},
+    }
+
+
 def last_step(job: Path) -> int:
     return max((line.step for line in read_metrics(job) if line.source == "trainer"), default=0)
 
@@ -69,13 +88,8 @@ def noticed(command: list[str], root: Path, job: Path, send: Callable[[int], Non
 
 
 def test_every_sigterm_saves_what_was_trained(tmp_path: Path, tiny_folders: TinyFolders) -> None:
-    """One run that would take hours and saves nothing by itself."""
-    columns = {"prompt_key": "question", "response_key": "answer"}
-    answers = {"path": str(tiny_folders.data), "split": "sft", "format": columns}
-    path = write_config(
-        tmp_path, tiny_folders, mode="train", algorithm={"algorithm_type": "sft"}, trainer={"save_interval": 100_000},
-        buffer={"train_batch_size": 8, "total_steps": 100_000, "trainer_input": {"experience_buffer": answers}},
-    )  # fmt: skip
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(endless(tmp_path, tiny_folders)))
     job = tmp_path / "p/n"
     saved = 0
     for program, send, code in ((PAGE, to_worker, 1), (PAGE, to_process, TERMINATED), (TRINITY, to_group, TERMINATED)):

@@ -9,14 +9,21 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+import yaml
 from runtime.ray_clusters import ray_cluster
 
 from trinity_core.addresses import free_port
+from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault
+from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.ray_node import reach
+from trinity_core.tracking import MetricLine, read_metrics
 
+ROOT = Path(__file__).parent.parent.parent
 JOIN = """
 import sys
 from trinity_core.config import config_from_dict
@@ -88,3 +95,77 @@ def test_a_wrong_or_missing_token_is_one_clear_error(
     said = join(head, **env)
     assert said.startswith("refused") and reason in said and said.count("\n") == 1, said
     assert float(said.split()[1]) < 10
+
+
+STEPS, SAVE_INTERVAL, TASKS, REPEATS = 4, 2, 4, 4
+
+
+def start(root: Path, env: dict[str, str], config: dict[str, Any], name: str) -> subprocess.Popen[str]:
+    path = root / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "trinity_core.runtime.run", "--config", str(path)]
+    return subprocess.Popen(command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def trainer_worker() -> psutil.Process:
+    """The one on the cluster that this process started."""
+    [worker] = [each for each in psutil.Process().children(recursive=True) if each.name().startswith("ray::Trainer")]
+    return worker
+
+
+def lines_of(job: Path, source: str) -> list[MetricLine]:
+    return [line for line in read_metrics(job) if line.source == source]
+
+
+@pytest.mark.slow
+def test_separate_runs_share_a_cluster_and_postgresql(
+    head: tuple[str, dict[str, str]], tmp_path: Path, tiny_folders: TinyFolders, postgresql_url: str
+) -> None:
+    """Two explorers and a trainer. Its worker dies; it returns to its checkpoint, and they to the steps of then."""
+    address, env = head
+    data = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
+    common: dict[str, Any] = {
+        "project": "p",
+        "name": "n",
+        "checkpoint_root_dir": str(tmp_path),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": REPEATS},
+        "model": {"model_path": str(tiny_folders.model), "max_prompt_tokens": 88, "max_response_tokens": 12},
+        "cluster": {"gpu_per_node": 0, "ray_address": address},
+        "buffer": {
+            "batch_size": TASKS,
+            "total_steps": STEPS,
+            "explorer_input": {"taskset": data},
+            "trainer_input": {"experience_buffer": {"path": postgresql_url}},
+        },
+        "explorer": {"rollout_model": {"enforce_eager": True, "kv_cache_gib": 0.5}},
+        "synchronizer": {"sync_method": "checkpoint", "sync_style": "trainer_driven", "max_staleness": 2},
+        "trainer": {"save_interval": SAVE_INTERVAL},
+        "monitor": {"monitor_type": "tensorboard"},
+    }
+    longer = {"mode": "explore", "buffer": common["buffer"] | {"total_steps": 20 * STEPS}}
+    files = {name: common | longer | {"explorer": common["explorer"] | {"name": name}} for name in ("first", "second")}
+    files["trainer"] = common | {"mode": "train"}
+    job, env = tmp_path / "p/n", env | {"PYTHONPATH": str(ROOT)}
+    runs = {name: start(tmp_path, env, config, name) for name, config in files.items()}
+    try:
+        while len(lines_of(job, "trainer")) < SAVE_INTERVAL + 1 and all(run.poll() is None for run in runs.values()):
+            time.sleep(0.05)
+        ended = {name: run.communicate() for name, run in runs.items() if run.poll() is not None}
+        assert not ended, ended
+        trainer_worker().kill()
+        said = {name: run.communicate(timeout=300) for name, run in runs.items()}
+    finally:
+        for run in runs.values():
+            run.kill()
+            run.wait()
+    assert not any(run.returncode for run in runs.values()), said
+    assert "the trainer returns to its latest checkpoint (1 of 3)" in said["trainer"][1]
+    ends = f"the trainer has finished all its {STEPS} steps"
+    assert ends in said["first"][0] and ends in said["second"][0]
+    [audit] = audit_runs(job, url=postgresql_url).values()
+    assert audit.clean and audit.checkpoint == STEPS and audit.lineage >= 1, audit
+    assert set(audit.trained_at) == set(range(1, STEPS + 1))
+    trained = lines_of(job, "trainer")
+    assert [line.step for line in trained] == list(range(1, STEPS + 1))
+    assert max(line.metrics["staleness/max"] for line in trained) <= 2
+    assert lines_of(job, "explorer_first") and lines_of(job, "explorer_second")

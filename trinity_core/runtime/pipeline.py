@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +104,22 @@ def pipeline_cluster(plan: Plan) -> Iterator[None]:
                 close_cluster(opened)
             finally:
                 close_parent(plan.config.job_dir, succeeded)
+
+
+def run_stages(config: Config, run: Callable[[str, str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The summaries of the stages, each `run(name, model_path)` from the model of the stage before, on one Ray.
+
+    Stages that an earlier attempt has finished are not run again. A configuration without stages is one of no name.
+    """
+    if not config.stages:
+        yield run("", "")
+        return
+    plan, model_path = plan_stages(config), ""
+    with pipeline_cluster(plan):
+        for stage in plan.stages:
+            summary = stage.done or run(stage.name, model_path)
+            model_path = summary["hf_dir"] or model_path
+            yield summary
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.evaluation import unscored_result
+from trinity_core.runtime.pipeline import run_stages
 from trinity_core.runtime.session import Session, open_session
 from trinity_core.runtime.signals import ending_on_sigterm
-from trinity_core.runtime.stage import Stage, resolve_stage, stage_names
+from trinity_core.runtime.stage import Stage, resolve_stage
 from trinity_core.runtime.summary import summarise, summary_text
 from trinity_core.runtime.together import run_together
 
@@ -77,7 +78,7 @@ def run(stage: Stage) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a configuration with all its stages, each from the model of the stage before, without Prefect."""
+    """Run a configuration with all its stages without Prefect."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")
@@ -85,10 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("trinity_core").setLevel(logging.INFO)
     loaded = load_checked(given.config, given.overrides)
-    model_path = ""
-    for name in stage_names(loaded):
-        summary = run(resolve_stage(loaded, name, model_path))
-        model_path = summary["hf_dir"] or model_path
+    for summary in run_stages(loaded, lambda name, model_path: run(resolve_stage(loaded, name, model_path))):
         print(summary_text(summary))
 
 
