@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, and_, func, select
 
 from trinity_core.store.presence import LOST_SECONDS
-from trinity_core.store.schema import EXPLORER, State, Tables
+from trinity_core.store.schema import EXPLORER, Tables, in_queue
 
 
 def on_their_way(
@@ -14,7 +14,7 @@ def on_their_way(
     """Newest train step with a batch, rows ready, and (rows, version) of the steps that other explorers have begun."""
     committed = connection.execute(select(t.meta.c.committed)).scalar_one()
     leased = connection.execute(select(func.max(t.leases.c.step))).scalar() or 0
-    ready = connection.execute(select(func.sum(t.groups.c.size)).where(t.groups.c.state == State.READY)).scalar() or 0
+    ready = connection.execute(select(func.sum(t.groups.c.size)).where(in_queue(t.groups))).scalar() or 0
     e = t.explorers.c
     begun = select(e.name, e.begun_rows, e.begun_version).where(e.begun_rows > 0, e.name != explorer)
     lost = lost_explorers(connection, t, now)

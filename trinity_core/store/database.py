@@ -173,7 +173,7 @@ class Database:
                         self.tables.metadata.create_all(connection)
                         known = connection.execute(select(meta.c.schema)).scalar()
                         if known is None:
-                            first = {"clock": 0, "lineage": 0, "committed": 0, "next_group": 1}
+                            first = {"clock": 0, "lineage": 0, "committed": 0}
                             connection.execute(
                                 insert(meta).values(id=1, namespace=namespace, schema=SCHEMA_VERSION, **first)
                             )

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, and_, func, or_, select, update
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.errors import TrinityError
 from trinity_core.store.expert import START, ExpertData, ExpertPosition
-from trinity_core.store.schema import State, Tables
+from trinity_core.store.schema import State, Tables, in_queue
 from trinity_core.store.statements import statements
 from trinity_core.store.strategies import Candidate, Choice, Strategy
 
@@ -41,13 +41,13 @@ def candidates(connection: Connection, t: Tables, strategy: Strategy, rows: int,
     g = t.groups.c
     columns = (g.id, g.size, g.newest, g.oldest)
     if strategy.cooldown is None:
-        query = select(*columns).where(g.state == State.READY)
+        query = select(*columns).where(in_queue(t.groups))
     else:
         cool = and_(g.state.in_((State.LEASED, State.TRAINED)), used.c.last <= now - strategy.cooldown)
         query = (
             select(*columns, func.coalesce(used.c.uses, 0))
             .outerjoin(used, used.c.group_id == g.id)
-            .where(or_(g.state == State.READY, cool))
+            .where(or_(in_queue(t.groups), cool))
         )
     query = query.order_by(g.id)
     if not strategy.whole_queue:

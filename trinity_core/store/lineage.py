@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, delete, exists, func, or_, select, update
+from sqlalchemy import Connection, delete, func, or_, select, update
 
 from trinity_core.store.leasing import chunks
-from trinity_core.store.schema import State, Tables
+from trinity_core.store.schema import State, Tables, kept
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,10 @@ def rewind(connection: Connection, t: Tables, step: int) -> Rewound:
 
 def mark_trained(connection: Connection, t: Tables, step: int) -> None:
     """Make the batches up to `step` final, because a checkpoint contains those steps."""
-    groups = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step <= step)
+    committed = select(t.meta.c.committed).scalar_subquery()
+    later = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step > committed, t.lease_groups.c.step <= step)
     connection.execute(
-        update(t.groups).where(t.groups.c.state == State.LEASED, t.groups.c.id.in_(groups)).values(state=State.TRAINED)
+        update(t.groups).where(t.groups.c.state == State.LEASED, t.groups.c.id.in_(later)).values(state=State.TRAINED)
     )
     connection.execute(update(t.meta).where(t.meta.c.committed < step).values(committed=step))
 
@@ -67,9 +68,9 @@ def prune(connection: Connection, t: Tables, step: int) -> int:
     Their groups stay, as PRUNED, for the ledger.
     """
     g = t.groups.c
-    last = select(func.max(t.lease_groups.c.step)).where(t.lease_groups.c.group_id == g.id).scalar_subquery()
-    old = or_((g.state == State.TRAINED) & (last <= step), (g.state == State.STALE) & (g.stale_at <= step))
-    ids = list(connection.scalars(select(g.id).where(old)))
+    later = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step > step)
+    old = or_((g.state == State.TRAINED) & g.id.not_in(later), (g.state == State.STALE) & (g.stale_at <= step))
+    ids = list(connection.scalars(select(g.id).where(kept(t), old)))
     rows = _count_rows(connection, t, ids)
     for some in chunks(ids):
         connection.execute(delete(t.experiences).where(t.experiences.c.group_id.in_(some)))
@@ -91,10 +92,10 @@ def _release(connection: Connection, t: Tables, step: int) -> tuple[list[int], i
     present = connection.scalar(
         select(func.sum(g.size)).join(t.lease_groups, lg.group_id == g.id).where(lg.step > step, there)
     )
-    kept = exists().where(lg.group_id == g.id, lg.step <= step)
+    before = g.id.in_(select(lg.group_id).where(lg.step <= step))
     for some in chunks(ids):
-        connection.execute(update(t.groups).where(g.id.in_(some), there, ~kept).values(state=State.READY))
-        connection.execute(update(t.groups).where(g.id.in_(some), there, kept).values(state=State.TRAINED))
+        connection.execute(update(t.groups).where(g.id.in_(some), there, ~before).values(state=State.READY))
+        connection.execute(update(t.groups).where(g.id.in_(some), there, before).values(state=State.TRAINED))
     stale = (g.state == State.STALE) & (g.stale_at > step)
     connection.execute(update(t.groups).where(stale).values(state=State.READY, stale_at=None))
     connection.execute(delete(t.lease_groups).where(lg.step > step))
@@ -112,7 +113,7 @@ def _count_rows(connection: Connection, t: Tables, ids: list[int]) -> int:
 def _drop_steps(connection: Connection, t: Tables, explorer: str, first: int) -> int:
     """Delete the explore steps of `explorer` from `first` on; return the number of deleted rows."""
     g = t.groups.c
-    trained = exists().where(t.lease_groups.c.group_id == g.id)
+    trained = g.id.in_(select(t.lease_groups.c.group_id))
     ids = list(connection.scalars(select(g.id).where(g.explorer == explorer, g.step >= first, ~trained)))
     dropped = _count_rows(connection, t, ids)
     for some in chunks(ids):

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, case, func, insert, select, update
 
-from trinity_core.store.schema import EXPLORER, TRAINER, State, Tables
+from trinity_core.store.schema import EXPLORER, TRAINER, Tables, in_queue
 
 SEEN_SECONDS = 10.0
 """Between two notes of the same process."""
@@ -146,7 +146,7 @@ def contributions(connection: Connection, t: Tables, step: int | None = None) ->
 def untrained_rows(connection: Connection, t: Tables, explorer: str | None = None) -> int:
     """Rows in the queue, of all explorers or of one."""
     g = t.groups.c
-    query = select(func.sum(g.size)).where(g.state == State.READY)
+    query = select(func.sum(g.size)).where(in_queue(t.groups))
     return int(connection.scalar(query if explorer is None else query.where(g.explorer == explorer)) or 0)
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    ColumnElement,
     Double,
     Index,
     Integer,
@@ -26,9 +27,12 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    func,
+    literal_column,
+    select,
 )
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 META_TABLE = re.compile(r"t[0-9a-f]{10}_meta")
 """The name of a run's `meta` table."""
 Id = BigInteger().with_variant(Integer, "sqlite")
@@ -88,7 +92,7 @@ def tables(namespace: str) -> Tables:
     meta = Table(
         prefix + "meta", m, Column("id", Integer, primary_key=True, autoincrement=False),
         Column("namespace", Text), Column("schema", Integer), Column("clock", Id), Column("lineage", Integer),
-        Column("committed", Integer), Column("next_group", Id),
+        Column("committed", Integer),
     )  # fmt: skip
     explorers = Table(
         prefix + "explorers", m, Column("name", String(200), primary_key=True), Column("waiting", Integer),
@@ -110,7 +114,8 @@ def tables(namespace: str) -> Tables:
         Column("produced", Integer, nullable=False), Column("tries", Integer, nullable=False),
         Column("dropped", Text), Column("failure", Text),
     )  # fmt: skip
-    Index(prefix + "groups_by_state", groups.c.state, groups.c.id)
+    queue: dict[str, Any] = {f"{database}_where": in_queue(groups) for database in ("sqlite", "postgresql")}
+    Index(prefix + "groups_ready", groups.c.state, groups.c.id, **queue)
     experiences = Table(
         prefix + "experiences", m, Column("group_id", Id, primary_key=True, autoincrement=False),
         Column("blob", LargeBinary, nullable=False),
@@ -125,7 +130,6 @@ def tables(namespace: str) -> Tables:
         Column("ordinal", Integer, primary_key=True, autoincrement=False), Column("group_id", Id, nullable=False),
         **BY_KEY,
     )  # fmt: skip
-    Index(prefix + "lease_groups_by_group", lease_groups.c.group_id)
     presence = Table(
         prefix + "presence", m, Column("role", String(20), primary_key=True),
         Column("name", String(200), primary_key=True), Column("seen", Double), Column("total", Integer),
@@ -133,3 +137,13 @@ def tables(namespace: str) -> Tables:
         Column("expected", Boolean, nullable=False, default=False), **BY_KEY,
     )  # fmt: skip
     return Tables(m, meta, explorers, steps, groups, experiences, leases, lease_groups, presence)
+
+
+def in_queue(groups: Table) -> ColumnElement[bool]:
+    """Those in the queue. The number is part of the statement, since a database then sees that their index will do."""
+    return groups.c.state == literal_column(str(int(State.READY)))
+
+
+def kept(t: Tables) -> ColumnElement[bool]:
+    """Groups since the oldest one whose rows are kept: what a query of them must read in a long run."""
+    return t.groups.c.id >= select(func.min(t.experiences.c.group_id)).scalar_subquery()

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ClauseElement, Connection, Integer, Table, bindparam, insert, select, update
+from sqlalchemy import ClauseElement, Connection, Integer, Table, bindparam, func, insert, select, update
 
-from trinity_core.store.schema import State, Tables
+from trinity_core.store.schema import State, Tables, in_queue
 
 
 class Statement:
@@ -62,9 +62,8 @@ class Statements:
         m, e, s = t.meta.c, t.explorers.c, t.steps.c
         self.tick = Statement(update(t.meta).values(clock=m.clock + 1))
         """The first of a write transaction, where it takes the write lock."""
-        self.number_groups = Statement(
-            update(t.meta).values(next_group=m.next_group + bindparam("count")).returning(m.lineage, m.next_group)
-        )
+        self.numbers = Statement(select(m.lineage, select(func.max(t.groups.c.id)).scalar_subquery()))
+        """The present lineage, and the greatest number of a group."""
         self.explorer = Statement(
             select(e.waiting, e.finished, e.begun_rows, s.step, s.version)
             .outerjoin_from(t.explorers, t.steps, s.explorer == e.name)
@@ -89,7 +88,7 @@ class Statements:
         """Newest final step; rows and experts of the batch that a step has, if any."""
         self.oldest_ready = Statement(
             select(g.id, g.size, g.newest, g.oldest)
-            .where(g.state == int(State.READY))
+            .where(in_queue(t.groups))
             .order_by(g.id)
             .limit(bindparam("count", type_=Integer))
         )

@@ -118,7 +118,8 @@ class ExperienceStore:
         groups, members = ledger.entries(experiences, drawn, explorer, step)
         record = {"position": json.dumps(position), "rows": len(experiences), "tasks": len(drawn)}
         with self._database.write() as connection:
-            [(now, next_id)] = sql.number_groups.run(connection, count=len(groups)).fetchall()
+            now, last_id = sql.numbers.run(connection).fetchone()
+            first_id = (last_id or 0) + 1
             *state, done, newest = sql.explorer.run(connection, key=explorer).fetchone() or [None] * 5
             done, newest = done or 0, newest or 0
             if self._lineages.setdefault(explorer, now) != now or step > done + 1:
@@ -131,9 +132,9 @@ class ExperienceStore:
             version = max(versions_used, newest, *(group["newest"] for group in groups))
             sql.add_step.run(connection, explorer=explorer, step=step, version=version, **record)
             if groups:
-                sql.add_groups.run_many(connection, ledger.numbered(groups, "id", next_id - len(groups)))
+                sql.add_groups.run_many(connection, ledger.numbered(groups, "id", first_id))
             if members:
-                sql.add_experiences.run_many(connection, ledger.numbered(members, "group_id", next_id - len(groups)))
+                sql.add_experiences.run_many(connection, ledger.numbered(members, "group_id", first_id))
             if state != [waits_for, False, None]:
                 self._set_explorer(connection, explorer, waiting=waits_for, finished=False)
             return True
