@@ -142,7 +142,7 @@ def peer(rounds: int) -> dict[str, list[float]]:
     if not target.exists():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
         subprocess.run([*pip, "-r", "requirements/transferqueue.txt"], check=True, cwd=ROOT)
-    command = [sys.executable, "benchmarks/peers/transfer_queue.py", str(PROMPT), str(RESPONSE), str(rounds)]
+    command = [sys.executable, "benchmarks/peers/transferqueue.py", str(PROMPT), str(RESPONSE), str(rounds)]
     environment = {**os.environ, "PYTHONPATH": str(target)}
     done = subprocess.run([*command, *map(str, BATCHES)], cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -24,6 +24,8 @@ class StoreBackend(ABC):
     advice: ClassVar[Mapping[str, str]] = {}
     """Text in an error of this database that no retry can fix → what the user has to do."""
 
+    connections_last: ClassVar[bool] = False
+    """True if only this process ends a connection, which then need not be tried before each use."""
     snapshot: ClassVar[Mapping[str, Any]] = {}
     """Execution options of a connection whose read transaction sees one moment, whatever others commit meanwhile."""
 

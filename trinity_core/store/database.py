@@ -104,6 +104,9 @@ class Database:
         self._snapshots = self._engine.execution_options(**self._backend.snapshot)
         self._errors: tuple[type[Exception], ...] = (DatabaseError, *self._backend.driver_errors)
         self.tables = tables
+        self._tick = statements(tables).tick.run
+        self._idle: list[Connection] = []
+        """Those of writers, where they last: the pool takes as long to give one as a put's statements take."""
         if read_only:
             with self.read() as connection:
                 self._check_schema(connection.execute(select(tables.meta.c.schema)).scalar())
@@ -125,13 +128,31 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A write transaction; writers take turns. Raise `Unchanged` inside to roll back without an error."""
-        with self._translated(), self._engine.connect() as connection:
+        with self._translated():
+            connection = self._connection()
             try:
-                with connection.begin():
-                    self._backend.begin_writing(connection, statements(self.tables).tick.run)
-                    yield connection
-            except Unchanged:
-                return
+                self._backend.begin_writing(connection, self._tick)
+                yield connection
+                connection.commit()  # what SQLAlchemy began, if a statement went through it
+                connection.connection.commit()
+            except BaseException as error:
+                connection.close()  # which rolls back
+                if not isinstance(error, Unchanged):
+                    raise
+            else:
+                self._give_back(connection)
+
+    def _connection(self) -> Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._engine.connect()
+
+    def _give_back(self, connection: Connection) -> None:
+        if self._backend.connections_last:
+            self._idle.append(connection)
+        else:
+            connection.close()
 
     def clock(self) -> int:
         """A number that grows with every change of the store."""
@@ -151,6 +172,8 @@ class Database:
 
     def close(self) -> None:
         """Close the connections."""
+        while self._idle:
+            self._idle.pop().close()
         self._engine.dispose()
 
     @contextmanager

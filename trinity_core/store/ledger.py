@@ -51,19 +51,22 @@ def entries(
     rows: list[dict[str, Any]] = []
     for group_id, (name, members) in enumerate(_grouped(experiences)):
         task = tasks.pop(name, None)
-        groups.append({"id": group_id, "explorer": explorer, "step": step} | _entry(name, task, members))
+        groups.append(_entry(group_id, name, task, members, explorer, step))
         rows.append({"group_id": group_id, "blob": to_bytes(members)})
     for group_id, task in enumerate(tasks.values(), len(groups)):
-        groups.append({"id": group_id, "explorer": explorer, "step": step} | _entry(task.group, task, ()))
+        groups.append(_entry(group_id, task.group, task, (), explorer, step))
     return groups, rows
 
 
-def numbered(rows: Sequence[dict[str, Any]], key: str, first: int) -> list[dict[str, Any]]:
-    """Table rows whose ids begin at `first` instead of 0."""
-    return [row | {key: row[key] + first} for row in rows]
+def number(rows: Sequence[dict[str, Any]], key: str, first: int) -> None:
+    """Let the ids of these table rows begin at `first` instead of 0."""
+    for row in rows:
+        row[key] += first
 
 
-def _entry(name: str, task: DrawnTask | None, members: Sequence[Experience]) -> dict[str, Any]:
+def _entry(
+    group_id: int, name: str, task: DrawnTask | None, members: Sequence[Experience], explorer: str, step: int
+) -> dict[str, Any]:
     dropped = dict(task.dropped) if task else {}
     if unscored := sum(e.is_unscored for e in members):
         dropped[UNSCORED] = unscored
@@ -71,7 +74,8 @@ def _entry(name: str, task: DrawnTask | None, members: Sequence[Experience]) -> 
     newest, oldest = _versions(members)
     state = State.READY if members else State.FAILED if failure is not None else State.DROPPED
     return {
-        "name": name, "size": len(members), "state": int(state), "stale_at": None,
+        "id": group_id, "explorer": explorer, "step": step, "name": name, "size": len(members),
+        "state": int(state), "stale_at": None,
         "newest": newest, "oldest": oldest,
         "task": task.task if task else None, "produced": task.produced if task else len(members),
         "tries": task.tries if task else 1, "dropped": json.dumps(dropped) if dropped else None, "failure": failure,
@@ -94,6 +98,7 @@ def _grouped(experiences: Sequence[Experience]) -> list[tuple[str, list[Experien
 def _versions(members: Sequence[Experience]) -> tuple[int, int]:
     """The newest and the oldest version that sampled a token of these; -1 if none did."""
     given = [experience.versions for experience in members if experience.versions is not None]
-    versions = np.concatenate(given) if given else np.empty(0, np.int32)
-    sampled = versions[versions >= 0]
-    return (int(sampled.max()), int(sampled.min())) if len(sampled) else (-1, -1)
+    versions = given[0] if len(given) == 1 else np.concatenate(given) if given else np.empty(0, np.int32)
+    newest = int(versions.max(initial=-1))
+    oldest = int(versions.min(initial=newest))
+    return newest, oldest if oldest >= 0 or newest < 0 else int(versions[versions >= 0].min())

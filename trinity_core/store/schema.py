@@ -62,7 +62,7 @@ class State(IntEnum):
     """Its task failed, so it never had rows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tables:
     """The tables of one run; `prefix` keeps the runs of one database apart."""
 

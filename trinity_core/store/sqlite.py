@@ -28,6 +28,7 @@ class SQLite(StoreBackend):
     """A file in WAL mode."""
 
     driver_errors = (sqlite3.Error,)
+    connections_last = True
     advice: ClassVar = {
         "disk is full": "free some space",
         "unable to open": "its folder must exist and be writable",

@@ -26,7 +26,7 @@ class Statement:
     def run(self, connection: Connection, **values: Any) -> Any:
         """Execute it inside the transaction of `connection`; the driver's cursor."""
         sql, constants, order = self._for(connection)
-        return _cursor(connection).execute(sql, _arguments(constants | values, order))
+        return _cursor(connection).execute(sql, _arguments({**constants, **values}, order))
 
     def run_many(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Execute it for each of `rows`."""
@@ -63,7 +63,7 @@ class Statements:
         self.tick = Statement(update(t.meta).values(clock=m.clock + 1))
         """The first of a write transaction, where it takes the write lock."""
         self.numbers = Statement(select(m.lineage, select(func.max(t.groups.c.id)).scalar_subquery()))
-        """The present lineage, and the greatest number of a group."""
+        """The present lineage, and the greatest id of a group."""
         self.explorer = Statement(
             select(e.waiting, e.finished, e.begun_rows, s.step, s.version)
             .outerjoin_from(t.explorers, t.steps, s.explorer == e.name)

@@ -118,10 +118,9 @@ class ExperienceStore:
         groups, members = ledger.entries(experiences, drawn, explorer, step)
         record = {"position": json.dumps(position), "rows": len(experiences), "tasks": len(drawn)}
         with self._database.write() as connection:
-            now, last_id = sql.numbers.run(connection).fetchone()
-            first_id = (last_id or 0) + 1
+            now, last_group = sql.numbers.run(connection).fetchone()
             *state, done, newest = sql.explorer.run(connection, key=explorer).fetchone() or [None] * 5
-            done, newest = done or 0, newest or 0
+            done, newest, last_group = done or 0, newest or 0, last_group or 0
             if self._lineages.setdefault(explorer, now) != now or step > done + 1:
                 raise LineageChanged(
                     f"explore step {step} of {explorer} belongs to an abandoned lineage (the store is at step {done}): "
@@ -132,9 +131,11 @@ class ExperienceStore:
             version = max(versions_used, newest, *(group["newest"] for group in groups))
             sql.add_step.run(connection, explorer=explorer, step=step, version=version, **record)
             if groups:
-                sql.add_groups.run_many(connection, ledger.numbered(groups, "id", first_id))
+                ledger.number(groups, "id", last_group + 1)
+                sql.add_groups.run_many(connection, groups)
             if members:
-                sql.add_experiences.run_many(connection, ledger.numbered(members, "group_id", first_id))
+                ledger.number(members, "group_id", last_group + 1)
+                sql.add_experiences.run_many(connection, members)
             if state != [waits_for, False, None]:
                 self._set_explorer(connection, explorer, waiting=waits_for, finished=False)
             return True

@@ -1,6 +1,6 @@
 """Puts and leases a second of TransferQueue, started by benchmarks/store.py.
 
-python benchmarks/peers/transfer_queue.py PROMPT RESPONSE ROUNDS BATCH ...
+python benchmarks/peers/transferqueue.py PROMPT RESPONSE ROUNDS BATCH ...
 """
 
 import json
