@@ -225,6 +225,21 @@ def test_wandb_offline_keeps_its_run_and_no_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_wandb_runs_of_one_process_stay_apart(tmp_path: Path) -> None:
+    """A trainer and an explorer beside each other: what one ends, the other goes on with."""
+    args = {"mode": "offline"}
+    trainer = RunInfo("p", "n", tmp_path / "p" / "n", args=args)
+    writers = [open_writer("wandb", info, tmp_path) for info in (trainer, replace(trainer, explorer="explorer"))]
+    writers[0].close(True)
+    writers[1].log([MetricLine(1, "explorer", 0.0, {"reward/mean": 1.0})])
+    writers[1].close(True)
+    notes = [json.loads(path.read_text())["id"] for path in (trainer.job_dir / "monitor").glob("wandb*.json")]
+    for run_id in notes:
+        assert list((trainer.job_dir / "monitor" / "wandb").glob(f"offline-run-*-{run_id}"))
+    assert len(set(notes)) == 2
+
+
+@pytest.mark.slow
 def test_wandb_without_a_key_names_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)

@@ -79,7 +79,8 @@ class WandbWriter(RunPerExplorer):
         self.faults: tuple[type[Exception], ...] = (Error, OSError)
         folder = info.job_dir / "monitor"
         folder.mkdir(parents=True, exist_ok=True)
-        settings: dict[str, Any] = {"silent": True, "console": "off"}
+        # Parts of an asynchronous run in one process: by default all would write to the run that was opened first.
+        settings: dict[str, Any] = {"silent": True, "console": "off", "reinit": "create_new"}
         given = {"base_url": base_url, "api_key": api_key}
         settings |= {name: value for name, value in given.items() if value}
         try:
