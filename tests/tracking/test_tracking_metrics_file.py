@@ -9,9 +9,11 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trinity_core.tracking import metrics_file
 from trinity_core.tracking.metrics_file import STREAMS, MetricsFile, Tail, metrics_path, read_metrics, rewind, series
 
 
@@ -120,6 +122,40 @@ def test_a_rewind_amid_forwarding_loses_no_line(tmp_path: Path) -> None:
     tail.advance(position)
     file.write(3, {"loss": 2.0})
     assert [line.step for line in tail.read()[0]] == [1, 2, 3], "none of them counts as forwarded"
+
+
+def test_a_rewind_while_a_tail_begins_to_read_loses_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tail must not take its position of before for one in the new file."""
+    file, tail = MetricsFile(tmp_path, "trainer"), Tail(tmp_path, "trainer")
+    for step in range(1, 6):
+        file.write(step, {"a": 1})
+    tail.advance(tail.read()[1])
+    rewinding = threading.Thread(target=rewind, args=(tmp_path, 3), daemon=True)
+
+    def position(state: Path) -> int:
+        found = whole(state)
+        if rewinding.ident is None:
+            rewinding.start()
+            rewinding.join(0.3)
+        return found
+
+    whole = metrics_file._position
+    monkeypatch.setattr(metrics_file, "_position", position)
+    tail.advance(tail.read()[1])
+    rewinding.join()
+    for step in (4, 5):
+        file.write(step, {"a": 2})
+    assert [line.step for line in tail.read()[0]] == [4, 5]
+
+
+def test_a_damaged_position_sends_all_again(tmp_path: Path) -> None:
+    file, tail = MetricsFile(tmp_path, "trainer"), Tail(tmp_path, "trainer")
+    file.write(1, {"a": 1})
+    tail.advance(tail.read()[1])
+    [state] = (tmp_path / "monitor").glob("forwarded_*.json")
+    state.write_bytes(b"")
+    assert rewind(tmp_path, 1) == 0
+    assert [line.step for line in tail.read()[0]] == [1]
 
 
 def test_a_rewind_knows_the_step_of_each_explorer(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from trinity_core.errors import TransientFault
-from trinity_core.files import temporary_sibling, when_room
+from trinity_core.files import read_json, temporary_sibling, when_room
 
 LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; a line is written in well under a millisecond."""
@@ -146,10 +146,11 @@ class Tail:
 
     def read(self) -> tuple[list[MetricLine], int]:
         """The stream's new whole lines, and the position after them."""
-        start = _position(self._state)
         if not self.path.exists():
-            return [], start
-        with self.path.open("rb") as file:
+            return [], _position(self._state)
+        with _locked(self.path):  # `rewind` changes file and position together
+            start, file = _position(self._state), self.path.open("rb")
+        with file:
             self._read_from = os.fstat(file.fileno()).st_ino
             file.seek(start)
             blob = file.read()
@@ -236,7 +237,8 @@ def _finite(value: float) -> float | None:
 
 
 def _position(state: Path) -> int:
-    return json.loads(state.read_text())["position"] if state.exists() else 0
+    """0, from where all is sent again, if the file is missing or was damaged by a power cut."""
+    return int((read_json(state) or {}).get("position", 0))
 
 
 def _state(position: int) -> bytes:
