@@ -13,10 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from flows.local.restarts import POLL_SECONDS, Restarter
 from flows.local.runs import api_client, mark_crashed, process_is_gone, unfinished_runs
 from flows.local.server import Process, UpState, prefect_environment, start_process
 from flows.local.work_pool import POOL, start_worker
+from trinity_core.errors import TrinityError
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -42,11 +45,16 @@ class Keeper:
         """Runs, with their states, whose processes were gone at the last look."""
 
     def look(self) -> None:
-        """Look once."""
-        self._keep_worker()
-        self._mark_gone_runs()
-        if self._restarter is not None:
-            self._restarter.look()
+        """Look once. What does not work now (the API is away, a disk is full) is tried again at the next look."""
+        from tasks.retries import api_faults
+
+        try:
+            self._keep_worker()
+            self._mark_gone_runs()
+            if self._restarter is not None:
+                self._restarter.look()
+        except (*api_faults(), OSError, TrinityError, psutil.Error) as fault:
+            log.warning("not all was looked after, it is tried again: %s", fault)
 
     def _keep_worker(self) -> None:
         up = UpState.load(self._root)
@@ -76,9 +84,7 @@ def start_keeper(root: Path, api_url: str, since: datetime, restarts: int) -> Pr
 
 
 def main() -> None:
-    """Look every few seconds, until this process is ended. The API may be away for a while."""
-    from tasks.retries import api_faults
-
+    """Look every few seconds, until this process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--api-url", required=True)
     parser.add_argument("--since", required=True, type=datetime.fromisoformat)
@@ -88,10 +94,7 @@ def main() -> None:
     with api_client(given.api_url) as client:
         keeper = Keeper(client, Path.cwd(), given.since.astimezone(UTC), given.restarts)
         while True:
-            try:
-                keeper.look()
-            except api_faults() as fault:
-                log.warning("Prefect's API does not answer, it is asked again: %s", fault)
+            keeper.look()
             time.sleep(POLL_SECONDS)
 
 

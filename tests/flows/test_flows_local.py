@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, up, write_settings
+from flows.local.keeper import Keeper
 from flows.local.runs import cancel_runs
 from flows.local.server import Process, TemporaryServer, UpState, is_healthy, prefect_environment, state_dir
 from trinity_core import files
@@ -144,6 +146,17 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
         up(tmp_path, free_port(), print, restarts=0)
     assert [child.wait(timeout=10) is not None for child in children] == [True, True, True]
     assert not (tmp_path / SETTINGS_FILE).exists() and UpState.load(tmp_path) is None
+
+
+def test_a_keeper_survives_what_keeps_it_from_looking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it, killed runs would not be started again, and nobody would notice."""
+    UpState("http://127.0.0.1:1/api", [Process("worker", 2**22 + 1, 0.0)]).save(tmp_path)
+    monkeypatch.setattr("flows.local.keeper.start_worker", lambda *_: full_disk())
+    looks = Keeper(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
+    looks.look()
+    assert "it is tried again" in caplog.text and "No space left" in caplog.text
 
 
 TERMINATED_UP = """
