@@ -8,7 +8,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from tasks.reports import show_picture, show_rollouts, show_summary, show_tracking
+from tasks.reports import show_picture, show_rollouts, show_summary, show_tracking, shown_if_possible
 from trinity_core.runtime.pipeline import Plan, pipeline_summary
 from trinity_core.runtime.session import Session
 from trinity_core.runtime.summary import summarise, write_summary
@@ -19,11 +19,12 @@ def publish(session: Session, results: dict[str, Any]) -> dict[str, Any]:
     """Convert the last checkpoint, write the job's `summary.json` and show it as artifacts."""
     config = session.config
     summary = summarise(session, results)
-    if summary["curve"]:
-        show_picture(config, Path(summary["curve"]))
-    show_rollouts(config)
-    show_tracking(config, summary["tracking"])
-    show_summary(config, {name: value for name, value in summary.items() if name != "results"})
+    with shown_if_possible():
+        if summary["curve"]:
+            show_picture(config, Path(summary["curve"]))
+        show_rollouts(config)
+        show_tracking(config, summary["tracking"])
+        show_summary(config, {name: value for name, value in summary.items() if name != "results"})
     return summary
 
 
@@ -31,8 +32,9 @@ def publish(session: Session, results: dict[str, Any]) -> dict[str, Any]:
 def publish_pipeline(plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Write the pipeline's `summary.json` and show it."""
     summary = pipeline_summary(plan, before, summaries)
-    show_summary(plan.config, summary)
     write_summary(plan.config, summary)
+    with shown_if_possible():
+        show_summary(plan.config, summary)
     return summary
 
 

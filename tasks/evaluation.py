@@ -8,7 +8,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from tasks.reports import show_curve, show_rollouts, show_summary
+from tasks.reports import show_curve, show_rollouts, show_summary, shown_if_possible
 from trinity_core.runtime import run
 from trinity_core.runtime.evaluation import Target, unscored_targets
 from trinity_core.runtime.session import Session
@@ -47,7 +47,8 @@ def evaluate_result(session: Session) -> dict[int, dict[str, float]]:
 def publish_scores(stage: Stage, seconds: float = 0.0) -> dict[str, Any]:
     """Show all scores of the run, by step; `score` is the latest."""
     summary = summary_of_scores(stage.config, seconds)
-    show_curve(stage.config)
-    show_rollouts(stage.config)
-    show_summary(stage.config, summary)
+    with shown_if_possible():
+        show_curve(stage.config)
+        show_rollouts(stage.config)
+        show_summary(stage.config, summary)
     return summary

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any, cast
@@ -39,7 +40,7 @@ class LiveReport(ProgressReport):
         super().__init__(config, source)
         self._artifact: UUID | None = None
         self._warned = False
-        self._faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
+        self._faults = _faults()
         self._reporting: Future[None] | None = None
 
     def report(self, done: bool = False) -> None:
@@ -78,6 +79,21 @@ class LiveReport(ProgressReport):
             self._artifact = cast(UUID, create_progress_artifact(percent, key=key, description=text))
         else:
             update_progress_artifact(self._artifact, percent, description=text)
+
+
+def _faults() -> tuple[type[Exception], ...]:
+    """What keeps something from being shown: no API, no disk for the picture."""
+    return (*api_faults(), OSError)
+
+
+@contextmanager
+def shown_if_possible() -> Iterator[None]:
+    """What Prefect cannot show now is said in the log: it does not end a run that has done its work."""
+    faults = _faults()
+    try:
+        yield
+    except faults as error:
+        get_run_logger().warning("The results cannot be shown in Prefect: %s", error)
 
 
 def show_curve(config: Config) -> None:

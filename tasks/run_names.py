@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
+from tasks.retries import api_faults
 from trinity_core.config import Config
+
+log = logging.getLogger(__name__)
 
 
 def slug(text: str) -> str:
@@ -18,7 +22,10 @@ def artifact_key(config: Config, kind: str) -> str:
 
 
 def label_run(project: str, name: str, stage: str, *more: str) -> None:
-    """Name and tag the current flow run: `<project>/<name>`, with tags for project, name and stage."""
+    """Name and tag the current flow run: `<project>/<name>`, with tags for project, name and stage.
+
+    If Prefect's API does not take them, the run goes on without.
+    """
     from prefect.client.orchestration import get_client
     from prefect.context import FlowRunContext
 
@@ -27,5 +34,8 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
         return
     ours = {f"project:{project}", f"name:{name}", f"stage:{stage}", *more}
     tags = sorted(ours | {tag for tag in context.flow_run.tags if not tag.startswith(("project:", "name:", "stage:"))})
-    with get_client(sync_client=True) as client:
-        client.update_flow_run(context.flow_run.id, name=f"{project}/{name}", tags=tags)
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(context.flow_run.id, name=f"{project}/{name}", tags=tags)
+    except api_faults() as error:
+        log.warning("the run cannot be named in Prefect: %s", error)

@@ -153,7 +153,7 @@ def test_a_keeper_survives_what_keeps_it_from_looking(
 ) -> None:
     """Without it, killed runs would not be started again, and nobody would notice."""
     UpState("http://127.0.0.1:1/api", [Process("worker", 2**22 + 1, 0.0)]).save(tmp_path)
-    monkeypatch.setattr("flows.local.keeper.start_worker", lambda *_: full_disk())
+    monkeypatch.setattr("flows.local.keeper.start_worker", lambda *_: full_disk(0))
     looks = Keeper(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
     looks.look()
     assert "it is tried again" in caplog.text and "No space left" in caplog.text
