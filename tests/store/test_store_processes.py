@@ -3,8 +3,12 @@
 import multiprocessing
 import os
 import random
+import shutil
 import signal
+import subprocess
+import threading
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +19,7 @@ from store_helpers import ids, make_rows
 
 from trinity_core.config.paths import database_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
-from trinity_core.store import backend, sqlite
+from trinity_core.store import backend, postgresql, presence, sqlite
 from trinity_core.store.audit import judge, read
 from trinity_core.store.database import explain
 from trinity_core.store.ledger import DrawnTask
@@ -232,6 +236,61 @@ def test_postgresql_names_a_lock_and_a_transaction_cut_short(postgresql_url, mon
                 time.sleep(1.5)
             assert waits.put("e", 1, {}, make_rows(1), 0)
             assert stands.stats().ready == 2, "on a new connection"
+
+
+class Server:
+    """The tests' PostgreSQL server, which is stopped and started again."""
+
+    def __init__(self, url):
+        self.folder = make_url(url).query["host"]
+        programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
+        self.control = [programs[-1] if programs else shutil.which("pg_ctl"), "-D", f"{self.folder}/data", "-w"]
+
+    def run(self, *words):
+        owner = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.getuid() == 0 else {}
+        subprocess.run([*self.control, *words], check=True, stdout=subprocess.DEVNULL, cwd=self.folder, **owner)
+
+    def start(self):
+        options = f"-c listen_addresses='' -k {self.folder} -c fsync=off"
+        self.run("-l", f"{self.folder}/log", "-o", options, "start")
+
+
+def test_a_postgresql_server_that_is_restarted_is_waited_for(postgresql_url, monkeypatch, caplog):
+    """With the store's actors: else each restart of the server would end all runs that use it."""
+    server = Server(postgresql_url)
+    with ExperienceStore.open(postgresql_url, "/jobs/restart") as store, store._database.watching() as look:
+        assert store.put("e", 1, {}, make_rows(1), 0)
+        server.run("-m", "fast", "stop")
+        starting = threading.Timer(1.0, server.start)
+        starting.start()
+        try:
+            assert store.put("e", 2, {}, make_rows(1), 0) and look() > 0
+        finally:
+            starting.join()
+        assert store.stats().ready == 4 and "is waited for, 120 s at most" in caplog.text
+        server.run("-m", "fast", "stop")
+        monkeypatch.setattr(postgresql, "AWAY_SECONDS", 0.0)
+        try:
+            with pytest.raises(TransientFault, match="does not answer"):
+                store.trainer()
+        finally:
+            server.start()
+
+
+def test_a_transaction_that_postgresql_cuts_short_is_repeated(postgresql_url, monkeypatch):
+    def cut_short(connection, *given):
+        if not cut:
+            cut.append(True)
+            with ExperienceStore.open(postgresql_url, "/jobs/cut")._database.read() as other:
+                mine = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+                other.exec_driver_sql(f"SELECT pg_terminate_backend({mine}, 10000)")
+        return whole(connection, *given)
+
+    cut, whole = [], presence.untrained_rows
+    monkeypatch.setattr(presence, "untrained_rows", cut_short)
+    with ExperienceStore.open(postgresql_url, "/jobs/cut") as store:
+        store.put("e", 1, {}, make_rows(1), 0)
+        assert store.untrained() == 2 and cut
 
 
 def test_watching_notices_commits_of_other_processes(tmp_path):

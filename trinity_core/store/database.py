@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,11 @@ from trinity_core.store.schema import META_TABLE, SCHEMA_VERSION, Tables
 from trinity_core.store.statements import statements
 
 F = TypeVar("F", bound=Callable[..., Any])
+log = logging.getLogger(__name__)
+
+
+class StoreAway(TransientFault):
+    """The database server does not answer, or went away amid a transaction."""
 
 
 def _unusable(url: str) -> TrinityError:
@@ -61,7 +67,7 @@ def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception 
     if "malformed" in text or "not a database" in text:
         return DataError(f"the experience store {where} is damaged ({text}): restore it, or move it away to start over")
     if "OperationalError" in kinds:
-        return TransientFault(f"the experience store {where} does not answer: {text.strip()}")
+        return StoreAway(f"the experience store {where} does not answer: {text.strip()}")
     return None
 
 
@@ -94,6 +100,23 @@ def namespaces(url: str) -> list[str]:
         raise translated from error
     finally:
         engine.dispose()
+
+
+def again_if_away(method: F) -> F:
+    """A method with one transaction, which is called once more if the server goes away amid it.
+
+    A new connection waits for a server that is back soon. So it must not matter if the first call was done unheard.
+    """
+
+    @wraps(method)
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return method(*given, **named)
+        except StoreAway as away:
+            log.warning("%s; it is asked once more", away)
+            return method(*given, **named)
+
+    return cast(F, call)
 
 
 class Database:
@@ -154,6 +177,7 @@ class Database:
         else:
             connection.close()
 
+    @again_if_away
     def clock(self) -> int:
         """A number that grows with every change of the store."""
         with self.read() as connection:
@@ -222,7 +246,9 @@ class Unchanged(Exception):
 
 
 def waits_for_room(method: F) -> F:
-    """A method of a store with a `_database`, which is called again as long as that one's disk is full."""
+    """A method of a store with a `_database`, which is called again as long as that one's disk is full, and as
+    `again_if_away` says."""
+    method = again_if_away(method)
 
     @wraps(method)
     def call(store: Any, *given: Any, **named: Any) -> Any:

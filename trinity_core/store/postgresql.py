@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import psycopg
@@ -10,11 +13,18 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, func, sele
 from trinity_core.store import backend
 from trinity_core.store.backend import StoreBackend
 
+log = logging.getLogger(__name__)
+
 LIMITS = {
     "connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }  # fmt: skip
 """Seconds, the last in milliseconds, of libpq: a server whose machine has gone is noticed after a minute, not hours."""
+AWAY_SECONDS = 120.0
+"""For a server that has answered before to do so again, as after a restart; of another the address may be wrong."""
+ASK_SECONDS = 1.0
+_answered: set[str] = set()
+"""URLs, without passwords, of servers that have answered this process."""
 SCHEMA_LOCK = 7_240_031
 """Key of the advisory lock under which tables are created."""
 
@@ -42,6 +52,10 @@ class PostgreSQL(StoreBackend):
         engine = create_engine(url, pool_pre_ping=True, connect_args=limits)
         waits, idle = int(1000 * backend.BUSY_TIMEOUT), int(500 * backend.BUSY_TIMEOUT)
 
+        @event.listens_for(engine, "do_connect")
+        def _(dialect: Any, _record: Any, given: Any, named: Any) -> Any:
+            return _connected(lambda: dialect.connect(*given, **named), url)
+
         @event.listens_for(engine, "connect")
         def _(connection: Any, _record: Any) -> None:
             connection.autocommit = True
@@ -58,3 +72,22 @@ class PostgreSQL(StoreBackend):
     def lock_schema(self, connection: Connection) -> None:
         """As `StoreBackend`: `CREATE TABLE IF NOT EXISTS` fails if two processes run it at once."""
         connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
+
+
+def _connected(connect: Callable[[], Any], url: URL) -> Any:
+    """What `connect` returns; tried again if the server at `url` has answered before."""
+    where, deadline, told = url.render_as_string(hide_password=True), time.monotonic() + AWAY_SECONDS, False
+    while True:
+        try:
+            connection = connect()
+        except psycopg.OperationalError as error:
+            refused = any(sign in str(error) for sign in PostgreSQL.advice)
+            if refused or where not in _answered or time.monotonic() > deadline:
+                raise
+            if not told:
+                log.warning("%s does not answer and is waited for, %g s at most: %s", where, AWAY_SECONDS, error)
+            told = True
+            time.sleep(ASK_SECONDS)
+        else:
+            _answered.add(where)
+            return connection

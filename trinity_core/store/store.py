@@ -25,7 +25,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store import admission, leasing, ledger, lineage, presence
-from trinity_core.store.database import Database, Unchanged, waits_for_room
+from trinity_core.store.database import Database, Unchanged, again_if_away, waits_for_room
 from trinity_core.store.expert import ExpertData
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.lineage import Rewound
@@ -97,6 +97,7 @@ class ExperienceStore:
         self._lineages[explorer] = now
         return Position(row.step, json.loads(row.position), now) if row else Position(0, None, now)
 
+    @again_if_away
     def lineage(self) -> int:
         """The present lineage; a waiting explorer polls it, and starts over if it has changed."""
         with self._database.read() as connection:
@@ -203,6 +204,7 @@ class ExperienceStore:
             self._check_lineage(connection, explorer)
             self._set_explorer(connection, explorer, waiting=None, finished=True)
 
+    @again_if_away
     def leave(self, explorer: str) -> None:
         """Record that `explorer` ends before its last step and may come back: the others do not wait for it."""
         with self._database.write() as connection:
@@ -288,6 +290,7 @@ class ExperienceStore:
             return leasing.leased_experiences(connection, t, step) + expert_experiences
         return None
 
+    @again_if_away
     def batch(self, step: int) -> list[Experience]:
         """The rollouts that trainer step `step` was given; none if there was no such step or it was pruned."""
         with self._database.read() as connection:
@@ -322,26 +325,31 @@ class ExperienceStore:
 
     # ---- both ----
 
+    @again_if_away
     def seen(self, role: str, name: str) -> None:
         """Record that the explorer or trainer (`role`) of that name is at work."""
         with self._database.write() as connection:
             presence.note(connection, self._tables, role, name, seen=time.time())
 
+    @again_if_away
     def trainer(self) -> TrainerPresence:
         """The trainer's progress, when it was last seen, and whether it has finished; with the present lineage."""
         with self._database.read() as connection:
             return presence.trainer_state(connection, self._tables)
 
+    @again_if_away
     def contributions(self, step: int | None = None) -> dict[str, Contribution]:
         """The share of each explorer, by its name, in the batch of a train step, or in all of them."""
         with self._database.read() as connection:
             return presence.contributions(connection, self._tables, step)
 
+    @again_if_away
     def untrained(self, explorer: str | None = None) -> int:
         """Rows in the queue, of all explorers or of one: once the trainer has finished, nobody trains on them."""
         with self._database.read() as connection:
             return presence.untrained_rows(connection, self._tables, explorer)
 
+    @again_if_away
     def awaited(self, version: int) -> bool:
         """True if every explorer has finished or waits for `version` or a newer one, so that none is within a step."""
         with self._database.read() as connection:
@@ -360,6 +368,7 @@ class ExperienceStore:
         """The last step that each explorer has put, by its name."""
         return {name: each["step"] for name, each in self.stats().explorers.items()}
 
+    @again_if_away
     def stats(self) -> Stats:
         """Counts from one snapshot of the store."""
         with self._database.read() as connection:
