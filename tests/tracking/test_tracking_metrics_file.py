@@ -14,7 +14,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trinity_core.tracking import metrics_file
-from trinity_core.tracking.metrics_file import STREAMS, MetricsFile, Tail, metrics_path, read_metrics, rewind, series
+from trinity_core.tracking.metrics_file import (
+    STREAMS,
+    MetricsFile,
+    Tail,
+    metrics_path,
+    read_evaluations,
+    read_metrics,
+    rewind,
+    series,
+)
 
 
 def write_many(job_dir: Path, source: str) -> None:
@@ -185,6 +194,15 @@ def test_an_explorer_that_works_on_keeps_its_lines(tmp_path: Path) -> None:
     assert rewind(tmp_path, 1, steps) == 0
     writing.join()
     assert [line.step for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_evaluations_are_read_alone(tmp_path: Path) -> None:
+    for source in ("eval", "trainer", "explorer", "eval_other"):
+        MetricsFile(tmp_path, source).write(1, {"a": 1.0}, made_with="sets")
+    with metrics_path(tmp_path).open("a") as raw:
+        raw.write('{"step": 2, "source": "eval", "ti')
+    assert read_evaluations(tmp_path) == [line for line in read_metrics(tmp_path) if line.source.startswith("eval")]
+    assert read_evaluations(tmp_path / "none") == []
 
 
 def test_series_takes_the_later_of_two_lines_for_a_step(tmp_path: Path) -> None:

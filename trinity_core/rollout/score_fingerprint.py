@@ -11,9 +11,8 @@ from trinity_core.config import Config, to_dict
 from trinity_core.config.schema.buffer import TasksetConfig
 from trinity_core.data.files import find_files
 from trinity_core.errors import DataError
-from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores
-from trinity_core.tracking.metrics_file import MetricLine
+from trinity_core.tracking.metrics_file import MetricLine, read_evaluations
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
 """Files of a model folder that decide what it answers."""
@@ -66,7 +65,7 @@ def valid_metrics(config: Config, step: int) -> dict[str, float]:
 
 
 def _valid_lines(config: Config) -> list[MetricLine]:
-    lines = [line for line in read_metrics(config.job_dir) if line.source.startswith("eval")]
+    lines = read_evaluations(config.job_dir)
     if not config.buffer.explorer_input.eval_tasksets:
         return lines
     now = {first: score_fingerprint(config, first) for first in {min(line.step, 1) for line in lines}}

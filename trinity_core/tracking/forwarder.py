@@ -24,7 +24,7 @@ from trinity_core.tracking.metrics_file import (
     Tail,
     explorer_source,
     metrics_path,
-    read_metrics,
+    read_evaluations,
 )
 from trinity_core.tracking.monitors import MONITORS
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
@@ -117,7 +117,7 @@ class Forwarder:
             if self._registers and step not in self._checkpoints_seen:
                 self.writer.checkpoint(step, path)
                 self._checkpoints_seen.add(step)
-        for step, value in eval_scores(read_metrics(self.job_dir)).items():
+        for step, value in eval_scores(read_evaluations(self.job_dir)).items():
             if step in whole and self._scores_sent.get(step) != value and self.writer.score(step, value):
                 self._scores_sent[step] = value
 

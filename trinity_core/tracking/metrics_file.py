@@ -97,6 +97,15 @@ def read_metrics(job_dir: Path | str) -> list[MetricLine]:
     return [] if not path.exists() else list(parse(path.read_bytes()))
 
 
+def read_evaluations(job_dir: Path | str) -> list[MetricLine]:
+    """The lines of evaluations in `read_metrics`. Others, of which a long run has many, are not parsed."""
+    path = metrics_path(job_dir)
+    if not path.exists():
+        return []
+    found = b"".join(raw for raw in path.read_bytes().splitlines(keepends=True) if b'"source": "eval' in raw)
+    return [line for line in parse(found) if stream_of(line.source) == "eval"]
+
+
 def series(lines: list[MetricLine], name: str, source: str | None = None) -> dict[int, float]:
     """step -> value of one metric; if a step was written twice (by a resumed run), the later line counts."""
     found = {

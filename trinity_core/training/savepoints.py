@@ -10,8 +10,8 @@ from trinity_core.checkpoints.convert import convert
 from trinity_core.checkpoints.resume import latest_whole, model_name, read_meta, update_meta, whole_steps
 from trinity_core.config.schema import Config
 from trinity_core.layout import JobLayout
-from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import eval_scores
+from trinity_core.tracking.metrics_file import read_evaluations
 from trinity_core.training import checkpoint
 from trinity_core.training.distributed import Ranks, barrier, broadcast_bytes
 from trinity_core.training.model_files import make_model_files, write_model_files
@@ -52,7 +52,7 @@ class Savepoints:
 
     def _best(self) -> list[int]:
         """The checkpoint with the highest eval score (the first of equals), which is kept however old it is."""
-        scores = eval_scores(read_metrics(self.layout.root)) if self.keep is not None else {}
+        scores = eval_scores(read_evaluations(self.layout.root)) if self.keep is not None else {}
         return sorted(scores.keys() & set(self.layout.steps()), key=lambda step: (-scores[step], step))[:1]
 
     def latest(self) -> int:
