@@ -61,6 +61,33 @@ def test_by_hand(name, args, expected):
     assert got == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        ("grpo", {"std_normalize": False}, [2 / 3] * 3 + [-1 / 3] * 2),
+        ("grpo", {"epsilon": 0.0}, [2 / 3 / STD_A] * 3 + [-1 / 3 / STD_A] * 2),
+        ("grpo", {"epsilon": 0.0, "std_cal_level": "batch"}, [2 / 3 / STD_A] * 3 + [-1 / 3 / STD_A] * 2),
+        ("rloo", {}, [1, 1, 1, -0.5, -0.5]),
+        ("opmd", {}, [2 / 3] * 3 + [-1 / 3] * 2),
+        ("asymre", {}, [2 / 3 + 0.1] * 3 + [-1 / 3 + 0.1] * 2),
+        ("rec", {}, [2 / 3] * 3 + [-1 / 3] * 2),
+    ],
+)
+def test_a_rollout_of_several_rows_counts_once(name, args, expected):
+    """Three rollouts with the rewards 1, 0, 0, the first of three rows: the mean is 1/3, not 3/5."""
+    given = {"rewards": torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]), "mask": torch.ones(5, 1, dtype=torch.bool)}
+    rollouts = ["0", "0", "0", "1", "2"]
+    advantages, metrics = ADVANTAGES[name](group_ids=["t"] * 5, rollout_ids=rollouts, **given, **args)
+    assert advantages[:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert metrics["group_advantages/reward_mean"] == pytest.approx(1 / 3)
+    order = [3, 0, 4, 1, 2]  # rows of a rollout need not be adjacent, and groups have rollouts of the same name
+    mixed = {key: torch.cat([value[order], value]) for key, value in given.items()}
+    groups, ids = ["t"] * 5 + ["u"] * 5, [rollouts[i] for i in order] + rollouts
+    again, _ = ADVANTAGES[name](group_ids=groups, rollout_ids=ids, **mixed, **args)
+    if args.get("std_cal_level") != "batch":
+        assert again[:, 0].tolist() == pytest.approx([expected[i] for i in order] + expected, abs=1e-6)
+
+
 def test_opmd_log_mean_exp_baseline():
     """tau log mean exp(r / tau) (Kimi k1.5, arXiv 2501.12599, section 2.3.2)."""
     tau = 0.5
@@ -84,6 +111,15 @@ def test_rec_drops_surplus_losers():
     advantages, metrics = ADVANTAGES["rec"](rewards=rewards, group_ids=[0] * 4, mask=mask, drop="balance")
     assert sorted(advantages[:, 0].tolist()) == [-0.5, 0.0, 0.0, 0.5]
     assert metrics["drop_balance"] == 0.5
+    advantages, metrics = ADVANTAGES["rec"](
+        rewards=torch.tensor([1.0, 0.0, 0.0, 0.0]),
+        group_ids=[0] * 4,
+        rollout_ids=[0, 1, 1, 2],
+        mask=mask,
+        drop="balance",
+    )
+    assert advantages[0, 0] == 0.5 and advantages[:, 0].tolist().count(-0.5) in (1, 2)  # one loser of two is left
+    assert advantages[1, 0] == advantages[2, 0]
 
 
 def test_raft_weights_give_mean_over_chosen_tokens():

@@ -2,13 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trinity_core.algorithms.objective import Objective
+from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.training import micro as micro_module
+from trinity_core.training.batch import make_batch
 from trinity_core.training.batching import RowUnit, mask_elements, pairs_of, plan, units_of
 from trinity_core.training.micro import build_micro
+from trinity_core.training.update import prepare, rollouts_of
 
 lengths = st.integers(1, 60)
 masks = st.sampled_from([0, 3000, None])
@@ -102,3 +107,23 @@ def test_two_ranks_get_even_shares():
     first, second = plan(units, 44, 2)
     assert len(first) == len(second) == 1
     assert abs(sum(9 - i for i in first[0]) - sum(9 - i for i in second[0])) <= 4
+
+
+def test_turns_of_a_run_are_one_rollout():
+    """Sequences of a session are numbered as turns; rows that share a turn are not numbered and stand alone."""
+    numbers = [("a", 0, 0), ("a", 0, 1), ("a", 1, 0), ("b", 0, 0), ("b", 0, 0), ("b", 0, 1), ("b", 1, 0)]
+    rows = [Experience([1, 2], 1, [True], group=group, run=run, turn=turn) for group, run, turn in numbers]
+    assert rollouts_of(rows) == ["0", "0", "1", "0/3", "0/4", "0/5", "1"]
+
+
+def test_each_sequence_of_a_rollout_gets_its_advantage():
+    """Rewards 1, 0, 0 of three rollouts, the first of three sequences: their mean is 1/3."""
+    turns = [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)]
+    rows = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, reward=float(r == 0)) for r, t in turns]
+    config = config_from_dict({
+        "mode": "train", "checkpoint_root_dir": "/nowhere", "algorithm": {"algorithm_type": "dr_grpo"},
+        "model": {"model_path": "m", "max_model_len": 64, "max_response_tokens": 8},
+        "buffer": {"batch_size": 1, "total_steps": 1, "trainer_input": {"experience_buffer": {"name": "b"}}},
+    })  # fmt: skip
+    prepared, _ = prepare(Objective(config.algorithm), make_batch(rows, torch.device("cpu")), None, None, None)
+    assert prepared.advantages[:, 0].tolist() == pytest.approx([2 / 3] * 3 + [-1 / 3] * 2)

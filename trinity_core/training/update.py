@@ -6,7 +6,8 @@ from the whole batch on every rank, and everything else is a sum over rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from trinity_core.algorithms import ADVANTAGES, MetricAccumulator
 from trinity_core.algorithms.calls import keywords
 from trinity_core.algorithms.objective import Objective
+from trinity_core.data.experience import Experience
 from trinity_core.training.batch import Batch
 from trinity_core.training.batching import pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks
@@ -122,6 +124,7 @@ def prepare(
         batch.excluded,
         rewards=rewards,
         group_ids=batch.groups,
+        rollout_ids=rollouts_of(rows),
         run_ids=[f"{e.group}/{e.run}" for e in rows],
         turns=torch.tensor([e.turn for e in rows], device=batch.mask.device),
         token_rewards=token_rewards,
@@ -132,6 +135,13 @@ def prepare(
     )
     prepared = Prepared(batch, result.advantages, result.returns, old_logprobs, ref_logprobs, values)
     return prepared, result.metrics
+
+
+def rollouts_of(rows: Sequence[Experience]) -> list[str]:
+    """[B] the rollout of each row. Rows that share group, run and turn are not numbered: each is one of its own."""
+    rows_at = Counter((row.group, row.run, row.turn) for row in rows)
+    unnumbered = {(group, run) for (group, run, _), count in rows_at.items() if count > 1}
+    return [f"{row.run}" + f"/{i}" * ((row.group, row.run) in unnumbered) for i, row in enumerate(rows)]
 
 
 def update(

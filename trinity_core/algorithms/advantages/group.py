@@ -1,4 +1,8 @@
-"""Advantages relative to the other rollouts of the same task; no critic is needed."""
+"""Advantages relative to the other rollouts of the same task; no critic is needed.
+
+A rollout of several rows (the turns of a workflow, the sequences of a session) is one sample of its group, and each of
+its rows gets its advantage.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ def _scaled(groups: Groups, epsilon: float, std_normalize: bool, std_cal_level: 
         return groups.deviations
     if std_cal_level == "group":
         return groups.deviations / (groups.stds[groups.index] + epsilon)
-    return groups.deviations / ((groups.rewards.std() if len(groups.rewards) > 1 else 0.0) + epsilon)
+    return groups.deviations / (groups.std + epsilon)
 
 
 @advantage("grpo")
@@ -33,6 +37,7 @@ def grpo(
     rewards: Tensor,
     group_ids: GroupIds,
     mask: Tensor,
+    rollout_ids: GroupIds | None = None,
     epsilon: float = 1e-6,
     std_normalize: bool = True,
     std_cal_level: Literal["group", "batch"] = "group",
@@ -48,7 +53,7 @@ def grpo(
     """
     if overlong is not None:
         rewards = rewards + overlong_penalty(mask.sum(-1), **overlong).to(rewards.dtype)
-    groups = Groups.of(rewards, group_ids)
+    groups = Groups.of(rewards, group_ids, rollout_ids)
     scores, metrics = _scaled(groups, epsilon, std_normalize, std_cal_level), groups.metrics()
     if std_threshold is not None:
         zero_variance = (groups.stds <= std_threshold)[groups.index]
@@ -57,9 +62,9 @@ def grpo(
 
 
 @advantage("rloo")
-def rloo(rewards: Tensor, group_ids: GroupIds, mask: Tensor) -> Result:
+def rloo(rewards: Tensor, group_ids: GroupIds, mask: Tensor, rollout_ids: GroupIds | None = None) -> Result:
     """r minus the mean of the *other* rollouts of its group (RLOO, arXiv 2402.14740); 0 in groups of one."""
-    groups = Groups.of(rewards, group_ids)
+    groups = Groups.of(rewards, group_ids, rollout_ids)
     counts = groups.counts[groups.index]
     return to_tokens(groups.deviations * counts / (counts - 1).clamp(min=1), mask), groups.metrics()
 
@@ -69,12 +74,13 @@ def opmd(
     rewards: Tensor,
     group_ids: GroupIds,
     mask: Tensor,
+    rollout_ids: GroupIds | None = None,
     opmd_baseline: Literal["mean", "logavgexp"] = "mean",
     tau: float = 1.0,
 ) -> Result:
     """r minus its group's baseline: the mean, or with `logavgexp` tau log mean exp(r / tau), the softened maximum that
     mirror descent derives (Kimi k1.5, arXiv 2501.12599, section 2.3.2). 0 in groups of one."""
-    groups = Groups.of(rewards, group_ids)
+    groups = Groups.of(rewards, group_ids, rollout_ids)
     if opmd_baseline == "mean":
         return to_tokens(groups.deviations, mask), groups.metrics()
     if opmd_baseline != "logavgexp" or tau <= 0:
@@ -85,10 +91,16 @@ def opmd(
 
 
 @advantage("asymre")
-def asymre(rewards: Tensor, group_ids: GroupIds, mask: Tensor, baseline_shift: float = -0.1) -> Result:
+def asymre(
+    rewards: Tensor,
+    group_ids: GroupIds,
+    mask: Tensor,
+    rollout_ids: GroupIds | None = None,
+    baseline_shift: float = -0.1,
+) -> Result:
     """r - (mean of its group + baseline_shift): a baseline below the mean dwells on successes, safe off-policy
     (AsymRE, arXiv 2506.20520, section 4)."""
-    groups = Groups.of(rewards, group_ids)
+    groups = Groups.of(rewards, group_ids, rollout_ids)
     return to_tokens(groups.deviations - baseline_shift, mask), groups.metrics()
 
 
@@ -97,6 +109,7 @@ def rec(
     rewards: Tensor,
     group_ids: GroupIds,
     mask: Tensor,
+    rollout_ids: GroupIds | None = None,
     epsilon: float = 1e-6,
     std_normalize: bool = False,
     drop: Literal["none", "balance"] | None = None,
@@ -107,19 +120,19 @@ def rec(
     `drop: balance` gives 0 to as many of a group's losers, drawn by `seed`, as outnumber its winners (r >= mean), and
     takes the mean over the rest (RED-Drop, section 4.3).
     """
-    groups = Groups.of(rewards, group_ids)
+    groups = Groups.of(rewards, group_ids, rollout_ids)
     kept = torch.ones_like(groups.rewards, dtype=torch.bool)
     if drop == "balance":
-        lost = groups.deviations < 0
-        order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(seed)).to(kept.device)
+        losers, group_of = groups.losers()
+        order = torch.randperm(len(losers), generator=torch.Generator().manual_seed(seed)).to(kept.device)
         for group in range(len(groups.counts)):
-            losers = order[(lost & (groups.index == group))[order]]
-            surplus = 2 * len(losers) - int(groups.counts[group])
-            kept[losers[: max(surplus, 0)]] = False
+            lost = order[(losers & (group_of == group))[order]]
+            surplus = 2 * len(lost) - int(groups.counts[group])
+            kept &= ~torch.isin(groups.rollouts, lost[: max(surplus, 0)])
     elif drop not in (None, "none"):
         raise InputError(f"drop is balance or none, not '{drop}'")
     scores = torch.zeros_like(groups.rewards)
-    rest = Groups.of(groups.rewards[kept], groups.index[kept])
+    rest = Groups.of(groups.rewards[kept], groups.index[kept], groups.rollouts[kept])
     scores[kept] = _scaled(rest, epsilon, std_normalize, "group")
     return to_tokens(scores, mask), groups.metrics() | {
         "drop_balance": float((~kept).double().mean()) if len(kept) else 0.0
@@ -131,6 +144,7 @@ def raft(
     rewards: Tensor,
     group_ids: GroupIds,
     mask: Tensor,
+    rollout_ids: GroupIds | None = None,
     selection: Literal["best", "threshold"] = "best",
     threshold: float = 0.0,
 ) -> Result:
@@ -139,7 +153,7 @@ def raft(
     `best`: the rows with their group's best reward, none in zero-variance groups; `threshold`: those with a reward
     above it. Chosen rows weigh tokens / chosen tokens, so that under `token-mean` the loss is the mean over them.
     """
-    groups = Groups.of(rewards, group_ids)
+    groups = Groups.of(rewards, group_ids, rollout_ids)
     if selection == "best":
         best = groups.rewards == groups.extreme(groups.rewards, "amax")[groups.index]
         chosen = best & (groups.stds[groups.index] > 0)

@@ -18,8 +18,8 @@ AdvantageFn = Callable[..., Any]
 ADVANTAGES: Registry[AdvantageFn] = Registry(
     "advantage",
     inputs=(
-        "mask", "rewards", "group_ids", "run_ids", "turns", "token_rewards", "values", "old_logprobs", "ref_logprobs",
-        "teacher_logprobs",
+        "mask", "rewards", "group_ids", "rollout_ids", "run_ids", "turns", "token_rewards", "values", "old_logprobs",
+        "ref_logprobs", "teacher_logprobs",
     ),
 )  # fmt: skip
 """By name: (rewards=[B], group_ids=[B], mask=[B, T], ...) -> (advantages [B, T], metrics), without gradient."""
@@ -34,19 +34,27 @@ def advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
 
 @dataclass(frozen=True)
 class Groups:
-    """Rewards by group, in float64. Means are computed on differences to the group's least reward, so the deviation of
-    equal rewards is exactly 0."""
+    """Rewards by group, in float64. A rollout is one sample of its group, however many rows it has: each of its rows
+    weighs 1 / rows. Means are computed on differences to the group's least reward, so the deviation of equal rewards is
+    exactly 0."""
 
     rewards: Tensor
     """[B]"""
     index: Tensor
     """[B] the group of each row, 0 <= g < G."""
+    rollouts: Tensor
+    """[B] the rollout of each row, 0 <= r < R."""
     counts: Tensor
-    """[G] rows of each group."""
+    """[G] rollouts of each group."""
+    weights: Tensor
+    """[B] 1 / rows of the row's rollout."""
 
     @classmethod
-    def of(cls, rewards: Tensor, group_ids: GroupIds | None) -> Groups:
-        """Raises InputError for a reward that is not finite, or if the numbers of ids and rewards differ."""
+    def of(cls, rewards: Tensor, group_ids: GroupIds | None, rollout_ids: GroupIds | None = None) -> Groups:
+        """`rollout_ids` [B] name the rollouts of a group; without them each row is a rollout of its own.
+
+        Raises InputError for a reward that is not finite, or if the numbers of ids and rewards differ.
+        """
         if rewards.dim() != 1 or group_ids is None or len(group_ids) != len(rewards):
             given = "none" if group_ids is None else len(group_ids)
             raise InputError(
@@ -55,16 +63,18 @@ class Groups:
         if not bool(torch.isfinite(rewards).all()):
             row = int((~torch.isfinite(rewards)).nonzero()[0])
             raise InputError(f"the reward of row {row} is {float(rewards[row])}")
-        if isinstance(group_ids, torch.Tensor):
-            index = torch.unique(group_ids.to(rewards.device), return_inverse=True)[1]
-        else:
-            numbers = {name: i for i, name in enumerate(dict.fromkeys(group_ids))}
-            index = torch.tensor([numbers[name] for name in group_ids], dtype=torch.long, device=rewards.device)
-        return cls(rewards.detach().double(), index, torch.bincount(index))
+        index = _numbered(group_ids, rewards.device)
+        rollouts = torch.arange(len(rewards), device=rewards.device)
+        if rollout_ids is not None:
+            pairs = torch.stack([index, _numbered(rollout_ids, rewards.device)], dim=1)
+            rollouts = torch.unique(pairs, dim=0, return_inverse=True)[1]
+        weights = 1.0 / torch.bincount(rollouts)[rollouts].double()
+        counts = torch.bincount(index, weights).round().long()
+        return cls(rewards.detach().double(), index, rollouts, counts, weights)
 
     def sums(self, values_B: Tensor) -> Tensor:
-        """[G] sums of each group's values."""
-        return torch.zeros_like(self.counts, dtype=torch.float64).index_add_(0, self.index, values_B)
+        """[G] sums over each group's rollouts of the means of their rows' values."""
+        return torch.zeros_like(self.counts, dtype=torch.float64).index_add_(0, self.index, values_B * self.weights)
 
     def extreme(self, values_B: Tensor, reduce: str) -> Tensor:
         """[G] `amin` or `amax` of each group's values."""
@@ -77,6 +87,12 @@ class Groups:
         shifted = self.rewards - self.extreme(self.rewards, "amin")[self.index]
         return shifted - (self.sums(shifted) / self.counts)[self.index]
 
+    def losers(self) -> tuple[Tensor, Tensor]:
+        """[R] bool: rollouts below their group's mean; [R] the group of each rollout."""
+        among = torch.zeros(int(self.rollouts.max()) + 1 if len(self.rollouts) else 0, device=self.index.device)
+        means = among.double().index_add_(0, self.rollouts, self.deviations * self.weights)
+        return means < 0, among.long().scatter_(0, self.rollouts, self.index)
+
     @property
     def means(self) -> Tensor:
         """[G]"""
@@ -87,6 +103,13 @@ class Groups:
         """[G] sample deviation (n - 1); 0 for groups of one."""
         return (self.sums(self.deviations.square()) / (self.counts - 1).clamp(min=1)).sqrt()
 
+    @property
+    def std(self) -> Tensor:
+        """Sample deviation of the rewards of all groups' rollouts; 0 for a single one."""
+        count = self.counts.sum()
+        mean = (self.rewards * self.weights).sum() / count
+        return (((self.rewards - mean).square() * self.weights).sum() / (count - 1).clamp(min=1)).sqrt()
+
     def metrics(self) -> dict[str, float]:
         """Mean and deviation of the rewards, averaged over groups, and the share of zero-variance groups."""
         if not len(self.rewards):
@@ -96,6 +119,14 @@ class Groups:
             "group_advantages/reward_std": float(self.stds.mean()),
             "group_advantages/zero_variance_groups": float((self.stds == 0).double().mean()),
         }
+
+
+def _numbered(ids: GroupIds, device: torch.device) -> Tensor:
+    """[B] ids as numbers from 0."""
+    if isinstance(ids, torch.Tensor):
+        return torch.unique(ids.to(device), return_inverse=True)[1]
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(ids))}
+    return torch.tensor([numbers[name] for name in ids], dtype=torch.long, device=device)
 
 
 def to_tokens(scores_B: Tensor, mask: Tensor) -> Tensor:
