@@ -44,6 +44,19 @@ def test_rewards_lengths_parts_and_failures():
     assert numbers["verifier_errors"] == 1
 
 
+def test_a_rollout_of_several_experiences_counts_once():
+    """Two rollouts, one of three experiences (the sequences of its session)."""
+    rows = [experience(1.0, accuracy=1.0), experience(1.0, accuracy=1.0), experience(1.0, accuracy=1.0)]
+    rows.append(experience(0.0, accuracy=0.0))
+    for row, (run, turn) in zip(rows, [(0, 0), (0, 1), (0, 2), (1, 0)], strict=True):
+        row.run, row.turn = run, turn
+    numbers = step_numbers([outcome(*rows), outcome(*rows[:3])])
+    assert (numbers["experiences"], numbers["reward/mean"]) == (7, pytest.approx(2 / 3))
+    assert numbers["accuracy/mean"] == pytest.approx(2 / 3)
+    assert numbers["reward/zero_variance_groups"] == 0.0  # of groups of two rollouts or more
+    assert eval_numbers("set", [outcome(*rows, repeat_times=2)])["eval/set/reward"] == 0.5
+
+
 def test_a_step_without_any_experience_has_no_rewards():
     numbers = step_numbers([outcome(error=ValueError("no"))])
     assert numbers["experiences"] == 0

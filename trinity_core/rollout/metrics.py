@@ -16,7 +16,7 @@ from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
 from trinity_core.workflows.unscored import runs_of
 
 COUNTED = frozenset({VERIFIER_ERRORS})
-"""Metrics of experiences that are added up; all others are averaged over the experiences that have them."""
+"""Metrics of experiences that are added up; all others are averaged over the rollouts that have them."""
 
 
 def experiences_of(outcomes: Iterable[Outcome]) -> list[Experience]:
@@ -27,6 +27,7 @@ def experiences_of(outcomes: Iterable[Outcome]) -> list[Experience]:
 def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Rewards, lengths, reward parts, failures, sessions of the OpenAI API.
 
+    A rollout counts once in the mean of its reward and its metrics, however many experiences it became.
     `reward/zero_variance_groups` is the share of groups whose rewards are all equal: a group-relative algorithm learns
     nothing from them.
     """
@@ -37,7 +38,8 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "retries": float(sum(outcome.retries for outcome in outcomes)),
         "experiences": float(len(experiences)),
     }
-    rewards = [experience.reward for experience in experiences if experience.reward is not None]
+    runs = rollouts_of(outcomes)
+    rewards = _rewards(runs)
     if rewards:
         numbers |= {
             "reward/mean": float(np.mean(rewards)),
@@ -61,7 +63,7 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
         }
     return numbers | {
         name if name in COUNTED else f"{name}/mean": value
-        for name, value in combined(experiences).items()
+        for name, value in combined(runs).items()
         if name != "response_length"
     }
 
@@ -85,8 +87,8 @@ def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
     With several answers a task also `accuracy_std` between repeats, `best`, the mean over tasks of the best answer, and
     `pass@<k>` (`best@<k>` where scores are not just 0 and 1) over the tasks with at least k verdicts.
     """
-    experiences = experiences_of(outcomes)
-    rewards = [e.reward for e in experiences if e.reward is not None]
+    runs = rollouts_of(outcomes)
+    rewards = _rewards(runs)
     answers = answers_by_task(outcomes)
     judged = [scores for each in answers if (scores := [score for score in each if score is not None])]
     numbers = {
@@ -101,7 +103,7 @@ def eval_numbers(taskset: str, outcomes: Sequence[Outcome]) -> dict[str, float]:
         numbers["reward"] = float(np.mean(rewards))
     if judged:
         numbers |= _accuracy_numbers(judged) | _repeat_numbers(answers, judged)
-    for name, value in combined(experiences).items():
+    for name, value in combined(runs).items():
         numbers.setdefault(name, value)
     return {f"eval/{taskset}/{name}": value for name, value in numbers.items()}
 
@@ -143,17 +145,32 @@ def _repeat_numbers(answers: Sequence[Sequence[float | None]], judged: Sequence[
     return numbers
 
 
-def combined(experiences: Iterable[Experience]) -> dict[str, float]:
-    """The experiences' own metrics: sums of those in `COUNTED`, means of the others."""
+def rollouts_of(outcomes: Iterable[Outcome]) -> list[list[Experience]]:
+    """The experiences of each rollout."""
+    return [run for outcome in outcomes for run in runs_of(outcome.experiences)]
+
+
+def combined(runs: Iterable[Sequence[Experience]]) -> dict[str, float]:
+    """The experiences' own metrics: sums of those in `COUNTED`; of the others the mean over rollouts of their means."""
     values: dict[str, list[float]] = defaultdict(list)
-    for experience in experiences:
-        for name, value in experience.metrics.items():
-            values[name].append(value)
+    for run in runs:
+        of_run: dict[str, list[float]] = defaultdict(list)
+        for experience in run:
+            for name, value in experience.metrics.items():
+                of_run[name].append(value)
+        for name, found in of_run.items():
+            values[name].append(sum(found) if name in COUNTED else float(np.mean(found)))
     return {name: float(sum(v) if name in COUNTED else np.mean(v)) for name, v in sorted(values.items())}
 
 
+def _rewards(runs: Iterable[Sequence[Experience]]) -> list[float]:
+    given = [[one.reward for one in run if one.reward is not None] for run in runs]
+    return [float(np.mean(rewards)) for rewards in given if rewards]
+
+
 def _zero_variance_groups(outcomes: Sequence[Outcome]) -> float:
-    groups = [{e.reward for e in outcome.experiences} for outcome in outcomes if len(outcome.experiences) > 1]
+    runs = [runs_of(outcome.experiences) for outcome in outcomes]
+    groups = [{one.reward for run in group for one in run} for group in runs if len(group) > 1]
     return sum(len(rewards - {None}) < 2 for rewards in groups) / len(groups) if groups else 0.0
 
 
