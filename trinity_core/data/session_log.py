@@ -7,15 +7,22 @@ two: every token in a loss was sampled in a session that ended, after exactly th
 from __future__ import annotations
 
 import json
+import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 
 from trinity_core.data.experience import Experience
+from trinity_core.errors import TrinityError
+from trinity_core.files import clear_errors, is_full, when_room
+
+log = logging.getLogger(__name__)
 
 SESSION, ANSWERS = "session", "answers"
 """Keys in `info` of an experience: the name of its session, and first and last + 1 place of each answer that counts."""
@@ -40,18 +47,41 @@ def answers_in_loss(one: Experience) -> tuple[list[str], int]:
 
 
 class SessionLog:
-    """Appends sessions to the file. Safe to use from several threads."""
+    """Appends sessions to the file. Safe to use from several threads.
+
+    Sessions end in event loops, which must not wait for room on a full disk: what finds none waits in memory.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
+        self._waiting: list[bytes] = []
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, session: str, answers: Sequence[str]) -> None:
         """Note a session that has ended, with the digests of its answers."""
-        line = json.dumps({SESSION: session, ANSWERS: list(answers)}) + "\n"
-        with self._lock, self._path.open("a") as file:
-            file.write(line)
+        line = json.dumps({SESSION: session, ANSWERS: list(answers)}).encode() + b"\n"
+        with self._lock:
+            self._waiting.append(line)
+            try:
+                self._write()
+            except TrinityError as error:
+                if not is_full(error):
+                    raise
+                log.warning("%s; %d ended sessions wait to be noted", error, len(self._waiting))
+
+    def close(self) -> None:
+        """Note what still waits, once there is room."""
+        with self._lock:
+            when_room(self._write, self._path)
+
+    def _write(self) -> None:
+        if self._waiting:
+            with clear_errors("writing", self._path), self._path.open("ab+") as file:
+                if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
+                    file.write(b"\n")  # after a line that a crash or a full disk cut off
+                file.write(b"".join(self._waiting))
+            self._waiting.clear()
 
 
 def session_log_path(buffer: Path, explorer: str) -> Path:
@@ -60,12 +90,12 @@ def session_log_path(buffer: Path, explorer: str) -> Path:
 
 
 def read_sessions(buffer: Path) -> dict[str, Counter[str]]:
-    """By session, the digests of its answers, of all explorers. A line that was cut off by a crash is left out."""
+    """By session, the digests of its answers, of all explorers. Lines that were cut off are left out."""
     found: dict[str, Counter[str]] = {}
     for path in sorted(buffer.glob("sessions-*.jsonl")):
         with path.open("rb") as file:
             for raw in file:
-                if raw.endswith(b"\n"):
+                with suppress(json.JSONDecodeError):
                     line = json.loads(raw)
                     found[line[SESSION]] = Counter(line[ANSWERS])
     return found

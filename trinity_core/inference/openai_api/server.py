@@ -97,6 +97,8 @@ class ApiServer:
             self._server.should_exit = self._server.force_exit = True
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
+        if self.sessions is not None:
+            self.sessions.close()
 
     @property
     def _opened(self) -> Gate:

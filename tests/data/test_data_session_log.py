@@ -1,0 +1,48 @@
+"""The log of sessions after crashes and on full disks."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from trinity_core.data.session_log import SessionLog, read_sessions, session_log_path
+from trinity_core.errors import TrinityError
+
+
+def test_a_line_cut_by_a_crash_spoils_no_other(tmp_path: Path) -> None:
+    path = session_log_path(tmp_path, "explorer")
+    SessionLog(path).add("a", ["1", "1"])
+    with path.open("ab") as file:
+        file.write(b'{"session": "b", "ans')
+    SessionLog(path).add("c", ["2"])
+    SessionLog(session_log_path(tmp_path, "other")).add("d", [])
+    assert read_sessions(tmp_path) == {"a": Counter(["1", "1"]), "c": Counter(["2"]), "d": Counter()}
+
+
+def test_what_finds_no_room_is_noted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, is_open = SessionLog(session_log_path(tmp_path, "explorer")), Path.open
+
+    def full(path: Path, *args: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "open", full)
+    log.add("a", ["1"])
+    log.add("b", ["2"])
+    monkeypatch.setattr(Path, "open", is_open)
+    assert read_sessions(tmp_path) == {}
+    log.close()
+    assert read_sessions(tmp_path) == {"a": Counter(["1"]), "b": Counter(["2"])}
+    log.add("c", [])
+    assert list(read_sessions(tmp_path)) == ["a", "b", "c"]
+
+
+def test_a_log_that_may_not_be_written_says_so(tmp_path: Path) -> None:
+    path = session_log_path(tmp_path, "explorer")
+    log = SessionLog(path)
+    path.parent.rmdir()
+    path.parent.touch()
+    with pytest.raises(TrinityError, match="writing"):
+        log.add("a", [])
