@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -81,6 +82,8 @@ def test_without_a_verdict_there_is_no_loss(tmp_path):
     ("script", "message"),
     [
         ("raise SystemExit('no idea')", "status 1: no idea"),
+        ("raise SystemExit(f'with {os.environ}')", r"'OPENAI_API_KEY': '\*\*\*'"),
+        ("os.mkfifo(os.environ['TRINITY_REPORT'])", "no report"),
         ("pass", "no report"),
         ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "no JSON"),
         ("bytearray(1 << 31)", "MemoryError"),
@@ -92,19 +95,55 @@ def test_a_command_that_fails_says_why(tmp_path, script, message):
         run(tmp_path, script, "math_reward", memory_gib=1.0)
 
 
-def test_a_command_is_ended_with_all_its_processes(tmp_path):
+@pytest.mark.parametrize("how", ["", ", start_new_session=True"])
+def test_a_command_is_ended_with_all_its_processes(tmp_path, how):
+    """Also those that left its group."""
     pid = tmp_path / "pid"
     script = f"""
 import subprocess, time
-open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid))
+open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']{how}).pid))
 time.sleep(60)
 """
     began = time.monotonic()
     with pytest.raises(CommandFailed, match="longer than 2 s"):
         run(tmp_path, script, time_limit=2.0)
     assert time.monotonic() - began < 30
-    child = int(pid.read_text())
-    for _ in range(200):
+    is_gone(int(pid.read_text()))
+
+
+def test_what_a_command_leaves_behind_is_ended(tmp_path):
+    pid = tmp_path / "pid"
+    script = f"""
+import subprocess
+child = subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=subprocess.DEVNULL)
+open({str(pid)!r}, 'w').write(str(child.pid))
+"""
+    assert [row.reward for row in run(tmp_path, script + SAYS.format("{'reward': 1}"))] == [1.0, 1.0]
+    is_gone(int(pid.read_text()))
+
+
+def test_a_command_does_not_outlive_its_explorer_for_long(tmp_path):
+    """The explorer is killed; its command ends by itself after its time limit."""
+    pid = tmp_path / "pid"
+    explorer = f"""
+import asyncio
+from pathlib import Path
+from trinity_core.workflows import command
+command.ORPHAN_SECONDS = 0.0
+given = command.CommandArguments(command=["sh", "-c", "echo $$ > {pid}; sleep 60"], time_limit=2)
+asyncio.run(command.run_command(given, Path({str(tmp_path)!r}), {{"PATH": "/usr/bin:/bin"}}, "MINE=1"))
+"""
+    running = subprocess.Popen([sys.executable, "-c", explorer])
+    deadline = time.monotonic() + 60
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    running.kill()
+    running.wait()
+    is_gone(int(pid.read_text()))
+
+
+def is_gone(child):
+    for _ in range(500):
         state = Path(f"/proc/{child}/stat")
         if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
             return

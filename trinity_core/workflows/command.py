@@ -27,7 +27,9 @@ from trinity_core.workflows.rewards import Reward, RewardItem
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """Variables of the explorer that a command sees too; others may hold passwords."""
-LIMITED = 'ulimit -v "$1" && shift && exec "$@"'
+LIMITED = 'ulimit -v "$1" && shift && exec timeout -s KILL "$@"'
+ORPHAN_SECONDS = 30.0
+"""After its time limit a command ends by itself, if the explorer that would end it is gone."""
 SHOWN = 500
 """Last characters of a command's output in the message of its failure."""
 
@@ -77,7 +79,7 @@ class CommandWorkflow(AgentWorkflow):
                 "TRINITY_REPORT": str(report),
                 **given.env,
             }
-            await run_command(given, place / "work", environment)
+            await run_command(given, place / "work", environment, f"TRINITY_REPORT={report}")
             return await self._judged(_report(report))
 
     async def _judged(self, report: dict[str, Any]) -> Reward | float | None:
@@ -96,13 +98,16 @@ class CommandWorkflow(AgentWorkflow):
         return reward
 
 
-async def run_command(given: CommandArguments, folder: Path, environment: Mapping[str, str]) -> None:
-    """Run a command to its end, and end all processes of its group then. Raises `CommandFailed`."""
+async def run_command(given: CommandArguments, folder: Path, environment: Mapping[str, str], mark: str) -> None:
+    """Run a command to its end, and end all that it started then. Raises `CommandFailed`.
+
+    `mark`: an entry of its environment that no other command has.
+    """
     words = shlex.split(given.command) if isinstance(given.command, str) else list(given.command)
-    kib = str(int(given.memory_gib * (1 << 20)))
+    limits = (str(int(given.memory_gib * (1 << 20))), f"{given.time_limit + ORPHAN_SECONDS:.3f}")
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", LIMITED, "sh", kib, *words,
+            "/bin/sh", "-c", LIMITED, "sh", *limits, *words,
             cwd=folder, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said,
             start_new_session=True,
         )  # fmt: skip
@@ -114,18 +119,28 @@ async def run_command(given: CommandArguments, folder: Path, environment: Mappin
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            end_processes(mark)
             await process.wait()
         if process.returncode:
             said.seek(max(0, said.tell() - SHOWN) if said.seek(0, os.SEEK_END) else 0)
-            text = said.read().decode(errors="replace").strip()
+            text = said.read().decode(errors="replace").strip().replace(environment["OPENAI_API_KEY"], "***")
             raise CommandFailed(f"it ended with status {process.returncode}: {text}")
 
 
+def end_processes(mark: str) -> None:
+    """Kill the processes that have `mark` in their environment, such as daemons, which leave their group."""
+    entry = f"\0{mark}\0".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # of others, or gone
+            if entry in b"\0" + path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
 def _report(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CommandFailed("it left no report (TRINITY_REPORT)")
     try:
         found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise CommandFailed("it left no report (TRINITY_REPORT)") from None
     except ValueError as error:
         raise CommandFailed(f"its report is no JSON: {error}") from None
     if not isinstance(found, dict):
