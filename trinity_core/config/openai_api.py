@@ -39,7 +39,8 @@ def openai_api_rules(config: Config) -> Iterator[Finding]:
     enable = "explorer.rollout_model.enable_openai_api"
     tasksets = config.buffer.explorer_input.tasksets + config.buffer.explorer_input.eval_tasksets
     agents = any(taskset.default_workflow_type == "command_workflow" for taskset in tasksets)
-    if agents and config.mode != "train" and not config.explorer.rollout_model.enable_openai_api:
+    served = config.explorer.rollout_model.enable_openai_api or config.external_model is not None
+    if agents and config.mode != "train" and not served:
         yield Finding(enable, False, "must be true: command_workflow gives its command the API's address.")
 
 
