@@ -10,10 +10,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 PYTHON = """#!/bin/sh
@@ -125,3 +126,14 @@ def test_every_import_is_a_direct_requirement() -> None:
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_every_requirement_is_pinned(kind: str) -> None:
     assert distributions("core.in", f"{kind}.in") <= distributions(f"{kind}.txt")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_agents_need_no_other_packages(kind: str) -> None:
+    """`agents.txt` is installed without dependencies; the pins of the core satisfy them."""
+    pins = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "requirements" / f"{kind}.txt").read_text(), re.M))
+    pins = {normalised(name): version for name, version in pins.items()}
+    for given in (line for name in distributions("agents.txt") for line in requires(name) or ()):
+        needed = Requirement(given)
+        if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+            assert pins.get(normalised(needed.name), "none") in needed.specifier, given
