@@ -319,8 +319,8 @@ class GrowingEngine(FakeEngine):
         ones = np.ones(count, np.float32)
         return Sample(np.array(tokens, np.int32), -ones, np.full(count, self.generation, np.int32), "stop")
 
-    async def so_far(self, keys):
-        return {key: self.sample(self.grown[key][:-1]) for key in keys if key in self.grown}
+    async def so_far(self, known):
+        return {key: self.sample(self.grown[key][count:-1]) for key, count in known.items() if key in self.grown}
 
     async def successor(self, model_path: str) -> FakeEngine:
         self.heirs.append(GrowingEngine(self.answer, generation=self.generation + 1))

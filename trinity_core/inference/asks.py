@@ -23,12 +23,20 @@ class Growth:
         """The whole sample, of which this engine sampled `sample`."""
         return sample if self.before is None else self.before.then(sample)
 
-    def grow(self, sample: Sample) -> None:
-        """Hand out what this engine has sampled so far, if that is more than before."""
-        whole = self.whole(sample)
-        if len(whole.tokens) > (0 if self.handed is None else len(self.handed.tokens)):
-            self.handed = whole
+    @property
+    def known(self) -> int:
+        """Tokens of this engine that were handed out."""
+        return _length(self.handed) - _length(self.before)
+
+    def grow(self, new: Sample) -> None:
+        """Hand out what this engine has sampled after the `known` tokens."""
+        if len(new.tokens):
+            self.handed = new if self.handed is None else self.handed.then(new)
             self.changed.set()
+
+
+def _length(sample: Sample | None) -> int:
+    return 0 if sample is None else len(sample.tokens)
 
 
 @dataclass(eq=False)

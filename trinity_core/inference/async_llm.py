@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,9 +68,9 @@ class AsyncLLMBackend:
             raise TrinityError(f"the engine refuses a request: {error}") from error
         return vllm_types.ABORTED
 
-    def so_far(self, keys: Sequence[str]) -> list[Sample | None]:
+    def so_far(self, known: Mapping[str, int]) -> list[Sample | None]:
         """See `Backend.so_far`."""
-        return [vllm_types.sample_so_far(self._vllm, key, self.version) for key in keys]
+        return [vllm_types.sample_so_far(self._vllm, key, count, self.version) for key, count in known.items()]
 
     async def abort(self, keys: Sequence[str]) -> None:
         """See `Backend.abort`."""

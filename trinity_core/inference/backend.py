@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from trinity_core.inference.requests import Request, Sample, WeightSource
@@ -24,8 +24,8 @@ class Backend(Protocol):
     async def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """Sample all requests; the result is in their order."""
 
-    def so_far(self, keys: Sequence[str]) -> list[Sample | None]:
-        """What was sampled for requests in flight, but for the newest token of each; None for others."""
+    def so_far(self, known: Mapping[str, int]) -> list[Sample | None]:
+        """By key, what was sampled for requests in flight after so many tokens, but for the newest; None for others."""
 
     async def abort(self, keys: Sequence[str]) -> None:
         """Give requests up; their samples carry the stop reason `abort`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,10 @@ class Engine:
         """Sample all requests; the batch is in their order."""
         return SampleBatch.pack(await self._backend.generate(requests))
 
-    async def so_far(self, keys: Sequence[str]) -> dict[str, Sample]:
-        """By key, what was sampled for the requests that are in flight, but for the newest token of each."""
-        samples = zip(keys, self._backend.so_far(keys), strict=True)
+    async def so_far(self, known: Mapping[str, int]) -> dict[str, Sample]:
+        """By key, what was sampled for the requests that are in flight after the tokens that are `known`, but for the
+        newest token of each."""
+        samples = zip(known, self._backend.so_far(known), strict=True)
         return {key: sample for key, sample in samples if sample is not None}
 
     async def abort(self, keys: Sequence[str]) -> None:

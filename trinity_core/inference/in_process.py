@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -81,9 +81,9 @@ class InProcessBackend:
         call = _Call(Future(), [None] * len(requests), len(requests))
         return await self._submit(call.future, lambda: self._add(call, requests))
 
-    def so_far(self, keys: Sequence[str]) -> list[Sample | None]:
+    def so_far(self, known: Mapping[str, int]) -> list[Sample | None]:
         """See `Backend.so_far`."""
-        return [vllm_types.sample_so_far(self._vllm, key, self.version) for key in keys]
+        return [vllm_types.sample_so_far(self._vllm, key, count, self.version) for key, count in known.items()]
 
     async def abort(self, keys: Sequence[str]) -> None:
         """See `Backend.abort`; returns before the stepping thread has seen it. The samples are empty."""

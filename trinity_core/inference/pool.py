@@ -259,9 +259,9 @@ class EnginePool:
             await asyncio.gather(*(self._look_into(slot) for slot in slots.values()))
 
     async def _look_into(self, slot: _Slot) -> None:
-        keys = [key for key, (its, _) in self._streamed.items() if its is slot]
+        known = {key: growth.known for key, (its, growth) in self._streamed.items() if its is slot}
         try:
-            found = await _answer(slot, slot.handle.so_far(keys), self.patience, "told what it has sampled")
+            found = await _answer(slot, slot.handle.so_far(known), self.patience, "told what it has sampled")
         except EngineLost as lost:  # whoever waits for its answers hears of it too
             log.debug("nothing to stream: %s", lost)
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +24,7 @@ class EngineHandle(Protocol):
 
     async def start(self) -> float: ...
     async def generate(self, requests: Sequence[Request]) -> SampleBatch: ...
-    async def so_far(self, keys: Sequence[str]) -> dict[str, Sample]: ...
+    async def so_far(self, known: Mapping[str, int]) -> dict[str, Sample]: ...
     async def abort(self, keys: Sequence[str]) -> None: ...
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport: ...
     async def reset_prefix_cache(self) -> None: ...
@@ -56,9 +56,9 @@ class RemoteEngine:
         """See `Engine.generate`."""
         return await self._call("generate", requests)
 
-    async def so_far(self, keys: Sequence[str]) -> dict[str, Sample]:
+    async def so_far(self, known: Mapping[str, int]) -> dict[str, Sample]:
         """See `Engine.so_far`."""
-        return await self._call("so_far", keys)
+        return await self._call("so_far", known)
 
     async def abort(self, keys: Sequence[str]) -> None:
         """See `Engine.abort`."""

@@ -188,8 +188,9 @@ def sample(output: CompletionOutput, version: int) -> Sample:
     return _sample(list(output.token_ids), output.logprobs, starts, version, reason)
 
 
-def sample_so_far(engine: LLMEngine | AsyncLLM, key: str, version: int) -> Sample | None:
-    """What was sampled for a request in flight, but for the newest token; None if it is not in flight.
+def sample_so_far(engine: LLMEngine | AsyncLLM, key: str, known: int, version: int) -> Sample | None:
+    """What was sampled for a request in flight after its first `known` tokens, but for the newest token; None if it is
+    not in flight.
 
     The newest one is left out, as it may be the last: nothing shows that before the request has ended. May be called
     while another thread steps the engine.
@@ -200,36 +201,39 @@ def sample_so_far(engine: LLMEngine | AsyncLLM, key: str, version: int) -> Sampl
         if state is not None and state.detokenizer is not None and state.logprobs_processor is not None:
             flat: Any = state.logprobs_processor.logprobs
             tokens = list(state.detokenizer.output_token_ids)
-            count = max(0, min(len(tokens), len(flat.end_indices)) - 1)
-            return _sample(tokens[:count], flat, list(state.weight_version_starts), version, "abort")
+            count = max(known, min(len(tokens), len(flat.end_indices)) - 1)
+            return _sample(tokens[known:count], flat, list(state.weight_version_starts), version, "abort", known)
     return None
 
 
-def _sample(tokens: list[int], flat: Any, starts: list[tuple[str, int]], version: int, reason: Any) -> Sample:
-    """`flat`: vLLM's log-probs of at least the tokens; `starts`: from which token on which version sampled."""
+def _sample(
+    tokens: list[int], flat: Any, starts: list[tuple[str, int]], version: int, reason: Any, first: int = 0
+) -> Sample:
+    """`tokens`: those from the one numbered `first` on; `flat`: vLLM's log-probs of at least all tokens up to them;
+    `starts`: from which token on which version sampled."""
     count = len(tokens)
     versions = np.full(count, version, dtype=np.int32)
     for name, start in starts:
         if name.lstrip("-").isdigit():
-            versions[start:] = int(name)
-    places = flat.start_indices[:count]
-    width = flat.end_indices[0] - places[0] if count else 1
+            versions[max(start - first, 0) :] = int(name)
+    places = flat.start_indices[first : first + count]
+    width = flat.end_indices[first] - places[0] if count else 1
     return Sample(
         np.array(tokens, dtype=np.int32),
         np.fromiter((flat.logprobs[start] for start in places), dtype=np.float32, count=count),
         versions,
         reason,
-        _top(flat, count, width) if width > 1 else None,
+        _top(flat, first, count, width) if width > 1 else None,
     )
 
 
-def _top(flat: Any, count: int, width: int) -> TopLogprobs:
+def _top(flat: Any, first: int, count: int, width: int) -> TopLogprobs:
     """vLLM gives each place the sampled token first, then the likeliest, `width` in all."""
-    size = count * width
+    start, end = first * width, (first + count) * width
     return TopLogprobs(
-        np.array(flat.token_ids[:size], dtype=np.int32).reshape(count, width),
-        np.array(flat.logprobs[:size], dtype=np.float32).reshape(count, width),
-        np.array(flat.ranks[:size:width], dtype=np.int32),
+        np.array(flat.token_ids[start:end], dtype=np.int32).reshape(count, width),
+        np.array(flat.logprobs[start:end], dtype=np.float32).reshape(count, width),
+        np.array(flat.ranks[start:end:width], dtype=np.int32),
     )
 
 
