@@ -77,8 +77,8 @@ class Speaker(FakeEngine):
             np.array(tokens, np.int32), np.full(count, -0.5, np.float32), np.full(count, self.version, np.int32), "stop"
         )
 
-    async def so_far(self, keys):
-        return {key: self.sample(self.growing[key][:-1]) for key in keys if key in self.growing}
+    async def so_far(self, known):
+        return {key: self.sample(self.growing[key][count:-1]) for key, count in known.items() if key in self.growing}
 
     async def successor(self, model_path: str) -> Speaker:
         return Speaker(tokenizer=self.tokenizer, texts=self.texts, heard=self.heard, seconds=self.seconds)
@@ -153,7 +153,8 @@ def test_a_tool_is_called_and_its_result_continues(api, speaker, ask):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_openai_agents_work_unchanged(api, speaker, streams):
-    agents = pytest.importorskip("agents", reason="requirements/agents.txt is not installed")
+    import agents
+
     agents.set_tracing_disabled(True)
     added = []
 
@@ -245,6 +246,20 @@ class Plain(Workflow):
         return experiences
 
 
+class TooLong(AgentWorkflow):
+    """Its first rollout never gets an answer, which it counts as wrong."""
+
+    def rollout(self, session, run):
+        question = "word " * 2000 if run == 0 else "?"
+        try:
+            session.openai_client.chat.completions.create(
+                model=session.model_name, messages=[{"role": "user", "content": question}]
+            )
+        except openai.BadRequestError:
+            return 0.0
+        return 1.0
+
+
 class Quiet(AgentWorkflow):
     """A plain `rollout`, which cannot be judged."""
 
@@ -288,6 +303,23 @@ def test_a_plain_run_uses_the_workflows_own_session(api, speaker, monkeypatch):
     outcome = run(api, monkeypatch, Plain)
     [one] = outcome.experiences
     assert one.reward == 0.5 and one.action_mask.all() and one.info["response"].endswith("yes<|im_end|>")
+
+
+def test_a_rollout_without_an_answer_counts_in_its_group(api, speaker, monkeypatch):
+    say(speaker, "hm</think>yes")
+    outcome = run(api, monkeypatch, TooLong, repeat_times=2)
+    first, second = outcome.experiences
+    assert (first.run, first.reward, first.action_mask.any(), first.truncated) == (0, 0.0, False, True)
+    assert (second.run, second.reward, second.action_mask.all()) == (1, 1.0, True)
+    assert not first.is_unscored and step_numbers([outcome])["reward/mean"] == 0.5
+
+
+def test_clients_of_a_session_ask_no_proxy(api, speaker, monkeypatch):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    say(speaker, "hm</think>yes")
+    [one] = run(api, monkeypatch, Plain).experiences
+    assert one.action_mask.all()
 
 
 def test_rollouts_without_a_verdict_carry_no_loss(api, speaker, monkeypatch):

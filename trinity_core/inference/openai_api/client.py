@@ -30,8 +30,6 @@ from trinity_core.inference.openai_api.sessions import Call
 from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.loops import Bridge
 
-UNFORCED = "trinity_unforced"
-"""Extra argument of requests that force no grammar. vLLM makes one of strict tools, as if their calls were forced."""
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 
 
@@ -156,6 +154,7 @@ class PoolClient(EngineClient):
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `EngineClient.generate`. What an engine samples for a session is recorded with its exchange."""
         _refuse(sampling_params)
+        sampling_params.structured_outputs = None  # of strict tools: what the policy calls, and how, is its own choice
         if not sampling_params.ignore_eos:
             sampling_params.stop_token_ids = sorted({*(sampling_params.stop_token_ids or ()), *self._stops})
         core = self.input_processor.process_inputs(request_id, prompt, sampling_params, ("generate",))
@@ -273,17 +272,10 @@ class PoolClient(EngineClient):
 
 
 def _refuse(params: SamplingParams) -> None:
-    """Raise for what the engines of a run cannot do: they hold no tokenizer and return no log-probs of prompts.
-
-    A tool's `strict` is passed over: which calls the policy makes, and how, is its own choice.
-    """
-    if UNFORCED in (params.extra_args or {}):
-        params.structured_outputs = None
-    if params.structured_outputs is not None:
-        message = "answers cannot be forced into a grammar here; leave out response_format, and use tool_choice auto"
-        raise VLLMValidationError(message, parameter="response_format")
-    if params.prompt_logprobs is not None:
-        raise VLLMValidationError("log-probs of the prompt are not served", parameter="prompt_logprobs")
+    """Raise for log-probs that the engines of a run do not return."""
+    if params.prompt_logprobs is not None or params.logprob_token_ids is not None:
+        given = "prompt_logprobs" if params.prompt_logprobs is not None else "logprob_token_ids"
+        raise VLLMValidationError(f"{given} is not served here; leave it out, and use logprobs", parameter=given)
 
 
 def _params(core: EngineCoreRequest) -> SamplingParams:

@@ -134,6 +134,8 @@ class Exchange:
     def runs_in(self, task: asyncio.Task[Any]) -> None:
         """The task that `give_up` ends."""
         self._task = (task.get_loop(), task)
+        if self.session.ended:  # meanwhile, before there was a task to end
+            self.give_up()
 
     def give_up(self) -> None:
         """End it from any thread."""

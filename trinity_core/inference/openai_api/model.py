@@ -13,6 +13,7 @@ from trinity_core.data.session_log import ANSWERS, SESSION
 from trinity_core.data.task import Task
 from trinity_core.inference.openai_api.live import RecordedSession, SessionTerms
 from trinity_core.inference.openai_api.server import ApiServer
+from trinity_core.inference.openai_api.sessions import nothing_sampled
 from trinity_core.inference.pool import EnginePool
 from trinity_core.workflows.history import RecordingModel
 from trinity_core.workflows.rewards import Reward
@@ -32,6 +33,12 @@ UNCHANGED: dict[str, Any] = {
     "min_tokens": 0,
 }
 """Values of sampling arguments with which an answer comes from the policy's own distribution."""
+
+
+LOCAL: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": None}
+"""Arguments of the clients' connections to this process. No proxy is asked, however the machine is set up. Nothing is
+encrypted, and reading the certificates for that would take 20 ms for each client. A request may take as long as its
+workflow, with which its session ends."""
 
 
 @dataclass(eq=False)
@@ -66,16 +73,20 @@ class OpenSession:
     @cached_property
     def openai_client(self) -> OpenAI:
         """See `RolloutSession`."""
-        from openai import OpenAI
+        from openai import DefaultHttpxClient, OpenAI
 
-        return OpenAI(base_url=self.base_url, api_key=self.api_key)
+        return OpenAI(**self._client_args, http_client=DefaultHttpxClient(**LOCAL))
 
     @cached_property
     def openai_async_client(self) -> AsyncOpenAI:
         """See `RolloutSession`."""
-        from openai import AsyncOpenAI
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key)
+        return AsyncOpenAI(**self._client_args, http_client=DefaultAsyncHttpxClient(**LOCAL))
+
+    @property
+    def _client_args(self) -> dict[str, Any]:
+        return {"base_url": self.base_url, "api_key": self.api_key, "timeout": None}
 
     def end(self) -> None:
         """Later requests are refused; those in flight are given up."""
@@ -86,6 +97,8 @@ class OpenSession:
         self.end()
         sequences = self.session.sequences()
         self.taken_tokens = sum(int(sequence.mask.sum()) for sequence in sequences)
+        if not sequences and reward is not None:
+            sequences = [nothing_sampled(self.tokenizer.eos_token_id or 0)]
         found = []
         for turn, sequence in enumerate(sequences):
             texts = self.tokenizer.batch_decode(

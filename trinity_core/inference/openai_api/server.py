@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.addresses import LOOPBACK
+from trinity_core.addresses import LOOPBACK, own_address
 from trinity_core.data.session_log import SessionLog
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.imports import without_sklearn
@@ -89,7 +89,7 @@ class ApiServer:
 
     def base_url(self, session: RecordedSession | None = None) -> str:
         """The address of the API, or of a session, as clients take it."""
-        return f"http://{self.host}:{self.port}{PREFIX + session.name if session else ''}/v1"
+        return f"http://{_reached_at(self.host)}:{self.port}{PREFIX + session.name if session else ''}/v1"
 
     def stop(self) -> None:
         """End the server and its connections."""
@@ -138,9 +138,17 @@ class ApiServer:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=2048)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise TransientFault(f"the OpenAI API cannot listen on {host}:{port}: {error}") from error
+
+
+def _reached_at(host: str) -> str:
+    """The host of the URL of a server that listens at `host`, which may stand for all addresses of this machine."""
+    if host in ("", "0.0.0.0", "::"):  # noqa: S104
+        host = own_address()
+    return f"[{host}]" if ":" in host else host
 
 
 def _served(model: ModelOnPool, there: asyncio.AbstractEventLoop) -> Any:

@@ -27,12 +27,17 @@ from vllm.renderers import ChatParams
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from trinity_core.errors import TrinityError
-from trinity_core.inference.openai_api.client import UNFORCED, PoolClient
+from trinity_core.inference.openai_api.client import PoolClient
 from trinity_core.inference.openai_api.live import EXCHANGE, Exchange, setting_of
 from trinity_core.inference.openai_api.sessions import Message, continued_prompt, text_after_answer
 
 log = logging.getLogger(__name__)
 
+FORCED = (
+    "An answer cannot be forced into a grammar here: its tokens would not be the policy's own choice. Ask for JSON in "
+    "the prompt in place of response_format (or structured_outputs), and use tool_choice 'auto' in place of 'required' "
+    "or a named tool."
+)
 PLAIN = (OpenAIServingChat, OpenAIServingCompletion)
 MAX_LOGGED = 2000
 """Characters of a prompt in the log of requests."""
@@ -153,6 +158,12 @@ class RecordedCompletion(OpenAIServingCompletion):
         return result if isinstance(result, ErrorResponse) else _kept_stream(result, exchange, count)
 
 
+def refuse_forced(grammar: bool, tool_choice: Any = None) -> None:
+    """Raise for answers that are to follow a grammar; before an answer begins, as a stream has status 200 by then."""
+    if grammar or tool_choice not in (None, "auto", "none"):
+        raise VLLMValidationError(FORCED, parameter="response_format" if grammar else "tool_choice")
+
+
 def _apply_terms(request: ChatCompletionRequest | CompletionRequest, exchange: Exchange) -> None:
     if request.use_beam_search:
         raise VLLMValidationError("a session samples; leave out use_beam_search", parameter="use_beam_search")
@@ -243,12 +254,12 @@ class ServedModels:
 
     async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: HttpRequest) -> Any:
         """See `OpenAIServingChat`."""
-        if request.tool_choice in (None, "auto") and request.extract_structured_outputs() is None:
-            request.vllm_xargs = {**(request.vllm_xargs or {}), UNFORCED: 1}
+        refuse_forced(request.extract_structured_outputs() is not None, request.tool_choice)
         return await self._of(request.model).chat.create_chat_completion(request, raw_request)
 
     async def create_completion(self, request: CompletionRequest, raw_request: HttpRequest) -> Any:
         """See `OpenAIServingCompletion`."""
+        refuse_forced(request.extract_structured_outputs() is not None)
         return await self._of(request.model).completion.create_completion(request, raw_request)
 
     async def show_available_models(self) -> ModelList:

@@ -10,6 +10,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -80,8 +81,8 @@ class Recorder:
     """The completions of one session, in the order in which they ended."""
 
     calls: list[Call] = field(default_factory=list)
-    _answers: dict[tuple[str, ...], Call] = field(default_factory=dict)
-    """By setting and history, the answer included: the newest such call."""
+    _answers: dict[bytes, Call] = field(default_factory=dict)
+    """By digest of setting and history, the answer included: the newest such call."""
 
     def record(self, call: Call, setting: str = "", history: Sequence[Message] | None = None) -> None:
         """Keep an answer. `history`: its messages with the answer as the client got it; None: it cannot be continued.
@@ -92,16 +93,16 @@ class Recorder:
             return
         self.calls.append(call)
         if history is not None:
-            self._answers[_key(setting, history)] = call
+            self._answers[_digests(setting, history)[-1]] = call
 
     def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
         """The newest recorded answer that `messages` continue, and the number of messages up to it.
 
         None if there is none. Of several, the one with the longest history.
         """
-        key = _key(setting, messages)
+        digests = _digests(setting, messages)
         for count in range(len(messages) - 1, 0, -1):
-            if messages[count - 1].get("role") == "assistant" and (call := self._answers.get(key[: count + 1])):
+            if messages[count - 1].get("role") == "assistant" and (call := self._answers.get(digests[count - 1])):
                 return call, count
         return None
 
@@ -110,8 +111,13 @@ class Recorder:
         return [_sequence([self.calls[i] for i in chain]) for chain in fewest_chains(_before(self.calls))]
 
 
-def _key(setting: str, messages: Sequence[Message]) -> tuple[str, ...]:
-    return (setting, *map(canonical, messages))
+def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
+    """For each message, the digest of the setting and all messages up to it."""
+    so_far, found = blake2b(setting.encode(), digest_size=16), []
+    for message in messages:
+        so_far.update(b"\0" + canonical(message).encode())  # JSON holds no such byte
+        found.append(so_far.digest())
+    return found
 
 
 def canonical(message: Message) -> str:
@@ -236,6 +242,16 @@ def _before(calls: Sequence[Call]) -> list[list[int]]:
 
 def _begins(tokens: np.ndarray, those: np.ndarray) -> bool:
     return tokens[len(those) - 1] == those[-1] and np.array_equal(tokens[: len(those)], those)
+
+
+def nothing_sampled(token: int) -> TokenSequence:
+    """What stands for a rollout in which nothing was sampled, as where its prompt is too long: it is judged, without a
+    token that could be learnt from."""
+    nothing = np.zeros(1)
+    return TokenSequence(
+        np.array([token, token], np.int32), 1, nothing.astype(np.bool_), nothing.astype(np.float32),
+        np.full(1, -1, np.int32), (), True,
+    )  # fmt: skip
 
 
 def _sequence(chain: Sequence[Call]) -> TokenSequence:
