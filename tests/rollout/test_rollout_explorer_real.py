@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -120,6 +121,51 @@ def test_agents_are_trained_on_what_was_sampled(
     assert address.stat().st_mode & 0o777 == 0o600
     others = [path for path in config.job_dir.rglob("*") if path.is_file() and path != address]
     assert not [path for path in others if key.encode() in path.read_bytes()]
+
+
+class Failing(AgentWorkflow):
+    """Agents of three turns. Of four tasks the second hangs in its third turn the first time, the third hangs there
+    each time, and the fourth crashes there each time."""
+
+    seen: ClassVar[Counter[int]] = Counter()
+
+    async def rollout(self, session, run):
+        kind = self.task.index % 4
+        Failing.seen[kind] += 1
+        client, messages = session.openai_async_client, list(self.task.messages)
+        for turn in range(3):
+            if turn == 2 and (kind == 2 or (kind == 1 and Failing.seen[1] <= self.task.repeat_times)):
+                await asyncio.Event().wait()
+            if turn == 2 and kind == 3:
+                raise RuntimeError("the agent crashed")
+            answer = await client.chat.completions.create(model="policy", messages=messages, max_tokens=4)
+            messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "Sure?"}]
+        return float(run % 2)
+
+
+def test_agents_that_hang_or_crash_cost_only_themselves(
+    tiny_folders, tiny_engine, tiny_model, tmp_path, own_weights_after, monkeypatch
+):
+    monkeypatch.setitem(WORKFLOWS, "failing", Failing)
+    Failing.seen.clear()
+    config = config_of(tiny_folders, tmp_path, "failing").with_values({
+        "explorer.rollout_model.enable_openai_api": True, "buffer.total_steps": 1,
+        "explorer.max_timeout": 10, "explorer.max_retry_times": 1,
+    })  # fmt: skip
+    taskset = config.buffer.explorer_input.tasksets[0].with_values({"default_workflow_type": "failing"})
+    config = config.with_values({"buffer.explorer_input.tasksets": [taskset]})
+    rows = explored(config, tiny_engine, tiny_model)
+    assert sorted({e.task_index % 4 for e in rows}) == [0, 1] and len(rows) == 8
+    assert Failing.seen == {0: 4, 1: 8, 2: 8, 3: 8}
+    numbers = read_metrics(config.job_dir)[-1].metrics
+    assert (numbers["retries"], numbers["failed_tasks"], numbers["sessions"]) == (3, 2, 28)
+    sampled = sum(int(e.action_mask.sum()) for e in rows)
+    assert numbers["sessions/tokens"] - numbers["sessions/discarded_tokens"] == sampled > 0
+    [audit] = audit_runs(config.job_dir).values()
+    assert (audit.tasks_drawn, audit.failed, audit.sampled_tokens) == (4, 2, sampled)
+    why = " ".join(audit.failed_because)
+    assert "longer than 10 s (explorer.max_timeout)" in why and "RuntimeError: the agent crashed" in why
+    assert not [problem for problem in audit.problems if "session" in problem]
 
 
 @pytest.mark.parametrize("method", ["memory", "checkpoint"])
