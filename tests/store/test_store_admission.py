@@ -5,7 +5,7 @@ from store_helpers import make_rows
 
 from trinity_core.store import presence
 from trinity_core.store.admission import LOST_SECONDS
-from trinity_core.store.store import ExperienceStore, LineageChanged
+from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import StalenessBound
 
 ROWS = 2
@@ -13,9 +13,9 @@ STRICT, LOOSE = StalenessBound(0, ROWS).awaited, StalenessBound(1, ROWS).awaited
 
 
 @pytest.fixture
-def explorers(store, tmp_path):
+def explorers(store, open_store):
     """The store as two explorers have it open."""
-    opened = [ExperienceStore.open(f"sqlite:///{tmp_path}/buffer/store.db") for _ in "ab"]
+    opened = [open_store() for _ in "ab"]
     for name, each in zip("ab", opened, strict=True):
         each.position(name)
     yield opened

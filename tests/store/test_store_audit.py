@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy import NullPool, create_engine
 from store_helpers import make_rows
 
 from trinity_core.checkpoints.commit import begin, commit
@@ -47,9 +47,10 @@ GONE = "RuntimeError: the tool is gone"
 class Run:
     """A run's folder with its store, archive and checkpoints, and what explorer and trainer do to them."""
 
-    def __init__(self, job: Path, url: str | None = None) -> None:
+    def __init__(self, job: Path, server_url: str = "") -> None:
         self.layout = JobLayout(job).create()
-        self.url = url or f"sqlite:///{job}/buffer/explorer_output.db"
+        self.elsewhere = {"url": server_url} if server_url else {}
+        self.url = server_url or f"sqlite:///{job}/buffer/explorer_output.db"
         self.store = ExperienceStore.open(self.url, str(job))
         self.archive = Archive(self.layout.archive)
 
@@ -76,8 +77,8 @@ class Run:
         commit(self.layout, step, folder)
         self.store.commit(step)
 
-    def audit(self, **options: object):
-        [audit] = audit_runs(self.layout.root, **options).values()
+    def audit(self):
+        [audit] = audit_runs(self.layout.root, **self.elsewhere).values()
         found = audit.trained + audit.dropped + audit.failed + audit.pending + audit.lost
         assert not audit.clean or found == audit.tasks_drawn
         return audit
@@ -87,15 +88,24 @@ class Run:
         self.store.close()
         made = tables(str(self.layout.root))
         names = {name: getattr(made, name).name for name in vars(made) if name != "metadata"}
-        with sqlite3.connect(self.url.removeprefix("sqlite:///")) as connection:
+        engine = create_engine(self.url.replace("postgresql:", "postgresql+psycopg:"), poolclass=NullPool)
+        with engine.begin() as connection:
             for statement in statements:
-                assert connection.execute(statement.format(**names)).rowcount > 0, statement
+                assert connection.exec_driver_sql(statement.format(**names)).rowcount > 0, statement
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(server_url: str, tmp_path: Path) -> Run:
+    return worked(Run(tmp_path / "project" / "run", server_url))
+
+
+@pytest.fixture
+def run_in_a_file(tmp_path: Path) -> Run:
+    return worked(Run(tmp_path / "project" / "run"))
+
+
+def worked(made: Run) -> Run:
     """Six explore steps, five of which were trained on, four of them in a checkpoint."""
-    made = Run(tmp_path / "project" / "run")
     for step in range(1, 7):
         made.explore(step, step - 1)
         if step < 6:
@@ -143,8 +153,8 @@ def test_rewind_undoes_the_ledger_with_its_steps(run: Run) -> None:
     assert run.audit().clean and counts(run.audit()) == (12, 5, 5, 3, 0, 0)
 
 
-def test_rows_pruned_before_a_rewind_are_lost(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+def test_rows_pruned_before_a_rewind_are_lost(server_url: str, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", server_url)
     for step in (1, 2, 3):
         run.explore(step, 0)
     for step in (1, 2, 3):
@@ -158,8 +168,8 @@ def test_rows_pruned_before_a_rewind_are_lost(tmp_path: Path) -> None:
     assert any("is PRUNED, but no batch of a checkpoint has it" in problem for problem in audit.problems)
 
 
-def test_stale_and_unscored_tasks_are_dropped_by_these_rules(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+def test_stale_and_unscored_tasks_are_dropped_by_these_rules(server_url: str, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", server_url)
     run.explore(1, 0)
     unscored = make_rows(1, 2, 0, tag="u")
     for row in unscored:
@@ -181,8 +191,8 @@ def test_stale_and_unscored_tasks_are_dropped_by_these_rules(tmp_path: Path) -> 
     assert run.audit().dropped_by == audit.dropped_by
 
 
-def test_reuse_that_was_asked_for_is_no_duplicate(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+def test_reuse_that_was_asked_for_is_no_duplicate(server_url: str, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", server_url)
     run.explore(1, 0)
     again = Priority(reuse_cooldown_time=0.0)
     for step in (1, 2, 3):
@@ -192,8 +202,8 @@ def test_reuse_that_was_asked_for_is_no_duplicate(tmp_path: Path) -> None:
     assert audit.clean and audit.trained == 3 and audit.trained_at == {1: 3}
 
 
-def test_groups_of_an_operator_and_several_explorers(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run")
+def test_groups_of_an_operator_and_several_explorers(server_url: str, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", server_url)
     run.explore(1, 0, "a")
     run.explore(1, 0, "b")
     drawn = [DrawnTask("b2/0", "train/5", 4, dropped={"split": 4})]
@@ -205,11 +215,9 @@ def test_groups_of_an_operator_and_several_explorers(tmp_path: Path) -> None:
     assert audit.experiences_produced == 28, "an operator's own groups count too"
 
 
-@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
-def test_an_audit_beside_writers_sees_one_moment(tmp_path: Path, backend: str, request: pytest.FixtureRequest) -> None:
+def test_an_audit_beside_writers_sees_one_moment(server_url: str, tmp_path: Path) -> None:
     """Explorer, trainer and checkpoints go on between the queries of an audit."""
-    url = request.getfixturevalue("postgresql_url") if backend == "postgresql" else None
-    run = Run(tmp_path / "run", url)
+    run = Run(tmp_path / "run", server_url)
     ended = threading.Event()
 
     def work() -> None:
@@ -222,7 +230,7 @@ def test_an_audit_beside_writers_sees_one_moment(tmp_path: Path, backend: str, r
 
     with ThreadPoolExecutor(1) as worker:
         work_done = worker.submit(work)
-        audits = [run.audit(url=url) for _ in range(20)]
+        audits = [run.audit() for _ in range(20)]
         ended.set()
         work_done.result()
     assert [audit.problems for audit in audits] == [[]] * 20
@@ -316,9 +324,10 @@ def test_damage_to_archive_and_checkpoints_is_found(run: Run) -> None:
 
 def test_the_command_reports_and_exits_honestly(run: Run) -> None:
     def trinity(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "trinity_core.cli", "audit", "--checkpoint-dir", *arguments]
+        command = [sys.executable, "-m", "trinity_core.cli", "audit", *store, "--checkpoint-dir", *arguments]
         return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
 
+    store = [word for url in run.elsewhere.values() for word in ("--store", url)]
     folder = str(run.layout.root)
     before = {path: path.read_bytes() for path in run.layout.buffer.iterdir() if path.suffix == ".db"}
     done = trinity(folder, "--json")
@@ -333,7 +342,7 @@ def test_the_command_reports_and_exits_honestly(run: Run) -> None:
     assert done.returncode == 1 and "there is no folder" in done.stderr
 
 
-def test_a_pipelines_folder_means_its_stages(run: Run, tmp_path: Path) -> None:
+def test_a_pipelines_folder_means_its_stages(run_in_a_file: Run, tmp_path: Path) -> None:
     (tmp_path / "project/pipe").mkdir()
     other = Run(tmp_path / "project" / "pipe_rft")
     other.explore(1, 0)
@@ -358,37 +367,31 @@ def test_a_configured_pipeline_is_audited_by_its_stages(postgresql_url: str, tmp
         assert list(audits) == ["pipe_rft"] and audits["pipe_rft"].clean and audits["pipe_rft"].tasks_drawn == 5
 
 
-def test_a_run_without_its_store_reports_no_neighbours(run: Run, tmp_path: Path) -> None:
+def test_a_run_without_its_store_reports_no_neighbours(run_in_a_file: Run, tmp_path: Path) -> None:
     """Its store is in PostgreSQL, or lost: the runs that are named after it are others."""
     folder = tmp_path / "project/r"
     hold(folder, "training")
-    run.layout.root.rename(folder.with_name("r_2"))
+    run_in_a_file.layout.root.rename(folder.with_name("r_2"))
     with pytest.raises(DataError, match=r"has no experience store.*--config or --store"):
         audit_runs(folder)
     release(folder, "training")
 
 
-def test_a_read_only_store_is_audited(run: Run) -> None:
-    run.store.close()
-    for path in [*run.layout.buffer.iterdir(), run.layout.buffer]:
+def test_a_read_only_store_is_audited(run_in_a_file: Run) -> None:
+    run_in_a_file.store.close()
+    for path in [*run_in_a_file.layout.buffer.iterdir(), run_in_a_file.layout.buffer]:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    assert run.audit().clean
-    run.layout.buffer.chmod(0o755)
+    assert run_in_a_file.audit().clean
+    run_in_a_file.layout.buffer.chmod(0o755)
 
 
 def test_a_store_of_an_older_release_is_one_clear_error(run: Run) -> None:
     run.damage("UPDATE {meta} SET schema = 2")
-    for attempt in (run.audit, lambda: Run(run.layout.root)):
+    for attempt in (run.audit, lambda: ExperienceStore.open(run.url, str(run.layout.root))):
         with pytest.raises(DataError, match="has schema 2, this release reads"):
             attempt()
 
 
-def test_audit_of_a_store_in_postgresql(postgresql_url: str, tmp_path: Path) -> None:
-    run = Run(tmp_path / "project" / "shared", postgresql_url)
-    run.explore(1, 0)
-    run.train(1)
-    run.save(1)
-    audit = run.audit(url=postgresql_url)
-    assert audit.clean and audit.trained == 3
+def test_a_shared_database_without_the_run_is_named(postgresql_url: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the database has no run of"):
         audit_runs(tmp_path, url=postgresql_url)

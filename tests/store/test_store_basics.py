@@ -9,7 +9,7 @@ from store_helpers import ids, make_rows
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store.store import ExperienceStore, LineageChanged
+from trinity_core.store.store import LineageChanged
 from trinity_core.store.waiting import wait_lease
 
 
@@ -46,12 +46,12 @@ def test_rows_without_a_group_are_groups_of_one(store):
     assert len(store.lease(1, 1, 0)) == 1
 
 
-def test_the_same_step_gets_the_same_batch(store):
+def test_the_same_step_gets_the_same_batch(store, open_store):
     store.put("e", 1, {}, make_rows(4), 0)
     first = store.lease(1, 4, 0)
     store.put("e", 2, {}, make_rows(4), 0)
     assert ids(store.lease(1, 4, 0)) == ids(first)
-    with ExperienceStore.open(store._database.url.render_as_string()) as other:
+    with open_store() as other:
         assert ids(other.lease(1, 4, 0)) == ids(first)
 
 
@@ -140,11 +140,9 @@ def test_a_committed_step_is_not_leased_again(store):
         store.lease(2, 4, 1)
 
 
-def test_wait_lease_wakes_soon(store):
-    url = store._database.url.render_as_string()
-
+def test_wait_lease_wakes_soon(store, open_store):
     def put():
-        with ExperienceStore.open(url) as other:
+        with open_store() as other:
             other.put("e", 1, {}, make_rows(2), 0)
 
     threading.Timer(0.2, put).start()
@@ -172,9 +170,8 @@ def test_pruning_deletes_old_trained_rows(store):
     assert store.prune(9) == 4, "what no checkpoint holds is not pruned"
 
 
-def test_runs_sharing_a_database_are_isolated(tmp_path):
-    url = f"sqlite:///{tmp_path}/s.db"
-    with ExperienceStore.open(url, "one") as one, ExperienceStore.open(url, "two") as two:
+def test_runs_sharing_a_database_are_isolated(open_store):
+    with open_store("one") as one, open_store("two") as two:
         one.put("e", 1, {}, make_rows(2), 0)
         assert two.stats().ready == 0
         assert two.put("e", 1, {}, [], 0)

@@ -28,16 +28,16 @@ from trinity_core.store.store import ExperienceStore
 STEPS = 25
 
 
-def _explore(url, name):
-    store = ExperienceStore.open(url)
+def _explore(url, run, name):
+    store = ExperienceStore.open(url, run)
     for step in range(store.position(name).step + 1, STEPS + 1):
         store.put(name, step, {"n": step}, make_rows(2, 2, tag=f"{name}{step}"), 0)
         time.sleep(random.random() * 0.03)
     store.finished(name)
 
 
-def test_killed_explorers_lose_and_repeat_nothing(tmp_path):
-    url = f"sqlite:///{tmp_path}/s.db"
+def test_killed_explorers_lose_and_repeat_nothing(server_url, tmp_path):
+    url, run = server_url or f"sqlite:///{tmp_path}/s.db", str(tmp_path)
     context = multiprocessing.get_context("fork")  # killed within milliseconds, before a new process would have begun
     running = {}
     deadline = time.monotonic() + 60
@@ -46,14 +46,14 @@ def test_killed_explorers_lose_and_repeat_nothing(tmp_path):
     while time.monotonic() < deadline:
         for name in ("a", "b"):
             if name not in running or not running[name].is_alive():
-                running[name] = context.Process(target=_explore, args=(url, name), daemon=True)
+                running[name] = context.Process(target=_explore, args=(url, run, name), daemon=True)
                 running[name].start()
         time.sleep(random.random() * 0.08)
         victim = random.choice(list(running.values()))
         if len(batches) < 20:
             os.kill(victim.pid, signal.SIGKILL)
             victim.join()
-        store = ExperienceStore.open(url)
+        store = ExperienceStore.open(url, run)
         while (batch := store.lease(len(batches) + 1, 6, len(batches))) is not None:
             if not batch:
                 break
@@ -69,52 +69,30 @@ def test_killed_explorers_lose_and_repeat_nothing(tmp_path):
     assert set(seen) == expected, "nothing lost"
 
 
-def test_postgresql(postgresql_url):
-    with ExperienceStore.open(postgresql_url, "/jobs/one") as store:
-        for step in (1, 2, 3):
-            store.put("e", step, {"o": step}, make_rows(2, 2, step - 1, tag=f"s{step}"), step - 1, waits_for=step)
-            assert len(store.lease(step, 4, step - 1)) == 4
-        store.flush()
-        store.commit(2)
-        assert not store.put("e", 3, {}, [], 0)
-        done = store.rewind(2)
-        assert (done.lineage, done.returned_rows, done.explorers) == (1, 4, {})
-        assert store.rewind(1).explorers == {"e": 2}
-        assert ids(store.lease(2, 4, 1)) == ["s2g0r0", "s2g0r1", "s2g1r0", "s2g1r1"]
-        assert store.position("e").position == {"o": 2}
-        store.commit(2)
-        assert store.prune(1) == 4
-        with ExperienceStore.open(postgresql_url, "/jobs/two") as other:
-            assert other.stats().ready == 0
-        with ExperienceStore.open(postgresql_url, "/jobs/one") as again:
-            assert again.stats().trained == 4
-
-
-@pytest.mark.parametrize("backend", ["sqlite", "postgresql"])
-def test_a_failure_may_hold_any_character(backend, store, request):
+def test_a_failure_may_hold_any_character(store):
     """A model's half emoji or a binary file's bytes in an error message: nothing that a retry would change."""
-    if backend == "postgresql":
-        store = ExperienceStore.open(request.getfixturevalue("postgresql_url"), "/jobs/odd")
     rows = make_rows(1, 1)
     rows[0].info |= {"response": "half \ud83d, nul \0"}
     drawn = [DrawnTask("t", "set/1", 0, failure="ValueError: half \ud83d, nul \0"), DrawnTask("g0", "set/2", 1)]
-    with store:
-        assert store.put("e", 1, {"said": "\ud83d\0"}, rows, 0, drawn=drawn)
-        assert store.lease(1, 1, 0)[0].info["response"] == "half \ud83d, nul \0"
-        with store._database.read() as connection:
-            audit = judge(read(connection, store._tables), {}, 0, 0)
+    assert store.put("e", 1, {"said": "\ud83d\0"}, rows, 0, drawn=drawn)
+    assert store.lease(1, 1, 0)[0].info["response"] == "half \ud83d, nul \0"
+    with store._database.read() as connection:
+        audit = judge(read(connection, store._tables), {}, 0, 0)
     assert audit.clean and audit.failed_because == {"ValueError: half ?, nul ? (after 1 tries)": 1}
 
 
 def test_postgresql_writers_take_turns(postgresql_url):
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_explore, args=(postgresql_url, name), daemon=True) for name in ("a", "b", "c")]
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=_explore, args=(postgresql_url, "/jobs/turns", name), daemon=True)
+        for name in ("a", "b", "c")
+    ]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
         assert process.exitcode == 0
-    with ExperienceStore.open(postgresql_url) as store:
+    with ExperienceStore.open(postgresql_url, "/jobs/turns") as store:
         batch = ids(store.lease(1, 10_000, 0))
         assert len(batch) == len(set(batch)) == 3 * STEPS * 4
 
@@ -293,9 +271,8 @@ def test_a_transaction_that_postgresql_cuts_short_is_repeated(postgresql_url, mo
         assert store.untrained() == 2 and cut
 
 
-def test_watching_notices_commits_of_other_processes(tmp_path):
-    url = f"sqlite:///{tmp_path}/s.db"
-    with ExperienceStore.open(url) as mine, ExperienceStore.open(url) as other, mine._database.watching() as look:
+def test_watching_notices_commits_of_other_processes(open_store):
+    with open_store() as mine, open_store() as other, mine._database.watching() as look:
         before = look()
         assert look() == before
         other.put("e", 1, {}, make_rows(2), 0)

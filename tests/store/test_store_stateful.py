@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from trinity_core.data.experience import Experience
 from trinity_core.store.audit import judge, read
@@ -25,11 +25,11 @@ class Life(RuleBasedStateMachine):
     nothing overtakes. `states` is what each explorer said last: a batch is short only if nothing more can come.
     """
 
-    def __init__(self):
+    def __init__(self, server_url):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.url = f"sqlite:///{self.folder}/s.db"
-        self.trainer = ExperienceStore.open(self.url)
+        self.url = server_url or f"sqlite:///{self.folder}/s.db"
+        self.trainer = self.open()
         self.sessions = {}
         self.states = {}  # explorer -> {"waiting", "finished", "left"}
         self.total = None  # train steps
@@ -47,6 +47,9 @@ class Life(RuleBasedStateMachine):
             session["store"].close()
         shutil.rmtree(self.folder)
 
+    def open(self):
+        return ExperienceStore.open(self.url, str(self.folder))
+
     @property
     def trained(self):
         return len(self.history)
@@ -57,7 +60,7 @@ class Life(RuleBasedStateMachine):
     def start_or_restart_explorer(self, name):
         if name in self.sessions:
             self.sessions[name]["store"].close()
-        store = ExperienceStore.open(self.url)
+        store = self.open()
         position = store.position(name)
         assert position.step == len(self.put_versions[name])
         assert (position.position or {"n": 0})["n"] == position.step
@@ -169,7 +172,7 @@ class Life(RuleBasedStateMachine):
         assert len(got) - groups.count(groups[-1]) < rows if groups else True
         if forget:  # the trainer dies after the lease and asks again
             self.trainer.close()
-            self.trainer = ExperienceStore.open(self.url)
+            self.trainer = self.open()
         assert [row.info["id"] for row in self.trainer.lease(step, 99, self.trained)] == got
         self.history.append(got)
 
@@ -186,7 +189,7 @@ class Life(RuleBasedStateMachine):
     def resume(self, data):
         """The trainer dies and resumes from a checkpoint, the newest or (it was damaged) an older one."""
         self.trainer.close()
-        self.trainer = ExperienceStore.open(self.url)
+        self.trainer = self.open()
         step = data.draw(st.sampled_from(self.checkpoints[-3:]), label="checkpoint")
         newer = self.trained > step or any(v > step for versions in self.put_versions.values() for v in versions)
         before = self.trainer.lineage()
@@ -249,5 +252,9 @@ class Life(RuleBasedStateMachine):
         assert audit.trained == sum(map(len, self.archive.values()))
 
 
-Life.TestCase.settings = settings(max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck))
-TestLife = Life.TestCase
+def test_any_history_is_one_that_the_model_tells(server_url):
+    """Each example's run has tables of its own, which takes PostgreSQL longer than a file."""
+    given = settings(
+        max_examples=10 if server_url else 40, stateful_step_count=30, suppress_health_check=list(HealthCheck)
+    )
+    run_state_machine_as_test(lambda: Life(server_url), settings=given)
