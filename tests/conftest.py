@@ -73,7 +73,7 @@ def postgresql_url() -> Iterator[str]:
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     found = programs[-1] if programs else shutil.which("initdb")
     if not found:
-        pytest.skip("no PostgreSQL server is installed")
+        pytest.skip("no PostgreSQL server is installed (Debian's package: postgresql)")
     folder = Path(tempfile.mkdtemp(prefix="pg"))
     as_user: dict[str, Any] = {}
     if os.getuid() == 0:  # the server refuses to run as root

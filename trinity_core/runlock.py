@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from functools import partial
@@ -20,6 +21,7 @@ POLL_SECONDS = 0.1
 PROBE_SECONDS = 0.5
 """For another process that only looks whether a lock is held, and holds it for that moment."""
 
+log = logging.getLogger(__name__)
 _held: dict[Path, FileLock] = {}
 
 
@@ -35,7 +37,7 @@ def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
     lock, mine = _lock(path), f"process {os.getpid()} on {socket.gethostname()}"
     try:
         when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
-        when_room(partial(lock.acquire, timeout=wait), path)
+        when_room(partial(_acquire, lock, wait), path)
         when_room(partial(path.write_text, mine), path)
     except Timeout:
         holder = path.read_text(errors="replace") or "a process unknown"
@@ -65,6 +67,18 @@ def is_held(job_dir: Path, component: str) -> bool:
             return False
     except Timeout:
         return True
+
+
+def _acquire(lock: FileLock, wait: float) -> None:
+    """Take the lock within `wait` seconds; a wait that lasts is announced. Raises filelock.Timeout."""
+    try:
+        lock.acquire(timeout=min(wait, PROBE_SECONDS))
+    except Timeout:
+        if wait <= PROBE_SECONDS:
+            raise
+        holder = Path(lock.lock_file).read_text(errors="replace") or "a process unknown"
+        log.info("waiting up to %g s for %s to let go of %s", wait, holder, lock.lock_file)
+        lock.acquire(timeout=wait - PROBE_SECONDS)
 
 
 def _lock(path: Path) -> FileLock:

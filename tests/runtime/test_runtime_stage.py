@@ -47,10 +47,11 @@ def test_a_run_that_is_going_on_is_not_begun_again(config: Config, part: str) ->
         folder.remove()
 
 
-def test_a_trainer_that_outlives_its_flow_is_waited_for(config: Config) -> None:
+def test_a_trainer_that_outlives_its_flow_is_waited_for(config: Config, caplog: pytest.LogCaptureFixture) -> None:
     other = other_process(config, TRAINER)
-    with pytest.raises(TrinityError, match="trainer: process"):
-        hold(config.job_dir, TRAINER, wait=0.3)
+    with caplog.at_level("INFO"), pytest.raises(TrinityError, match="trainer: process"):
+        hold(config.job_dir, TRAINER, wait=0.6)
+    assert f"waiting up to 0.6 s for process {other.pid} on" in caplog.text
     assert other.stdin is not None
     other.stdin.write("\n")
     other.stdin.close()

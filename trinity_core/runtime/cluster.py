@@ -196,11 +196,14 @@ class Cluster:
         """What `start` returns, once no other actor of the run has this name."""
         from ray.exceptions import ActorAlreadyExistsError
 
-        deadline = time.monotonic() + NAME_SECONDS
+        deadline, told = time.monotonic() + NAME_SECONDS, False
         while True:
             try:
                 return start()
             except ActorAlreadyExistsError:
+                if not told:
+                    log.info("waiting up to %g s for an earlier %s to end", NAME_SECONDS, name)
+                told = True
                 if time.monotonic() > deadline:
                     raise TrinityError(
                         f"{name} is already running in the namespace {self._namespace} of the Ray cluster: the same "
