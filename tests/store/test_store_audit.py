@@ -42,6 +42,11 @@ stages:
 """
 ROOT = Path(__file__).parent.parent.parent
 GONE = "RuntimeError: the tool is gone"
+COUNTED = {
+    "tasks_drawn": 30, "experiences_produced": 60, "trained": 12, "dropped": 6, "failed": 6, "pending": 6, "lost": 0,
+    "duplicated": 0, "lineage": 0,
+}  # fmt: skip
+"""By `--json`, of the run in these tests."""
 
 
 class Run:
@@ -333,7 +338,7 @@ def test_the_command_reports_and_exits_honestly(run: Run) -> None:
     done = trinity(folder, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["tasks_drawn"], found["trained"], found["lost"], found["lineage"]) == (30, 12, 0, 0)
+    assert {name: found[name] for name in COUNTED} == COUNTED and found["clean"]
     assert all(path.read_bytes() == data for path, data in before.items())
     run.damage("DELETE FROM {groups} WHERE step = 3 AND task = 'train/4'")
     done = trinity(folder)

@@ -43,7 +43,7 @@ class TrainerPresence:
         return not self.expected and self.total is not None and (self.ended or self.committed >= self.total)
 
     def describe(self, now: float) -> str:
-        """For whoever waits for it: `trainer at step 4 of 20, last seen 12 s ago`."""
+        """For whoever waits for it: `trainer with a checkpoint of step 4 of 20, last seen 12 s ago`."""
         if self.seen is None:
             return "no trainer has been seen yet"
         of = "" if self.total is None else f" of {self.total}"
