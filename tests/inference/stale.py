@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,6 +151,10 @@ async def main(source: Path, folder: Path) -> dict[str, tuple[str, float]]:
     await engine.start()
     found = await faults(Run(engine, folder, model))
     await engine.stop()
+    for thread in threading.enumerate():
+        if thread.name == "vllm":
+            thread.join(5)
+            assert not thread.is_alive(), "the engine has stopped"
     return found
 
 

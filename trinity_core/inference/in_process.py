@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 log = logging.getLogger(__name__)
+
+STOP_SECONDS = 60.0
+"""For the step in progress to end, and for vLLM to let go of what it holds."""
 
 Job = Callable[[], None]
 T = TypeVar("T")
@@ -61,6 +64,8 @@ class InProcessBackend:
     _pending: set[Future[Any]] = field(default_factory=set)
     """Futures not done yet; all fail when the thread ends."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _stepping: Future[None] | None = None
+    """Done when the thread has ended."""
     _engine: LLMEngine | None = None
     _finished_tokens: int = 0
     """Tokens of the samples that are complete."""
@@ -70,8 +75,8 @@ class InProcessBackend:
     async def start(self) -> None:
         """Build the engine on its thread; returns when it can generate."""
         started: Future[None] = Future()
-        loop = DaemonThreads("vllm").submit(self._run, started)
-        loop.add_done_callback(lambda loop: self._ended(loop, started))
+        self._stepping = DaemonThreads("vllm").submit(self._run, started)
+        self._stepping.add_done_callback(lambda stepping: self._ended(stepping, started))
         await asyncio.wrap_future(started)
 
     async def generate(self, requests: Sequence[Request]) -> list[Sample]:
@@ -111,8 +116,18 @@ class InProcessBackend:
         return self._finished_tokens + vllm_types.tokens_in_flight(self._vllm)
 
     async def stop(self) -> None:
-        """See `Backend.stop`; the thread ends after the step in progress."""
+        """See `Backend.stop`; returns once the thread, after the step in progress, has let go of the engine and ended.
+
+        A thread that is amid vLLM's code when the process ends would end it by a signal.
+        """
+        if self._stepping is None:
+            return
         self._jobs.put(None)
+        if (await asyncio.to_thread(wait, [self._stepping], STOP_SECONDS)).not_done:
+            log.warning(
+                "the engine's thread has not ended within %g s: a step of the engine takes longer, or hangs",
+                STOP_SECONDS,
+            )
 
     async def _call(self, work: Callable[[], T]) -> T:
         """Do `work` on the stepping thread between two steps."""
@@ -128,9 +143,9 @@ class InProcessBackend:
         self._jobs.put(job)
         return await asyncio.wrap_future(future)
 
-    def _ended(self, loop: Future[None], started: Future[None]) -> None:
+    def _ended(self, stepping: Future[None], started: Future[None]) -> None:
         with self._lock:
-            self._stopped, self._fault = True, loop.exception()
+            self._stopped, self._fault = True, stepping.exception()
         reason = _reason(self._fault)
         for future in (started, *self._pending.copy()):
             if not future.done():
@@ -141,6 +156,12 @@ class InProcessBackend:
     def _run(self, started: Future[None]) -> None:
         self._engine = self._build()
         started.set_result(None)
+        self._work()
+        engine, self._engine = self._vllm, None
+        engine.engine_core.shutdown()
+
+    def _work(self) -> None:
+        """Until `stop`."""
         while True:
             if self._waiting:
                 self._step()
@@ -168,7 +189,9 @@ class InProcessBackend:
 
     @property
     def _vllm(self) -> LLMEngine:
-        assert self._engine is not None, "the engine has not started"
+        assert self._stepping is not None, "the engine has not started"
+        if self._engine is None:
+            raise _reason(self._fault)
         return self._engine
 
     def _add(self, call: _Call, requests: Sequence[Request]) -> None:

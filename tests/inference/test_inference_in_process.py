@@ -1,0 +1,63 @@
+"""How an engine in this process ends; with vLLM's part in it played by a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trinity_core.inference import in_process
+from trinity_core.inference.in_process import InProcessBackend
+from trinity_core.inference.requests import EngineLost, Request, Sampling
+from trinity_core.inference.settings import EngineSettings
+
+
+class Steps:
+    """In place of vLLM's engine: one step that lasts until `go_on`."""
+
+    def __init__(self) -> None:
+        self.engine_core = self
+        self.stepping, self.go_on = threading.Event(), threading.Event()
+        self.let_go_on = ""
+
+    def add_request(self, *_: Any) -> None: ...
+
+    def step(self) -> list[Any]:
+        self.stepping.set()
+        assert self.go_on.wait(60)
+        return []
+
+    def shutdown(self) -> None:
+        self.let_go_on = threading.current_thread().name
+
+
+async def stopped(engine: Steps, go_on_after: float | None) -> str:
+    """Stop a backend amid a step; on which thread vLLM's engine was let go by then."""
+    backend = InProcessBackend(EngineSettings("model", 64))
+    backend._build = lambda: engine  # type: ignore[method-assign, assignment, return-value]
+    await backend.start()
+    asked = asyncio.ensure_future(backend.generate([Request("r", np.ones(4, np.int32), Sampling(max_tokens=4), 1)]))
+    await asyncio.to_thread(engine.stepping.wait, 60)
+    if go_on_after is not None:
+        threading.Timer(go_on_after, engine.go_on.set).start()
+    await backend.stop()
+    let_go_on = engine.let_go_on
+    engine.go_on.set()
+    with pytest.raises(EngineLost, match="the engine was stopped"):
+        await asked
+    return let_go_on
+
+
+def test_a_stopped_engine_is_let_go_by_its_own_thread() -> None:
+    assert asyncio.run(stopped(Steps(), go_on_after=0.2)) == "vllm"
+
+
+def test_an_engine_that_does_not_stop_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(in_process, "STOP_SECONDS", 0.1)
+    assert asyncio.run(stopped(Steps(), go_on_after=None)) == ""
+    assert "the engine's thread has not ended within 0.1 s" in caplog.text
