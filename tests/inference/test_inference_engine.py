@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trinity_core.errors import TransientFault, TrinityError, WeightSyncError
+from trinity_core.errors import InputError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.inference.requests import Request, Sampling, WeightSource
 from trinity_core.inference.settings import CPU_BLOCK_TOKENS
 from trinity_core.layout import JobLayout
@@ -332,6 +332,13 @@ def test_aborted_request_returns_no_tokens(tiny_engine):
     kept, given_up = asyncio.run(give_up())
     assert (len(kept.tokens), kept.reason) == (200, "length")
     assert (len(given_up.tokens), given_up.reason) == (0, "abort")
+
+
+def test_a_sequence_too_long_to_score_is_refused_alone(tiny_engine):
+    most = tiny_engine.settings.max_model_len - 1
+    with pytest.raises(InputError, match=f"{most + 1} tokens cannot be scored: max_model_len allows {most}"):
+        asyncio.run(tiny_engine.score([7] * (most + 1)))
+    assert len(asyncio.run(tiny_engine.score([7] * most))) == most - 1
 
 
 def test_oversized_prompt_is_refused_alone(tiny_engine):

@@ -220,7 +220,7 @@ def synchronous(make_config: Any, interval: int = 1, offset: int = 0) -> Any:
 
 @pytest.fixture
 def no_check(monkeypatch: Any) -> None:
-    monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner: CHECK)
+    monkeypatch.setattr("trinity_core.training.publish.make_weight_check", lambda learner, length: CHECK)
 
 
 @pytest.mark.parametrize("method", ["memory", "nccl"])

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trinity_core.errors import TrinityError
+from trinity_core.errors import InputError, TrinityError
 from trinity_core.inference.async_llm import AsyncLLMBackend
 from trinity_core.inference.backend import Backend, WeightTransfer
 from trinity_core.inference.in_process import InProcessBackend
@@ -122,7 +122,13 @@ class Engine:
         return self._backend.sampled()
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probs (temperature 1, nats) of tokens 1 … of a sequence, each after the tokens before it."""
+        """Log-probs (temperature 1, nats) of tokens 1 … of a sequence, each after the tokens before it.
+
+        Raises `InputError` for a sequence that leaves no room for the token that vLLM samples after it.
+        """
+        most = self.settings.max_model_len - 1
+        if len(tokens) > most:
+            raise InputError(f"a sequence of {len(tokens)} tokens cannot be scored: max_model_len allows {most}")
         return await self._backend.score(tokens)
 
     async def version(self) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trinity_core.sync.versions import WeightVersions
 
 CHECK_TOKENS = 48
-"""Enough that a wrong tensor cannot pass by luck, few enough to cost a millisecond."""
+"""Enough that a wrong tensor cannot pass by luck, few enough to cost a millisecond. At most what engines can score."""
 
 
 class Publisher:
@@ -40,6 +40,7 @@ class Publisher:
         explored: Callable[[], int],
     ) -> None:  # fmt: skip
         self.learner = learner
+        self._check_tokens = min(CHECK_TOKENS, (config.model.max_model_len or CHECK_TOKENS + 1) - 1)
         self._explored = explored
         sync = config.synchronizer
         self._offset = sync.sync_offset if config.is_synchronous else None
@@ -54,7 +55,7 @@ class Publisher:
 
     def publish(self, version: int) -> None:
         """Publish the present weights as `version`, with a weight check."""
-        self._publisher.publish(version, make_weight_check(self.learner))
+        self._publisher.publish(version, make_weight_check(self.learner, self._check_tokens))
         self._write_latest()
 
     def _write_latest(self) -> None:
@@ -108,14 +109,14 @@ class Publisher:
         return required_version(self._explored() + 1, self.interval, self._offset)
 
 
-def make_weight_check(learner: Learner) -> WeightCheck:
-    """Fixed tokens with the trainer's log-probs of them at temperature 1. Collective."""
+def make_weight_check(learner: Learner, length: int) -> WeightCheck:
+    """So many fixed tokens with the trainer's log-probs of them at temperature 1. Collective."""
     import torch
 
     vocabulary = learner.model_config.get_text_config().vocab_size
-    tokens = np.random.default_rng(0).integers(0, vocabulary, CHECK_TOKENS)
-    row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(CHECK_TOKENS - 1, dtype=np.bool_))
-    micro = build_micro([row], [0], CHECK_TOKENS - 1, learner.cut.packing).to(learner.ranks.device, learner.dtype)
+    tokens = np.random.default_rng(0).integers(0, vocabulary, length)
+    row = Experience(tokens=tokens, prompt_length=1, action_mask=np.ones(length - 1, dtype=np.bool_))
+    micro = build_micro([row], [0], length - 1, learner.cut.packing).to(learner.ranks.device, learner.dtype)
     with torch.no_grad(), uncompiled():
         logprobs, _ = learner.engine(micro, 1.0, False)
     dtype = str(learner.dtype).removeprefix("torch.")
