@@ -6,6 +6,7 @@ import fcntl
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +125,24 @@ def test_a_run_whose_metrics_were_not_tracked_fails(tmp_path: Path) -> None:
     session = begin(tmp_path)
     with pytest.raises(Exception, match="not a database"), session:
         lose_the_store(session)
+
+
+def test_tracking_that_opens_after_the_end_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that fails early does not wait for it, and the next attempt opens it anew."""
+    go_on, closed = threading.Event(), list[bool]()
+
+    def late(*_: Any) -> Any:
+        assert go_on.wait(60)
+        return SimpleNamespace(close=lambda succeeded: closed.append(succeeded), faults=())
+
+    monkeypatch.setattr("trinity_core.runtime.session.open_writer", late)
+    monkeypatch.setattr("trinity_core.runtime.session.FAILED_CLOSE_SECONDS", 0.1)
+    with pytest.raises(TransientFault, match="the node died"), begin(tmp_path) as session:
+        raise TransientFault("the node died")
+    assert session._tracking is not None
+    go_on.set()
+    session._tracking._opening.join(60)
+    assert closed == [False] and "forwarder" not in {thread.name for thread in threading.enumerate()}
 
 
 def until_stopped(session: Session) -> None:

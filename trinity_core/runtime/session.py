@@ -262,6 +262,9 @@ class TrackingThread:
         self._settled = threading.Event()
         """Set once it is open, away, or has been given up."""
         self._closing = threading.Event()
+        self._handing_over = threading.Lock()
+        self._is_late = False
+        """True once nobody waits for it to open any more."""
         self._opening = threading.Thread(target=self._open, name="tracking", daemon=True)
         self._opening.start()
 
@@ -286,6 +289,8 @@ class TrackingThread:
             self.writer()
         self._closing.set()
         self._opening.join(CLOSE_SECONDS if succeeded else FAILED_CLOSE_SECONDS)
+        with self._handing_over:
+            self._is_late = True
         if self._forwarder is not None:
             self._forwarder.close(succeeded)
         elif self._error is None:
@@ -307,9 +312,12 @@ class TrackingThread:
             )
             load_plugins(config.plugin_dir)  # one of them may bring the monitor
             self._writer = self._opened(info)
-            if self._writer is not None:
-                forwarder = Forwarder(config.job_dir, self._writer, config.mode, config.explorer.name)
-                self._forwarder = ForwarderThread(forwarder)
+            with self._handing_over:
+                if self._writer is not None and self._is_late:
+                    self._writer.close(succeeded=False)
+                elif self._writer is not None:
+                    forwarder = Forwarder(config.job_dir, self._writer, config.mode, config.explorer.name)
+                    self._forwarder = ForwarderThread(forwarder)
         except BaseException as error:  # noqa: BLE001 - raised to whoever asks for the writer
             self._error = error
         finally:
