@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import FlowRun, FlowRunPolicy
 from prefect.context import FlowRunContext
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime.ending import asked_to_end
+from trinity_core.runtime.ending import ANOTHER_FOLLOWS, asked_to_end
 from trinity_core.runtime.faults import is_transient
 
 log = logging.getLogger(__name__)
@@ -48,15 +48,23 @@ def retry_only_transient_faults() -> Iterator[None]:
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_ONE_LINE)
     began = time.monotonic()
-    _renew_retries_once()
+    left = _renew_retries_once() or _retries_are_left()
+
+    def is_long() -> bool:
+        return time.monotonic() - began >= LONG_SECONDS
+
+    has_retries = _present() is not None
+    token = ANOTHER_FOLLOWS.set(lambda: not asked_to_end() and (left or (has_retries and is_long())))
     try:
         yield
     except Exception as error:
         if not is_transient(error) or asked_to_end():
             _change_policy(lambda run, _: FlowRunPolicy(retries=0, retry_delay=0))
-        elif time.monotonic() - began >= LONG_SECONDS:
+        elif is_long():
             _change_policy(_renewed)
         raise
+    finally:
+        ANOTHER_FOLLOWS.reset(token)
 
 
 def api_faults() -> tuple[type[Exception], ...]:
@@ -67,12 +75,27 @@ def api_faults() -> tuple[type[Exception], ...]:
     return HTTPError, PrefectException
 
 
-def _renew_retries_once() -> None:
-    """At the first attempt of a run in this process."""
+def _present() -> tuple[FlowRun, int] | None:
+    """The present run, as it was when the attempt began, and the retries of its flow; None if that has none."""
     context = FlowRunContext.get()
-    if context is not None and context.flow_run is not None and context.flow_run.id not in _RENEWED:
-        _RENEWED.add(context.flow_run.id)
-        _change_policy(_renewed)
+    if context is None or context.flow_run is None or context.flow is None or not context.flow.retries:
+        return None
+    return context.flow_run, context.flow.retries
+
+
+def _renew_retries_once() -> bool:
+    """At the first attempt of a run in this process; True if it is that, and the run has retries."""
+    present = _present()
+    if present is None or present[0].id in _RENEWED:
+        return False
+    _RENEWED.add(present[0].id)
+    _change_policy(_renewed)
+    return True
+
+
+def _retries_are_left() -> bool:
+    present = _present()
+    return present is not None and present[0].run_count <= (present[0].empirical_policy.retries or 0)
 
 
 def _renewed(run: FlowRun, retries: int) -> FlowRunPolicy:
@@ -85,13 +108,14 @@ def _change_policy(change: Callable[[FlowRun, int], FlowRunPolicy]) -> None:
     """Give the flow's run the policy that `change` makes of the run and of the retries that the flow declares."""
     from prefect.client.orchestration import get_client
 
-    context = FlowRunContext.get()
-    if context is None or context.flow_run is None or context.flow is None or not context.flow.retries:
+    present = _present()
+    if present is None:
         return
+    started, retries = present
     try:
         with get_client(sync_client=True) as client:
-            run = client.read_flow_run(context.flow_run.id)
-            policy = change(run, context.flow.retries)
+            run = client.read_flow_run(started.id)
+            policy = change(run, retries)
             if policy != run.empirical_policy:
                 client.update_flow_run(run.id, empirical_policy=policy)
     except api_faults() as error:

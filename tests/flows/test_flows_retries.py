@@ -8,14 +8,17 @@ import pytest
 
 from tasks import retries
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime.ending import ANOTHER_FOLLOWS
 
 pytestmark = pytest.mark.slow
 
 
-def attempts(faults: list[Exception | None], run_id: UUID | None = None) -> tuple[int, UUID]:
+def attempts(
+    faults: list[Exception | None], run_id: UUID | None = None, follows: list[bool] | None = None
+) -> tuple[int, UUID]:
     """Run a flow, whose attempts raise these faults in turn, as in a new process; the attempts, and the run.
 
-    With `run_id` that run is started anew, as the keeper does.
+    With `run_id` that run is started anew, as the keeper does. `follows` is told by each attempt if another one would.
     """
     from prefect import flow
     from prefect.client.orchestration import get_client
@@ -31,6 +34,7 @@ def attempts(faults: list[Exception | None], run_id: UUID | None = None) -> tupl
         nonlocal made
         made += 1
         with retries.retry_only_transient_faults():
+            (follows if follows is not None else []).append(ANOTHER_FOLLOWS.get()())
             fault = next(left)
             if fault is not None:
                 raise fault
@@ -51,6 +55,13 @@ def test_each_start_of_a_run_has_all_retries(prefect_api: str) -> None:
     assert attempts([fault, None], run_id)[0] == 2
     assert attempts([fault, TrinityError("a broken row"), None], run_id)[0] == 2, "permanent"
     assert attempts([fault, fault, None], run_id)[0] == 3, "and anew after that"
+
+
+def test_an_attempt_knows_if_another_follows(prefect_api: str) -> None:
+    fault, follows = TransientFault("an engine was lost"), list[bool]()
+    _, run_id = attempts([fault] * 3, follows=follows)
+    attempts([fault] * 3, run_id, follows)
+    assert follows == [True, True, False] * 2 and not ANOTHER_FOLLOWS.get()()
 
 
 def test_a_long_attempt_renews_the_retries(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from trinity_core.config import Config, config_from_dict, store_url
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runlock import hold
 from trinity_core.runtime.cluster import Cluster
+from trinity_core.runtime.ending import ANOTHER_FOLLOWS
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.session import Session, open_session
 from trinity_core.runtime.stage import Stage, resume
@@ -74,11 +75,16 @@ def lose_the_store(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "waited_for"),
-    [(TransientFault("a node died"), True), (TrinityError("no room"), False), (KeyboardInterrupt(), False)],
+    ("error", "another_follows", "waited_for"),
+    [
+        (TransientFault("a node died"), True, True),
+        (TransientFault("a node died for the third time"), False, False),
+        (TrinityError("no room"), True, False),
+        (KeyboardInterrupt(), True, False),
+    ],
 )
 def test_an_explorer_that_cannot_start_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, waited_for: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, another_follows: bool, waited_for: bool
 ) -> None:
     """Unless its flow tries again."""
     config = config_from_dict({
@@ -101,8 +107,10 @@ def test_an_explorer_that_cannot_start_is_not_waited_for(
     cluster._users = 1
     monkeypatch.setattr("trinity_core.runtime.session.open_cluster", lambda *_: cluster)
     ExperienceStore.open(store_url(config), str(config.job_dir)).expect("explorer")
+    token = ANOTHER_FOLLOWS.set(lambda: another_follows)
     with pytest.raises(type(error)):
         open_session(stage)
+    ANOTHER_FOLLOWS.reset(token)
     assert is_awaited(config) == waited_for
 
 

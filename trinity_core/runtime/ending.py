@@ -1,7 +1,8 @@
-"""The request to save and end that several runs beside each other in one process share."""
+"""How a run ends: together with those beside it in one process, and whether another attempt at it may follow."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 
 from trinity_core.runtime.faults import Stopped
@@ -34,3 +35,6 @@ def asked_to_end() -> bool:
 
 SHARED_END: ContextVar[SharedEnd | None] = ContextVar("shared_end", default=None)
 """That of the runs which the present context opens."""
+
+ANOTHER_FOLLOWS: ContextVar[Callable[[], bool]] = ContextVar("another_follows", default=lambda: False)
+"""True if another attempt at the run of the present context follows, should this one end by a transient fault."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from trinity_core.config import Config, store_url
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime.ending import ANOTHER_FOLLOWS
 from trinity_core.runtime.faults import is_transient
 from trinity_core.store.presence import EXPLORER, SEEN_SECONDS
 from trinity_core.store.store import ExperienceStore
@@ -51,8 +52,8 @@ class Arrival:
 
 
 def withdraw(config: Config, error: BaseException) -> None:
-    """After a failure or a cancellation: nobody waits for this explorer, unless another attempt may follow."""
-    if isinstance(error, Exception) and is_transient(error):
+    """After a failure or a cancellation: nobody waits for this explorer, unless another attempt follows."""
+    if isinstance(error, Exception) and is_transient(error) and ANOTHER_FOLLOWS.get()():
         return
     with _store(config) as store:
         store.leave(config.explorer.name)
