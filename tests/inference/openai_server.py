@@ -25,6 +25,7 @@ class Api:
     server: ApiServer
     pool: EnginePool
     tokenizer: Any
+    loop: asyncio.AbstractEventLoop
 
     def client(self, session: RecordedSession | None = None, key: str | None = None, **args) -> openai.OpenAI:
         """An unmodified client, of a session or of the whole API. It does not try again by itself."""
@@ -47,8 +48,8 @@ async def end_tasks() -> None:
 
 
 @contextmanager
-def serving(folder, *engines, max_model_len=256, **served) -> Iterator[Api]:
-    """A server of the model in `folder` on these engines, as the model `policy`."""
+def serving(folder, *engines, max_model_len=256, server=None, **served) -> Iterator[Api]:
+    """A server of the model in `folder` on these engines, as the model `policy`; `server`: more of `ApiServer`."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -59,9 +60,9 @@ def serving(folder, *engines, max_model_len=256, **served) -> Iterator[Api]:
     async def start():
         pool = EnginePool(engines, str(folder))
         await pool.start()
-        server = ApiServer([ModelOnPool(model, settings, pool)])
-        await server.start()
-        return Api(server, pool, load_tokenizer(str(folder)))
+        api = ApiServer([ModelOnPool(model, settings, pool)], **(server or {}))
+        await api.start()
+        return Api(api, pool, load_tokenizer(str(folder)), loop)
 
     api = do(start())
     yield api

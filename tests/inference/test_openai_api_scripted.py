@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from dataclasses import dataclass, field
 
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -15,8 +16,11 @@ from rollout.fakes import FakeEngine
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.inference.openai_api.book import SessionBook
+from trinity_core.inference.openai_api.journal import Journal
+from trinity_core.inference.openai_api.live import SessionTerms
 from trinity_core.inference.openai_api.model import ApiModels
-from trinity_core.inference.requests import EngineLost, Sample, SampleBatch
+from trinity_core.inference.requests import EngineLost, Sample, SampleBatch, WeightSource
 from trinity_core.rollout.metrics import step_numbers
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.workflows import WORKFLOWS, AgentWorkflow, Reward, RewardPool, Workflow
@@ -358,3 +362,69 @@ def test_sessions_end_with_their_workflow(api, speaker, monkeypatch):
         with pytest.raises(openai.APIStatusError) as caught:
             session.openai_client.chat.completions.create(model="policy", messages=ASK)
         assert caught.value.status_code == 410
+
+
+# ---- mode serve ----
+
+
+@pytest.fixture
+def serve(folder, speaker, tmp_path):
+    """Starts a server whose clients open their own sessions, again and again on the same journal."""
+
+    def start():
+        book = SessionBook(Journal(tmp_path / "journal"), SessionTerms(), 60.0)
+        return serving(folder, speaker, max_model_len=1024, server={"book": book, "key": "sk-kept"})
+
+    return start
+
+
+def post(api, path, value):
+    address = api.server.base_url().removesuffix("/v1") + path
+    return httpx.post(address, json=value, headers={"Authorization": f"Bearer {api.server.key}"}, timeout=30)
+
+
+def chat(base_url, messages):
+    client = openai.OpenAI(base_url=base_url, api_key="sk-kept", max_retries=0)
+    return client.chat.completions.create(model="policy", messages=messages).choices[0].message
+
+
+def test_a_conversation_goes_on_after_a_restart(serve, speaker):
+    say(speaker, "one", "two")
+    with serve() as api:
+        opened = post(api, "/sessions", {}).json()
+        first = chat(opened["base_url"], ASK)
+    with serve() as api:
+        base_url = f"{api.server.base_url().removesuffix('/v1')}/sessions/{opened['session_id']}/v1"
+        chat(base_url, [*ASK, first, {"role": "user", "content": "and?"}])
+        assert post(api, "/feedback", {"session_id": opened["session_id"], "reward": 1.0}).status_code == 200
+        [group] = api.server.book.take(8, 99)
+    [sequence] = group.sessions[0].session.sequences()
+    text = speaker.tokenizer.decode(sequence.tokens)
+    assert "one<|im_end|>\n<|im_start|>user\nand?" in text and text.endswith("two<|im_end|>")
+    assert len(sequence.answers) == 2
+
+
+def test_weights_change_in_mid_stream_without_a_failed_request(serve, speaker):
+    say(speaker, "one two three four five six seven", seconds=0.05)
+    with serve() as api:
+        opened = post(api, "/sessions", {"task": "count"}).json()
+        client = openai.OpenAI(base_url=opened["base_url"], api_key="sk-kept", max_retries=0)
+        said, loading = "", None
+        for chunk in client.chat.completions.create(model="policy", messages=ASK, stream=True):
+            said += chunk.choices[0].delta.content or ""
+            if said and loading is None:
+                work = api.pool.load(WeightSource("folder", "somewhere"), 7)
+                loading = asyncio.run_coroutine_threadsafe(work, api.loop)
+        assert loading.result(30).version == 7 and said == "one two three four five six seven"
+        assert post(api, "/feedback", {"session_id": opened["session_id"], "reward": 1}).json()["sampled_tokens"] > 6
+
+
+def test_plain_clients_find_their_session_in_a_header(serve, speaker):
+    say(speaker, "one")
+    with serve() as api:
+        raw = api.client().chat.completions.with_raw_response.create(model="policy", messages=ASK)
+        name = raw.headers["x-trinity-session"]
+        with pytest.raises(openai.NotFoundError):
+            api.client().chat.completions.create(model="nobody", messages=ASK)
+        assert raw.parse().choices[0].message.content == "one" and api.server.book.counts == (1, 0, 0)
+        assert post(api, "/feedback", {"session_id": name, "reward": -1}).status_code == 200

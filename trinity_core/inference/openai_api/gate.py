@@ -46,14 +46,15 @@ class Gate:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif not self._has_key(scope):
-            await _refuse(send, 401, "Incorrect API key provided.", "authentication_error", "invalid_api_key")
+        elif not self.has_key(scope):
+            await refuse(send, 401, "Incorrect API key provided.", "authentication_error", "invalid_api_key")
         elif scope["path"].startswith(PREFIX):
             await self._in_session(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _has_key(self, scope: Scope) -> bool:
+    def has_key(self, scope: Scope) -> bool:
+        """Whether a request brings the key."""
         given = dict(scope["headers"]).get(b"authorization", b"")
         return secrets.compare_digest(given, f"Bearer {self._key}".encode())
 
@@ -63,9 +64,9 @@ class Gate:
         exchange = None if session is None else session.begin()
         if exchange is None:
             if session is not None or name in self._ended:
-                await _refuse(send, 410, "This session has ended.", "invalid_request_error", "session_ended")
+                await refuse(send, 410, "This session has ended.", "invalid_request_error", "session_ended")
             else:
-                await _refuse(send, 404, "There is no such session.", "invalid_request_error", "session_not_found")
+                await refuse(send, 404, "There is no such session.", "invalid_request_error", "session_not_found")
             return
         path = slash + rest
         inner = {**scope, "path": path, "raw_path": path.encode()}
@@ -78,7 +79,7 @@ class Gate:
             if not task.cancelled():
                 task.result()
             elif not answering.begun:
-                await _refuse(send, 410, "This session has ended.", "invalid_request_error", "session_ended")
+                await refuse(send, 410, "This session has ended.", "invalid_request_error", "session_ended")
         finally:
             task.cancel()
             exchange.close()
@@ -97,9 +98,14 @@ class Answering:
         await self._send(message)
 
 
-async def _refuse(send: Send, status: int, message: str, kind: str, code: str) -> None:
+async def refuse(send: Send, status: int, message: str, kind: str, code: str, param: str | None = None) -> None:
     """An error as OpenAI's API spells it."""
-    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
+    await answer(send, status, {"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+async def answer(send: Send, status: int, value: Any) -> None:
+    """A response in JSON."""
+    body = json.dumps(value).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

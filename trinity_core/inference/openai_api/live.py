@@ -6,13 +6,17 @@ import asyncio
 import json
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from trinity_core.inference.openai_api.sessions import Call, Message, Recorder, TokenSequence
+
+Kept = tuple[Call, Sequence[Message] | None]
+"""An answer, and its messages with itself as the last; None if it cannot be continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class RecordedSession:
     ended: bool = False
     dropped_tokens: int = 0
     """Sampled for requests whose answer no client got."""
+    keeps: Callable[[str, Sequence[Kept]], None] | None = None
+    """Told of the setting and the answers of each request before they are recorded, and before the client has them."""
     _recorder: Recorder = field(default_factory=Recorder)
     _requests: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -87,15 +93,38 @@ class RecordedSession:
         with self._lock:
             return sum(len(call.sample.tokens) for call in self._recorder.calls)
 
+    @property
+    def newest_version(self) -> int:
+        """The newest weights that sampled a recorded token; -1 if there is none."""
+        with self._lock:
+            return max((int(call.sample.versions.max()) for call in self._recorder.calls), default=-1)
+
+    @property
+    def first_prompt(self) -> str:
+        """A short name of its first prompt, equal for equal ones; "" if nothing was recorded."""
+        with self._lock:
+            calls = self._recorder.calls[:1]
+            return blake2b(calls[0].prompt.tobytes(), digest_size=8).hexdigest() if calls else ""
+
     def _keep(self, exchange: Exchange, answers: Mapping[int, Message] | None) -> None:
         with self._lock:
             if self.ended:
                 return
-            for (_, choice), call in sorted(exchange.calls.items(), key=lambda item: item[0]):
-                answer = None if answers is None or exchange.messages is None else answers.get(choice)
-                history = None if answer is None else [*(exchange.messages or ()), answer]
-                self._recorder.record(call, exchange.setting, history)
+            kept = exchange.histories(answers)
+            if self.keeps is not None:
+                self.keeps(exchange.setting, kept)
+            self._record(exchange.setting, kept)
             exchange.kept = True
+
+    def restore(self, setting: str, kept: Sequence[Kept]) -> None:
+        """Record the answers of a request that an earlier process served."""
+        with self._lock:
+            self._requests += 1
+            self._record(setting, kept)
+
+    def _record(self, setting: str, kept: Sequence[Kept]) -> None:
+        for call, history in kept:
+            self._recorder.record(call, setting, history)
 
     def _close(self, exchange: Exchange) -> None:
         with self._lock:
@@ -130,6 +159,14 @@ class Exchange:
     def keep(self, answers: Mapping[int, Message] | None = None) -> None:
         """The client gets this: record it. `answers`: by choice, the message of each."""
         self.session._keep(self, answers)
+
+    def histories(self, answers: Mapping[int, Message] | None) -> list[Kept]:
+        """Its answers, each with its messages up to and with the answer where that can be continued."""
+        found: list[Kept] = []
+        for (_, choice), call in sorted(self.calls.items(), key=lambda item: item[0]):
+            answer = None if answers is None or self.messages is None else answers.get(choice)
+            found.append((call, None if answer is None else [*(self.messages or ()), answer]))
+        return found
 
     def runs_in(self, task: asyncio.Task[Any]) -> None:
         """The task that `give_up` ends."""

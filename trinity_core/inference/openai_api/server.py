@@ -21,8 +21,10 @@ from trinity_core.addresses import LOOPBACK, own_address
 from trinity_core.data.session_log import SessionLog
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.imports import without_sklearn
+from trinity_core.inference.openai_api.book import SessionBook
 from trinity_core.inference.openai_api.gate import PREFIX, Gate
 from trinity_core.inference.openai_api.live import RecordedSession
+from trinity_core.inference.openai_api.reception import Reception
 from trinity_core.inference.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class ApiServer:
     sessions: SessionLog | None = None
     """Where ended sessions are noted."""
     key: str = field(default_factory=lambda: "sk-" + secrets.token_urlsafe(24), repr=False)
+    book: SessionBook | None = None
+    """Of mode `serve`: clients open sessions themselves, and give feedback."""
     _gate: Gate | None = None
     _server: Server | None = None
     _thread: threading.Thread | None = None
@@ -82,10 +86,15 @@ class ApiServer:
         """Serve a session."""
         self._opened.open(session)
 
+    def note(self, session: RecordedSession) -> None:
+        """Note in the log what was sampled in a session that has ended."""
+        if self.sessions is not None:
+            self.sessions.add(session.name, session.digests)
+
     def close(self, session: RecordedSession) -> None:
         """End a session, and note in the log what was sampled in it."""
-        if self._opened.close(session) and self.sessions is not None:
-            self.sessions.add(session.name, session.digests)
+        if self._opened.close(session):
+            self.note(session)
 
     def base_url(self, session: RecordedSession | None = None) -> str:
         """The address of the API, or of a session, as clients take it."""
@@ -127,13 +136,22 @@ class ApiServer:
         except (TypeError, ValueError) as error:
             raise TrinityError(f"the OpenAI API cannot be served as configured: {error}") from error
         self._gate = Gate(app, self.key)
-        self._server = Server(Config(self._gate, log_config=None, access_log=False, lifespan="off"))
+        door = self._gate if self.book is None else self._reception(self.book)
+        self._server = Server(Config(door, log_config=None, access_log=False, lifespan="off"))
         assert self._socket is not None
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
         while not self._server.started and not serving.done():
             await asyncio.sleep(0.01)
         started.set_result(None)
         await serving
+
+    def _reception(self, book: SessionBook) -> Reception:
+        """What clients of mode `serve` come to first; the sessions of an earlier process are open again."""
+        for session in book.sessions:
+            self.open(session)
+        for session in book.judged:
+            self.note(session)
+        return Reception(self._opened, book, self.close)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -1,0 +1,268 @@
+"""The sessions of mode `serve`: open, judged by their users, dropped, or taken by an explore step. Without a server.
+
+A session ends with its feedback, or after a time without any. Judged sessions wait for an explore step; where rollouts
+are compared, until enough of the same task are there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from trinity_core.inference.openai_api.feedback import Feedback, Refusal, named_session
+from trinity_core.inference.openai_api.journal import Journal, JournalEntry
+from trinity_core.inference.openai_api.live import RecordedSession, SessionTerms
+
+WITHOUT_FEEDBACK = "without_feedback"
+WITHOUT_GROUP = "without_group"
+TAKEN_BACK = "weights_taken_back"
+REMEMBERED = 100_000
+"""Names of sessions that have ended, with the reason."""
+
+
+@dataclass(eq=False)
+class ServedSession:
+    """A session with what the book knows of it."""
+
+    session: RecordedSession
+    task: str
+    seen: float
+    """When it was last asked or judged."""
+    feedback: Feedback | None = None
+
+    @property
+    def name(self) -> str:
+        """The id of the session."""
+        return self.session.name
+
+    @property
+    def key(self) -> str:
+        """What it is compared by: its task, or its first prompt."""
+        return self.task or f"prompt {self.session.first_prompt}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedGroup:
+    """Sessions of one task; `dropped` is why they are not trained on ("": they are)."""
+
+    sessions: Sequence[ServedSession]
+    dropped: str = ""
+
+
+class SessionBook:
+    """Safe to use from several threads."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        terms: SessionTerms,
+        patience: float,
+        repeats: int = 1,
+        ended: Collection[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`patience`: seconds from the last answer of a session to its feedback. `repeats`: sessions of a group.
+
+        `ended`: names of sessions of earlier processes.
+        """
+        self._journal, self._terms, self._patience, self._repeats = journal, terms, patience, repeats
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._open: dict[str, ServedSession] = {}
+        self._judged: list[ServedSession] = []
+        self._dropped: list[ServedGroup] = []
+        self._taken: list[ServedGroup] = []
+        self._ended: dict[str, str] = dict.fromkeys(ended, "")
+        self._began = 0.0
+        """When the first of the groups that are complete now was."""
+        for entry in journal.read():
+            self._restore(entry)
+
+    def _restore(self, entry: JournalEntry) -> None:
+        session = self._session(entry.name)
+        for setting, kept in entry.requests:
+            session.restore(setting, kept)
+        mine = ServedSession(session, entry.task, self._clock())
+        if entry.feedback is None:
+            self._open[mine.name] = mine
+            self._ended.pop(mine.name, None)
+        else:
+            session.end()
+            self._judge(mine, Feedback(**entry.feedback))
+
+    @property
+    def sessions(self) -> list[RecordedSession]:
+        """Those that are open."""
+        with self._lock:
+            return [mine.session for mine in self._open.values()]
+
+    @property
+    def judged(self) -> list[RecordedSession]:
+        """Those that have feedback and are in no explore step yet."""
+        with self._lock:
+            return [mine.session for mine in self._judged]
+
+    # ---- for clients ----
+
+    def begin(self, task: str = "") -> RecordedSession:
+        """A new session. `task`: sessions with the same one are compared with each other."""
+        session = self._session()
+        self._journal.begin(session.name, task)
+        with self._lock:
+            self._open[session.name] = ServedSession(session, task, self._clock())
+        return session
+
+    def used(self, name: str) -> None:
+        """A request of the session is over."""
+        with self._lock:
+            if mine := self._open.get(name):
+                mine.seen = self._clock()
+
+    def forget(self, session: RecordedSession) -> bool:
+        """Remove a session in which nothing was recorded; True if that was so."""
+        with self._lock:
+            if session.sampled_tokens or self._open.pop(session.name, None) is None:
+                return False
+        self._journal.remove(session.name)
+        return True
+
+    def give(self, given: Any) -> RecordedSession:
+        """Take feedback in: the session ends, and waits for an explore step. Raises Refusal."""
+        name, feedback = named_session(given)
+        with self._lock:
+            mine = self._open.get(name)
+            if mine is None:
+                raise self._gone(name)
+            if not mine.session.sampled_tokens:
+                message = "nothing was sampled in this session yet, so there is nothing to judge."
+                raise Refusal(409, "nothing_sampled", message, "session_id")
+            self._journal.feedback(name, asdict(feedback))
+            mine.session.end()
+            del self._open[name]
+            self._judge(mine, feedback)
+        return mine.session
+
+    def _gone(self, name: str) -> Refusal:
+        if name not in self._ended:
+            return Refusal(404, "session_not_found", "there is no such session.", "session_id")
+        if self._ended[name] == WITHOUT_FEEDBACK:
+            message = f"this session ended without feedback, {self._patience:g} s after its last answer."
+            return Refusal(410, "session_ended", message, "session_id")
+        return Refusal(409, "feedback_already_given", "this session has its feedback already.", "session_id")
+
+    # ---- for the explorer ----
+
+    def expire(self) -> list[RecordedSession]:
+        """End the sessions that waited too long for feedback, and drop those that did for others. The former."""
+        with self._lock:
+            due = self._clock() - self._patience
+            late = [mine for mine in self._open.values() if mine.seen <= due and not mine.session.in_flight]
+            for mine in late:
+                mine.session.end()
+                del self._open[mine.name]
+                self._note_end(mine.name, WITHOUT_FEEDBACK)
+                if mine.session.sampled_tokens:
+                    self._dropped.append(ServedGroup([mine], WITHOUT_FEEDBACK))
+                else:
+                    self._journal.remove(mine.name)
+            for members, complete in list(self._by_task()):
+                if not complete and members[0].seen <= due:
+                    self._judged.remove(members[0])
+                    self._dropped.append(ServedGroup(members, WITHOUT_GROUP))
+            return [mine.session for mine in late]
+
+    def complete(self) -> tuple[int, float]:
+        """Groups that can be taken now, and since when there is one."""
+        with self._lock:
+            count = len(self._groups())
+            if not count:
+                self._began = self._clock()
+            return count, self._began
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Sessions that are open, that wait for an explore step, that were dropped since the last one."""
+        with self._lock:
+            return len(self._open), len(self._judged), sum(len(group.sessions) for group in self._dropped)
+
+    def take(self, most: int, version: int) -> list[ServedGroup]:
+        """Up to `most` groups, and all that was dropped. They count as taken until `stored`, or `give_back`.
+
+        Sessions with tokens of newer weights than `version` are dropped: the trainer went back, and has others.
+        """
+        with self._lock:
+            for mine in [one for one in self._judged if one.session.newest_version > version]:
+                self._judged.remove(mine)
+                self._dropped.append(ServedGroup([mine], TAKEN_BACK))
+            groups = self._groups()[:most]
+            taken = {mine.name for group in groups for mine in group.sessions}
+            self._judged = [mine for mine in self._judged if mine.name not in taken]
+            self._taken = [*groups, *self._dropped]
+            self._dropped = []
+            self._began = self._clock()
+            return list(self._taken)
+
+    def stored(self) -> None:
+        """What was taken is in the store."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        for group in taken:
+            for mine in group.sessions:
+                self._journal.remove(mine.name)
+
+    def resume(self, stored: Collection[str]) -> list[RecordedSession]:
+        """Give back what was taken but not stored; forget the sessions that the last stored step had.
+
+        Those of them that were open.
+        """
+        with self._lock:
+            for group in self._taken:
+                self._dropped += [group] if group.dropped else []
+                self._judged += [] if group.dropped else group.sessions
+            self._taken = []
+            known = set(stored)
+            self._judged = [mine for mine in self._judged if mine.name not in known]
+            self._dropped = [group for group in self._dropped if group.sessions[0].name not in known]
+            again = [self._open.pop(name) for name in known if name in self._open]
+            for mine in again:
+                self._note_end(mine.name, WITHOUT_FEEDBACK)
+        for name in known:
+            self._journal.remove(name)
+        return [mine.session for mine in again]
+
+    # ---- inside ----
+
+    def _session(self, name: str | None = None) -> RecordedSession:
+        session = RecordedSession(self._terms) if name is None else RecordedSession(self._terms, name)
+        session.keeps = partial(self._journal.answers, session.name)
+        return session
+
+    def _judge(self, mine: ServedSession, feedback: Feedback) -> None:
+        mine.feedback, mine.seen = feedback, self._clock()
+        self._judged.append(mine)
+        self._note_end(mine.name, "")
+
+    def _note_end(self, name: str, why: str) -> None:
+        self._ended[name] = why
+        while len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def _groups(self) -> list[ServedGroup]:
+        """Complete groups. One that has waited for members too long is complete with two."""
+        return [ServedGroup(members) for members, complete in self._by_task() if complete]
+
+    def _by_task(self) -> Iterator[tuple[list[ServedSession], bool]]:
+        """What may become groups, and whether it is complete."""
+        by_key: dict[str, list[ServedSession]] = defaultdict(list)
+        for number, mine in enumerate(self._judged):
+            by_key[str(number) if self._repeats == 1 else mine.key].append(mine)
+        due = self._clock() - self._patience
+        for members in by_key.values():
+            for start in range(0, len(members), self._repeats):
+                some = members[start : start + self._repeats]
+                yield some, len(some) == self._repeats or (len(some) > 1 and some[0].seen <= due)

@@ -1,0 +1,108 @@
+"""A file for each session of mode `serve` until an explore step has it: what was answered, and the feedback.
+
+An answer is written before its client has it, and feedback before it is confirmed: a server that was killed knows both
+when it is started again. What the kernel has taken survives the process, not a power cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trinity_core.inference.openai_api.live import Kept
+from trinity_core.inference.openai_api.sessions import Call
+from trinity_core.inference.requests import Sample
+
+SUFFIX = ".jsonl"
+
+
+@dataclass(slots=True)
+class JournalEntry:
+    """A session as its file has it."""
+
+    name: str
+    task: str = ""
+    requests: list[tuple[str, list[Kept]]] = field(default_factory=list)
+    """Setting and answers of each request."""
+    feedback: dict[str, Any] | None = None
+
+
+class Journal:
+    """The files in a folder that only its owner may read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def begin(self, name: str, task: str) -> None:
+        """A session begins."""
+        self._append(name, {"task": task})
+
+    def answers(self, name: str, setting: str, kept: Sequence[Kept]) -> None:
+        """A request of the session was answered."""
+        self._append(name, {"setting": setting, "answers": [_line(call, history) for call, history in kept]})
+
+    def feedback(self, name: str, feedback: Mapping[str, Any]) -> None:
+        """The session has feedback."""
+        self._append(name, {"feedback": dict(feedback)})
+
+    def remove(self, name: str) -> None:
+        """The session is stored, or was empty."""
+        (self._folder / f"{name}{SUFFIX}").unlink(missing_ok=True)
+
+    def read(self) -> list[JournalEntry]:
+        """All sessions, the oldest first. A line that was cut off is left out: nobody was told of it."""
+        paths = sorted(self._folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+        return [self._read(path) for path in paths]
+
+    def _read(self, path: Path) -> JournalEntry:
+        entry = JournalEntry(path.name.removesuffix(SUFFIX))
+        with path.open("rb+") as file:
+            whole = 0
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    break
+                whole += len(raw)
+                _add(entry, json.loads(raw))
+            file.truncate(whole)
+        return entry
+
+    def _append(self, name: str, value: Mapping[str, Any]) -> None:
+        data = (json.dumps(value, default=str) + "\n").encode()
+        with open(self._folder / f"{name}{SUFFIX}", "ab", opener=_private) as file:
+            file.write(data)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _line(call: Call, history: Sequence[Any] | None) -> dict[str, Any]:
+    sample = call.sample
+    arrays = {"prompt": call.prompt, "tokens": sample.tokens, "logprobs": sample.logprobs, "versions": sample.versions}
+    return {name: array.tolist() for name, array in arrays.items()} | {"reason": sample.reason, "history": history}
+
+
+def _add(entry: JournalEntry, line: Mapping[str, Any]) -> None:
+    if "answers" in line:
+        entry.requests.append((line["setting"], [_kept(each) for each in line["answers"]]))
+    elif "feedback" in line:
+        entry.feedback = line["feedback"]
+    else:
+        entry.task = line["task"]
+
+
+def _kept(line: Mapping[str, Any]) -> Kept:
+    sample = Sample(
+        np.array(line["tokens"], np.int32),
+        np.array(line["logprobs"], np.float32),
+        np.array(line["versions"], np.int32),
+        line["reason"],
+    )
+    return Call(np.array(line["prompt"], np.int32), sample), line["history"]
