@@ -2,7 +2,8 @@
 
 ```
 buffer/                              the experience store; experience_buffer.jsonl: what was trained on;
-                                     sessions-explorer.jsonl: what was sampled in sessions of the OpenAI API
+                                     sessions-explorer.jsonl: what was sampled in sessions of the OpenAI API;
+                                     serving-explorer/: users' sessions that are not in the store yet
 log/  monitor/                       logs; metrics, TensorBoard, sampled rollouts
 global_step_58/actor/                model_world_size_4_rank_0.pt, optim_..., extra_state_..., huggingface/
 global_step_58/critic/               the same for a critic

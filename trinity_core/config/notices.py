@@ -38,6 +38,8 @@ def _unread(config: Config) -> list[str]:
         f"{BUFFER}.reuse_cooldown_time": buffer.reuse_cooldown_time is not None and draws_by(config) != "priority",
         f"{BUFFER}.use_priority_queue": buffer.use_priority_queue and draws_by(config) != "priority",
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
+        "explorer.feedback_timeout": "feedback_timeout" in (config.given.get("explorer") or {})
+        and config.mode != "serve",
         "service.data_juicer": config.service.data_juicer is not None,
         "synchronizer.sync_offset": config.synchronizer.sync_offset > 0 and not config.is_synchronous,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,

@@ -13,6 +13,7 @@ from trinity_core.config.openai_api import openai_api_rules
 from trinity_core.config.paths import is_backup, no_database
 from trinity_core.config.problems import Finding, Report, closest
 from trinity_core.config.schema import Config, TasksetConfig
+from trinity_core.config.serve_rules import serve_rules
 from trinity_core.config.staleness import staleness_rules
 from trinity_core.config.sync_methods import SYNC_METHODS
 
@@ -42,6 +43,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         _explorer,
         external_rules,
         openai_api_rules,
+        serve_rules,
         _trainer,
     )
     findings = [*_spelled_twice(written), *(finding for rule in rules for finding in rule(config))]
@@ -109,7 +111,7 @@ def _algorithm(config: Config) -> Iterator[Finding]:
                 message = f"{name} compares rollouts of the same task, so it needs at least {least}, not {times}."
                 yield Finding(where, times, message, (key, "algorithm.repeat_times"))
                 break
-    elif config.mode in ("both", "explore"):
+    elif config.mode in ("both", "explore", "serve"):
         message = f"{name} learns from a data set, without an explorer: the mode must be train, not {config.mode}."
         yield Finding("mode", config.mode, message, (key,))
 
@@ -239,6 +241,9 @@ RESTRICTED_ON_GPU = (
 def restricted_sampling(config: Config) -> list[tuple[str, float]]:
     """Key and value of the temperature of each training task set that may not sample from the whole vocabulary."""
     found = []
+    model = config.model
+    if config.mode == "serve" and (model.top_p < 1.0 or model.top_k > 0):
+        found.append(("model.temperature", model.temperature))
     for key, taskset in training_tasksets(config):
         args = taskset.rollout_args
         if (args.top_p or 1.0) < 1.0 or (args.top_k or 0) > 0 or config.model.min_response_tokens > 1:
@@ -291,7 +296,7 @@ def _synchronizer(config: Config) -> Iterator[Finding]:
     if method is None:
         return
     known = ALGORITHMS.get(config.algorithm.algorithm_type)
-    apart = config.mode == "explore" or (config.mode == "train" and known is not None and known.uses_rollouts)
+    apart = config.explores_alone or (config.mode == "train" and known is not None and known.uses_rollouts)
     if apart and not method.separate_runs:
         allowed = [name for name, other in SYNC_METHODS.items() if other.separate_runs]
         message = f"must be {' or '.join(allowed)} in mode {config.mode}, where explorer and trainer are separate runs."

@@ -154,7 +154,12 @@ def _known(value: int | None, key: str) -> int:
 
 
 def _samples_at_once(config: Config) -> int:
-    """The most sequences in flight in one engine, if each workflow asks once for all its repeats."""
+    """The most sequences in flight in one engine, if each workflow asks once for all its repeats.
+
+    Users of mode `serve` are no workflows: `max_num_seqs` alone limits them.
+    """
+    if config.mode == "serve":
+        return config.explorer.rollout_model.max_num_seqs
     given = config.buffer.explorer_input
     tasksets = [*([given.taskset] if given.taskset else []), *given.tasksets, *given.eval_tasksets]
     repeats = max((t.repeat_times or 1 for t in tasksets), default=config.algorithm.repeat_times or 1)

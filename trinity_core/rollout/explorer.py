@@ -15,18 +15,18 @@ from contextlib import suppress
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.data.experience import Experience
-from trinity_core.data.schedule import TaskSchedule
-from trinity_core.errors import DataError, TrinityError
+from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.admission import AdmissionWait, staleness_bound
 from trinity_core.rollout.in_flight import loading_meanwhile
 from trinity_core.rollout.ledger import drawn_tasks
-from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
+from trinity_core.rollout.metrics import dropped_numbers, dropped_whole, eval_numbers, experiences_of, step_numbers
+from trinity_core.rollout.operated import operated
 from trinity_core.rollout.records import StepRecords, StepRollouts
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import check_failures
 from trinity_core.rollout.score_fingerprint import score_fingerprint
+from trinity_core.rollout.step_source import StepSource
 from trinity_core.rollout.trainer_watch import TrainerWatch, VersionWait, present
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import dynamic_version, look_interval, required_version
@@ -37,8 +37,6 @@ from trinity_core.tracking.metrics_file import MetricsFile
 
 log = logging.getLogger(__name__)
 
-OPERATOR_SECONDS = 3600.0
-"""For the experience operators of a step. A model as a judge may be among them."""
 NEWER_THAN_DUE = (
     "explore step %d uses version %d, as version %d is gone: the schedule has changed since the checkpoint, or train "
     "steps take fewer rows than an explore step gives. A resumed run may use another one"
@@ -66,7 +64,7 @@ class Explorer:
         self._preparing: asyncio.Task[Resources] | None = None
         self._resources: Resources | None = None
         self._trainer: TrainerWatch | None = None
-        self._wait: VersionWait | AdmissionWait | None = None
+        self._wait: VersionWait | AdmissionWait | StepSource | None = None
         self._stopping = False
         self._step = 0
         self._lineage: int | None = None
@@ -74,6 +72,8 @@ class Explorer:
         """The version that was evaluated last."""
         self._state = "starting"
         self._records = StepRecords(config)
+        self._used: tuple[float, float, float] | None = None
+        """What engines and verifiers had done when a wait for rollouts began."""
 
     # ---- what others call ----
 
@@ -104,7 +104,7 @@ class Explorer:
                 try:
                     await asyncio.to_thread(self._start_over)
                     await loop(self)
-                    ends = store.finished if self._step >= self.total_steps else store.leave
+                    ends = store.finished if self._is_done else store.leave
                     await asyncio.to_thread(ends, self.name)
                     break
                 except LineageChanged as change:
@@ -114,7 +114,7 @@ class Explorer:
     def _end(self) -> dict[str, Any]:
         """The summary: also why the explorer ends, and how many of its rows nobody trains on (None: not known yet)."""
         store, trainer = self._open.store, self._open.store.trainer()
-        if self._step >= self.total_steps:
+        if self._is_done:
             ended = "finished"
         elif self._stopping:
             ended = "stopped"
@@ -123,7 +123,7 @@ class Explorer:
             if trainer.ended:
                 done = f"ended at step {trainer.committed} of {trainer.total}, as no more experiences came"
             ended = f"the trainer has {done}"
-            log.info("explorer %s ends at step %d of %d: %s", self.name, self._step, self.total_steps, ended)
+            log.info("explorer %s ends at step %d: %s", self.name, self._step, ended)
         self._state = "stopped" if ended == "stopped" else "finished"
         untrained = store.untrained(self.name) if trainer.finished else None
         return self._summary() | {"ended": ended, "untrained_rows": untrained}
@@ -165,9 +165,9 @@ class Explorer:
         return self._open.weights
 
     @property
-    def total_steps(self) -> int:
-        """Explore steps of the whole run."""
-        return self._open.total_steps
+    def total_steps(self) -> int | None:
+        """Explore steps of the whole run; None: until the trainer has finished."""
+        return self._steps.total_steps
 
     @property
     def is_synchronous(self) -> bool:
@@ -184,23 +184,23 @@ class Explorer:
 
     def steps(self) -> Iterator[int]:
         """The steps that are left, until `stop` or until the trainer has finished."""
-        while self._step < self.total_steps and not self._stopping and not self._watch.has_finished():
+        while not self._is_done and not self._stopping and not self._watch.has_finished():
             yield self._step + 1
 
     async def newest_version(self, step: int) -> int | None:
         """The version that `step` uses if the explorer is asynchronous: the newest one, looked for every few steps.
 
         Waits for the first version, and with `max_staleness` until the rows of the step will be fresh enough when they
-        are trained. None after `stop`, and if the trainer has finished.
+        are trained; in mode `serve` until there is feedback. None after `stop`, and if the trainer has finished.
         """
         sync = self.config.synchronizer
         interval = look_interval(sync.style, sync.sync_interval)
         version = dynamic_version(step, interval, self.version, self.weights.latest())
         version = await self.wait_for(0) if version is None else version
         if version is None or (bound := staleness_bound(self.config)) is None:
-            return version
+            return version if version is None else await self._arrival(version)
         self._state = f"waiting to begin step {step}"
-        rows = sum(task.repeat_times for task in self._schedule.tasks(step))
+        rows = self._steps.rows(step)
         store, watch = self._open.store, self._watch
         wait = AdmissionWait(self.name, rows, version, bound, self.weights, store, watch, self._is_stopping)
         return await self._waited(wait)
@@ -271,16 +271,17 @@ class Explorer:
         """
         self._state = f"exploring step {step}"
         resources, began = self._open, time.perf_counter()
-        before = (resources.pool.busy.seconds, resources.rewards.busy.seconds, resources.pool.tokens)
+        before, self._used = self._used or resources.usage(), None
         if self.is_synchronous:
             await resources.pool.reset_prefix_cache()
-        answering = resources.runner.run(self._schedule.tasks(step), in_waves=self.is_synchronous)
+        answering = self._steps.outcomes(step, self.version or 0)
         in_flight = self.config.synchronizer.sync_in_flight
         outcomes = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
         check_failures(step, outcomes)
-        experiences, dropped = await self._operated(experiences_of(outcomes))
-        generate, tokens = resources.pool.busy.seconds - before[0], resources.pool.tokens - before[2]
-        self._records.set_seconds(generate=generate, reward=resources.rewards.busy.seconds - before[1])
+        experiences, dropped = await operated(self._open.operators, experiences_of(outcomes))
+        dropped |= dropped_whole(outcomes)
+        generate, reward, tokens = (now - then for now, then in zip(resources.usage(), before, strict=True))
+        self._records.set_seconds(generate=generate, reward=reward)
         numbers = step_numbers(outcomes) | dropped_numbers(dropped)
         numbers["experiences/kept"] = float(len(experiences))
         numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}
@@ -294,8 +295,8 @@ class Explorer:
         A synchronous explorer also says which version it waits for next, so that the trainer need not wait for more.
         """
         store, step = self._open.store, rollouts.step
-        position = self._schedule.position(step) | {"evaluated": self._evaluated}
-        waits = self.is_synchronous and step < self.total_steps
+        position = self._steps.position(step) | {"evaluated": self._evaluated}
+        waits = self.is_synchronous and step < (self.total_steps or 0)
         with self._records.spent("store"):
             await asyncio.to_thread(
                 store.put,
@@ -308,6 +309,7 @@ class Explorer:
                 rollouts.drawn,
             )
         self._step = step
+        await asyncio.to_thread(self._steps.stored)
         await asyncio.to_thread(self._records.write, rollouts, self._open.pool.restarts)
 
     # ---- inside ----
@@ -318,11 +320,34 @@ class Explorer:
         return self._resources
 
     @property
-    def _schedule(self) -> TaskSchedule:
-        schedule = self._open.schedule
-        if schedule is None:
+    def _steps(self) -> StepSource:
+        steps = self._open.steps
+        if steps is None:
             raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
-        return schedule
+        return steps
+
+    @property
+    def _is_done(self) -> bool:
+        return self.total_steps is not None and self._step >= self.total_steps
+
+    async def _arrival(self, version: int) -> int | None:
+        """Wait until there are rollouts for a step, and load new weights meanwhile; the version that is loaded then."""
+        arriving = self._steps.arrival(self._is_over)
+        if arriving is None:
+            return version
+        await self.load(version)
+        self._state, self._wait, self._used = "serving", self._steps, self._open.usage()
+        try:
+            return self.version or 0 if await loading_meanwhile(arriving, self._load_newest) else None
+        finally:
+            self._wait = None
+
+    def _is_over(self) -> bool:
+        """True if no further step is needed. Raises `LineageChanged` if the trainer went back."""
+        trainer = self._open.store.trainer()
+        if trainer.lineage != self._lineage:
+            raise LineageChanged("the trainer went back while feedback was waited for")
+        return self._stopping or self._watch.has_finished(trainer)
 
     async def _waited(self, wait: VersionWait | AdmissionWait) -> int | None:
         self._wait, timeout = wait, self.config.synchronizer.sync_timeout
@@ -331,16 +356,6 @@ class Explorer:
                 return await asyncio.get_running_loop().run_in_executor(DaemonThreads("weights"), wait.run, timeout)
         finally:
             self._wait = None
-
-    async def _operated(self, experiences: list[Experience]) -> tuple[list[Experience], dict[str, dict[str, int]]]:
-        """What the operators leave, and what they dropped. They run in a thread, since plugins may take their time."""
-        operators = self._open.operators
-        work = asyncio.get_running_loop().run_in_executor(DaemonThreads("operators"), operators.run, experiences)
-        try:
-            return await asyncio.wait_for(work, OPERATOR_SECONDS)
-        except TimeoutError:
-            names = ", ".join(name for name, _ in operators.operators)
-            raise TrinityError(f"the experience operators ({names}) took longer than {OPERATOR_SECONDS:g} s") from None
 
     async def _load_newest(self) -> None:
         """Load the newest version amid a step; the tokens sampled so far keep theirs."""
@@ -363,9 +378,8 @@ class Explorer:
 
     def _start_over(self) -> None:
         """Continue at the position in the store; after a rewind the engines' weights count as unknown."""
-        schedule, found = self._schedule, self._open.store.position(self.name)
-        if found.position is not None:
-            schedule.check(found.position)
+        found = self._open.store.position(self.name)
+        self._steps.resume(found.position)
         if self._lineage is not None and found.lineage != self._lineage:
             self.version = None
         self._lineage, self._step = found.lineage, found.step
@@ -391,5 +405,6 @@ class Explorer:
         return numbers
 
     def _summary(self) -> dict[str, Any]:
-        total = self._resources.total_steps if self._resources else None
+        steps = self._resources.steps if self._resources else None
+        total = steps.total_steps if steps else None
         return {"step": self._step, "total_steps": total, "version": self.version or 0, "evaluated": self._evaluated}

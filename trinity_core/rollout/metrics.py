@@ -20,8 +20,8 @@ COUNTED = frozenset({VERIFIER_ERRORS})
 
 
 def experiences_of(outcomes: Iterable[Outcome]) -> list[Experience]:
-    """All experiences, in the order of their tasks."""
-    return [experience for outcome in outcomes for experience in outcome.experiences]
+    """All experiences but those that were dropped with their task, in the order of their tasks."""
+    return [experience for outcome in outcomes if not outcome.dropped for experience in outcome.experiences]
 
 
 def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -66,6 +66,11 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
         for name, value in combined(runs).items()
         if name != "response_length"
     }
+
+
+def dropped_whole(outcomes: Iterable[Outcome]) -> dict[str, dict[str, int]]:
+    """What was dropped with its whole task: group -> reason -> experiences."""
+    return {each.task.group: {each.dropped: len(each.experiences)} for each in outcomes if each.dropped}
 
 
 def dropped_numbers(dropped: Mapping[str, Mapping[str, int]]) -> dict[str, float]:

@@ -27,6 +27,8 @@ from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.operators import OperatorPipeline, pipeline
 from trinity_core.rollout.external_evaluation import external_model, one_answer_each
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
+from trinity_core.rollout.served_steps import ServedSteps
+from trinity_core.rollout.step_source import StepSource, TaskSteps
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import run_versions
@@ -49,16 +51,19 @@ class Resources:
     runner: TaskRunner
     rewards: TimedRewards
     reward_pool: RewardPool
-    schedule: TaskSchedule | None
+    steps: StepSource | None
     """None without a task set to explore: then the explorer only evaluates."""
     eval_tasksets: list[Taskset]
-    total_steps: int
     store: ExperienceStore
     weights: WeightVersions
     source: WeightSource
     operators: OperatorPipeline
     api: ApiServer | None
     """The server of the OpenAI API, if one is wanted."""
+
+    def usage(self) -> tuple[float, float, float]:
+        """What was spent so far: seconds of engines and of verifiers, sampled tokens."""
+        return self.pool.busy.seconds, self.rewards.busy.seconds, self.pool.tokens
 
     def at_once_in_eval(self, taskset: Taskset) -> int:
         """Workflows at a time in an evaluation: as many answers in flight as an explore step has."""
@@ -77,7 +82,8 @@ class Resources:
         self.runner.loops.close()
         if self.api is not None:
             self.api.stop()
-            served.address_file(self.config).unlink(missing_ok=True)
+            if self.config.mode != "serve":  # its clients come back
+                served.address_file(self.config).unlink(missing_ok=True)
         self.reward_pool.close()
         self.store.close()
 
@@ -131,8 +137,6 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         served.workflow_models(config, api, pool),
         loops,
     )
-    batch_size, name = config.buffer.batch_size or 1, config.explorer.name
-    schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name) if read.tasksets else None
     processed = config.data_processor.experience_pipeline
     return Resources(
         config=config,
@@ -141,15 +145,25 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         runner=runner,
         rewards=rewards,
         reward_pool=reward_pool,
-        schedule=schedule,
+        steps=_steps(config, read, runner, api),
         eval_tasksets=read.eval_tasksets,
-        total_steps=explore_steps(config, schedule) if schedule else 0,
         store=_open_store(config),
         weights=run_versions(config),
         source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
         operators=pipeline(processed.operators if processed else []),
         api=api,
     )
+
+
+def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | None) -> StepSource | None:
+    batch_size, name = config.buffer.batch_size or 1, config.explorer.name
+    if api is not None and api.book is not None and read.encoder is not None:
+        repeats = config.algorithm.repeat_times or 1
+        return ServedSteps(api, api.book, read.encoder.tokenizer, name, batch_size, repeats)
+    if not read.tasksets:
+        return None
+    schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name)
+    return TaskSteps(schedule, runner, explore_steps(config, schedule), in_waves=config.is_synchronous)
 
 
 @dataclass(frozen=True)

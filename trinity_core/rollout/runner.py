@@ -31,6 +31,8 @@ class Outcome:
     retries: int = 0
     error: BaseException | None = None
     """Why the last attempt failed; None if one succeeded."""
+    dropped: str = ""
+    """Why its experiences are not trained on; "" if they are."""
     sessions: SessionCounts | None = None
     """Sessions of the OpenAI API, those of failed attempts included; None if it is not served."""
 

@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.25
 class TrainerWatch:
     """What the store says of the trainer, for the explorer of that name, which begins now."""
 
-    def __init__(self, store: ExperienceStore, explorer: str, total_steps: int) -> None:
+    def __init__(self, store: ExperienceStore, explorer: str, total_steps: int | None) -> None:
         self._store = store
         nobody_trains = store.join(explorer, total_steps)
         trainer = store.trainer()

@@ -29,10 +29,10 @@ def plan_parts(files: Sequence[str], overrides: Sequence[str]) -> list[Part]:
     """The checked configurations of runs that may work beside each other. Raises ConfigError or TrinityError."""
     parts = [_part(file, load_checked(file, list(overrides))) for file in files]
     for part in parts:
-        if part.config.mode not in ("explore", "train"):
+        if part.config.mode != "train" and not part.config.explores_alone:
             raise TrinityError(
-                f"{part.file} has mode {part.config.mode}. Beside each other run configurations with mode: explore and "
-                "one with mode: train."
+                f"{part.file} has mode {part.config.mode}. Beside each other run configurations with mode: explore or "
+                "serve, and one with mode: train."
             )
         if part.config.job_dir != parts[0].config.job_dir:
             raise TrinityError(

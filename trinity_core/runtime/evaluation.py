@@ -46,13 +46,13 @@ def unscored_targets(config: Config, which: str) -> list[Target]:
 def unscored_result(session: Session) -> list[Target]:
     """The run's last checkpoint, if it has no score yet and the run has engines and eval sets; else nothing.
 
-    In mode `bench` also the model that the engines start with, if there is no checkpoint. In mode `explore` nothing
-    while the trainer may make further checkpoints, and remove this one.
+    In mode `bench` also the model that the engines start with, if there is no checkpoint. In `explore` and `serve`
+    nothing while the trainer may make further checkpoints, and remove this one.
     """
     config = session.config
     if config.mode == "bench":
         return unscored_targets(config, "latest")
-    if config.mode == "explore" and not trainer_has_finished(config):
+    if config.explores_alone and not trainer_has_finished(config):
         return []
     steps = whole_steps(config.job_dir)
     if not steps or not session.placement.engines or not config.buffer.explorer_input.eval_tasksets:

@@ -82,7 +82,7 @@ def place(config: Config, machine: Machine) -> Placement:
     nodes = config.cluster.node_num
     per_node = _gpus_per_node(config, machine)
     total = per_node * nodes
-    explores = config.mode in ("both", "explore", "bench") and uses_engines(config)
+    explores = config.mode != "train" and uses_engines(config)
     trains = config.mode in ("both", "train")
     rollout = config.explorer.rollout_model
     engines = rollout.engine_num if explores and not config.external_model else 0
@@ -108,7 +108,7 @@ def place(config: Config, machine: Machine) -> Placement:
 def components_of(config: Config, placement: Placement) -> set[str]:
     """Which of `explore` and `train` a run consists of."""
     wanted = {
-        "explore": placement.engines > 0 and config.mode in ("both", "explore"),
+        "explore": placement.engines > 0 and (config.mode == "both" or config.explores_alone),
         "train": placement.trainers > 0,
     }
     return {name for name, needed in wanted.items() if needed}
@@ -116,7 +116,7 @@ def components_of(config: Config, placement: Placement) -> set[str]:
 
 def uses_engines(config: Config) -> bool:
     """Whether the run generates: it explores, or it evaluates."""
-    explores = config.mode in ("both", "explore") and config.algorithm_type.uses_rollouts
+    explores = (config.mode == "both" or config.explores_alone) and config.algorithm_type.uses_rollouts
     return explores or config.mode == "bench"
 
 

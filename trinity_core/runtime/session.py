@@ -307,8 +307,8 @@ class TrackingThread:
                 parent_dir=self._stage.parent_dir,
                 args=config.monitor.monitor_args,
                 tags={"stage": self._stage.stage, "algorithm": config.algorithm.algorithm_type},
-                keeps_status=config.mode in ("bench", "explore"),
-                explorer=config.explorer.name if config.mode == "explore" else "",
+                keeps_status=config.mode == "bench" or config.explores_alone,
+                explorer=config.explorer.name if config.explores_alone else "",
             )
             load_plugins(config.plugin_dir)  # one of them may bring the monitor
             self._writer = self._opened(info)

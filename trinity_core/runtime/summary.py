@@ -43,7 +43,7 @@ def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
         "score": scores.get(step),
         "evaluation": evaluation_of(config, step),
         "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
-        "hf_dir": str(session.huggingface_folder(step)) if step and config.mode != "explore" else None,
+        "hf_dir": str(session.huggingface_folder(step)) if step and not config.explores_alone else None,
         "tracking": session.tracking_link(),
         "tracking_uri": run_note(config.job_dir).get("uri"),
         "curve": None if curve is None else str(curve),
@@ -118,7 +118,8 @@ def summary_text(summary: dict[str, Any]) -> str:
     for name, result in summary.get("results", {}).items():
         left = f", {result['untrained_rows']} rows left that nobody trains on" if result.get("untrained_rows") else ""
         if "ended" in result:
-            lines.append(f"{name:11}step {result['step']} of {result['total_steps']}, {result['ended']}{left}")
+            of = "" if result["total_steps"] is None else f" of {result['total_steps']}"
+            lines.append(f"{name:11}step {result['step']}{of}, {result['ended']}{left}")
     return "\n".join(lines)
 
 
@@ -130,8 +131,8 @@ def digest_of(config: Config) -> str:
 
 def summary_path(config: Config) -> Path:
     """`<job_dir>/summary.json`; of a run that only explores `summary_<explorer>.json`, as others share its folder."""
-    explores = config.mode == "explore"
-    return config.job_dir / (f"summary_{explorer_source(config.explorer.name)}.json" if explores else "summary.json")
+    alone = config.explores_alone
+    return config.job_dir / (f"summary_{explorer_source(config.explorer.name)}.json" if alone else "summary.json")
 
 
 def write_summary(config: Config, summary: dict[str, Any]) -> None:

@@ -79,8 +79,8 @@ def begin_trainer(connection: Connection, t: Tables, name: str, total: int, now:
         connection.execute(update(t.explorers).values(finished=False))
 
 
-def join_explorer(connection: Connection, t: Tables, name: str, total: int, now: float) -> bool:
-    """An explorer of `total` steps begins. True if nobody will train on what it makes.
+def join_explorer(connection: Connection, t: Tables, name: str, total: int | None, now: float) -> bool:
+    """An explorer of `total` steps begins (None: it ends with the trainer). True if nobody will train on what it makes.
 
     That is so if the trainer has finished, unless this explorer has more steps than when the trainer worked: then a
     trainer with more steps is expected too.
@@ -91,7 +91,7 @@ def join_explorer(connection: Connection, t: Tables, name: str, total: int, now:
         note(connection, t, EXPLORER, name, total=total, seen=now, left=False)
         return False
     note(connection, t, EXPLORER, name, seen=now, left=False)
-    return before is None or total <= before
+    return before is None or total is None or total <= before
 
 
 def explorers(connection: Connection, t: Tables) -> dict[str, dict[str, Any]]:

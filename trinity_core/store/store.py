@@ -150,7 +150,7 @@ class ExperienceStore:
             presence.note(connection, self._tables, EXPLORER, explorer, left=False)
 
     @waits_for_room
-    def join(self, explorer: str, total_steps: int) -> bool:
+    def join(self, explorer: str, total_steps: int | None) -> bool:
         """Record that `explorer` begins, with so many steps in all. True if nobody will train on what it makes.
 
         That is so if the trainer has finished, unless the explorer has more steps than it had while the trainer worked:

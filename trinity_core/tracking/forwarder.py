@@ -36,6 +36,7 @@ ROLES = {
     "both": STREAMS,
     "train": ("trainer",),
     "explore": ("explorer", "eval"),
+    "serve": ("explorer", "eval"),
     "bench": ("eval",),
 }
 """`mode` -> streams that such a flow forwards: explorer and trainer of a job may be two flows beside evaluations."""

@@ -110,6 +110,8 @@ class ExplorerConfig(Section):
     """Address at which the OpenAI API listens; by default this machine alone reaches it."""
     api_port: Port = 0
     """Port of the OpenAI API; 0 takes any free one."""
+    feedback_timeout: Seconds = 3600.0
+    """Time after the last answer of a session in which its feedback must come, in mode `serve`; then it is dropped."""
     eval_interval: StepsOrNone = 100
     """Steps between evaluations; 0 means only at start and end."""
     eval_on_startup: Flag = True

@@ -29,8 +29,9 @@ class Config(Section):
     """Project; runs of one project lie in one folder."""
     name: str = "run"
     """Name of the run."""
-    mode: Literal["both", "train", "explore", "bench"] = "both"
-    """`both`: explore and train; `train`, `explore`: only one of them; `bench`: only evaluate."""
+    mode: Literal["both", "train", "explore", "serve", "bench"] = "both"
+    """`both`: explore and train; `train`, `explore`: only one of them; `serve`: explore with users of the OpenAI API;
+    `bench`: only evaluate."""
     checkpoint_root_dir: str = "./checkpoints"
     """Folder of all checkpoints and logs; those of this run are in `<checkpoint_root_dir>/<project>/<name>`."""
     continue_from_checkpoint: Flag = True
@@ -91,6 +92,11 @@ class Config(Section):
     def external_model(self) -> ExternalModelConfig | None:
         """The endpoint that this evaluation scores in place of engines; None in a run with engines of its own."""
         return self.explorer.external_model if self.mode == "bench" else None
+
+    @property
+    def explores_alone(self) -> bool:
+        """True if the run is an explorer whose trainer is a run of its own; it takes tasks, or serves users."""
+        return self.mode in ("explore", "serve")
 
     @property
     def is_synchronous(self) -> bool:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config, RolloutModelConfig
-from trinity_core.data.session_log import SessionLog, session_log_path
+from trinity_core.data.session_log import SessionLog, read_sessions, session_log_path
 from trinity_core.data.tokenizer import configured_chat_template
-from trinity_core.files import write_json
-from trinity_core.inference.openai_api.model import ApiModels
+from trinity_core.files import read_json, write_json
+from trinity_core.inference.openai_api.book import SessionBook
+from trinity_core.inference.openai_api.journal import Journal
+from trinity_core.inference.openai_api.live import SessionTerms
+from trinity_core.inference.openai_api.model import UNCHANGED, ApiModels
 from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.settings import EngineSettings
@@ -60,8 +63,24 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
             }
             front = _front(other.model_path, longest, other, other.trust_remote_code)
             models.append(ModelOnPool(served, front, pool, stops))
-    log = SessionLog(session_log_path(JobLayout(config.job_dir).buffer, explorer.name))
-    return ApiServer(models, explorer.listen_address, explorer.api_port, log)
+    buffer = JobLayout(config.job_dir).buffer
+    log = SessionLog(session_log_path(buffer, explorer.name))
+    server = ApiServer(models, explorer.listen_address, explorer.api_port, log)
+    if config.mode == "serve":
+        server.book = _book(config, buffer)
+        server.key = (read_json(address_file(config)) or {}).get("api_key", server.key)
+    return server
+
+
+def _book(config: Config, buffer: Path) -> SessionBook:
+    """The sessions that users open, those of earlier processes included."""
+    return SessionBook(
+        Journal(buffer / f"serving-{config.explorer.name}"),
+        SessionTerms(None, sampling(config), {**UNCHANGED, **sampling(config)}),
+        config.explorer.feedback_timeout,
+        config.algorithm.repeat_times or 1,
+        ended=read_sessions(buffer),
+    )
 
 
 def workflow_models(config: Config, server: ApiServer | None, pool: EnginePool) -> ApiModels | None:

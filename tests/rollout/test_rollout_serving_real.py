@@ -1,0 +1,137 @@
+"""Serving while learning, on real parts: users, an endpoint and a trainer beside it, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import openai
+import pytest
+import yaml
+
+from trinity_core.config import config_from_dict
+from trinity_core.inference.openai_api.served import address_file
+from trinity_core.runtime.audit import audit_runs
+from trinity_core.tracking.metrics_file import read_metrics
+
+pytestmark = pytest.mark.slow
+
+STEPS, ROWS = 6, 8
+SECONDS = 240
+
+
+def config_of(mode, folders, root):
+    return {
+        "project": "p",
+        "name": "serving",
+        "mode": mode,
+        "checkpoint_root_dir": str(root),
+        "algorithm": {"algorithm_type": "reinforceplusplus", "optimizer": {"lr": 1e-4}},
+        "model": {"model_path": str(folders.model), "max_model_len": 256, "max_response_tokens": 24},
+        "cluster": {"gpu_per_node": 0},
+        "monitor": {"monitor_type": "tensorboard"},
+        "synchronizer": {"sync_method": "checkpoint", "sync_interval": 1},
+    }
+
+
+@contextmanager
+def running(given, path):
+    """The run of a configuration, as `trinity run` starts it, which writes to a log beside its file."""
+    path.write_text(yaml.safe_dump(given))
+    command = [sys.executable, "-m", "trinity_core.runtime.run", "--config", str(path)]
+    with path.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ})
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def until(what, condition, *processes):
+    deadline = time.monotonic() + SECONDS
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {SECONDS} s"
+        assert all(process.poll() is None for process in processes), what
+        time.sleep(0.1)
+    return found
+
+
+class Users:
+    """Talk to the endpoint as `openai` clients do, over two turns, one of them streamed, and say what it was worth."""
+
+    def __init__(self, address):
+        self.root, self.key = address["base_url"].removesuffix("/v1"), address["api_key"]
+        self.faults, self.judged = [], 0
+        self.enough = threading.Event()
+
+    def post(self, path, value):
+        headers = {"Authorization": f"Bearer {self.key}"}
+        answer = httpx.post(self.root + path, json=value, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def talk(self):
+        opened = self.post("/sessions", {})
+        client = openai.OpenAI(base_url=opened["base_url"], api_key=self.key, max_retries=0)
+        messages, said = [{"role": "user", "content": "2 + 3?"}], ""
+        for chunk in client.chat.completions.create(model="policy", messages=messages, max_tokens=24, stream=True):
+            said += chunk.choices[0].delta.content or ""
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Sure?"}]
+        client.chat.completions.create(model="policy", messages=messages, max_tokens=8)
+        return opened["session_id"], said
+
+    def judge(self, name, said):
+        given = {"session_id": name, "reward": float(len(said) % 2), "metrics": {"length": len(said)}, "comment": "ok"}
+        self.post("/feedback", given)
+        self.judged += 1
+
+    def keep_talking(self):
+        try:
+            while not self.enough.is_set():
+                self.judge(*self.talk())
+        except Exception as error:  # noqa: BLE001 - the test says that there was none
+            self.faults.append(error)
+
+
+def test_users_are_served_while_a_trainer_learns_from_them(tiny_folders, tmp_path):
+    serve, train = (config_of(mode, tiny_folders, tmp_path) for mode in ("serve", "train"))
+    serve |= {"explorer": {"rollout_model": {"enable_openai_api": True}}, "buffer": {"batch_size": 4}}
+    train["buffer"] = {"train_batch_size": ROWS, "total_steps": STEPS}
+    settings = config_from_dict(serve)
+    trained = lambda: [line.step for line in read_metrics(settings.job_dir) if line.source == "trainer"]  # noqa: E731
+    with running(serve, tmp_path / "serve.yaml") as server, running(train, tmp_path / "train.yaml") as trainer:
+        path = address_file(settings)
+        until("the address", path.exists, server, trainer)
+        users = Users(json.loads(path.read_text()))
+        assert path.stat().st_mode & 0o777 == 0o600
+        threads = [threading.Thread(target=users.keep_talking) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        try:
+            until("train steps", lambda: max(trained(), default=0) >= 2 or users.faults, server, trainer)
+        finally:
+            users.enough.set()
+        for thread in threads:
+            thread.join(60)
+        assert not users.faults
+        rest = [users.talk() for _ in range(max(0, STEPS * ROWS - users.judged))]
+        for session in rest:
+            users.judge(*session)
+        assert trainer.wait(SECONDS) == 0 and server.wait(SECONDS) == 0
+    summary = json.loads((settings.job_dir / "summary_explorer.json").read_text())
+    assert summary["results"]["explore"]["ended"] == f"the trainer has finished all its {STEPS} steps"
+    assert summary["results"]["explore"]["version"] >= 1
+    [audit] = audit_runs(settings.job_dir).values()
+    assert audit.clean, audit.problems
+    assert audit.trained >= STEPS * ROWS and audit.lost == audit.failed == 0
+    assert audit.tasks_drawn <= users.judged and audit.sampled_tokens > 0
+    numbers = [line.metrics for line in read_metrics(settings.job_dir) if line.source == "explorer"]
+    assert {each["version"] for each in numbers} != {0.0}
+    assert all(each["feedback/length/mean"] >= 0 and each["tokens"] > 0 for each in numbers)

@@ -1,0 +1,75 @@
+"""Where the rollouts of explore steps come from: the tasks of a schedule, or (`served_steps.py`) users."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trinity_core.data.schedule import TaskSchedule
+from trinity_core.rollout.runner import Outcome, TaskRunner
+
+
+class StepSource(Protocol):
+    """The source of an explorer's steps. Its position is stored with each step."""
+
+    @property
+    def total_steps(self) -> int | None:
+        """Explore steps of the run; None: until the trainer has finished."""
+
+    @property
+    def text(self) -> str:
+        """What is waited for, in words; "" if nothing is."""
+
+    def rows(self, step: int) -> int:
+        """Experiences that a step is expected to give."""
+
+    def arrival(self, is_over: Callable[[], bool]) -> Awaitable[bool] | None:
+        """Waits until there are rollouts for a step; False if `is_over` before. None: there always are."""
+
+    async def outcomes(self, step: int, version: int) -> list[Outcome]:
+        """The outcomes of a step, with weights of `version`."""
+
+    def position(self, step: int) -> dict[str, Any]:
+        """The position after a step, as JSON."""
+
+    def resume(self, position: Mapping[str, Any] | None) -> None:
+        """Go on at a stored position; None: at the beginning. Raises DataError if it belongs to other tasks."""
+
+    def stored(self) -> None:
+        """The last step is in the store."""
+
+
+@dataclass(frozen=True)
+class TaskSteps:
+    """Steps of a schedule's tasks."""
+
+    schedule: TaskSchedule
+    runner: TaskRunner
+    total_steps: int
+    in_waves: bool
+    """See `TaskRunner.run`."""
+    text: str = ""
+
+    def rows(self, step: int) -> int:
+        """See `StepSource`."""
+        return sum(task.repeat_times for task in self.schedule.tasks(step))
+
+    def arrival(self, is_over: Callable[[], bool]) -> None:
+        """Tasks are always there."""
+
+    async def outcomes(self, step: int, version: int) -> list[Outcome]:
+        """See `StepSource`."""
+        return await self.runner.run(self.schedule.tasks(step), in_waves=self.in_waves)
+
+    def position(self, step: int) -> dict[str, Any]:
+        """See `StepSource`."""
+        return self.schedule.position(step)
+
+    def resume(self, position: Mapping[str, Any] | None) -> None:
+        """See `StepSource`."""
+        if position is not None:
+            self.schedule.check(dict(position))
+
+    def stored(self) -> None:
+        """Nothing to do: a task is known by its place."""
