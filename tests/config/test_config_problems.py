@@ -61,7 +61,7 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "",
     ),
     (("explorer.api_port=70000",), "explorer.api_port", "at most 65535", ""),
-    (("mode=trian",), "mode", "must be one of both, train, explore, bench, not 'trian'", "train"),
+    (("mode=trian",), "mode", "must be one of both, train, explore, serve, bench, not 'trian'", "train"),
     (("algorithm.algorithm_type=gprp",), "algorithm.algorithm_type", "must be one of", "grpo"),
     (("algorithm.kl_loss_fn=low_var_k",), "algorithm.kl_loss_fn", "must be one of none, k1", "low_var_kl"),
     (
@@ -534,3 +534,28 @@ def test_a_plugin_folder_excuses_no_misspelling(
     (problem,) = caught.value.problems
     assert (problem.key, problem.suggestion) == (f"algorithm.{key}", suggestion)
     assert message in problem.message and problem.file == f"override 'algorithm.{given}'"
+
+
+def test_what_makes_no_sense_while_serving_is_refused() -> None:
+    serving = {
+        "mode": "serve",
+        "synchronizer": {"max_staleness": 2, "sync_method": "checkpoint"},
+        "buffer": {"total_steps": 3, "total_epochs": 2},
+    }
+    found = {problem.key: problem.message for problem in problems(serving)}
+    assert set(found) == {
+        "explorer.rollout_model.enable_openai_api", "buffer.explorer_input.taskset", "buffer.total_steps",
+        "buffer.total_epochs", "synchronizer.max_staleness",
+    }  # fmt: skip
+    assert all("in mode serve" in message for message in found.values())
+
+
+def test_serving_needs_no_tasks_but_groups_where_they_are_compared() -> None:
+    model = {"model_path": "m", "max_model_len": 64}
+    serving = {"mode": "serve", "model": model, "explorer": {"rollout_model": {"enable_openai_api": True}}}
+    config = config_from_dict({**serving, "algorithm": {"algorithm_type": "reinforceplusplus"}})
+    assert config.synchronizer.sync_method == "checkpoint" and config.explores_alone and not config.is_synchronous
+    with pytest.raises(ConfigError, match="compares rollouts of the same task"):
+        config_from_dict({**serving, "algorithm": {"algorithm_type": "grpo", "repeat_times": 1}})
+    with pytest.raises(ConfigError, match="must be checkpoint in mode serve"):
+        config_from_dict({**serving, "synchronizer": {"sync_method": "memory"}})

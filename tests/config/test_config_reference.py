@@ -54,7 +54,7 @@ def test_json_schema() -> None:
     schema = json_schema()
     interpolation = {"$ref": "#/$defs/Interpolation"}
     mode, repeats = schema["properties"]["mode"], schema["$defs"]["AlgorithmConfig"]["properties"]["repeat_times"]
-    assert mode["anyOf"] == [{"enum": ["both", "train", "explore", "bench"], "type": "string"}, interpolation]
+    assert mode["anyOf"] == [{"enum": ["both", "train", "explore", "serve", "bench"], "type": "string"}, interpolation]
     assert repeats["anyOf"] == [{"type": "integer", "minimum": 1}, interpolation, {"type": "null"}]
     assert schema["$defs"]["StageConfig"]["properties"]["stage_name"]["type"] == ["string", "number", "boolean"]
     assert not {"given", "_given"} & schema["properties"].keys()
