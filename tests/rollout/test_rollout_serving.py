@@ -1,0 +1,128 @@
+"""An explorer in mode `serve` on a fake engine, with its real server, store and audit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+from rollout.fakes import FakeEngine
+
+from trinity_core.config import config_from_dict, store_url
+from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.inference.openai_api.served import address_file
+from trinity_core.rollout.explorer import Explorer
+from trinity_core.runtime.audit import audit_runs
+from trinity_core.runtime.run import explore
+from trinity_core.store.store import ExperienceStore
+from trinity_core.tracking.metrics_file import read_metrics
+
+HELLO = [{"role": "user", "content": "hello"}]
+SECONDS = 120
+
+
+def config_of(tiny_folders, root, **explorer):
+    return config_from_dict({
+        "project": "p",
+        "name": "n",
+        "mode": "serve",
+        "checkpoint_root_dir": str(root),
+        "algorithm": {"algorithm_type": "reinforceplusplus"},
+        "model": {"model_path": str(tiny_folders.model), "max_model_len": 128},
+        "buffer": {"batch_size": 2},
+        "explorer": {"rollout_model": {"enable_openai_api": True}, **explorer},
+    })  # fmt: skip
+
+
+async def until(condition):
+    async with asyncio.timeout(SECONDS):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+class Serving:
+    """An explorer that serves in this event loop, and its client."""
+
+    def __init__(self, settings, engine):
+        self.settings, self.explorer = settings, Explorer(settings, [engine])
+
+    async def __aenter__(self):
+        await self.explorer.prepare()
+        address = json.loads(address_file(self.settings).read_text())
+        root, headers = address["base_url"].removesuffix("/v1"), {"Authorization": f"Bearer {address['api_key']}"}
+        self.http = httpx.AsyncClient(base_url=root, headers=headers, timeout=SECONDS)
+        self.run = asyncio.create_task(self.explorer.run(explore))
+        self.store = ExperienceStore.open(store_url(self.settings), str(self.settings.job_dir))
+        return self
+
+    async def __aexit__(self, *_):
+        await self.explorer.stop()
+        self.summary = await asyncio.wait_for(self.run, SECONDS)
+        await self.http.aclose()
+        await self.explorer.close()
+        self.store.close()
+
+    async def ask(self, session=None):
+        headers = {} if session is None else {"x-trinity-session": session}
+        asked = {"model": "policy", "messages": HELLO}
+        answer = await self.http.post("/v1/chat/completions", json=asked, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return answer.headers["x-trinity-session"]
+
+    async def judge(self, session, reward=1.0):
+        return (await self.http.post("/feedback", json={"session_id": session, "reward": reward})).status_code
+
+
+def test_feedback_comes_to_the_store_whatever_ends(tiny_folders, tiny_folder, tmp_path):
+    tokenizer = load_tokenizer(str(tiny_folder))
+    engine = FakeEngine(answer=[*tokenizer.encode("hi", add_special_tokens=False), tokenizer.eos_token_id])
+    settings = config_of(tiny_folders, tmp_path)
+
+    async def before_the_end():
+        async with Serving(settings, engine) as serving:
+            first, second, later = [await serving.ask() for _ in range(3)]
+            assert [await serving.judge(one) for one in (first, second)] == [200, 200]
+            await until(lambda: serving.store.stats().ready == 2)
+            assert await serving.judge(first) == 409
+        assert serving.summary["ended"] == "stopped" and serving.summary["step"] == 1
+        return first, later
+
+    async def after_it(first, later):
+        async with Serving(settings, engine) as serving:
+            await serving.ask(later)
+            assert [await serving.judge(one) for one in (first, later)] == [409, 200]
+            await until(lambda: serving.store.stats().ready == 4)
+            serving.store.begin("trainer", 1)
+            assert len(serving.store.lease(1, 4, 0)) == 4
+            serving.store.commit(1)
+            await asyncio.wait_for(serving.run, SECONDS)
+        assert serving.summary["ended"] == "the trainer has finished all its 1 steps"
+        assert serving.summary["untrained_rows"] == 0
+
+    first, later = asyncio.run(before_the_end())
+    asyncio.run(after_it(first, later))
+    [audit] = audit_runs(settings.job_dir).values()
+    assert not [problem for problem in audit.problems if "archive" not in problem and "checkpoint" not in problem]
+    assert (audit.tasks_drawn, audit.trained, audit.lost) == (3, 3, 0)
+    assert audit.sampled_tokens == 4 * len(engine.answer)
+    assert not list((settings.job_dir / "buffer/serving-explorer").iterdir())
+
+
+def test_a_session_without_feedback_is_counted(tiny_folders, tmp_path):
+    settings = config_of(tiny_folders, tmp_path, feedback_timeout=1)
+
+    async def main():
+        async with Serving(settings, FakeEngine()) as serving:
+            silent = await serving.ask()
+            await until(lambda: serving.explorer._open.steps.book.counts == (0, 0, 1))
+            assert await serving.judge(silent) == 410
+            assert await serving.judge(await serving.ask(), reward=0.25) == 200
+            await until(lambda: serving.store.stats().ready == 1)
+
+    asyncio.run(main())
+    [audit] = audit_runs(settings.job_dir).values()
+    assert audit.clean, audit.problems
+    assert dict(audit.dropped_by) == {"without_feedback": 1} and audit.pending == 1
+    numbers = read_metrics(settings.job_dir)[-1].metrics
+    assert numbers["experiences/dropped/without_feedback"] == 1 and numbers["reward/mean"] == 0.25
+    assert numbers["sessions"] == 2 and numbers["sessions/discarded_tokens"] == 3
