@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +62,8 @@ class ServedSteps:
     def _has_come(self) -> bool:
         for session in self.book.expire():
             self.server.close(session)
-        groups, since = self.book.complete()
-        gathered = bool(groups) and time.time() - since >= GATHER_SECONDS
+        groups, seconds = self.book.complete()
+        gathered = bool(groups) and seconds >= GATHER_SECONDS
         return groups >= self.batch_size or gathered or self.book.counts[2] >= DROPPED_HELD
 
     async def outcomes(self, step: int, version: int) -> list[Outcome]:

@@ -177,12 +177,12 @@ class SessionBook:
             return [mine.session for mine in late]
 
     def complete(self) -> tuple[int, float]:
-        """Groups that can be taken now, and since when there is one."""
+        """Groups that can be taken now, and for how many seconds there has been one."""
         with self._lock:
-            count = len(self._groups())
+            count, now = len(self._groups()), self._clock()
             if not count:
-                self._began = self._clock()
-            return count, self._began
+                self._began = now
+            return count, now - self._began
 
     @property
     def counts(self) -> tuple[int, int, int]:
