@@ -550,7 +550,7 @@ def test_what_makes_no_sense_while_serving_is_refused() -> None:
     assert all("in mode serve" in message for message in found.values())
 
 
-def test_serving_needs_no_tasks_but_groups_where_they_are_compared() -> None:
+def test_serving_needs_no_tasks() -> None:
     model = {"model_path": "m", "max_model_len": 64}
     serving = {"mode": "serve", "model": model, "explorer": {"rollout_model": {"enable_openai_api": True}}}
     config = config_from_dict({**serving, "algorithm": {"algorithm_type": "reinforceplusplus"}})

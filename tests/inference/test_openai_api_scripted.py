@@ -404,7 +404,7 @@ def test_a_conversation_goes_on_after_a_restart(serve, speaker):
     assert len(sequence.answers) == 2
 
 
-def test_weights_change_in_mid_stream_without_a_failed_request(serve, speaker):
+def test_weights_change_in_mid_stream(serve, speaker):
     say(speaker, "one two three four five six seven", seconds=0.05)
     with serve() as api:
         opened = post(api, "/sessions", {"task": "count"}).json()
