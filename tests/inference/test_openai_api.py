@@ -113,14 +113,26 @@ def test_errors_are_openais(api):
     assert refused(answer, client, max_tokens=10_000)[0] == 400
     assert refused(answer, client, temperature=-1)[0] == 400
     assert refused(answer, client, messages=[])[0] == 400
-    assert refused(answer, client, response_format={"type": "json_object"})[0] == 400
+    for forced in (
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}},
+        {"tools": [ADD], "tool_choice": "required"},
+        {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}},
+    ):
+        status, body = refused(answer, client, stream=True, **forced)
+        assert status == refused(answer, client, **forced)[0]
+        assert status == 400 and body["message"].count("\n") == 0
+        assert "forced into a grammar" in body["message"] and "tool_choice 'auto'" in body["message"]
     assert refused(answer, client, extra_body={"prompt_logprobs": 1})[0] == 400
+    assert refused(answer, client, logprobs=True, extra_body={"logprob_token_ids": [1]})[0] == 400
     assert refused(answer, api.client(api.session()), extra_body={"use_beam_search": True})[0] == 400
     assert refused(client.post, "/chat/completions", cast_to=object, body=["no object"])[0] == 400
     raw = client._client.post(
-        "chat/completions", content=b"{no json", headers={"authorization": f"Bearer {client.api_key}"}
+        f"{client.base_url}chat/completions",
+        content=b"{no json",
+        headers={"authorization": f"Bearer {client.api_key}", "content-type": "application/json"},
     )
-    assert raw.status_code == 400 and raw.json()["error"]["message"]
+    assert raw.status_code == 400 and "JSON" in raw.json()["error"]["message"]
     missing = api.session()
     api.server.close(missing)
     assert refused(answer, api.client(missing)) == (410, {
@@ -172,6 +184,23 @@ def test_each_token_has_the_version_that_sampled_it(api, tiny_engine, tiny_folde
     [sequence] = session.sequences()
     versions = sequence.versions[sequence.mask].tolist()
     assert versions == sorted(versions) and set(versions) == {0, 1}
+
+
+def test_a_conversation_that_fills_the_context_is_refused(api):
+    """With the words by which agents know that they must shorten their history."""
+    more = {"role": "user", "content": "And then?"}
+    body = {"extra_body": {"ignore_eos": True, "return_token_ids": True}}
+
+    def second(first_tokens):
+        client = api.client(api.session())
+        said = answer(client, max_tokens=first_tokens, **body).choices[0].message
+        return answer(client, [*ASK, said, more], max_tokens=5, **body)
+
+    others = len(second(1).prompt_token_ids) - 1
+    assert second(255 - others).usage.completion_tokens == 1
+    for tokens in (256 - others, 258 - others):
+        status, error = refused(second, tokens)
+        assert status == 400 and "maximum context length is 256 tokens" in error["message"]
 
 
 def test_changed_history_begins_a_new_sequence(api, tiny_engine):
@@ -268,6 +297,16 @@ def test_what_a_client_did_not_wait_for_is_dropped(api):
         time.sleep(0.02)
     assert session.sequences() == [] and not session.in_flight
     assert session.dropped_tokens > 0
+
+
+def test_a_client_that_stops_waiting_for_a_whole_answer_ends_it(api):
+    session, busy = api.session(), {"max_tokens": 200, "extra_body": {"ignore_eos": True}}
+    with pytest.raises(openai.APITimeoutError):
+        answer(api.client(session, timeout=0.1), n=8, **busy)
+    deadline = time.monotonic() + 30
+    while session.in_flight and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not session.in_flight and session.sequences() == []
 
 
 def test_ending_a_session_ends_its_requests(api):

@@ -38,6 +38,10 @@ FORCED = (
     "the prompt in place of response_format (or structured_outputs), and use tool_choice 'auto' in place of 'required' "
     "or a named tool."
 )
+TOO_LONG = (
+    "This model's maximum context length is {} tokens. However, your messages have {} tokens, which leaves none for an "
+    "answer. Please reduce the length of the messages."
+)
 PLAIN = (OpenAIServingChat, OpenAIServingCompletion)
 MAX_LOGGED = 2000
 """Characters of a prompt in the log of requests."""
@@ -100,8 +104,11 @@ class RecordedChat(OpenAIServingChat):
         call, count = found
         rest = await asyncio.to_thread(self._rest, params, messages, count)
         if rest is not None:
+            prompt, longest = continued_prompt(call, rest), self.model_config.max_model_len
+            if len(prompt) >= longest:
+                raise VLLMValidationError(TOO_LONG.format(longest, len(prompt)), parameter="messages")
             exchange.recorded = len(call.tokens)
-            request.kv_transfer_params = {"prompt_token_ids": continued_prompt(call, rest).tolist()}
+            request.kv_transfer_params = {"prompt_token_ids": prompt.tolist()}
 
     def _make_parser(self, *args: Any, **named: Any) -> Parser:
         """vLLM's parser. That of a streamed answer sees only what is new in its prompt: recorded tokens hold the
