@@ -27,8 +27,8 @@ PARTS = {
     "engine": """
 import sys
 import ray
-from trinity_core.imports import without_sklearn
-without_sklearn()
+from trinity_core.imports import lean_transformers
+lean_transformers()
 from vllm import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 arguments = EngineArgs(sys.argv[1], dtype="float32", max_model_len=256, enforce_eager=True, disable_log_stats=True,
@@ -38,8 +38,8 @@ LLMEngine.from_engine_args(arguments)
     "trainer": """
 import sys
 import ray
-from trinity_core.imports import without_sklearn
-without_sklearn()
+from trinity_core.imports import lean_transformers
+lean_transformers()
 import deepspeed
 from transformers import AutoModelForCausalLM
 AutoModelForCausalLM.from_pretrained(sys.argv[1])

@@ -34,13 +34,8 @@ def to_worker(run: int) -> None:
     worker.terminate()
 
 
-def to_process(run: int) -> None:
-    """To the process that was started."""
-    os.kill(run, signal.SIGTERM)
-
-
 def to_group(run: int) -> None:
-    """To that process and all that it has not put into groups of their own, as `timeout` does."""
+    """To the process that was started, and all that it has not put into groups of their own, as `timeout` does."""
     os.killpg(run, signal.SIGTERM)
 
 
@@ -92,7 +87,7 @@ def test_every_sigterm_saves_what_was_trained(tmp_path: Path, tiny_folders: Tiny
     path.write_text(yaml.safe_dump(endless(tmp_path, tiny_folders)))
     job = tmp_path / "p/n"
     saved = 0
-    for program, send, code in ((PAGE, to_worker, 1), (PAGE, to_process, TERMINATED), (TRINITY, to_group, TERMINATED)):
+    for program, send, code in ((PAGE, to_worker, 1), (TRINITY, to_group, TERMINATED)):
         ended, said = noticed([*program, "--config", str(path)], tmp_path, job, send)
         assert ended == code, said[-3000:]
         assert "Traceback" not in said

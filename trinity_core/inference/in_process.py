@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.imports import without_sklearn
+from trinity_core.imports import lean_transformers
 from trinity_core.inference import vllm_types
 from trinity_core.inference.requests import EngineLost, Request, Sample, WeightSource
 from trinity_core.inference.settings import EngineSettings
@@ -174,7 +174,7 @@ class InProcessBackend:
                 job()
 
     def _build(self) -> LLMEngine:
-        without_sklearn()
+        lean_transformers()
         vllm_types.check_model(self.settings.model_path)
         vllm_types.check_compiler(self.settings)
         from vllm import EngineArgs

@@ -55,9 +55,9 @@ class TrainerWorker:
 
         Returns `progress()`. Collective. Raises TrinityError for a model, data set or checkpoint that cannot be used.
         """
-        from trinity_core.imports import without_sklearn
+        from trinity_core.imports import lean_transformers
 
-        without_sklearn()
+        lean_transformers()
         from trinity_core.training.start import make_trainer
 
         if self.rank == 0:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trinity_core.addresses import LOOPBACK, own_address
 from trinity_core.data.session_log import SessionLog
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.imports import without_sklearn
+from trinity_core.imports import lean_transformers
 from trinity_core.inference.openai_api.book import SessionBook
 from trinity_core.inference.openai_api.gate import PREFIX, Gate
 from trinity_core.inference.openai_api.live import RecordedSession
@@ -126,7 +126,7 @@ class ApiServer:
                 started.set_exception(error)
 
     async def _serve(self, there: asyncio.AbstractEventLoop, started: Future[None]) -> None:
-        without_sklearn()
+        lean_transformers()
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         from uvicorn import Config, Server
