@@ -128,3 +128,21 @@ def test_a_session_without_feedback_is_counted(tiny_folders, tmp_path):
     numbers = read_metrics(settings.job_dir)[-1].metrics
     assert numbers["experiences/dropped/without_feedback"] == 1 and numbers["reward/mean"] == 0.25
     assert numbers["sessions"] == 2 and numbers["sessions/discarded_tokens"] == 3
+
+
+def test_users_are_served_on_when_the_trainer_goes_back(tiny_folders, tmp_path):
+    settings = config_of(tiny_folders, tmp_path)
+
+    async def main():
+        async with Serving(settings, FakeEngine()) as serving:
+            for rows in (1, 2):
+                assert await serving.judge(await serving.ask()) == 200
+                await until(lambda rows=rows: serving.store.stats().ready == rows)
+                assert len(serving.store.lease(1, rows, 0)) == rows
+                serving.store.rewind(0)
+            assert serving.store.lineage() == 2 and serving.store.stats().ready == 2
+        assert serving.summary["ended"] == "stopped"
+
+    asyncio.run(main())
+    [audit] = audit_runs(settings.job_dir).values()
+    assert audit.clean and audit.pending == 2
