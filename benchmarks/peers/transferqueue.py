@@ -48,7 +48,7 @@ def rates(client, rows: int, prompt: int, response: int, rounds: int) -> tuple[f
 
 def main() -> None:
     prompt, response, rounds, *sizes = map(int, sys.argv[1:])
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=16)  # its actors ask for many
     transfer_queue.init()
     client = transfer_queue.get_client()
     found = {rows: rates(client, rows, prompt, response, rounds) for rows in sizes}
