@@ -9,8 +9,6 @@ from prefect import flow
 
 from flows.parameters import (
     NO_OVERRIDES,
-    RETRIES,
-    RETRY_DELAY,
     ConfigFile,
     ModelPath,
     Overrides,
@@ -20,7 +18,7 @@ from flows.parameters import (
 )
 from tasks.evaluation import publish_scores, score, unscored
 from tasks.resolve import resolve
-from tasks.retries import retry_only_transient_faults
+from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
 from tasks.session import cluster
 
 

@@ -12,11 +12,6 @@ from pydantic.fields import FieldInfo
 from trinity_core.config.fields import setting_at
 from trinity_core.errors import TrinityError
 
-RETRIES = 2
-"""Further attempts after a transient fault, each from the latest checkpoint."""
-RETRY_DELAY = 5
-"""Seconds before each."""
-
 
 def _shown(title: str, description: str) -> FieldInfo:
     """How the UI calls a parameter, and what it says of it.

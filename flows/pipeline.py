@@ -13,6 +13,7 @@ from flows.sft import sft
 from tasks.checkpoints import publish_pipeline
 from tasks.resolve import plan_pipeline
 from tasks.retries import retry_only_transient_faults
+from tasks.session import shared_cluster
 from trinity_core.runtime.pipeline import pipeline_cluster
 
 FLOWS: dict[str, Flow[..., dict[str, Any]]] = {"rft": rft, "sft": sft, "evaluate": evaluate}
@@ -26,7 +27,7 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[st
     """
     with retry_only_transient_faults():
         plan = plan_pipeline(config, overrides)
-        with pipeline_cluster(plan):
+        with pipeline_cluster(plan, shared_cluster(plan.config, plan.gpu_per_node)):
             before = evaluate(config, overrides, plan.evaluates, which="base") if plan.evaluates else {}
             summaries: dict[str, dict[str, Any]] = {}
             model_path = ""

@@ -8,8 +8,6 @@ from prefect import flow
 
 from flows.parameters import (
     NO_OVERRIDES,
-    RETRIES,
-    RETRY_DELAY,
     AlgorithmType,
     BatchSize,
     ConfigFile,
@@ -25,7 +23,7 @@ from tasks.checkpoints import publish
 from tasks.evaluation import evaluate_result
 from tasks.explore import explore
 from tasks.resolve import resolve
-from tasks.retries import retry_only_transient_faults
+from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
 from tasks.session import cluster, together
 from tasks.train import train
 

@@ -10,8 +10,8 @@ from flows.parameters import NO_OVERRIDES, ConfigFiles, Overrides
 from flows.rft import rft
 from tasks.resolve import plan_parts
 from tasks.retries import retry_only_transient_faults
-from tasks.session import run_beside
-from trinity_core.runtime.beside import beside
+from tasks.session import run_beside, shared_cluster
+from trinity_core.runtime.beside import beside, gpus_together
 
 
 @flow(name="rft", persist_result=False)
@@ -22,5 +22,5 @@ def rft_async(configs: ConfigFiles, overrides: Overrides = NO_OVERRIDES) -> dict
     """
     with retry_only_transient_faults():
         parts = plan_parts(configs, overrides)
-        with beside(parts) as end:
+        with beside(parts, shared_cluster(parts[0].config, gpus_together(parts))) as end:
             return run_beside(end, parts, rft, overrides)

@@ -8,8 +8,6 @@ from prefect import flow
 
 from flows.parameters import (
     NO_OVERRIDES,
-    RETRIES,
-    RETRY_DELAY,
     AlgorithmType,
     ConfigFile,
     LearningRate,
@@ -21,7 +19,7 @@ from flows.parameters import (
 )
 from tasks.checkpoints import publish
 from tasks.resolve import resolve
-from tasks.retries import retry_only_transient_faults
+from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
 from tasks.session import cluster, together
 from tasks.train import train
 

@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from tasks.retries import patient_task
 from tasks.run_names import label_run
 from trinity_core.runtime import beside
 from trinity_core.runtime.beside import Part
@@ -43,7 +44,7 @@ def resolve(
     return resumed
 
 
-@task(name="resolve", cache_policy=NO_CACHE, persist_result=False)
+@patient_task("resolve")
 def plan_pipeline(config: str, overrides: Sequence[str] = ()) -> Plan:
     """Load and check the configuration with all its stages. Raises ConfigError or TrinityError."""
     loaded = load_checked(config, list(overrides))
@@ -51,7 +52,7 @@ def plan_pipeline(config: str, overrides: Sequence[str] = ()) -> Plan:
     return plan_stages(loaded)
 
 
-@task(name="resolve", cache_policy=NO_CACHE, persist_result=False)
+@patient_task("resolve")
 def plan_parts(configs: Sequence[str], overrides: Sequence[str] = ()) -> list[Part]:
     """Load and check the configurations of runs beside each other. Raises ConfigError or TrinityError."""
     parts = beside.plan_parts(configs, overrides)

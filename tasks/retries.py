@@ -6,9 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
-from prefect.client.schemas.objects import FlowRun, FlowRunPolicy
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import FlowRun, FlowRunPolicy, State, TaskRun
 from prefect.context import FlowRunContext
 
 from trinity_core.errors import TransientFault, TrinityError
@@ -17,6 +20,13 @@ from trinity_core.runtime.faults import is_transient
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RETRIES = 2
+"""Further attempts of a flow after a transient fault, each from the latest checkpoint."""
+RETRY_DELAY = 5
+"""Seconds before each."""
 LONG_SECONDS = 3600.0
 """An attempt that lasts so long has got somewhere."""
 _RENEWED: set[UUID] = set()
@@ -65,6 +75,18 @@ def retry_only_transient_faults() -> Iterator[None]:
         raise
     finally:
         ANOTHER_FOLLOWS.reset(token)
+
+
+def patient_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """A task that is tried again after a transient fault, for a flow of several runs: each has retries, and it none."""
+    return task(
+        name=name, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, retry_condition_fn=_has_failed_for_now,
+        cache_policy=NO_CACHE, persist_result=False,
+    )  # fmt: skip
+
+
+def _has_failed_for_now(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
+    return isinstance(state.data, Exception) and is_transient(state.data)
 
 
 def api_faults() -> tuple[type[Exception], ...]:

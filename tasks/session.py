@@ -1,4 +1,4 @@
-"""The task `cluster`, and running tasks beside each other."""
+"""The tasks `cluster`, and running tasks beside each other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectConcurrentFuture
 from prefect.logging import get_run_logger
 
+from tasks.retries import patient_task
+from trinity_core.config import Config
 from trinity_core.runtime.beside import Part
+from trinity_core.runtime.cluster import Cluster, open_cluster
 from trinity_core.runtime.ending import SharedEnd
 from trinity_core.runtime.session import Session, open_session
 from trinity_core.runtime.stage import Stage
@@ -26,6 +29,12 @@ def cluster(stage: Stage) -> Session:
         stage.placement.engines, stage.placement.trainers, stage.placement.gpu_per_node,
     )  # fmt: skip
     return session
+
+
+@patient_task("cluster")
+def shared_cluster(config: Config, gpus: int) -> Cluster:
+    """Start or join Ray, with so many GPUs a node, for several runs of this process; `close_cluster` goes with it."""
+    return open_cluster(config, gpus)
 
 
 def together(session: Session, *tasks: Task[[Session], Any]) -> dict[str, Any]:

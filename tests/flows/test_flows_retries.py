@@ -67,3 +67,26 @@ def test_an_attempt_knows_if_another_follows(prefect_api: str) -> None:
 def test_a_long_attempt_renews_the_retries(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retries, "LONG_SECONDS", 0.0)
     assert attempts([TransientFault("an engine was lost")] * 6 + [None])[0] == 7
+
+
+def test_what_needs_ray_is_tried_again(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By flows of several runs, which have no retries; and no permanent error is."""
+    from prefect import flow
+
+    monkeypatch.setattr(retries, "RETRY_DELAY", 0)
+    made = 0
+
+    @retries.patient_task("cluster")
+    def start(*faults: Exception) -> int:
+        nonlocal made
+        made += 1
+        if made <= len(faults):
+            raise faults[made - 1]
+        return made
+
+    away = TransientFault("Ray did not start")
+    assert flow(name="patient")(lambda: start(away, away))() == 3
+    made = 0
+    with pytest.raises(TrinityError, match="too few GPUs"):
+        flow(name="impatient")(lambda: start(away, TrinityError("too few GPUs"), away))()
+    assert made == 2

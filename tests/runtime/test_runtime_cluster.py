@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from ipaddress import ip_address
 from pathlib import Path
@@ -65,6 +66,7 @@ class JoinedRay:
 
         self.gpus, self.used, self.joined = list(gpus), 0, 0
         monkeypatch.setattr("trinity_core.runtime.cluster.reach", lambda address: None)
+        monkeypatch.setattr("trinity_core.runtime.patience._had_room", set())
         for name in ("init", "shutdown", "nodes", "cluster_resources", "available_resources", "is_initialized"):
             monkeypatch.setattr(ray, name, getattr(self, name))
 
@@ -99,6 +101,24 @@ def test_the_gpus_are_those_of_the_cluster_that_is_joined(monkeypatch: pytest.Mo
     ray.gpus.pop()
     with pytest.raises(TrinityError, match="asks for 2 nodes, but the Ray cluster has 1"):
         placement_of(joining(engine_num=1))
+    assert ray.joined == 0
+
+
+def test_a_later_attempt_waits_for_a_node_that_was_lost(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A permanent error would take away the retries that the loss of a node is worth."""
+    ray = JoinedRay(monkeypatch, 4, 4)
+    monkeypatch.setattr("trinity_core.runtime.patience.LOOK_SECONDS", 0.05)
+    close_cluster(open_cluster(joining(engine_num=8), 4))
+    ray.gpus.pop()
+    threading.Timer(0.3, ray.gpus.append, [4]).start()
+    assert placement_of(joining(engine_num=8)).gpus == 8
+    assert "waited for, up to 300 s, as it had room before: cluster.node_num asks for 2 nodes" in caplog.text
+    ray.gpus.pop()
+    monkeypatch.setattr("trinity_core.runtime.patience.AGAIN_SECONDS", 0.2)
+    with pytest.raises(TransientFault, match="asks for 2 nodes, but the Ray cluster has 1"):
+        placement_of(joining(engine_num=8))
     assert ray.joined == 0
 
 

@@ -11,8 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_core.errors import TrinityError
-from trinity_core.runtime.gpus import IDLE_BYTES, Gpu, GpuLocks, only, refusal, survey, user_of, visible
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime import cluster, patience
+from trinity_core.runtime.gpus import (
+    FREE_SECONDS,
+    IDLE_BYTES,
+    Gpu,
+    GpuLocks,
+    only,
+    refusal,
+    survey,
+    user_of,
+    visible,
+)
 
 FOUR = [Gpu(str(index), f"GPU-{index}{index}") for index in range(4)]
 
@@ -72,7 +83,7 @@ def test_runs_beside_each_other_never_share_a_gpu(tmp_path_factory, wishes: list
         try:
             run.take(wanted, lambda: gpus, wait=0)
             assert run.names == free[:wanted]
-        except TrinityError:
+        except TransientFault:
             assert len(free) < wanted and not run.names
         free = free[len(run.names) :]
         runs.append(run)
@@ -89,7 +100,7 @@ def test_a_gpu_is_free_again_when_its_run_was_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"['0']\n"
         mine = GpuLocks(tmp_path)
-        with pytest.raises(TrinityError, match=rf"GPU 0 is used by another run \(process {other.pid}\)"):
+        with pytest.raises(TransientFault, match=rf"GPU 0 is used by another run \(process {other.pid}\)"):
             mine.take(1, lambda: FOUR[:1], wait=0)
         mine.take(1, lambda: FOUR[:2], wait=0)
         assert mine.names == ["1"]
@@ -98,6 +109,21 @@ def test_a_gpu_is_free_again_when_its_run_was_killed(tmp_path: Path) -> None:
         mine.take(1, lambda: FOUR[:1])
         assert mine.names == ["0"]
         mine.release()
+
+
+def test_gpus_that_do_not_exist_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TrinityError, match="wants 5 of this machine's GPUs, but of 4 only 4 are free"):
+        GpuLocks(tmp_path).take(5, lambda: FOUR)
+
+
+def test_gpus_of_a_dying_attempt_are_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(cluster, "wait_until_free", lambda wanted, wait: waits.append(wait) or 1)
+    monkeypatch.setattr(patience, "_had_room", set())
+    cluster.machine(1)
+    patience.note_room(None)
+    cluster.machine(1)
+    assert waits == [FREE_SECONDS, patience.AGAIN_SECONDS] and waits[0] < waits[1]
 
 
 def test_only_the_chosen_gpus_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from flows.quickstart import claim
 from trinity_core.config import Config, load_config, stages
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime import pipeline
 from trinity_core.runtime.configuration import start_from
-from trinity_core.runtime.pipeline import finished
+from trinity_core.runtime.pipeline import early_cluster, finished
 from trinity_core.runtime.summary import digest_of, write_summary
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
@@ -63,3 +64,17 @@ def test_the_digest_ignores_how_a_number_is_written() -> None:
         for coefficient in (1, 1.0, 1.5)
     )
     assert digest_of(whole) == digest_of(other) != digest_of(half)
+
+
+def test_a_ray_that_does_not_start_early_is_left_to_the_flow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The flow has retries; what is done before it has none."""
+
+    def fail(*_: object) -> None:
+        raise TransientFault("Ray did not start")
+
+    monkeypatch.setattr(pipeline, "open_cluster", fail)
+    with early_cluster(loaded(tmp_path, "cluster.gpu_per_node=0")[0]):
+        pass
+    assert "tried again: Ray did not start" in caplog.text

@@ -22,6 +22,7 @@ from trinity_core.addresses import LOOPBACK
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.gpus import GpuLocks, only, wait_until_free
+from trinity_core.runtime.patience import gpu_seconds, note_room, until_back
 from trinity_core.runtime.placement import Machine, Placement, place, weakest
 from trinity_core.runtime.processes import end, families
 from trinity_core.runtime.ray_node import ClusterAway, RayDied, RayNode, reach
@@ -67,7 +68,7 @@ class Cluster:
         """Start Ray with this number of free GPUs, or join the cluster at `cluster.ray_address`.
 
         Raises `TrinityError` if there are not as many, or if the cluster to join does not answer or does not take us;
-        `TransientFault` if Ray does not start.
+        `TransientFault` if they are not free in time, or Ray does not start.
         """
         self._gpus = gpus
         try:
@@ -147,7 +148,7 @@ class Cluster:
         os.environ.setdefault("RAY_agent_register_timeout_ms", str(START_SECONDS * 1000))
         # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
         os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
-        self._locks.take(self._gpus)
+        self._locks.take(self._gpus, wait=gpu_seconds())
         with _on_loopback(), _in_groups_of_their_own(), only(self._locks.names):
             ray.init(
                 address="local",
@@ -279,9 +280,9 @@ class Cluster:
 def machine(gpus: int | None) -> Machine:
     """The cores that this process may use and the GPUs of this machine, once so many (None: all) are free.
 
-    Raises TrinityError, which names the free GPUs, if they are not soon.
+    Raises `TransientFault`, which names the free GPUs, if they are not soon.
     """
-    return Machine(cores(), 0 if gpus == 0 else wait_until_free(gpus))
+    return Machine(cores(), 0 if gpus == 0 else wait_until_free(gpus, gpu_seconds()))
 
 
 def cores() -> int:
@@ -296,7 +297,8 @@ def machine_of(resources: dict[str, float]) -> Machine:
 
 def placement_of(config: Config) -> Placement:
     """Where the processes of a run go on this machine, or on the Ray cluster that it joins."""
-    return place(config, weakest(_nodes(config), config.cluster.node_num))
+    cluster = config.cluster
+    return until_back(cluster.ray_address, lambda: place(config, weakest(_nodes(config), cluster.node_num)))
 
 
 def _nodes(config: Config) -> list[Machine]:
@@ -316,6 +318,12 @@ def open_cluster(config: Config, gpu_per_node: int) -> Cluster:
     Raises TrinityError if a run of this configuration needs more GPUs than the cluster has. A configuration with stages
     is not checked: each stage calls this itself.
     """
+    opened = until_back(config.cluster.ray_address, lambda: _opened_with_room(config, gpu_per_node))
+    note_room(config.cluster.ray_address)
+    return opened
+
+
+def _opened_with_room(config: Config, gpu_per_node: int) -> Cluster:
     opened = _opened(config, gpu_per_node)
     if config.stages:
         return opened

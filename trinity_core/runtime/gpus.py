@@ -18,12 +18,12 @@ from typing import IO
 
 import psutil
 
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TransientFault, TrinityError
 
 IDLE_BYTES = 2**30
 """What a GPU that only drives a display may hold."""
 FREE_SECONDS = 30.0
-"""For processes that have just ended, such as those of the attempt before, to let go of their GPUs."""
+"""For processes that have just ended, such as those of a killed run, to let go of their GPUs."""
 POLL_SECONDS = 0.5
 LOCKS = Path("/dev/shm")  # noqa: S108 - seen by every user of the machine, empty after a power cut
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
@@ -120,17 +120,21 @@ class GpuLocks:
     def take(self, wanted: int, look: Callable[[], list[Gpu]] = survey, wait: float = FREE_SECONDS) -> None:
         """Lock `wanted` free GPUs, the first of those that `look` finds.
 
-        Raises TrinityError, and holds none, if there are not as many within `wait` seconds.
+        Raises, and holds none, TrinityError if there are not as many, `TransientFault` if they are not free within
+        `wait` seconds.
         """
         deadline = time.monotonic() + wait
         told = False
         while len(self._held) < wanted:
-            why = refusal([self._tried(gpu, wanted) for gpu in look()], wanted)
+            gpus = [self._tried(gpu, wanted) for gpu in look()]
+            why = refusal(gpus, wanted)
             if not why:
                 return
             self.release()
-            if time.monotonic() >= deadline:
+            if wanted > len(gpus):
                 raise TrinityError(why)
+            if time.monotonic() >= deadline:
+                raise TransientFault(why)
             if not told:
                 log.info("waiting up to %g s for GPUs: %s", wait, why)
             told = True
@@ -159,16 +163,16 @@ class GpuLocks:
         return gpu
 
 
-def wait_until_free(wanted: int | None) -> int:
+def wait_until_free(wanted: int | None, wait: float) -> int:
     """Wait until `wanted` of this machine's GPUs (None: all of them) are free; returns how many there are.
 
-    Raises TrinityError, which names the free ones, if they are not within `FREE_SECONDS`.
+    Raises `TransientFault`, which names the free ones, if they are not within `wait` seconds.
     """
     gpus = survey()
     probe = GpuLocks()
     try:
         if 0 < (goal := len(gpus) if wanted is None else wanted) <= len(gpus):
-            probe.take(goal)
+            probe.take(goal, wait=wait)
     finally:
         probe.release()
     return len(gpus)

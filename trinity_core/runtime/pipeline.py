@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.config import Config, stages
-from trinity_core.runtime.cluster import close_cluster, open_cluster, placement_of
+from trinity_core.errors import TransientFault
+from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.faults import first_error_stays
 from trinity_core.runtime.placement import flow_of
@@ -90,9 +91,9 @@ def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, di
 
 
 @contextmanager
-def pipeline_cluster(plan: Plan) -> Iterator[None]:
-    """Within this context Ray stays up between the stages; at its end the pipeline's run in MLflow ends too."""
-    opened = open_cluster(plan.config, plan.gpu_per_node)
+def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
+    """Within this context Ray stays up between the stages; at its end it is closed, and the pipeline's run in MLflow
+    ends too."""
     keep_parent_open(plan.config.job_dir)
     succeeded = False
     try:
@@ -115,7 +116,7 @@ def run_stages(config: Config, run: Callable[[str, str], dict[str, Any]]) -> Ite
         yield run("", "")
         return
     plan, model_path = plan_stages(config), ""
-    with pipeline_cluster(plan):
+    with pipeline_cluster(plan, open_cluster(plan.config, plan.gpu_per_node)):
         for stage in plan.stages:
             summary = stage.done or run(stage.name, model_path)
             model_path = summary["hf_dir"] or model_path
@@ -124,8 +125,16 @@ def run_stages(config: Config, run: Callable[[str, str], dict[str, Any]]) -> Ite
 
 @contextmanager
 def early_cluster(config: Config) -> Iterator[None]:
-    """Within this context Ray is up, before a flow needs it: it starts while something else is waited for."""
-    opened = open_cluster(config, gpus_of(stages(config)))
+    """Within this context Ray is up, before a flow needs it: it starts while something else is waited for.
+
+    If it does not start now, the flow, which has retries, tries again.
+    """
+    try:
+        opened = open_cluster(config, gpus_of(stages(config)))
+    except TransientFault as fault:
+        log.warning("Ray is not up yet, it is tried again: %s", fault)
+        yield
+        return
     try:
         yield
     finally:
