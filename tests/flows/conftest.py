@@ -12,6 +12,7 @@ import pytest
 @pytest.fixture(scope="session")
 def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from prefect.context import refresh_global_settings_context
+    from prefect.logging.configuration import setup_logging
 
     from flows.local.server import TemporaryServer, prefect_environment
 
@@ -20,6 +21,7 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with mock.patch.dict(os.environ, prefect_environment(root) | {"PREFECT_API_URL": server.api_url}):
         server.wait()
         refresh_global_settings_context()  # other tests' modules may have imported Prefect, which read its settings
+        setup_logging()  # else the first flow does, amid a test, and removes the handlers by which that one listens
         yield server.api_url
         server.stop()
     refresh_global_settings_context()
