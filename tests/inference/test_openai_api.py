@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import openai
 import pytest
+from inference.conversations import CALLS, converse_all, gaps
 from inference.openai_server import serving
 
 from trinity_core.inference.requests import WeightSource
@@ -25,6 +24,13 @@ ADD = {
 @pytest.fixture(scope="module")
 def api(tiny_engine, tiny_folder):
     with serving(tiny_folder, tiny_engine) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def talking(tiny_engine, tiny_folder):
+    """Tools are called here: by every answer that may call one."""
+    with serving(tiny_folder, tiny_engine, tool_call_parser=CALLS, enable_auto_tool_choice=True) as served:
         yield served
 
 
@@ -227,41 +233,15 @@ def test_raw_completions_continue_token_ids(api, tiny_engine):
     assert sequence.mask.tolist() == [True] * 5 + [False] + [True] * 5
 
 
-def test_random_conversations_agree_with_the_model(api, tiny_engine):
-    """Turns, tools, streams, cuts, rewritten answers and branches, many conversations at once."""
-
-    def converse(number):
-        chance, session = random.Random(number), api.session(seed=number)
-        client, tools = api.client(session), chance.choice([None, [ADD]])
-        histories = [list(ASK)]
-        for _ in range(chance.randint(2, 5)):
-            messages = list(chance.choice(histories))
-            args = {"max_tokens": chance.randint(1, 9), **({"tools": tools} if tools else {})}
-            if tools:
-                args["tool_choice"] = "none"
-            ask = streamed if chance.random() < 0.3 else whole
-            try:
-                text = ask(client, messages, **args)[0]
-            except openai.BadRequestError as error:
-                assert "maximum context length" in str(error)
-                break
-            if chance.random() < 0.2:
-                text = text[: len(text) // 2]  # the client cuts the answer
-            said = {"role": "assistant", "content": text}
-            if tools and chance.random() < 0.5:
-                said["tool_calls"] = [{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
-                more = [said, {"role": "tool", "tool_call_id": "c", "content": str(chance.random())}]
-            else:
-                more = [said, {"role": "user", "content": chance.choice(["go on", "why?"])}]
-            histories.append([*messages, *more][-5 if chance.random() < 0.1 else 0 :])
-        return session
-
-    with ThreadPoolExecutor(6) as threads:
-        sessions = list(threads.map(converse, range(60)))
-    for session in sessions:
-        sequences = checked(session, tiny_engine)
-        assert sum(int(sequence.mask.sum()) for sequence in sequences) == session.sampled_tokens > 0
+def test_random_conversations_agree_with_the_trainer(talking, tiny_folder):
+    """Tools, streams, cut and rewritten answers, branches; many at once. `benchmarks/api_logprobs.py` has 1,000."""
+    sessions = converse_all(talking, 100)
+    found = gaps(sessions, str(tiny_folder))
+    assert np.abs(found).max() <= 1e-5
+    assert len(found) == sum(session.sampled_tokens for session in sessions)
     assert sum(len(session.sequences()) for session in sessions) > len(sessions)  # some branched
+    longest = max(len(one.answers) for session in sessions for one in session.sequences())
+    assert longest > 2  # and many continued
 
 
 def test_no_sessions_tokens_are_in_anothers(api, tiny_engine):

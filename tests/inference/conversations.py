@@ -1,0 +1,117 @@
+"""Random conversations of agents through the OpenAI API, and the trainer's log-probs of what was recorded in them.
+
+Tests and `benchmarks/api_logprobs.py` share it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import openai
+from inference.openai_server import Api
+from vllm.entrypoints.generate.base.protocol import ExtractedToolCallInformation, FunctionCall, ToolCall
+from vllm.tool_parsers import ToolParser, ToolParserManager
+
+from trinity_core.inference.openai_api.live import RecordedSession
+
+ASK = [{"role": "user", "content": "Mia has 2 apples and buys 3. How many has she?"}]
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"said": {"type": "string"}}}},
+}
+CALLS = "every_answer_is_a_call"
+"""A tool parser with which a model that was never trained calls tools."""
+
+
+FULL = ("maximum context length", "max_tokens must be at least 1, got 0")
+"""The second are vLLM's words where a prompt that it rendered itself fills the context exactly."""
+
+
+class EveryAnswerIsACall(ToolParser):
+    """Takes any answer for a call of `add`."""
+
+    def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:
+        function = FunctionCall(name="add", arguments=json.dumps({"said": model_output}))
+        return ExtractedToolCallInformation(tools_called=True, tool_calls=[ToolCall(function=function)])
+
+
+ToolParserManager.register_module(CALLS, module=EveryAnswerIsACall)
+
+
+def streamed(client: openai.OpenAI, messages: Sequence[Any], **args: Any) -> dict[str, Any]:
+    """A streamed answer as a message."""
+    chunks = client.chat.completions.create(model="policy", messages=list(messages), stream=True, **args)
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    return {"role": "assistant", "content": text}
+
+
+def whole(client: openai.OpenAI, messages: Sequence[Any], **args: Any) -> dict[str, Any]:
+    """An answer as a message."""
+    given = client.chat.completions.create(model="policy", messages=list(messages), **args)
+    return given.choices[0].message.model_dump(exclude_none=True)
+
+
+def converse(api: Api, number: int) -> RecordedSession:
+    """One conversation: some turns; tools, streams, cut and rewritten answers, branches, forgotten beginnings."""
+    chance, session = random.Random(number), api.session(seed=number)
+    client, with_tools = api.client(session), chance.random() < 0.5
+    histories: list[list[Any]] = [list(ASK)]
+    for _ in range(chance.randint(2, 5)):
+        messages = list(chance.choice(histories))
+        args: dict[str, Any] = {"max_tokens": chance.randint(1, 9)}
+        calls = with_tools and chance.random() < 0.7
+        if with_tools:
+            args |= {"tools": [ADD], "tool_choice": "auto" if calls else "none"}
+        try:
+            said = (streamed if not calls and chance.random() < 0.4 else whole)(client, messages, **args)
+        except openai.BadRequestError as error:
+            assert any(words in str(error) for words in FULL), error
+            break
+        if said.get("content") and chance.random() < 0.2:
+            said["content"] = said["content"][: len(said["content"]) // 2]  # the client cuts the answer
+        history = [*messages, said, *(results_of(said, chance) or [{"role": "user", "content": "go on"}])]
+        histories.append(history[2:] if len(history) > 4 and chance.random() < 0.1 else history)
+    return session
+
+
+def results_of(said: dict[str, Any], chance: random.Random) -> list[dict[str, Any]]:
+    """The results of its tool calls."""
+    return [
+        {"role": "tool", "tool_call_id": call["id"], "content": str(chance.random())}
+        for call in said.get("tool_calls", ())
+    ]
+
+
+def converse_all(api: Api, count: int, at_once: int = 8) -> list[RecordedSession]:
+    """The sessions of that many conversations."""
+    with ThreadPoolExecutor(at_once) as threads:
+        return list(threads.map(lambda number: converse(api, number), range(count)))
+
+
+def gaps(sessions: Sequence[RecordedSession], model: str) -> np.ndarray:
+    """float32 [tokens]: for each sampled token, recorded less the trainer's log-prob, both in float32.
+
+    The trainer's batching, packing and forward; only DeepSpeed around the module is left out.
+    """
+    import torch
+
+    from trinity_core.training.batch import make_batch
+    from trinity_core.training.distributed import Ranks
+    from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
+    from trinity_core.training.update import Cut, gather, micro_batches
+
+    rows = [sequence.experience(reward=0.0) for session in sessions for sequence in session.sequences()]
+    lm = load_causal_lm(model, torch.float32)
+    paths = find_fast_paths(lm)
+    policy, ranks = Policy(lm, paths), Ranks(0, 1, torch.device("cpu"))
+    batch = make_batch(rows, ranks.device)
+    micros = micro_batches(batch, Cut(8192, packing=paths.packing), ranks, torch.float32)
+    with torch.no_grad():
+        found = gather(batch, micros, lambda micro: policy(micro, 1.0, False)[0], ranks)
+    assert batch.rollout_logprobs is not None
+    return (batch.rollout_logprobs - found)[batch.mask].numpy()
