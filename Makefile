@@ -24,14 +24,8 @@ lint: dev
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-# The fast tests run beside the slow ones, which mostly wait for one another's processes; their report comes last.
 test: lint
-	@mkdir -p build
-	@$(PY) -m pytest -q -m "not slow" >build/fast_tests.log 2>&1 & \
-	beside=$$!; trap "kill $$beside; exit 130" INT TERM; \
-	$(PY) -m pytest -q -m slow; slow=$$?; \
-	wait $$beside; fast=$$?; \
-	cat build/fast_tests.log; exit $$((slow || fast))
+	$(PY) -m pytest -q
 
 clean:
 	rm -rf .venv runs checkpoints
