@@ -4,18 +4,19 @@ import multiprocessing
 import os
 import random
 import shutil
-import signal
 import subprocess
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 from store_helpers import ids, make_rows
+from store_writers import STEPS, explore, fill_up, stop_in_mid_transaction
 
 from trinity_core.config.paths import database_url
 from trinity_core.errors import DataError, TransientFault, TrinityError
@@ -25,33 +26,27 @@ from trinity_core.store.database import explain
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.store import ExperienceStore
 
-STEPS = 25
-
-
-def _explore(url, run, name):
-    store = ExperienceStore.open(url, run)
-    for step in range(store.position(name).step + 1, STEPS + 1):
-        store.put(name, step, {"n": step}, make_rows(2, 2, tag=f"{name}{step}"), 0)
-        time.sleep(random.random() * 0.03)
-    store.finished(name)
+PROCESSES = multiprocessing.get_context("forkserver")
+"""Begun within milliseconds, and not forked from this process, whose threads (Ray's, vLLM's) may hold locks."""
+PROCESSES.set_forkserver_preload(["__main__", "trinity_core.store.store", "trinity_core.store.postgresql"])
 
 
 def test_killed_explorers_lose_and_repeat_nothing(server_url, tmp_path):
     url, run = server_url or f"sqlite:///{tmp_path}/s.db", str(tmp_path)
-    context = multiprocessing.get_context("fork")  # killed within milliseconds, before a new process would have begun
     running = {}
     deadline = time.monotonic() + 60
     batches = []
-    store = None
+    with ExperienceStore.open(url, run) as store:
+        assert [store.position(name).step for name in ("a", "b")] == [0, 0], "one that was never seen is not waited for"
     while time.monotonic() < deadline:
         for name in ("a", "b"):
             if name not in running or not running[name].is_alive():
-                running[name] = context.Process(target=_explore, args=(url, run, name), daemon=True)
+                running[name] = PROCESSES.Process(target=explore, args=(url, run, name), daemon=True)
                 running[name].start()
         time.sleep(random.random() * 0.08)
         victim = random.choice(list(running.values()))
         if len(batches) < 20:
-            os.kill(victim.pid, signal.SIGKILL)
+            victim.kill()
             victim.join()
         store = ExperienceStore.open(url, run)
         while (batch := store.lease(len(batches) + 1, 6, len(batches))) is not None:
@@ -82,15 +77,14 @@ def test_a_failure_may_hold_any_character(store):
 
 
 def test_postgresql_writers_take_turns(postgresql_url):
-    context = multiprocessing.get_context("fork")
     processes = [
-        context.Process(target=_explore, args=(postgresql_url, "/jobs/turns", name), daemon=True)
+        PROCESSES.Process(target=explore, args=(postgresql_url, "/jobs/turns", name), daemon=True)
         for name in ("a", "b", "c")
     ]
     for process in processes:
         process.start()
     for process in processes:
-        process.join()
+        process.join(120)
         assert process.exitcode == 0
     with ExperienceStore.open(postgresql_url, "/jobs/turns") as store:
         batch = ids(store.lease(1, 10_000, 0))
@@ -139,24 +133,10 @@ def test_a_folder_that_cannot_be_written(tmp_path):
         ExperienceStore.open(tmp_path / "file" / "s.db")
 
 
-def _fill_up(url, queue):
-    import resource
-
-    store = ExperienceStore.open(url)
-    store.put("e", 1, {"o": 1}, make_rows(4), 0)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
-    try:
-        store.put("e", 2, {"o": 2}, make_rows(400, length=100), 0)
-        queue.put("no error")
-    except TrinityError as error:
-        queue.put(str(error))
-
-
 def test_a_full_disk_is_a_clear_error_and_loses_nothing(tmp_path):
     url = f"sqlite:///{tmp_path}/s.db"
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    process = context.Process(target=_fill_up, args=(url, queue), daemon=True)
+    queue = PROCESSES.Queue()
+    process = PROCESSES.Process(target=fill_up, args=(url, queue), daemon=True)
     process.start()
     assert "cannot be used" in queue.get(timeout=60)
     process.join()
@@ -178,19 +158,15 @@ def test_blocked_flush_is_a_transient_fault(tmp_path, monkeypatch):
         store.flush()
 
 
-def _stop_in_mid_transaction(url):
-    with ExperienceStore.open(url, "/jobs/held")._database.write():
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-
 def test_postgresql_does_not_wait_for_a_stopped_writer(postgresql_url, monkeypatch):
     """It holds the row on which all writers wait, and its connection stays open."""
     monkeypatch.setattr(backend, "BUSY_TIMEOUT", 4.0)
     with ExperienceStore.open(postgresql_url, "/jobs/held") as store:
-        stopped = multiprocessing.get_context("fork").Process(target=_stop_in_mid_transaction, args=(postgresql_url,))
+        stopped = PROCESSES.Process(target=stop_in_mid_transaction, args=(postgresql_url, 4.0))
         stopped.start()
         try:
-            os.waitpid(stopped.pid, os.WUNTRACED)
+            while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
+                time.sleep(0.01)
             assert store.put("e", 1, {}, make_rows(1), 0), "the server has ended the other's transaction"
         finally:
             stopped.kill()
