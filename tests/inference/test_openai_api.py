@@ -60,7 +60,10 @@ def refused(call, *args, **named):
 
 
 def test_models_are_listed(api, tiny_folder):
-    assert [model.id for model in api.client().models.list()] == ["policy", str(tiny_folder)]
+    models = api.client().models
+    assert [model.id for model in models.list()] == ["policy", str(tiny_folder)]
+    assert models.retrieve("policy").max_model_len == 256 and models.retrieve(str(tiny_folder)).id == str(tiny_folder)
+    assert refused(models.retrieve, "other")[0] == 404
 
 
 def test_a_chat_answer_has_text_and_usage(api):
@@ -119,6 +122,8 @@ def test_errors_are_openais(api):
     assert refused(answer, client, max_tokens=10_000)[0] == 400
     assert refused(answer, client, temperature=-1)[0] == 400
     assert refused(answer, client, messages=[])[0] == 400
+    assert "at most 128" in refused(answer, client, n=129)[1]["message"]
+    assert "tool_call_parser" in refused(answer, client, tools=[ADD])[1]["message"]
     for forced in (
         {"response_format": {"type": "json_object"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}},

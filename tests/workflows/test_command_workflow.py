@@ -87,12 +87,14 @@ def test_without_a_verdict_there_is_no_loss(tmp_path):
         ("pass", "no report"),
         ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "no JSON"),
         ("bytearray(1 << 31)", "MemoryError"),
+        ("open('big', 'wb').write(bytes(1 << 25))", "File too large"),
+        ("while True: print('x' * 100_000)", "its output is larger"),
         (SAYS.format("{}"), "no answer"),
     ],
 )
 def test_a_command_that_fails_says_why(tmp_path, script, message):
     with pytest.raises(CommandFailed, match=message):
-        run(tmp_path, script, "math_reward", memory_gib=1.0)
+        run(tmp_path, script, "math_reward", memory_gib=1.0, file_gib=1 / 64)
 
 
 @pytest.mark.parametrize("how", ["", ", start_new_session=True"])

@@ -27,7 +27,7 @@ from trinity_core.workflows.rewards import Reward, RewardItem
 
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """Variables of the explorer that a command sees too; others may hold passwords."""
-LIMITED = 'ulimit -v "$1" && shift && exec timeout -s KILL "$@"'
+LIMITED = 'ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec timeout -s KILL "$@"'
 ORPHAN_SECONDS = 30.0
 """After its time limit a command ends by itself, if the explorer that would end it is gone."""
 SHOWN = 500
@@ -47,6 +47,8 @@ class CommandArguments(Arguments):
     """Seconds that it may take."""
     memory_gib: float = Field(4.0, gt=0)
     """Address space of each of its processes, GiB."""
+    file_gib: float = Field(1.0, gt=0)
+    """Size of each file that it writes, its output among them, GiB."""
     env: Mapping[str, str] = Field(default_factory=dict)
     """Further environment variables."""
 
@@ -104,7 +106,8 @@ async def run_command(given: CommandArguments, folder: Path, environment: Mappin
     `mark`: an entry of its environment that no other command has.
     """
     words = shlex.split(given.command) if isinstance(given.command, str) else list(given.command)
-    limits = (str(int(given.memory_gib * (1 << 20))), f"{given.time_limit + ORPHAN_SECONDS:.3f}")
+    kib, blocks = int(given.memory_gib * (1 << 20)), int(given.file_gib * (1 << 21))  # blocks of 512 bytes
+    limits = (str(kib), str(blocks), f"{given.time_limit + ORPHAN_SECONDS:.3f}")
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
             "/bin/sh", "-c", LIMITED, "sh", *limits, *words,
@@ -122,7 +125,10 @@ async def run_command(given: CommandArguments, folder: Path, environment: Mappin
             end_processes(mark)
             await process.wait()
         if process.returncode:
-            said.seek(max(0, said.tell() - SHOWN) if said.seek(0, os.SEEK_END) else 0)
+            size = said.seek(0, os.SEEK_END)
+            if size >= blocks * 512:
+                raise CommandFailed(f"its output is larger than {given.file_gib:g} GiB (workflow_args.file_gib)")
+            said.seek(max(0, size - SHOWN))
             text = said.read().decode(errors="replace").strip().replace(environment["OPENAI_API_KEY"], "***")
             raise CommandFailed(f"it ended with status {process.returncode}: {text}")
 

@@ -197,18 +197,27 @@ def _front(settings: EngineSettings) -> VllmConfig:
 
 
 def _app(served: Sequence[Any]) -> Any:
-    """vLLM's routes for chat completions, completions and models."""
+    """vLLM's routes for chat completions, completions and models, and that of one model, which vLLM has not."""
     from fastapi import FastAPI
     from vllm.entrypoints.openai.chat_completion.api_router import attach_router as chat
     from vllm.entrypoints.openai.completion.api_router import attach_router as completion
     from vllm.entrypoints.openai.models.api_router import attach_router as models
     from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+    from vllm.exceptions import VLLMNotFoundError
 
     from trinity_core.inference.openai_api.serving import ServedModels
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     for attach in (chat, completion, models):
         attach(app)
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Any:
+        known = {card.id: card for card in (await app.state.openai_serving_models.show_available_models()).data}
+        if name not in known:
+            raise VLLMNotFoundError(f"The model `{name}` does not exist.")
+        return known[name].model_dump()
+
     init_exception_handler(app)
     state = app.state
     state.openai_serving_chat = state.openai_serving_completion = ServedModels(served)

@@ -38,6 +38,12 @@ FORCED = (
     "the prompt in place of response_format (or structured_outputs), and use tool_choice 'auto' in place of 'required' "
     "or a named tool."
 )
+NOT_PARSED = (
+    "Tool calls of {} are not read from its answers. Set enable_auto_tool_choice: true and tool_call_parser for it in "
+    "the run's configuration, or send tool_choice 'none'."
+)
+MAX_ANSWERS = 128
+"""The greatest `n` of a request, as in OpenAI's own API."""
 TOO_LONG = (
     "This model's maximum context length is {} tokens. However, your messages have {} tokens, which leaves none for an "
     "answer. Please reduce the length of the messages."
@@ -165,10 +171,17 @@ class RecordedCompletion(OpenAIServingCompletion):
         return result if isinstance(result, ErrorResponse) else _kept_stream(result, exchange, count)
 
 
-def refuse_forced(grammar: bool, tool_choice: Any = None) -> None:
-    """Raise for answers that are to follow a grammar; before an answer begins, as a stream has status 200 by then."""
-    if grammar or tool_choice not in (None, "auto", "none"):
-        raise VLLMValidationError(FORCED, parameter="response_format" if grammar else "tool_choice")
+def refuse(request: ChatCompletionRequest | CompletionRequest, model: ServedModel) -> None:
+    """Raise for what cannot be served here; before an answer begins, as a stream has status 200 by then."""
+    if request.extract_structured_outputs() is not None:
+        raise VLLMValidationError(FORCED, parameter="response_format")
+    if (request.n or 1) > MAX_ANSWERS:
+        raise VLLMValidationError(f"n is at most {MAX_ANSWERS}, not {request.n}.", parameter="n", value=request.n)
+    if isinstance(request, ChatCompletionRequest):
+        if request.tool_choice not in (None, "auto", "none"):
+            raise VLLMValidationError(FORCED, parameter="tool_choice")
+        if request.tool_choice == "auto" and not (model.enable_auto_tool_choice and model.tool_call_parser):
+            raise VLLMValidationError(NOT_PARSED.format(model.names[0]), parameter="tools")
 
 
 def _apply_terms(request: ChatCompletionRequest | CompletionRequest, exchange: Exchange) -> None:
@@ -261,13 +274,15 @@ class ServedModels:
 
     async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: HttpRequest) -> Any:
         """See `OpenAIServingChat`."""
-        refuse_forced(request.extract_structured_outputs() is not None, request.tool_choice)
-        return await self._of(request.model).chat.create_chat_completion(request, raw_request)
+        served = self._of(request.model)
+        refuse(request, served.model)
+        return await served.chat.create_chat_completion(request, raw_request)
 
     async def create_completion(self, request: CompletionRequest, raw_request: HttpRequest) -> Any:
         """See `OpenAIServingCompletion`."""
-        refuse_forced(request.extract_structured_outputs() is not None)
-        return await self._of(request.model).completion.create_completion(request, raw_request)
+        served = self._of(request.model)
+        refuse(request, served.model)
+        return await served.completion.create_completion(request, raw_request)
 
     async def show_available_models(self) -> ModelList:
         """See `OpenAIServingModels`."""
