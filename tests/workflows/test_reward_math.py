@@ -144,3 +144,6 @@ def test_format_reward():
 
     assert score("#### 5") == 1 and score("5") == 0
     assert score("<think>\nx</think> 5", pattern="^<think>.*</think>") == 1
+    assert score("5", miss_score=-0.1) == -0.1 and score("#### 5", match_score=0.1) == 0.1
+    with pytest.raises(DataError, match="cannot read the pattern"):
+        score("5", pattern="(")

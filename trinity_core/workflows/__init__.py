@@ -4,6 +4,7 @@ from trinity_core.plugins import load_plugins
 from trinity_core.registry import Registry
 from trinity_core.workflows.agent import AgentWorkflow, RolloutSession
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run_workflow
+from trinity_core.workflows.boxed import MathBoxedWorkflow
 from trinity_core.workflows.builtin import MathWorkflow, SimpleChatWorkflow
 from trinity_core.workflows.command import CommandWorkflow
 from trinity_core.workflows.history import RecordingModel
@@ -16,6 +17,7 @@ __all__ = [
     "AgentWorkflow",
     "CommandWorkflow",
     "Completion",
+    "MathBoxedWorkflow",
     "MathWorkflow",
     "RecordingModel",
     "Registry",

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from trinity_core.data.experience import Experience
+from trinity_core.data.formats import Message
 from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError
 from trinity_core.registry import Registry
@@ -122,11 +123,11 @@ class SimpleWorkflow(Workflow):
         """`repeat_times` experiences, in the order of their runs."""
         task = self.task
         completions = await self.model.chat(
-            task.messages,
+            self.messages,
             n=task.repeat_times,
             tools=task.tools,
             seeds=task.rollout_seeds(),
-            chat_template=task.format.chat_template,
+            chat_template=self.chat_template,
             **task.sampling,
         )
         rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
@@ -147,14 +148,24 @@ class SimpleWorkflow(Workflow):
         return name
 
     @property
+    def messages(self) -> list[Message]:
+        """The conversation that the policy answers."""
+        return self.task.messages
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template that renders it; None: the model's own."""
+        return self.task.format.chat_template
+
+    @property
     def prompt_text(self) -> str:
         """The last message of the prompt, for people and reward functions."""
         return str(self.task.messages[-1].get("content", ""))
 
     def reward_item(self, completion: Completion) -> RewardItem:
         """The input of the reward function."""
-        task = self.task
-        return RewardItem(completion.text, task.truth, self.prompt_text, task.raw, task.reward_fn_args)
+        task, length = self.task, len(completion.tokens)
+        return RewardItem(completion.text, task.truth, self.prompt_text, task.raw, task.reward_fn_args, length)
 
     def experience(self, completion: Completion, reward: Reward, run: int) -> Experience:
         """One rollout, unscored if the verifier failed."""

@@ -1,6 +1,6 @@
 """Reward functions by name, and the pool of killable processes that they run in."""
 
-from trinity_core.workflows.rewards import countdown, math
+from trinity_core.workflows.rewards import boxed, countdown, math
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, Parts, Reward, RewardFn, RewardItem
 from trinity_core.workflows.rewards.pool import RewardPool, RewardRunner
 
@@ -13,6 +13,7 @@ __all__ = [
     "RewardItem",
     "RewardPool",
     "RewardRunner",
+    "boxed",
     "countdown",
     "math",
 ]

@@ -24,7 +24,10 @@ class RewardFn(Protocol):
     def __call__(
         self, *, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **args: Any
     ) -> Parts | float:
-        """`task` is the row; `args` are the task set's `reward_fn_args`."""
+        """`task` is the row; `args` are the task set's `reward_fn_args`.
+
+        A function with a parameter `response_tokens` is given the number of tokens of the answer, or None.
+        """
 
 
 class FastPath(Protocol):
@@ -43,6 +46,8 @@ class RewardItem:
     task: Mapping[str, Any] = field(default_factory=dict)
     """The row."""
     args: Mapping[str, Any] = field(default_factory=dict)
+    response_tokens: int | None = None
+    """Tokens of the answer, if the workflow says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +77,9 @@ class Reward:
         return {**(self.parts or {}), VERIFIER_ERRORS: float(self.error is not None)}
 
 
-REWARD_FNS: Registry[RewardFn] = Registry("reward function", inputs=("prompt", "response", "truth", "task"))
+REWARD_FNS: Registry[RewardFn] = Registry(
+    "reward function", inputs=("prompt", "response", "truth", "task", "response_tokens")
+)
 FAST_PATHS: dict[str, FastPath] = {}
 WARM_UPS: dict[str, Callable[[], object]] = {}
 """Called once per worker before its first answer, so that imports and caches do not count towards a time-out."""

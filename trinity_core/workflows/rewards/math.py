@@ -33,11 +33,11 @@ def final_answer(text: str) -> str | None:
     hashes = max(_HASHES.finditer(text), key=re.Match.start, default=None)
     box = text.rfind(_BOX)
     if box > (hashes.start() if hashes else -1):
-        return _braced(text, box + len(_BOX))
+        return braced(text, box + len(_BOX))
     return (hashes.group(1).strip() or None) if hashes else None
 
 
-def _braced(text: str, start: int) -> str | None:
+def braced(text: str, start: int) -> str | None:
     """The text up to the brace that closes an already open one."""
     depth = 1
     for place in range(start, len(text)):
@@ -101,11 +101,15 @@ def math_fast(*, response: str, truth: Any, format_weight: float = 0.0, **_: Any
     """The same verdict without a verifier: no declared answer, or two plain integers."""
     gold = reference(truth)
     answer = final_answer(response)
+    right = plain_verdict(answer, gold)
+    return None if right is None else _parts(right, answer is not None, format_weight)
+
+
+def plain_verdict(answer: str | None, gold: str) -> bool | None:
+    """Whether an answer is right where no verifier is needed to tell: there is none, or both are plain integers."""
     if answer is None:
-        return _parts(False, False, format_weight)
-    if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold):
-        return _parts(int(answer) == int(gold), True, format_weight)
-    return None
+        return False
+    return int(answer) == int(gold) if _INTEGER.fullmatch(answer) and _INTEGER.fullmatch(gold) else None
 
 
 FAST_PATHS["math_reward"] = FAST_PATHS["accuracy_reward"] = math_fast
@@ -119,8 +123,22 @@ def _parts(right: bool, declared: bool, format_weight: float) -> Parts:
 
 @REWARD_FNS.register("format_reward")
 def format_reward(
-    *, prompt: str, response: str, truth: Any, task: Mapping[str, Any], pattern: str | None = None, **_: Any
+    *,
+    prompt: str,
+    response: str,
+    truth: Any,
+    task: Mapping[str, Any],
+    pattern: str | None = None,
+    match_score: float = 1.0,
+    miss_score: float = 0.0,
+    **_: Any,
 ) -> Parts:
-    """`format` 1 where a final answer is declared, or with a `pattern` where that regular expression finds a match."""
-    found = re.search(pattern, response, re.DOTALL) if pattern else final_answer(response)
-    return {"format": float(found is not None)}
+    """`format` 1 where a final answer is declared, or with a `pattern` where that regular expression finds a match.
+
+    `match_score` and `miss_score` take the place of 1 and 0. Raises DataError for a pattern that is none.
+    """
+    try:
+        found = re.search(pattern, response, re.DOTALL) if pattern else final_answer(response)
+    except re.error as error:
+        raise DataError(f"format_reward cannot read the pattern {pattern!r}: {error}") from error
+    return {"format": miss_score if found is None else match_score}

@@ -7,6 +7,7 @@ memory is limited, so that a formula like 9^9^9 is a verifier error and does not
 from __future__ import annotations
 
 import ctypes
+import inspect
 import json
 import logging
 import os
@@ -62,10 +63,11 @@ def main(descriptor: int, parent: int, memory_bytes: int, plugin_dir: str | None
 def verdict(score: RewardFn, item: RewardItem) -> dict[str, Any]:
     """Call a reward function; an exception becomes an error (or fatal) reply."""
     outcome: Future[Parts | float] = Future()
+    given = dict(item.args)
+    if "response_tokens" in inspect.signature(score).parameters:
+        given["response_tokens"] = item.response_tokens
     try:
-        outcome.set_result(
-            score(prompt=item.prompt, response=item.response, truth=item.truth, task=item.task, **item.args)
-        )
+        outcome.set_result(score(prompt=item.prompt, response=item.response, truth=item.truth, task=item.task, **given))
     except Exception as error:  # noqa: BLE001 - a user's function may raise anything
         outcome.set_exception(error)
     raised = outcome.exception()

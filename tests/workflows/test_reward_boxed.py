@@ -1,0 +1,120 @@
+from contextlib import closing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from workflow_helpers import ScriptedModel, make_task, run
+
+from trinity_core.errors import DataError
+from trinity_core.workflows import RewardItem, RewardPool
+from trinity_core.workflows.rewards.boxed import boxed_answer, boxed_fast, math_boxed_reward, math_dapo_reward
+
+SOLUTIONS = [  # MATH (Hendrycks et al. 2021): answers as they stand in its solutions, and the same said otherwise
+    ("\\boxed{\\frac{243}{625}}", "\\frac{243}{625}", True),
+    ("\\boxed{0.3888}", "\\frac{243}{625}", True),
+    ("\\boxed{x \\in [-2,7]}", "x \\in [-2,7]", True),
+    ("\\boxed{[-2,7]}", "[-2,7]", True),
+    ("\\boxed{(-2,7)}", "[-2,7]", False),
+    ("\\boxed{\\sqrt{2}/2}", "\\frac{\\sqrt{2}}{2}", True),
+    ("\\boxed{11\\sqrt2}", "11\\sqrt{2}", True),
+    ("\\boxed{2}, or rather \\boxed{3}", "2", False),
+    ("\\boxed 5", "5", True),
+    ("$\\fbox{5}$", "5", True),
+    ("The answer is 5", "5", False),
+    ("#### 5", "5", False),
+    ("\\boxed{5", "5", False),
+]
+ANSWERS = [  # DAPO-Math-17k asks for a last line "Answer: $Answer"
+    ("so\nAnswer: 34", "34", True),
+    ("Answer: $34$", "34", True),
+    ("**Answer: 34**", "34", True),
+    ("answer : 35\nAnswer: 34", "34", True),
+    ("Answer: 34\nno, \\boxed{35}", "34", False),
+    ("\\boxed{35}\nAnswer: 34", "34", True),
+    ("34", "34", False),
+    ("Answer:", "34", False),
+]
+
+
+def boxed(response, truth, **args):
+    return math_boxed_reward(prompt="", response=response, truth=truth, task={}, **args)
+
+
+def dapo(response, truth, **args):
+    return math_dapo_reward(prompt="", response=response, truth=truth, task={}, **args)
+
+
+@pytest.mark.parametrize("response, truth, right", SOLUTIONS)
+def test_boxed_answers_of_the_math_data_set(response, truth, right):
+    pytest.importorskip("math_verify")
+    assert boxed(response, truth) == boxed(response, f"So it is $\\boxed{{{truth}}}$.") == {"accuracy": float(right)}
+
+
+@pytest.mark.parametrize("response, truth, right", ANSWERS)
+def test_answer_lines_of_the_dapo_data_set(response, truth, right):
+    pytest.importorskip("math_verify")
+    assert dapo(response, truth) == {"accuracy": float(right)}
+    assert dapo(response, truth, wrong_score=-1.0) == {"accuracy": 1.0 if right else -1.0}
+
+
+@given(text=st.text("\\boxed{} 0123456789-+$", max_size=24), truth=st.sampled_from(["5", "\\boxed{-12}", "#### 3"]))
+@settings(max_examples=100)
+def test_the_fast_path_agrees_with_the_boxed_verifier(text, truth):
+    pytest.importorskip("math_verify")
+    fast = boxed_fast(response=text, truth=truth)
+    if fast is not None:
+        assert fast == boxed(text, truth)
+
+
+def test_nested_braces_belong_to_the_box():
+    assert boxed_answer("\\boxed{\\frac{1}{\\sqrt{2}}} ok") == "\\frac{1}{\\sqrt{2}}"
+
+
+@pytest.mark.parametrize(
+    "response, score",
+    [
+        ("<think>two</think>\\boxed{2}", 0.0),
+        ("\\boxed{2}", -0.2),
+        ("</think><think>\\boxed{2}", -0.2),
+        ("<think><think>a</think>\\boxed{2}", -0.2),
+        ("<think>a</think></think>\\boxed{2}", -0.2),
+    ],
+)
+def test_a_missing_thought_costs_its_coefficient(response, score):
+    assert boxed_fast(response=response, truth="2", with_think=True, format_score_coef=0.2) == {
+        "accuracy": 1.0,
+        "format": score,
+    }
+
+
+def test_overlong_answers_lose_what_dapo_takes():
+    pytest.importorskip("math_verify")
+    given = {"max_response_length": 100, "cache_length": 20, "penalty_factor": 0.5, "enable_overlong_penalty": True}
+    items = [RewardItem("Answer: 5", "5", args=given, response_tokens=tokens) for tokens in (0, 80, 90, 100, 500)]
+    with closing(RewardPool(1)) as pool:
+        rewards = pool.score_sync("math_dapo_reward", items)
+        assert [reward.metrics["format"] for reward in rewards] == pytest.approx([0.0, 0.0, -0.25, -0.5, -0.5])
+        with pytest.raises(DataError, match="no number of tokens"):
+            pool.score_sync("math_dapo_reward", [RewardItem("Answer: 5", "5", args=given)])
+
+
+def test_the_boxed_workflow_asks_for_a_box():
+    model = ScriptedModel("\\boxed{2}", "#### 2", "\\boxed{3}")
+    rows = run(make_task("math_boxed_workflow"), model)
+    messages, _, _, named = model.asked[0]
+    assert [message["role"] for message in messages] == ["system", "user"] and "\\boxed" in messages[0]["content"]
+    assert named["chat_template"] is None and [row.reward for row in rows] == [1, 0, 0]
+
+
+def test_a_base_model_is_asked_in_plain_text(tiny_folder):
+    from trinity_core.data.chat import ChatEncoder
+    from trinity_core.data.tokenizer import load_tokenizer
+
+    model = ScriptedModel("<think>1</think>\\boxed{2}", "\\boxed{2}", "\\boxed{3}")
+    task = make_task("math_boxed_workflow", workflow_args={"use_base": True, "with_think": True})
+    rows = run(task, model)
+    messages, _, _, named = model.asked[0]
+    encoder = ChatEncoder(load_tokenizer(str(tiny_folder)), named["chat_template"])
+    text = encoder.tokenizer.decode(encoder.prompt(messages, None, None).tokens)
+    assert text.startswith("System:") and text.rstrip().endswith("Assistant:") and "<think>" in messages[0]["content"]
+    assert [row.reward for row in rows] == pytest.approx([1, 0.9, -0.1])

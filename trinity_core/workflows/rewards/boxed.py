@@ -1,0 +1,131 @@
+"""Rewards for answers in the form that a data set asks for: in a box, or after "Answer:".
+
+They judge as `math_reward` does, by math-verify; only where the final answer stands differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trinity_core.errors import DataError
+from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
+from trinity_core.workflows.rewards.math import braced, final_answer, plain_verdict, same
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_BARE = re.compile(r"[^\s$]+")
+_ANSWER_LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]+)", re.IGNORECASE)
+
+
+def boxed_answer(text: str) -> str | None:
+    """What stands in the last `\\boxed{}` or `\\fbox{}` (also `\\boxed 5`); None without one, or if it is empty."""
+    last = max(_BOX.finditer(text), key=re.Match.start, default=None)
+    if last is None:
+        return None
+    if text[last.end() : last.end() + 1] == "{":
+        return braced(text, last.end() + 1)
+    bare = _BARE.match(text, last.end())
+    return bare[0] if bare and last.group().endswith((" ", "\t")) else None
+
+
+def stated_answer(text: str) -> str | None:
+    """The last boxed answer, or what follows the last "Answer:" on its line, whichever stands later."""
+    line = max(_ANSWER_LINE.finditer(text), key=re.Match.start, default=None)
+    if line is None or max(text.rfind("\\boxed"), text.rfind("\\fbox")) > line.start():
+        return boxed_answer(text)
+    return line[1].strip().strip("*$").strip() or None
+
+
+def boxed_reference(truth: Any) -> str:
+    """The reference: its boxed answer, its declared final answer, or all of it. Raises DataError where empty."""
+    text = "" if truth is None else str(truth).strip()
+    answer = boxed_answer(text) or final_answer(text) or text
+    if not answer:
+        raise DataError("the row has no reference answer to compare with; set format.response_key to its column")
+    return answer
+
+
+def has_one_thought(text: str) -> bool:
+    """Whether there is one `<think>`, closed once after it."""
+    once = text.count("<think>") == text.count("</think>") == 1
+    return once and text.index("<think>") < text.index("</think>")
+
+
+@REWARD_FNS.register("math_boxed_reward")
+def math_boxed_reward(
+    *,
+    prompt: str,
+    response: str,
+    truth: Any,
+    task: Mapping[str, Any],
+    with_think: bool = False,
+    format_score_coef: float = 0.1,
+    **_: Any,
+) -> Parts:
+    """`accuracy` 1 where the last boxed answer equals the reference, else 0.
+
+    `with_think`, `format` is minus `format_score_coef` for a response without exactly one `<think>…</think>`.
+    """
+    answer, gold = boxed_answer(response), boxed_reference(truth)
+    return _with_format(answer is not None and same(answer, gold), response, with_think, format_score_coef)
+
+
+def boxed_fast(
+    *, response: str, truth: Any, with_think: bool = False, format_score_coef: float = 0.1, **_: Any
+) -> Parts | None:
+    """The same verdict without a verifier: no boxed answer, or two plain integers."""
+    right = plain_verdict(boxed_answer(response), boxed_reference(truth))
+    return None if right is None else _with_format(right, response, with_think, format_score_coef)
+
+
+def _with_format(right: bool, response: str, with_think: bool, coefficient: float) -> Parts:
+    parts = {"accuracy": float(right)}
+    if with_think:
+        parts["format"] = 0.0 if has_one_thought(response) else -coefficient
+    return parts
+
+
+@REWARD_FNS.register("math_dapo_reward")
+def math_dapo_reward(
+    *,
+    prompt: str,
+    response: str,
+    truth: Any,
+    task: Mapping[str, Any],
+    response_tokens: int | None = None,
+    enable_overlong_penalty: bool = False,
+    penalty_factor: float = 1.0,
+    max_response_length: int | None = None,
+    cache_length: int | None = None,
+    wrong_score: float = 0.0,
+    **_: Any,
+) -> Parts:
+    """`accuracy` 1 where the answer in a box or after the last "Answer:" equals the reference, else `wrong_score`.
+
+    With `enable_overlong_penalty`, `format` is the soft punishment of long answers of DAPO (arXiv 2503.14476, eq. 13).
+    """
+    answer, gold = stated_answer(response), boxed_reference(truth)
+    parts = {"accuracy": 1.0 if answer is not None and same(answer, gold) else wrong_score}
+    if enable_overlong_penalty:
+        parts["format"] = _overlong(response_tokens, max_response_length, cache_length, penalty_factor)
+    return parts
+
+
+def _overlong(tokens: int | None, longest: int | None, cache: int | None, factor: float) -> float:
+    """0 up to longest - cache tokens, then falling to -factor at longest. Raises DataError if it cannot be known."""
+    if longest is None or cache is None or not 0 < cache <= longest:
+        raise DataError(
+            "enable_overlong_penalty needs max_response_length and cache_length, 0 < cache_length <= "
+            f"max_response_length; they are {longest} and {cache}"
+        )
+    if tokens is None:
+        raise DataError(
+            "math_dapo_reward cannot tell how long an answer is: the workflow gives no number of tokens "
+            "(RewardItem.response_tokens); leave enable_overlong_penalty out"
+        )
+    return -factor * min(1.0, max(0.0, (tokens - (longest - cache)) / cache))
+
+
+FAST_PATHS["math_boxed_reward"] = boxed_fast
+WARM_UPS["math_boxed_reward"] = WARM_UPS["math_dapo_reward"] = WARM_UPS["math_reward"]
