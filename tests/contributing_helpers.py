@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,37 +56,43 @@ class Letters:
 
 
 class Scripted:
-    """A policy that gives prepared answers: `first` to the question, then those of `then`, one a call."""
+    """A policy that gives prepared answers, by the seed of the request."""
 
     tokenizer = Letters()
 
-    def __init__(self, first: list[str], then: list[str]) -> None:
-        self._first, self._then = first, iter(then)
+    def __init__(self, answers: Mapping[int, str]) -> None:
+        self._answers = answers
 
-    async def chat(self, messages: Any, n: int = 1, **_: Any) -> list[Completion]:
-        prompt = self.tokenizer.encode(messages[-1]["content"])
-        return [self._answer(prompt, text) for text in self._first[:n]]
+    def render(self, messages: Any, *_: Any, prompt: bool = True, **__: Any) -> str:
+        text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+        return text + ("assistant: " if prompt else "")
 
-    async def generate(self, prompt_tokens: Any, n: int = 1, **_: Any) -> list[Completion]:
-        return [self._answer(prompt_tokens, next(self._then)) for _ in range(n)]
+    async def chat(self, messages: Any, n: int = 1, tools: Any = None, **how: Any) -> list[Completion]:
+        return await self.generate(self.tokenizer.encode(self.render(messages)), n, **how)
+
+    async def generate(self, prompt_tokens: Any, n: int = 1, *, seeds: Any = None, **_: Any) -> list[Completion]:
+        return [self._answer(prompt_tokens, self._answers[seed]) for seed in seeds]
 
     def _answer(self, prompt: Any, text: str) -> Completion:
         tokens = np.array(self.tokenizer.encode(text))
         return Completion(np.array(prompt), tokens, -np.ones(len(tokens)), version=0, text=text, finish_reason="stop")
 
 
-def scripted(first: list[str], then: list[str], workflow: str, truth: str) -> tuple[Scripted, RewardPool, Task]:
-    """A policy with prepared answers, rewards, and a task with as many rollouts as first answers."""
+def scripted(*rollouts: list[str], workflow: str, truth: str) -> tuple[Scripted, RewardPool, Task]:
+    """A policy with prepared answers for each turn of each rollout, rewards, and the task."""
     task = Task(
         index=0,
         raw={"question": "?", "answer": truth},
         taskset="tasks",
         workflow=workflow,
-        repeat_times=len(first),
+        repeat_times=len(rollouts),
         format=FormatConfig(prompt_key="question", response_key="answer"),
         group="explorer/1/0",
     )
-    return Scripted(first, then), RewardPool(), task
+    answers = {
+        task.rollout_seed(run, turn): text for run, texts in enumerate(rollouts) for turn, text in enumerate(texts)
+    }
+    return Scripted(answers), RewardPool(), task
 
 
 def experiences(count: int) -> list[Experience]:

@@ -8,13 +8,13 @@ import json
 import numpy as np
 import pytest
 
+from trinity_core.data.turns import Call
 from trinity_core.inference.openai_api.book import SessionBook
 from trinity_core.inference.openai_api.feedback import Feedback, Refusal
 from trinity_core.inference.openai_api.gate import Gate
 from trinity_core.inference.openai_api.journal import Journal
 from trinity_core.inference.openai_api.live import EXCHANGE, SessionTerms
 from trinity_core.inference.openai_api.reception import Reception
-from trinity_core.inference.openai_api.sessions import Call
 from trinity_core.inference.requests import Sample
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_core.data.session_log import ANSWERS, answers_in_loss
-from trinity_core.inference.openai_api.sessions import (
-    Call,
-    Recorder,
-    canonical,
-    continued_prompt,
-    text_after_answer,
-)
+from trinity_core.data.turns import Call, continued_prompt, text_after_answer
+from trinity_core.inference.openai_api.sessions import Recorder, canonical
 from trinity_core.inference.requests import Sample
 
 

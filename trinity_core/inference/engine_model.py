@@ -91,6 +91,17 @@ class EngineModel:
         texts = self.tokenizer.batch_decode([sample.tokens for sample in samples], skip_special_tokens=True)
         return [self._completion(prompt, sample, text) for sample, text in zip(samples, texts, strict=True)]
 
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        *,
+        chat_template: str | None = None,
+        prompt: bool = True,
+    ) -> str:
+        """See `RolloutModel.render`."""
+        return self._encoder(chat_template).render(messages, tools, prompt)
+
     def chat_sync(self, messages: Sequence[Message], n: int = 1, *arguments: Any, **named: Any) -> list[Completion]:
         """`chat` from another thread."""
         return self._wait(self.chat(messages, n, *arguments, **named))

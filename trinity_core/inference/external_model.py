@@ -75,6 +75,10 @@ class ExternalModel:
         """As `generate`."""
         self._refuse("continues token ids")
 
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **_: Any) -> str:
+        """Raises TrinityError: the endpoint has a chat template of its own."""
+        self._refuse("asks for the text of a prompt")
+
     def session(self, run: int = 0) -> ExternalSession:
         """The endpoint for an agent: address, key and clients."""
         return ExternalSession(self.settings, self.key)

@@ -10,6 +10,7 @@ from trinity_core.workflows.command import CommandWorkflow
 from trinity_core.workflows.history import RecordingModel
 from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
+from trinity_core.workflows.trajectory import Trajectory
 
 __all__ = [
     "REWARD_FNS",
@@ -29,6 +30,7 @@ __all__ = [
     "RolloutSession",
     "SimpleChatWorkflow",
     "SimpleWorkflow",
+    "Trajectory",
     "Workflow",
     "load_plugins",
     "run_workflow",

@@ -32,6 +32,10 @@ class RecordingModel:
         """Like the model's method of that name; the answers are recorded."""
         return self._kept(await self.model.generate(prompt_tokens, n, **args))
 
+    def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, **args: Any) -> str:
+        """Like the model's method of that name."""
+        return self.model.render(messages, tools, **args)
+
     def chat_sync(self, messages: Sequence[dict[str, Any]], n: int = 1, **args: Any) -> list[Completion]:
         """Like the model's method of that name; the answers are recorded."""
         return self._kept(self.model.chat_sync(messages, n, **args))

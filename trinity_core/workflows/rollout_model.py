@@ -32,6 +32,16 @@ class Completion:
     finish_reason: FinishReason = "stop"
     """`prompt_too_long`: the prompt was cut to the limit, nothing was sampled, and the one token given has no loss."""
 
+    @property
+    def versions(self) -> np.ndarray:
+        """int32 [T]: the policy version of each token."""
+        return np.broadcast_to(np.asarray(self.version, dtype=np.int32), (len(self.tokens),))
+
+    @property
+    def reason(self) -> str:
+        """See `Sampled`."""
+        return self.finish_reason
+
     def experience(self, reward: Reward | float | None = None, **fields: Any) -> Experience:
         """The experience of this answer, with `fields` (group, run, turn, metrics, info …) set on it.
 
@@ -45,7 +55,7 @@ class Completion:
             "prompt_length": len(self.prompt_tokens),
             "action_mask": np.full(length, sampled),
             "logprobs": self.logprobs,
-            "versions": np.broadcast_to(np.asarray(self.version, dtype=np.int32), (length,)),
+            "versions": self.versions,
             "truncated": self.finish_reason != "stop",
             **judged(reward, fields),
         }
@@ -92,6 +102,19 @@ class RolloutModel(Protocol):
         self, prompt_tokens: Sequence[int], n: int = 1, *, seeds: Sequence[int] | None = None, **sampling: Any
     ) -> list[Completion]:
         """`n` continuations of given token ids: turns after the first append to the sampled ids, unchanged."""
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        *,
+        chat_template: str | None = None,
+        prompt: bool = True,
+    ) -> str:
+        """The text of a conversation as `chat` would tokenise it; with `prompt`, up to the start of the next answer.
+
+        Raises `DataError` if the template refuses the conversation.
+        """
 
     def chat_sync(
         self,

@@ -24,9 +24,9 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.outputs import LogprobsLists
 
+from trinity_core.data.turns import Call
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.inference.openai_api.live import EXCHANGE, Exchange
-from trinity_core.inference.openai_api.sessions import Call
 from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.loops import Bridge
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from trinity_core.data.turns import Call
 from trinity_core.inference.openai_api.live import Kept
-from trinity_core.inference.openai_api.sessions import Call
 from trinity_core.inference.requests import Sample
 
 SUFFIX = ".jsonl"

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from trinity_core.inference.openai_api.sessions import Call, Message, Recorder, TokenSequence
+from trinity_core.data.turns import Call, Message, TokenSequence
+from trinity_core.inference.openai_api.sessions import Recorder
 
 Kept = tuple[Call, Sequence[Message] | None]
 """An answer, and its messages with itself as the last; None if it cannot be continued."""

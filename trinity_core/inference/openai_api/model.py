@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 from trinity_core.data.experience import Experience
 from trinity_core.data.session_log import ANSWERS, SESSION
 from trinity_core.data.task import Task
+from trinity_core.data.turns import nothing_sampled
 from trinity_core.inference.openai_api.live import RecordedSession, SessionTerms
 from trinity_core.inference.openai_api.server import ApiServer
-from trinity_core.inference.openai_api.sessions import nothing_sampled
 from trinity_core.inference.pool import EnginePool
 from trinity_core.workflows.history import RecordingModel
 from trinity_core.workflows.rewards import Reward

@@ -26,10 +26,10 @@ from vllm.parser.abstract_parser import Parser
 from vllm.renderers import ChatParams
 from vllm.renderers.online_renderer import OnlineRenderer
 
+from trinity_core.data.turns import Message, continued_prompt, text_after_answer
 from trinity_core.errors import TrinityError
 from trinity_core.inference.openai_api.client import PoolClient
 from trinity_core.inference.openai_api.live import EXCHANGE, Exchange, setting_of
-from trinity_core.inference.openai_api.sessions import Message, continued_prompt, text_after_answer
 
 log = logging.getLogger(__name__)
 

@@ -8,72 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from trinity_core.data.experience import Experience
-from trinity_core.data.session_log import answer_digest
-from trinity_core.inference.requests import Sample
-
-Message = Mapping[str, Any]
-Render = Callable[[list[Message], bool], str]
-MARK = "\ue000answer\ue001"
-"""Stands in for an answer while a template is asked what it writes after one. Private-use characters: nobody's text."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Call:
-    """One answer: the tokens that the engine was given and those that it sampled."""
-
-    prompt: np.ndarray
-    """int32 [P]."""
-    sample: Sample
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """int32 [P + T]: prompt and answer."""
-        return np.concatenate([self.prompt, self.sample.tokens])
-
-    @property
-    def digest(self) -> str:
-        """See `answer_digest`."""
-        return answer_digest(self.tokens, len(self.prompt), self.sample.logprobs, self.sample.versions)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenSequence:
-    """Tokens with the answers that count here; an answer that counts in another sequence is context in this one."""
-
-    tokens: np.ndarray
-    """int32 [P + T]."""
-    prompt_length: int
-    """P: tokens before the first answer that counts here."""
-    mask: np.ndarray
-    """bool [T]."""
-    logprobs: np.ndarray
-    """float32 [T], 0 where not sampled here."""
-    versions: np.ndarray
-    """int32 [T], -1 where not sampled here."""
-    answers: tuple[tuple[int, int], ...]
-    """First and last + 1 place in `tokens` of each answer that counts here."""
-    truncated: bool
-    """Whether its last answer was cut by a limit."""
-
-    def experience(self, **fields: Any) -> Experience:
-        """The experience of this sequence, with `fields` (reward, run, turn, metrics, info …) set on it."""
-        return Experience(
-            tokens=self.tokens,
-            prompt_length=self.prompt_length,
-            action_mask=self.mask,
-            logprobs=self.logprobs,
-            versions=self.versions,
-            truncated=self.truncated,
-            **fields,
-        )
+from trinity_core.data.turns import Call, Message, TokenSequence, joined
 
 
 @dataclass
@@ -108,7 +50,7 @@ class Recorder:
 
     def sequences(self) -> list[TokenSequence]:
         """The fewest sequences in which each sampled token stands with mask 1 exactly once, oldest answer first."""
-        return [_sequence([self.calls[i] for i in chain]) for chain in fewest_chains(_before(self.calls))]
+        return [joined([self.calls[i] for i in chain]) for chain in fewest_chains(_before(self.calls))]
 
 
 def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
@@ -151,40 +93,6 @@ def _parsed(arguments: Any) -> Any:
         return json.loads(arguments)
     except json.JSONDecodeError:
         return arguments
-
-
-def text_after_answer(render: Render, messages: Sequence[Message], count: int) -> str | None:
-    """What the template writes after the answer that is message number `count` (from 1), up to the next answer.
-
-    `render` takes messages and whether the start of the next answer follows. The template sees a mark in place of the
-    answer, so its own rendering of the answer and of what is before plays no part. None if the mark does not come
-    through, or a template writes tool calls in a way that cannot be told from what follows.
-    """
-    before, answer, new = list(messages[: count - 1]), messages[count - 1], list(messages[count:])
-    marked = {**answer, "content": MARK}
-    rest = _after_mark(render([*before, marked, *new], True))
-    if rest is None or not answer.get("tool_calls"):
-        return rest
-    end = _after_mark(render([*before, {"role": "assistant", "content": MARK}], False))
-    turn = _after_mark(render([*before, marked], False))
-    if end is None or turn is None or not turn.endswith(end):
-        return None
-    calls = turn[: len(turn) - len(end)]
-    return rest[len(calls) :] if rest.startswith(calls) else None
-
-
-def _after_mark(text: str) -> str | None:
-    parts = text.split(MARK)
-    return parts[1] if len(parts) == 2 else None
-
-
-def continued_prompt(call: Call, rest: Sequence[int]) -> np.ndarray:
-    """int32 [P']: the recorded tokens, then `rest`, the tokens of the text after the answer.
-
-    The template ends the answer with the token with which the policy may have ended it: that one is not repeated.
-    """
-    ended = call.sample.reason == "stop" and len(rest) > 0 and rest[0] == call.sample.tokens[-1]
-    return np.concatenate([call.tokens, np.asarray(rest[1:] if ended else rest, dtype=np.int32)])
 
 
 def fewest_chains(before: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -242,26 +150,3 @@ def _before(calls: Sequence[Call]) -> list[list[int]]:
 
 def _begins(tokens: np.ndarray, those: np.ndarray) -> bool:
     return tokens[len(those) - 1] == those[-1] and np.array_equal(tokens[: len(those)], those)
-
-
-def nothing_sampled(token: int) -> TokenSequence:
-    """What stands for a rollout in which nothing was sampled, as where its prompt is too long: it is judged, without a
-    token that could be learnt from."""
-    nothing = np.zeros(1)
-    return TokenSequence(
-        np.array([token, token], np.int32), 1, nothing.astype(np.bool_), nothing.astype(np.float32),
-        np.full(1, -1, np.int32), (), True,
-    )  # fmt: skip
-
-
-def _sequence(chain: Sequence[Call]) -> TokenSequence:
-    tokens, start = chain[-1].tokens, len(chain[0].prompt)
-    length = len(tokens) - start
-    mask = np.zeros(length, dtype=np.bool_)
-    logprobs = np.zeros(length, dtype=np.float32)
-    versions = np.full(length, -1, dtype=np.int32)
-    for call in chain:
-        answer = slice(len(call.prompt) - start, len(call.prompt) - start + len(call.sample.tokens))
-        mask[answer], logprobs[answer], versions[answer] = True, call.sample.logprobs, call.sample.versions
-    places = tuple((len(call.prompt), len(call.prompt) + len(call.sample.tokens)) for call in chain)
-    return TokenSequence(tokens, start, mask, logprobs, versions, places, chain[-1].sample.reason != "stop")

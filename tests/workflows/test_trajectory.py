@@ -1,0 +1,136 @@
+"""Conversations of several turns, token for token as they were sampled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from workflows.chatting import END, Turns
+
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.errors import TrinityError
+from trinity_core.inference.engine_model import EngineModel, Limits
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.requests import Sampling
+from trinity_core.workflows import Reward, Trajectory
+
+ASK = [{"role": "user", "content": "ab?"}]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def played(model, said, **how) -> Trajectory:
+    """A conversation in which `said` are the user's turns after the policy's."""
+
+    async def main():
+        trajectory = Trajectory(model, ASK, **how)
+        await trajectory.act()
+        for text in said:
+            if trajectory.finished:
+                break
+            trajectory.add(user(text))
+            await trajectory.act()
+        return trajectory
+
+    return asyncio.run(main())
+
+
+sampled = st.lists(st.sampled_from([1, ord("a"), ord("b")]), max_size=6)
+
+
+@given(st.lists(st.tuples(sampled, st.text("ab", max_size=5)), min_size=1, max_size=5), sampled, st.booleans())
+def test_tokens_are_those_that_were_sampled(turns, last, ends):
+    turns_of_policy = [[*tokens, END] for tokens, _ in turns] + [[*last, END] if ends else [*last, ord("a")]]
+    model = Turns(*turns_of_policy)
+    trajectory = played(model, [text for _, text in turns])
+    one = trajectory.experience(1.0)
+    steps = trajectory.step_experiences([None] * trajectory.turns)
+    place = one.prompt_length
+    for number, (tokens, step) in enumerate(zip(turns_of_policy, steps, strict=True)):
+        prompt = model.asked[number][0]
+        assert one.tokens[: len(prompt) + len(tokens)].tolist() == [*prompt, *tokens]
+        assert step.tokens.tolist() == [*prompt, *tokens] and step.prompt_length == len(prompt)
+        assert step.turn == number and step.action_mask.all()
+        answer = slice(len(prompt) - one.prompt_length, len(prompt) - one.prompt_length + len(tokens))
+        assert one.action_mask[answer].all() and (one.versions[answer] == number + 1).all()
+        assert one.logprobs[answer].tolist() == step.logprobs.tolist()
+        between = slice(place - one.prompt_length, answer.start)
+        assert not one.action_mask[between].any() and not one.logprobs[between].any()
+        assert (one.versions[between] == -1).all()
+        if number:
+            said = model.tokenizer.decode(one.tokens[place - 1 : len(prompt)])
+            assert said == f"><u{turns[number - 1][1]}><a"
+        place = len(prompt) + len(tokens)
+    assert place == len(one.tokens) and one.truncated is trajectory.finished is not ends
+
+
+def test_each_turn_has_its_seed_sampling_and_tools():
+    model = Turns("one", "two")
+    trajectory = played(model, ["more"], seed=lambda turn: 70 + turn, tools=[{}, {}], temperature=0.5)
+    assert [how for _, how in model.asked] == [{"seeds": [70 + turn], "temperature": 0.5} for turn in (0, 1)]
+    assert model.tokenizer.decode(model.asked[1][0]) == "[2]<uab?><aone><umore><a"
+    assert trajectory.messages[1::2] == [{"role": "assistant", "content": text} for text in ("one", "two")]
+
+
+def test_a_conversation_without_room_ends_with_its_last_turn():
+    model = Turns("one", "two", max_model_len=30)
+    trajectory = played(model, ["a" * 30, "never said"])
+    one = trajectory.experience(0.0)
+    assert trajectory.finished and trajectory.turns == 1
+    assert one.truncated and model.tokenizer.decode(one.tokens.tolist()) == "<uab?><aone>"
+    assert one.metrics == {"response_length": 4.0, "truncated": 1.0}
+    with pytest.raises(TrinityError, match="finished"):
+        asyncio.run(trajectory.act())
+
+
+def test_a_first_prompt_without_room_carries_no_loss():
+    trajectory = played(Turns("one", max_model_len=3), [])
+    assert trajectory.finished and trajectory.turns == 1
+    assert not trajectory.experience(0.0).action_mask.any()
+
+
+def test_a_verifier_that_failed_is_no_reward():
+    one = played(Turns("one"), []).experience(Reward(None, error="timeout"))
+    assert one.reward is None and one.metrics["verifier_errors"] == 1
+
+
+def test_a_template_that_hides_answers_is_refused():
+    class Hides(Turns):
+        def render(self, messages, tools=None, **_):
+            return "always the same"
+
+    with pytest.raises(TrinityError, match="where an answer ends"):
+        played(Hides("one", "two"), ["more"])
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_turns_of_an_engine_have_the_models_log_probs(tiny_engine, tiny_folder, tiny_model, truncate):
+    import torch
+
+    tokenizer = load_tokenizer(str(tiny_folder), False)
+    sampling = Sampling(6, stop_token_ids=tuple(token for token in range(len(tokenizer)) if token % 4))
+
+    async def main():
+        pool = EnginePool([tiny_engine], str(tiny_folder))
+        await pool.start()
+        model = EngineModel(pool, ChatEncoder(tokenizer), Limits(160, 60, 6, sampling, truncate))
+        trajectory = Trajectory(model, [user("Tom has 3 apples.")], seed=lambda turn: turn)
+        while not trajectory.finished:
+            await trajectory.act()
+            trajectory.add(user("and then?"))
+        return trajectory
+
+    trajectory = asyncio.run(main())
+    one = trajectory.experience(1.0)
+    assert trajectory.turns > 2 and one.truncated and len(one.tokens) > 100
+    with torch.no_grad():
+        logits = tiny_model(torch.tensor(one.tokens[None].astype(np.int64))).logits[0]
+    expected = logits.log_softmax(-1)[torch.arange(len(one.tokens) - 1), torch.tensor(one.tokens[1:].astype(np.int64))]
+    gaps = expected.numpy()[one.prompt_length - 1 :] - one.logprobs
+    assert np.abs(gaps[one.action_mask]).max() < 1e-3

@@ -1,0 +1,145 @@
+"""`Trajectory`: one rollout of several turns, token for token as it was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.formats import Message, Tool
+from trinity_core.data.turns import Call, TokenSequence, continued_prompt, joined, text_after_answer
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.workflows.rewards import Reward
+from trinity_core.workflows.rollout_model import Completion, RolloutModel, judged
+
+
+class Trajectory:
+    """A conversation of the policy with tools, an environment or a user.
+
+    `act` samples the policy's next turn and appends it; `add` appends what others say, which is context and carries no
+    loss. Each turn is sampled on the recorded token ids: what was sampled is never tokenised again.
+    """
+
+    def __init__(
+        self,
+        model: RolloutModel,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] | None = None,
+        seed: Callable[[int], int] | None = None,
+        chat_template: str | None = None,
+        **sampling: Any,
+    ) -> None:
+        """`messages`: the conversation up to the policy's first turn. `seed`: the seed of each turn, by its number.
+
+        `sampling`: as of `RolloutModel.chat`.
+        """
+        self.messages: list[Message] = list(messages)
+        """The conversation so far."""
+        self._model, self._tools, self._template = model, tools, chat_template
+        self._seed, self._sampling = seed, sampling
+        self._asked = str(messages[-1].get("content", "")) if messages else ""
+        self._calls: list[Call] = []
+        self._answered = 0
+        """Messages up to and with the newest answer."""
+        self._full = False
+
+    @property
+    def turns(self) -> int:
+        """Turns of the policy."""
+        return len(self._calls)
+
+    @property
+    def finished(self) -> bool:
+        """True if the policy can say no more: its last turn was cut off, or the context has no room for another."""
+        return self._full or (bool(self._calls) and self._calls[-1].sample.reason != "stop")
+
+    async def act(self, **sampling: Any) -> Completion:
+        """The policy's next turn, which is now part of the conversation. `sampling` differs from the usual one.
+
+        Where what was added leaves no room for a turn, nothing is sampled, the `finish_reason` is `prompt_too_long`,
+        and the conversation ends with the turn before. Raises TrinityError if it is finished.
+        """
+        if self.finished:
+            raise TrinityError("the conversation is finished: check `Trajectory.finished` before `act`")
+        answer = await self._sample(None if self._seed is None else [self._seed(self.turns)], sampling)
+        self._full = answer.finish_reason == "prompt_too_long"
+        if not self._full or not self._calls:
+            self._calls.append(Call(answer.prompt_tokens, answer))
+            self.messages.append({"role": "assistant", "content": answer.text})
+            self._answered = len(self.messages)
+        return answer
+
+    def add(self, *messages: Message) -> None:
+        """Append what a tool, an environment or a user said."""
+        self.messages.extend(messages)
+
+    def experience(self, reward: Reward | float | None = None, **fields: Any) -> Experience:
+        """All turns as one sequence, with `fields` (run, metrics, info …) set on it.
+
+        Give the `Reward` as it came from `rewards.score`.
+        """
+        return self._experience(joined(self._all_calls()), reward, fields)
+
+    def step_experiences(self, rewards: Sequence[Reward | float | None], **fields: Any) -> list[Experience]:
+        """One experience for each turn, numbered by `turn`, each with its reward and all with `fields`.
+
+        A turn whose reward is None takes that of the last turn.
+        """
+        return [
+            self._experience(joined([call]), reward, {"turn": turn, **fields})
+            for turn, (call, reward) in enumerate(zip(self._all_calls(), rewards, strict=True))
+        ]
+
+    async def _sample(self, seeds: list[int] | None, sampling: dict[str, Any]) -> Completion:
+        given = {"seeds": seeds, **self._sampling, **sampling}
+        if not self._calls:
+            [first] = await self._model.chat(
+                self.messages.copy(), 1, self._tools, chat_template=self._template, **given
+            )
+            return first
+        prompt = continued_prompt(self._calls[-1], self._tokens_after_answer())
+        try:
+            [answer] = await self._model.generate(prompt.tolist(), 1, **given)
+        except (
+            DataError
+        ):  # without prompt truncation; a conversation that has grown to the limit has ended all the same
+            nothing = np.zeros(1, dtype=np.int32)
+            return Completion(prompt, nothing, nothing.astype(np.float32), -1, "", "prompt_too_long")
+        return answer
+
+    def _tokens_after_answer(self) -> list[int]:
+        """The tokens of what the template writes after the newest answer. Raises TrinityError if that is not clear."""
+
+        def render(messages: Sequence[Any], prompt: bool) -> str:
+            return self._model.render(messages, self._tools, chat_template=self._template, prompt=prompt)
+
+        text = text_after_answer(render, self.messages, self._answered)
+        if text is None:
+            raise TrinityError(
+                "the chat template does not show where an answer ends, so the conversation cannot go on after it; "
+                "set model.custom_chat_template to one that writes answers as they are"
+            )
+        return self._model.tokenizer.encode(text, add_special_tokens=False)
+
+    def _all_calls(self) -> list[Call]:
+        if not self._calls:
+            raise TrinityError("a trajectory without a turn has no experience: call `act` first")
+        return self._calls
+
+    def _experience(self, sequence: TokenSequence, reward: Reward | float | None, fields: dict[str, Any]) -> Experience:
+        truncated = sequence.truncated or (self._full and len(sequence.tokens) == len(self._calls[-1].tokens))
+        response = self._model.tokenizer.decode(sequence.tokens[sequence.prompt_length :].tolist())
+        metrics = {"response_length": float(sequence.mask.sum()), "truncated": float(truncated)}
+        given = {
+            **fields,
+            "metrics": metrics | fields.get("metrics", {}),
+            "info": {"prompt": self._asked, "response": response} | fields.get("info", {}),
+        }
+        one = sequence.experience(**judged(reward, given))
+        one.truncated = truncated
+        if self._calls[0].sample.reason == "prompt_too_long":
+            one.action_mask[:] = False
+        return one
