@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 from trinity_core.data.tiny import TinyFolders
+from trinity_core.registry import HOMES, Registry
 
 settings.register_profile("busy", deadline=None, print_blob=True)
 settings.load_profile("busy")
@@ -57,6 +59,24 @@ def tiny_engine(tiny_folder):
         asyncio.run(engine.start())
     yield engine
     asyncio.run(engine.stop())
+
+
+def _registries() -> Iterator[Registry[Any]]:
+    """Those that are imported."""
+    for home in HOMES.values():
+        module, name = home.split(":")
+        if module in sys.modules:
+            yield getattr(sys.modules[module], name)
+
+
+@pytest.fixture(autouse=True)
+def names_of_a_test_end_with_it() -> Iterator[None]:
+    """What a test registers would be in the schema that later tests read."""
+    before = {registry.kind: set(registry) for registry in _registries()}
+    yield
+    for registry in _registries():
+        for name in set(registry) - before.get(registry.kind, set(registry)):
+            del registry[name]
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,18 @@ ROOT = Path(__file__).parents[1]
 PARTS = [(key, name) for key in HOMES for name in registry_of(key)]
 TENSORS = ("Tensor", "GroupIds")
 """Annotations of what the trainer gives to a part."""
-GIVEN = {"is_expert", "step", "group_ids", "prompt", "response", "truth", "task", "experiences", "info"}
+GIVEN = {
+    "is_expert",
+    "step",
+    "group_ids",
+    "prompt",
+    "response",
+    "truth",
+    "response_tokens",
+    "task",
+    "experiences",
+    "info",
+}
 
 
 def parameters(part: Any, key: str) -> dict[str, Any]:

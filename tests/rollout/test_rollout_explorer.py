@@ -20,6 +20,7 @@ from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.rollout.trainer_watch import TrainerWatch
+from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
@@ -305,20 +306,7 @@ def test_a_run_goes_on_where_it_stopped_with_the_same_tasks(config, engine, tmp_
 
     broken = config(name="broken")
     publish(broken, 0, 1, 2, 3)
-    first = Explorer(broken, [engine])
-
-    async def two_steps():
-        store = first.store
-
-        async def store_and_stop(rollouts):
-            await store(rollouts)
-            if rollouts.step == 2:
-                await first.stop()
-
-        first.store = store_and_stop
-        return await first.run(explore)
-
-    assert asyncio.run(two_steps())["step"] == 2
+    asyncio.run(stopped_after(2, broken, engine))
     assert not stored(broken).stats().explorers["explorer"]["finished"]
     asyncio.run(Explorer(broken, [engine]).run(explore))
     rows = [[(e.task_index, e.group, e.run) for e in stored(c).lease(1, 24, 9)] for c in (through, broken)]
@@ -690,6 +678,63 @@ def test_operators_change_what_is_stored(config, engine):
     assert stored(settings).stats().ready == 0
     lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert all(line.metrics["experiences/dropped/zero_variance_group_filter"] for line in lines)
+
+
+@pytest.fixture
+def odd_tasks_are_dropped():
+    @OPERATORS.register("even_tasks")
+    def even_tasks(experiences):
+        return [one for one in experiences if one.task_index % 2 == 0]
+
+    return {"experience_pipeline": {"operators": [{"name": "even_tasks"}]}}
+
+
+def test_groups_that_are_dropped_are_replaced(config, engine, odd_tasks_are_dropped):
+    settings = config(mode="explore", data_processor=odd_tasks_are_dropped, explorer={"max_refill_rounds": 8})
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    rows = stored(settings).lease(1, 24, 0)
+    assert [row.task_index for row in rows] == [2 * number for number in range(12) for _ in range(2)]
+    groups = [row.group.split("/")[1:] for row in rows]
+    assert Counter(step for step, _ in groups) == {"1": 6, "2": 6, "3": 6, "4": 6}
+    assert [slot for step, slot in groups if step == "1"] == ["0", "0", "2", "2", "4", "4"]
+    [audit] = audit_runs(settings.job_dir).values()
+    assert audit.clean and audit.tasks_drawn == 23 and audit.dropped_by == {"even_tasks": 11}
+    tasks = [line.metrics["tasks"] for line in read_metrics(settings.job_dir) if line.source == "explorer"]
+    assert tasks == [5, 6, 6, 6]
+
+
+def test_refills_end_after_their_rounds(config, engine, odd_tasks_are_dropped, caplog):
+    settings = config(mode="explore", data_processor=odd_tasks_are_dropped, explorer={"max_refill_rounds": 1})
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    drawn = Counter(row.group.split("/")[1] for row in stored(settings).lease(1, 24, 0))
+    assert drawn == {"1": 4, "2": 4, "3": 4, "4": 4}
+    assert "explore step 1 has 2 of 3 groups after 4 tasks (explorer.max_refill_rounds: 1)" in caplog.text
+
+
+def test_refilled_steps_resume_with_the_same_tasks(config, engine, odd_tasks_are_dropped):
+    sections = {"data_processor": odd_tasks_are_dropped, "explorer": {"max_refill_rounds": 8}}
+    rows = []
+    for name in ("through", "broken"):
+        settings = config(name=name, **sections)
+        publish(settings, 0, 1, 2, 3)
+        if name == "broken":
+            asyncio.run(stopped_after(2, settings, engine))
+        asyncio.run(Explorer(settings, [engine]).run(explore))
+        rows.append([(e.task_index, e.group, e.run) for e in stored(settings).lease(1, 24, 9)])
+    assert rows[0] == rows[1] and len(rows[0]) == 24
+
+
+async def stopped_after(step, settings, engine):
+    explorer = Explorer(settings, [engine])
+    store = explorer.store
+
+    async def store_and_stop(rollouts):
+        await store(rollouts)
+        if rollouts.step == step:
+            await explorer.stop()
+
+    explorer.store = store_and_stop
+    assert (await explorer.run(explore))["step"] == step
 
 
 def _rows(config) -> list[str]:

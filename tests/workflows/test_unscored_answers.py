@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from chatting import END, Turns
 from workflow_helpers import ScriptedModel, make_task, run
 
 from trinity_core.algorithms import ALGORITHMS, Objective
@@ -59,16 +61,16 @@ def workflow(monkeypatch):
 
 
 class Failing:
-    """A reward runner whose every verifier fails, or all but one."""
+    """A reward runner whose every verifier fails, but for the answers with the numbers `judged`."""
 
     def __init__(self, judged=()):
-        self.judged = judged
+        self.judged, self.numbers = judged, itertools.count()
 
     async def score(self, name, items):
         return self.score_sync(name, items)
 
     def score_sync(self, name, items):
-        verdicts = [n in self.judged for n, _ in enumerate(items)]
+        verdicts = [next(self.numbers) in self.judged for _ in items]
         return [Reward({"accuracy": 0.0}) if judged else Reward(error="too slow") for judged in verdicts]
 
 
@@ -236,15 +238,15 @@ def example():
 
 
 def test_docs_example_takes_two_turns(example, workflow):
-    model = ScriptedModel("#### 3")
-    experiences = workflow(example, model=model, repeat_times=1)
-    assert [(one.run, one.turn, one.reward) for one in experiences] == [(0, 0, 0.0), (0, 1, 0.0)]
-    (_, again) = model.asked
-    first = experiences[0].tokens.tolist()
-    assert again[0][: len(first)] == first and len(again[0]) > len(first)
+    model = Turns("2", "#### 3")
+    [one] = workflow(example, model=model, repeat_times=1)
+    assert one.reward == 0.0 and one.action_mask.sum() == len("2>") + len("#### 3>")
+    (first, _), (again, _) = model.asked
+    assert again[: len(first) + 2] == [*first, ord("2"), END] and len(again) > len(first) + 2
 
 
 def test_docs_example_excludes_unscored_runs(example, workflow):
-    experiences = workflow(example, "#### 2", "#### 3", rewards=Failing(judged=[1]))
-    assert [is_unscored(one) for one in experiences] == [True, True, False, False]
-    assert [one.reward for one in experiences] == [None, None, 0.0, 0.0]
+    model = Turns("2", "2", "#### 2", "#### 3")
+    experiences = workflow(example, model=model, repeat_times=2, rewards=Failing(judged=[1]))
+    assert [is_unscored(one) for one in experiences] == [True, False]
+    assert [one.reward for one in experiences] == [None, 0.0]

@@ -40,6 +40,7 @@ def _unread(config: Config) -> list[str]:
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
         "explorer.feedback_timeout": "feedback_timeout" in (config.given.get("explorer") or {})
         and config.mode != "serve",
+        "explorer.max_refill_rounds": config.explorer.max_refill_rounds > 0 and config.mode not in ("both", "explore"),
         "service.data_juicer": config.service.data_juicer is not None,
         "synchronizer.sync_offset": config.synchronizer.sync_offset > 0 and not config.is_synchronous,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,

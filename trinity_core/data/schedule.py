@@ -115,21 +115,28 @@ class TaskSchedule:
         object.__setattr__(self, "order", order)
 
     def tasks(self, step: int) -> list[Task]:
-        """The tasks of explore step `step`, each with its group."""
-        taken = self.order.take((step - 1) * self.batch_size, self.batch_size)
+        """The tasks of explore step `step` if each step before it drew `batch_size`, each with its group."""
+        return self.draw(step, (step - 1) * self.batch_size, self.batch_size)
+
+    def draw(self, step: int, start: int, count: int, slot: int = 0) -> list[Task]:
+        """The next `count` tasks for explore step `step` after `start` tasks were drawn, `slot` of them for it."""
         return [
-            replace(self.tasksets[source][row], group=f"{self.explorer}/{step}/{slot}")
-            for slot, (source, row) in enumerate(taken)
+            replace(self.tasksets[source][row], group=f"{self.explorer}/{step}/{place}")
+            for place, (source, row) in enumerate(self.order.take(start, count), slot)
         ]
 
     def steps(self, epochs: int) -> int:
         """Whole steps in a number of epochs, at least one."""
         return max(1, epochs * self.order.epoch_length // self.batch_size)
 
-    def position(self, step: int) -> dict[str, Any]:
-        """The schedule's position after `step` steps, as JSON, with the settings that it depends on."""
-        epoch, offset = divmod(step * self.batch_size, self.order.epoch_length)
-        return {"step": step, "epoch": epoch, "offset": offset, **self._order_inputs()}
+    def position(self, step: int, drawn: int | None = None) -> dict[str, Any]:
+        """The schedule's position after `step` steps, as JSON, with the settings that it depends on.
+
+        `drawn`: the tasks of these steps; None: `batch_size` each.
+        """
+        drawn = step * self.batch_size if drawn is None else drawn
+        epoch, offset = divmod(drawn, self.order.epoch_length)
+        return {"step": step, "epoch": epoch, "offset": offset, "drawn": drawn, **self._order_inputs()}
 
     def check(self, position: dict[str, Any]) -> None:
         """Raise DataError if a recorded position belongs to another order of tasks: see `check_order`."""

@@ -18,10 +18,10 @@ from trinity_core.config import Config
 from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.admission import AdmissionWait, staleness_bound
+from trinity_core.rollout.filling import filled
 from trinity_core.rollout.in_flight import loading_meanwhile
 from trinity_core.rollout.ledger import drawn_tasks
-from trinity_core.rollout.metrics import dropped_numbers, dropped_whole, eval_numbers, experiences_of, step_numbers
-from trinity_core.rollout.operated import operated
+from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.records import StepRecords, StepRollouts
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import check_failures
@@ -274,12 +274,10 @@ class Explorer:
         before, self._used = self._used or resources.usage(), None
         if self.is_synchronous:
             await resources.pool.reset_prefix_cache()
-        answering = self._steps.outcomes(step, self.version or 0)
-        in_flight = self.config.synchronizer.sync_in_flight
-        outcomes = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
-        check_failures(step, outcomes)
-        experiences, dropped = await operated(self._open.operators, experiences_of(outcomes))
-        dropped |= dropped_whole(outcomes)
+        rounds, in_flight = self.config.explorer.max_refill_rounds, self.config.synchronizer.sync_in_flight
+        answering = filled(self._steps, self._open.operators, step, self.version or 0, rounds)
+        found = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
+        outcomes, experiences, dropped = found.outcomes, found.experiences, found.dropped
         generate, reward, tokens = (now - then for now, then in zip(resources.usage(), before, strict=True))
         self._records.set_seconds(generate=generate, reward=reward)
         numbers = step_numbers(outcomes) | dropped_numbers(dropped)

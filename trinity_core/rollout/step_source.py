@@ -30,6 +30,9 @@ class StepSource(Protocol):
     async def outcomes(self, step: int, version: int) -> list[Outcome]:
         """The outcomes of a step, with weights of `version`."""
 
+    async def further(self, step: int, count: int) -> list[Outcome]:
+        """The outcomes of `count` more tasks for the step in progress; none where nobody can ask for more."""
+
     def position(self, step: int) -> dict[str, Any]:
         """The position after a step, as JSON."""
 
@@ -40,7 +43,7 @@ class StepSource(Protocol):
         """The last step is in the store."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class TaskSteps:
     """Steps of a schedule's tasks."""
 
@@ -50,26 +53,39 @@ class TaskSteps:
     in_waves: bool
     """See `TaskRunner.run`."""
     text: str = ""
+    _drawn: int = 0
+    """Tasks of all steps so far, with the one in progress."""
+    _slots: int = 0
+    """Those of the step in progress."""
 
     def rows(self, step: int) -> int:
         """See `StepSource`."""
-        return sum(task.repeat_times for task in self.schedule.tasks(step))
+        tasks = self.schedule.draw(step, self._drawn, self.schedule.batch_size)
+        return sum(task.repeat_times for task in tasks)
 
     def arrival(self, is_over: Callable[[], bool]) -> None:
         """Tasks are always there."""
 
     async def outcomes(self, step: int, version: int) -> list[Outcome]:
         """See `StepSource`."""
-        return await self.runner.run(self.schedule.tasks(step), in_waves=self.in_waves)
+        self._slots = 0
+        return await self.further(step, self.schedule.batch_size)
+
+    async def further(self, step: int, count: int) -> list[Outcome]:
+        """See `StepSource`."""
+        tasks = self.schedule.draw(step, self._drawn, count, self._slots)
+        self._drawn, self._slots = self._drawn + count, self._slots + count
+        return await self.runner.run(tasks, in_waves=self.in_waves)
 
     def position(self, step: int) -> dict[str, Any]:
         """See `StepSource`."""
-        return self.schedule.position(step)
+        return self.schedule.position(step, self._drawn)
 
     def resume(self, position: Mapping[str, Any] | None) -> None:
         """See `StepSource`."""
-        if position is not None:
-            self.schedule.check(dict(position))
+        found = dict(position or {})
+        self.schedule.check(found)
+        self._drawn = found.get("drawn", found.get("step", 0) * self.schedule.batch_size)
 
     def stored(self) -> None:
         """Nothing to do: a task is known by its place."""
