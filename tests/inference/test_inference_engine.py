@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from inference.holding import held_amid
 
 from trinity_core.errors import InputError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.inference.requests import Request, Sampling, WeightSource
@@ -305,10 +306,13 @@ def test_requests_in_flight_continue_with_new_weights(tiny_engine, other_model, 
     publish(folder, 2, other_model)
 
     async def update_meanwhile():
-        running = asyncio.create_task(tiny_engine.generate(requests(4, Sampling(max_tokens=200), name="across")))
-        await asyncio.sleep(0.15)
-        await tiny_engine.load(WeightSource("checkpoint", str(tmp_path)), 2)
-        return (await running).unpack()
+        with held_amid(tiny_engine, 4 * 20) as amid:
+            long = Sampling(max_tokens=200, min_tokens=200)
+            running = asyncio.create_task(tiny_engine.generate(requests(4, long, name="across")))
+            while not amid.is_set() and not running.done():
+                await asyncio.sleep(0.01)
+            await tiny_engine.load(WeightSource("checkpoint", str(tmp_path)), 2)
+            return (await running).unpack()
 
     wanted = requests(4, name="across")
     for request, sample in zip(wanted, asyncio.run(update_meanwhile()), strict=True):

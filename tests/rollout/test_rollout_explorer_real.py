@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import threading
-import time
 from collections import Counter
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from inference.holding import held_amid
 
 from trinity_core.config import config_from_dict, store_url
 from trinity_core.inference.openai_api.served import address_file
@@ -172,7 +171,7 @@ def test_agents_that_hang_or_crash_cost_only_themselves(
 
 @pytest.mark.parametrize("method", ["memory", "checkpoint"])
 def test_answers_in_flight_take_up_new_weights(
-    tiny_folders, tiny_engine, tiny_model, tmp_path, own_weights_after, monkeypatch, method
+    tiny_folders, tiny_engine, tiny_model, tmp_path, own_weights_after, method
 ):
     """Each log-prob is that of the version which sampled its token, over the whole sequence before it."""
     import torch
@@ -191,19 +190,6 @@ def test_answers_in_flight_take_up_new_weights(
         for number, parameter in enumerate(other.parameters()):
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
     versions = open_versions(method, config.job_dir)
-    backend, amid = tiny_engine._backend, threading.Event()
-    step, before = backend._step, backend.sampled()
-
-    def step_and_wait():
-        """From the 20th token of each answer on, a step for each job that comes, until the new weights are there."""
-        step()
-        if backend.version == 0 and backend.sampled() - before > 16 * 20:
-            amid.set()
-            deadline = time.monotonic() + 60
-            while backend._jobs.empty() and time.monotonic() < deadline:
-                time.sleep(0.01)
-
-    monkeypatch.setattr(backend, "_step", step_and_wait)
 
     def publish(version, model):
         tokens = np.arange(3, 40, 4)
@@ -212,11 +198,12 @@ def test_answers_in_flight_take_up_new_weights(
 
     async def main():
         publish(0, tiny_model)
-        running = asyncio.create_task(Explorer(config, [tiny_engine]).run(explore))
-        while not amid.is_set() and not running.done():
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(publish, 1, other)
-        return await running
+        with held_amid(tiny_engine, 16 * 20) as amid:
+            running = asyncio.create_task(Explorer(config, [tiny_engine]).run(explore))
+            while not amid.is_set() and not running.done():
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(publish, 1, other)
+            return await running
 
     assert asyncio.run(main())["version"] == 1
     rows = ExperienceStore.open(store_url(config), str(config.job_dir)).lease(1, 64, 1)
