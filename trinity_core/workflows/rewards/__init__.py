@@ -1,7 +1,7 @@
 """Reward functions by name, and the pool of killable processes that they run in."""
 
-from trinity_core.workflows.rewards import boxed, countdown, math
-from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, Parts, Reward, RewardFn, RewardItem
+from trinity_core.workflows.rewards import boxed, code, countdown, math
+from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, Parts, Reward, RewardFn, RewardItem, Scored
 from trinity_core.workflows.rewards.pool import RewardPool, RewardRunner
 
 __all__ = [
@@ -13,7 +13,9 @@ __all__ = [
     "RewardItem",
     "RewardPool",
     "RewardRunner",
+    "Scored",
     "boxed",
+    "code",
     "countdown",
     "math",
 ]

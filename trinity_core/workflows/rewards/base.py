@@ -23,11 +23,19 @@ class RewardFn(Protocol):
 
     def __call__(
         self, *, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **args: Any
-    ) -> Parts | float:
+    ) -> Parts | Scored | float:
         """`task` is the row; `args` are the task set's `reward_fn_args`.
 
         A function with a parameter `response_tokens` is given the number of tokens of the answer, or None.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a reward function may return in place of its parts: parts, and numbers for the metrics beside them."""
+
+    parts: Parts
+    counts: Parts
 
 
 class FastPath(Protocol):
@@ -61,6 +69,8 @@ class Reward:
     """None if the verifier failed, so that no part can be mistaken for a 0."""
     error: str | None = None
     """Why the verifier gave no verdict: it timed out, died, raised or returned no finite number."""
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers for the metrics, which are no part of the reward."""
 
     def __post_init__(self) -> None:
         if (self.parts is None) == (self.error is None):
@@ -73,8 +83,8 @@ class Reward:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The parts and `verifier_errors`, 1 if the verifier failed; then no part is given, so averages skip it."""
-        return {**(self.parts or {}), VERIFIER_ERRORS: float(self.error is not None)}
+        """Parts, counts and `verifier_errors`, 1 if the verifier failed; then no part is given, so averages skip it."""
+        return {**self.counts, **(self.parts or {}), VERIFIER_ERRORS: float(self.error is not None)}
 
 
 REWARD_FNS: Registry[RewardFn] = Registry(
@@ -83,3 +93,5 @@ REWARD_FNS: Registry[RewardFn] = Registry(
 FAST_PATHS: dict[str, FastPath] = {}
 WARM_UPS: dict[str, Callable[[], object]] = {}
 """Called once per worker before its first answer, so that imports and caches do not count towards a time-out."""
+TIME_LIMITS: dict[str, Callable[[Mapping[str, Any]], float]] = {}
+"""Seconds for a verdict, from `reward_fn_args`, of functions that may take longer than the pool grants others."""

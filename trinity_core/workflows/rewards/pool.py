@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trinity_core.errors import DataError, TransientFault
-from trinity_core.workflows.rewards.base import FAST_PATHS, Reward, RewardItem
+from trinity_core.workflows.rewards.base import FAST_PATHS, TIME_LIMITS, Reward, RewardItem
 
 BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from trinity_core.workflows.rewards.worker import main; "
@@ -138,7 +138,7 @@ def _raise_fatal(answer: dict[str, Any]) -> None:
 
 @dataclass(slots=True)
 class RewardPool:
-    """Scores answers in up to `workers` processes, each answer within `timeout` seconds."""
+    """Scores answers in up to `workers` processes, each answer within `timeout` seconds, or longer (`TIME_LIMITS`)."""
 
     workers: int = 2
     timeout: float = 10.0
@@ -205,7 +205,7 @@ class RewardPool:
             worker, before = self._prepared(name), len(rewards)
             try:
                 worker.send(name, items[before:])
-                no_reply = self._collect(worker, rewards, len(items))
+                no_reply = self._collect(worker, rewards, [self._seconds(name, item) for item in items])
             except BaseException:
                 worker.kill()
                 raise
@@ -219,14 +219,18 @@ class RewardPool:
                 deaths = 0
         return rewards
 
-    def _collect(self, worker: _Worker, rewards: list[Reward], count: int) -> _NoReply | None:
-        """Append verdicts up to `count`; if the worker hangs or dies, return why the next answer has none."""
-        while len(rewards) < count:
-            answer = worker.receive(self.timeout)
+    def _seconds(self, name: str, item: RewardItem) -> float:
+        longer = TIME_LIMITS.get(name)
+        return self.timeout if longer is None else max(self.timeout, longer(item.args))
+
+    def _collect(self, worker: _Worker, rewards: list[Reward], seconds: Sequence[float]) -> _NoReply | None:
+        """Append verdicts, one for each limit; if the worker hangs or dies, return why the next answer has none."""
+        while len(rewards) < len(seconds):
+            answer = worker.receive(seconds[len(rewards)])
             if isinstance(answer, _NoReply):
                 return answer
             _raise_fatal(answer)
-            rewards.append(Reward(answer.get("parts"), answer.get("error")))
+            rewards.append(Reward(answer.get("parts"), answer.get("error"), answer.get("counts") or {}))
         return None
 
     def _prepared(self, name: str) -> _Worker:

@@ -20,7 +20,7 @@ from typing import Any
 
 from trinity_core.errors import TrinityError
 from trinity_core.plugins import load_plugins
-from trinity_core.workflows.rewards.base import REWARD_FNS, WARM_UPS, Parts, RewardFn, RewardItem
+from trinity_core.workflows.rewards.base import REWARD_FNS, WARM_UPS, Parts, RewardFn, RewardItem, Scored
 
 PR_SET_PDEATHSIG = 1
 
@@ -62,7 +62,7 @@ def main(descriptor: int, parent: int, memory_bytes: int, plugin_dir: str | None
 
 def verdict(score: RewardFn, item: RewardItem) -> dict[str, Any]:
     """Call a reward function; an exception becomes an error (or fatal) reply."""
-    outcome: Future[Parts | float] = Future()
+    outcome: Future[Parts | Scored | float] = Future()
     given = dict(item.args)
     if "response_tokens" in inspect.signature(score).parameters:
         given["response_tokens"] = item.response_tokens
@@ -75,8 +75,10 @@ def verdict(score: RewardFn, item: RewardItem) -> dict[str, Any]:
         return {"fatal": str(raised)}
     if raised is not None:
         return {"error": f"{type(raised).__name__}: {raised}"}
+    result = outcome.result()
+    parts, counts = (result.parts, result.counts) if isinstance(result, Scored) else (result, {})
     try:
-        return {"parts": as_parts(outcome.result())}
+        return {"parts": as_parts(parts), "counts": as_parts(counts)}
     except (TypeError, ValueError) as error:
         return {"error": f"the reward function gave no number: {error}"}
 

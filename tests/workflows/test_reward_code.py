@@ -1,0 +1,210 @@
+"""Code that a model may write, good and bad, against unit tests in the forms of the data sets."""
+
+import errno
+import json
+import os
+import socket
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from textwrap import dedent
+
+import psutil
+import pytest
+from written_code import (
+    CALLS,
+    CALLS_HOME,
+    FILLS_THE_DISK,
+    FORGERIES,
+    HUMANEVAL,
+    HUNGRY,
+    LEAVES_A_DAEMON,
+    LIVE,
+    LOOKS_AROUND,
+    MBPP,
+    SIMILAR,
+    STACK,
+    STACKED,
+    SUM,
+    SUMMED,
+    TOTAL,
+    TWICE,
+)
+
+from trinity_core.errors import DataError
+from trinity_core.workflows import RewardItem, RewardPool
+from trinity_core.workflows.rewards.code import code_reward, last_program, sandbox
+from trinity_core.workflows.rewards.code.inside import Unjudged
+from trinity_core.workflows.rewards.code.sandbox import CodeLimits, SandboxFailed, best_isolation, python, run_program
+
+namespaces = pytest.mark.skipif(best_isolation() == "none", reason="this system permits no namespaces")
+
+
+def run(code, limits=None):
+    return run_program({"solution.py": code}, python("solution.py"), "", limits or CodeLimits())
+
+
+def judged(code, tests, task=None, **args):
+    args = {"time_limit": 5.0} | args
+    return code_reward(
+        prompt="", response=f"So:\n```python\n{dedent(code)}\n```\n", truth=tests, task=task or {}, **args
+    )
+
+
+@pytest.mark.parametrize(
+    "code, tests, share",
+    [
+        (SUMMED, SUM, 1.0),
+        (SUMMED, json.dumps(SUM), 1.0),
+        ("print(3)", SUM, 0.5),
+        ("print(3.0000001 if input() == '1 2' else 12)", {"inputs": ["1 2", "5 7"], "outputs": ["3.0", "12"]}, 1.0),
+        ("print(1/0)", SUM, 0.0),
+        ("print('3 12')", SUM, 0.0),
+        (SIMILAR, MBPP, 1.0),
+        (SIMILAR.replace("tuple", "list"), MBPP, 0.0),
+        ("def similar(a, b):\n    return ()", MBPP, 0.5),
+        ("def other(): pass", MBPP, 0.0),
+        ("def similar(:", MBPP, 0.0),
+        ("def near(xs):\n    return xs[1] - xs[0] < 0.3", HUMANEVAL, 1.0),
+        ("def near(xs):\n    return True", HUMANEVAL, 0.0),
+        (TWICE, CALLS, 1.0),
+        ("def twice(xs):\n    return xs + xs", CALLS, 0.5),
+        (TOTAL, LIVE, 1.0),
+        (STACKED, STACK, 1.0),
+        (STACKED.replace("self.items.pop()", "3"), STACK, 0.0),
+        ("def flip(xs):\n    xs.reverse()", ["a = [1, 2]\nflip(a)\nassert a == [2, 1]"], 1.0),
+        ("def up(n):\n    yield from range(n)", ["from solution import up\nassert list(up(3)) == [0, 1, 2]"], 1.0),
+        ("def big(n):\n    return 10 ** n", ["assert big(6000) == 10 ** 6000"], 1.0),
+        ("import numpy\ndef m(xs):\n    return numpy.mean(xs)", ["assert m([1, 2]) == 1.5"], 1.0),
+    ],
+)
+def test_known_verdicts(code, tests, share):
+    scored = judged(code, tests, {"entry_point": "near"}, partial=True)
+    assert scored.parts == {"accuracy": share} and scored.counts["tests_passed"] == share
+
+
+@pytest.mark.parametrize("code", FORGERIES.values(), ids=FORGERIES)
+def test_a_verdict_cannot_be_forged(code):
+    assert judged(code, MBPP).parts == {"accuracy": 0.0}
+
+
+@pytest.mark.parametrize("code, exceeded", HUNGRY.values(), ids=HUNGRY)
+def test_limits_hold(code, exceeded):
+    limits = CodeLimits(seconds=2.0, memory_bytes=256 << 20, output_bytes=1 << 20)
+    assert exceeded in run(dedent(code), limits).exceeded
+
+
+def test_an_exceeded_limit_is_a_failed_test_and_counted():
+    scored = judged("import time\ntime.sleep(60)", SUM, time_limit=0.5, partial=True)
+    assert scored.parts == {"accuracy": 0.0} and scored.counts == {"tests_passed": 0.0, "limits_exceeded": 2.0}
+    scored = judged("def similar(a, b):\n    while len(a) > 1: pass\n    return ()", MBPP, time_limit=0.5, partial=True)
+    assert scored.parts == {"accuracy": 0.5} and scored.counts["limits_exceeded"] == 1
+
+
+def test_a_full_disk_is_the_sandboxs_own():
+    ran = run(FILLS_THE_DISK, CodeLimits(disk_bytes=8 << 20))
+    number, mib = map(int, ran.output.split())
+    assert number in (errno.ENOSPC, errno.EFBIG) and mib <= 8
+
+
+@namespaces
+def test_daemons_end_with_the_program():
+    mark = f"daemon-{os.getpid()}"
+    assert run(LEAVES_A_DAEMON.replace("MARK", mark)).status == 0
+    assert not [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])]
+
+
+@namespaces
+def test_no_socket_leads_out():
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        assert run(CALLS_HOME.replace("PORT", str(server.getsockname()[1]))).output == b"none\n"
+
+
+@namespaces
+def test_files_of_others_are_out_of_sight(tmp_path):
+    words = run(LOOKS_AROUND.replace("PLACE", str(tmp_path))).output.split()
+    assert words[0] == b"False" and words[-1] == b"1" and b"'USER'," not in words
+
+
+def test_without_namespaces_limits_hold_and_it_is_said(monkeypatch, caplog, tmp_path):
+    refused = SandboxFailed("unshare: Operation not permitted")
+
+    def start(self, isolation, first=sandbox.Sandbox.start):
+        if isolation == "namespaces":
+            raise refused
+        return first(self, isolation)
+
+    monkeypatch.setattr(sandbox.Sandbox, "start", start)
+    monkeypatch.setattr(sandbox, "best_isolation", isolation := sandbox.cache(best_isolation.__wrapped__))
+    assert isolation() == isolation() == "none"
+    assert [record.message for record in caplog.records] == [record.message for record in caplog.records[:1]]
+    assert "permits no namespaces" in caplog.text
+    try:
+        ran = run("import time; time.sleep(60)", CodeLimits(seconds=0.5))
+    except SandboxFailed as failed:  # root's code runs as another user, who may not see this Python
+        assert "Permission denied" in str(failed)
+    else:
+        assert "longer" in ran.exceeded
+
+
+@pytest.mark.parametrize(
+    "tests, said",
+    [
+        ("", "no unit tests"),
+        ([], "no unit tests"),
+        (None, "no unit tests"),
+        ({"inputs": ["1"], "outputs": []}, "as many"),
+        ([{"in": 1}], "cannot read"),
+        ("def check(f): pass", "entry_point"),
+        ([{"input": "1", "output": "1", "testtype": "functional"}], "entry_point"),
+    ],
+)
+def test_unreadable_tests_end_the_run(tests, said):
+    with pytest.raises(DataError, match=said):
+        judged(SUMMED, tests)
+
+
+@pytest.mark.parametrize(
+    "code, tests, said",
+    [
+        ("class V: pass", ["assert V() == V()"], "only the answer could judge"),
+        ("def apply(f): return f()", ["assert apply(lambda: 1) == 1"], "only plain data can cross"),
+        (SIMILAR, ["assert similar("], "is no Python"),
+    ],
+)
+def test_what_cannot_be_judged_is_an_error(code, tests, said):
+    with pytest.raises(Unjudged, match=said):
+        judged(code, tests)
+
+
+def test_the_tests_have_a_time_together():
+    with pytest.raises(TimeoutError, match="total_seconds"):
+        judged("import time\ntime.sleep(0.4)\nprint(1)", {"inputs": [""] * 9, "outputs": ["1"] * 9}, total_seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    "text, code",
+    [
+        ("```python\na\n```\nthen\n```py\nb\n```", "b\n"),
+        ("```python\na\n```\noutput:\n```\n3\n```", "a\n"),
+        ("```\na\n```", "a\n"),
+        ("a", None),
+        ("```python\na", None),
+    ],
+)
+def test_the_last_fenced_program_is_the_answer(text, code):
+    assert last_program(text) == code
+
+
+def left_behind():
+    return set(Path(tempfile.gettempdir()).glob("code-*"))
+
+
+def test_code_is_scored_in_the_pool_and_leaves_nothing():
+    before = left_behind()
+    items = [RewardItem(f"```python\n{code}\n```", SUM, args={"time_limit": 5.0}) for code in (SUMMED, "print(1)")]
+    with closing(RewardPool(1)) as pool:
+        right, wrong, unsaid = pool.score_sync("code_reward", [*items, RewardItem("3", SUM)])
+    assert right.metrics == {"accuracy": 1.0, "tests_passed": 1.0, "limits_exceeded": 0.0, "verifier_errors": 0.0}
+    assert wrong.value == unsaid.value == 0.0 and right.value == 1.0
+    assert left_behind() <= before

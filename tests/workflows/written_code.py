@@ -1,0 +1,155 @@
+"""Programs that a model may have written, and unit tests in the forms of the data sets."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+SUM = {"inputs": ["1 2\n", "5 7\n"], "outputs": ["3\n", "12\n"]}
+SUMMED = "print(sum(map(int, input().split())))"
+MBPP = ["assert similar((3, 4, 5), (5, 4)) == (4, 5)", "assert similar((1,), (2,)) == ()"]
+SIMILAR = "def similar(a, b):\n    return tuple(sorted(set(a) & set(b)))"
+HUMANEVAL = """
+METADATA = {}
+def check(candidate):
+    assert candidate([1.0, 2.8]) == False
+    assert candidate([1.0, 1.1])
+"""
+CALLS = {"fn_name": "twice", "inputs": [[[1, 2]], [[]]], "outputs": [[2, 4], []]}
+TWICE = "class Solution:\n    def twice(self, xs):\n        return [2 * x for x in xs]"
+LIVE = [
+    {"input": "[1, 2]\n3", "output": "6", "testtype": "functional", "metadata": {"func_name": "total"}},
+    {"input": "2 2", "output": "4", "testtype": "stdin"},
+]
+TOTAL = f"""
+class Solution:
+    def total(self, xs, y):
+        return sum(xs) + y
+
+if __name__ == "__main__":
+    {SUMMED}
+"""
+STACK = """
+s = Stack()
+s.push(3)
+assert s.pop() == 3 and s.items == []
+try:
+    s.pop()
+except IndexError:
+    pass
+else:
+    assert False
+"""
+STACKED = """
+class Stack:
+    def __init__(self): self.items = []
+    def push(self, x): self.items.append(x)
+    def pop(self): return self.items.pop()
+"""
+
+FORGERIES = {
+    "exits": "import sys; sys.exit(0)",
+    "exits at once": "import os; os._exit(0)",
+    "equals all": """
+        class Yes:
+            def __eq__(self, other): return True
+            def __ne__(self, other): return False
+            __hash__ = None
+        def similar(a, b): return Yes()
+    """,
+    "is a tuple that equals all": """
+        class Yes(tuple):
+            def __eq__(self, other): return True
+        def similar(a, b): return Yes()
+    """,
+    "writes verdicts": """
+        import os
+        for number in range(64):
+            try: os.write(number, b'{"passed": true}\\n{"passed": true}\\n')
+            except OSError: pass
+        def similar(a, b): return None
+    """,
+    "patches the tests": """
+        import builtins
+        builtins.AssertionError = ValueError
+        builtins.compile = builtins.exec = lambda *a, **k: None
+        def similar(a, b): return None
+    """,
+    "edits its tests": """
+        import glob
+        for name in [*glob.glob("/**/tests.json", recursive=True), "tests.json", "../tests.json"]:
+            try: open(name, "w").write('{"setup": "", "tests": []}')
+            except OSError: pass
+        def similar(a, b): return None
+    """,
+    "kills its judge": """
+        import os, signal
+        for number in [os.getppid(), *range(2, 40)]:
+            try: os.kill(number, signal.SIGKILL)
+            except OSError: pass
+        def similar(a, b): return None
+    """,
+    "raises what the judge raises": """
+        class Unjudged(Exception): pass
+        def similar(a, b): raise Unjudged("sorry")
+    """,
+    "raises in its equality": """
+        class No:
+            def __eq__(self, other): raise SystemExit
+        def similar(a, b): return No()
+    """,
+    "sends nonsense": """
+        import os, sys
+        def similar(a, b): os.write(int(sys.argv[2]), b'{"value": {"z": 1}}\\n' * 9)
+    """,
+}  # fmt: skip
+
+HUNGRY = {
+    "sleeps": ("import time; time.sleep(60)", "longer"),
+    "computes": ("while True: pass", "longer"),
+    "forks": (
+        """
+        import os
+        while True:
+            try: os.fork()
+            except OSError: pass
+        """,
+        "longer",
+    ),
+    "eats memory": ("x = []\nwhile True: x.append(bytearray(1 << 24))", "memory"),
+    "eats memory in many processes": (
+        """
+        import os, time
+        for _ in range(3): os.fork()
+        x = bytearray(100 << 20)
+        time.sleep(60)
+        """,
+        "memory",
+    ),
+    "talks": ("while True: print('x' * 10000)", "wrote"),
+}
+
+FILLS_THE_DISK = dedent("""
+    n = 0
+    try:
+        for i in range(200):
+            with open(f"{i}", "wb") as file: n += file.write(b"x" * (1 << 20))
+    except OSError as error: print(error.errno, n >> 20)
+""")
+LEAVES_A_DAEMON = dedent("""
+    import os, time
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execv("/bin/sleep", ["MARK", "300"])
+        os._exit(0)
+    time.sleep(0.2)
+""")
+CALLS_HOME = dedent("""
+    import socket
+    try: socket.create_connection(("127.0.0.1", PORT), 2)
+    except OSError: print("none")
+""")
+LOOKS_AROUND = dedent("""
+    import os
+    print(os.path.exists("PLACE"), sorted(os.environ), os.getpid())
+""")

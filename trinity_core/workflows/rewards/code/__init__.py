@@ -1,0 +1,63 @@
+"""`code_reward`: programs and functions that a model wrote, judged by unit tests in a sandbox."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trinity_core.workflows.rewards.base import REWARD_FNS, TIME_LIMITS, WARM_UPS, Scored
+from trinity_core.workflows.rewards.code.cases import tests_of
+from trinity_core.workflows.rewards.code.judging import Judging
+from trinity_core.workflows.rewards.code.sandbox import CodeLimits, best_isolation
+
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+PYTHON = ("python", "python3", "py")
+TOTAL_SECONDS = 60.0
+END_SECONDS = 30.0
+"""For sandboxes to begin and end, beside the time of the tests."""
+
+
+def last_program(text: str) -> str | None:
+    """The last fenced block of Python in a text, or the last fenced block of all; None without one."""
+    blocks = _FENCE.findall(text)
+    known = [body for language, body in blocks if language.lower() in PYTHON]
+    return known[-1] if known else blocks[-1][1] if blocks else None
+
+
+@REWARD_FNS.register("code_reward")
+def code_reward(
+    *,
+    prompt: str,
+    response: str,
+    truth: Any,
+    task: Mapping[str, Any],
+    entry_point: str = "",
+    partial: bool = False,
+    time_limit: float = 6.0,
+    total_seconds: float = TOTAL_SECONDS,
+    memory_gib: float = 1.0,
+    disk_mib: int = 64,
+    processes: int = 16,
+    **_: Any,
+) -> Scored:
+    """`accuracy` 1 where the last fenced block of Python passes all unit tests, else 0; `partial`: the share it passes.
+
+    Raises DataError for a row without tests, and other errors for what cannot be judged.
+    """
+    tests, code = tests_of(truth, task, entry_point), last_program(response)
+    if code is None:
+        return Scored({"accuracy": 0.0}, {"tests_passed": 0.0, "limits_exceeded": 0.0})
+    limits = CodeLimits(time_limit, int(memory_gib * 2**30), disk_mib << 20, processes)
+    tally = Judging(code, limits, partial, total_seconds).tally(tests)
+    share = tally.passed / tests.count
+    accuracy = share if partial else float(tally.passed == tests.count)
+    return Scored({"accuracy": accuracy}, {"tests_passed": share, "limits_exceeded": float(tally.exceeded)})
+
+
+def _longest(args: Mapping[str, Any]) -> float:
+    return float(args.get("total_seconds", TOTAL_SECONDS)) + 10 * float(args.get("time_limit", 6.0)) + END_SECONDS
+
+
+TIME_LIMITS["code_reward"] = _longest
+WARM_UPS["code_reward"] = best_isolation

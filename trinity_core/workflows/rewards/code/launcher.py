@@ -1,0 +1,144 @@
+"""Starts one program in a sandbox. Run as a script of its own: `python launcher.py SETTINGS`, JSON from `sandbox.py`.
+
+In `namespaces`, the program sees no network, no other process, and no files but those of the system and of Python,
+which it cannot write, and a small disk in memory; as the first process of its namespace it takes all that it started
+with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_USERS, NEW_PIDS, NEW_NET = (
+    0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
+)  # fmt: skip
+READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+KEPT = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
+"""Flag of a file system (`os.statvfs`) → flag of `mount`: what a new mount may not take away."""
+DETACH = 2
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
+DEVICES = ("null", "zero", "random", "urandom")
+WORK = "sandbox"
+"""Where the program runs, in the sandbox."""
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Enter the sandbox, run the program, end as it ends. If that fails, the reason goes to the descriptor `report`."""
+    settings = json.loads(sys.argv[1])
+    os.set_inheritable(settings["report"], False)
+    try:
+        _run(settings)
+    except OSError as error:
+        os.write(settings["report"], str(error).encode())
+        os._exit(1)
+
+
+def _run(settings: dict[str, Any]) -> None:
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    uid, gid = os.geteuid(), os.getegid()
+    alone = settings["isolation"] == "namespaces"
+    if alone:
+        _check(
+            LIBC.unshare(NEW_MOUNTS | NEW_NAMES | NEW_IPC | NEW_PIDS | NEW_NET | (NEW_USERS if uid else 0)), "unshare"
+        )
+        if uid:
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+            Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    child = os.fork()
+    if child:
+        os.closerange(0, 3)
+        os.closerange(3, 256)
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    folder = _new_root(settings) if alone else settings["files"]
+    os.chdir(folder)
+    if not uid:
+        _become(settings["uid"], folder)
+    _limit(settings)
+    os.execve(settings["command"][0], settings["command"], settings["environment"])  # noqa: S606 - no shell
+
+
+def _new_root(settings: dict[str, Any]) -> str:
+    """A file system of the sandbox's own, with the given files in the folder that is returned."""
+    root, files = settings["root"], {path.name: path.read_bytes() for path in Path(settings["files"]).iterdir()}
+    _mount("none", "/", None, RECURSIVE | PRIVATE)
+    _mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEVICES, f"size={settings['disk_bytes']},nr_inodes=4096,mode=755")
+    for source in map(Path, settings["visible"]):
+        _show(source, Path(root + str(source)))
+    for device in DEVICES:
+        target = Path(root, "dev", device)
+        target.parent.mkdir(exist_ok=True)
+        target.touch()
+        _mount(f"/dev/{device}", str(target), None, BIND)
+    Path(root, "proc").mkdir()
+    LIBC.mount(b"proc", f"{root}/proc".encode(), b"proc", NO_SUID | NO_DEVICES, None)  # refused in some containers
+    for name in ("tmp", WORK):
+        Path(root, name).mkdir(exist_ok=True)
+        Path(root, name).chmod(0o1777)
+    for name, content in files.items():
+        Path(root, WORK, name).write_bytes(content)
+    os.chdir(root)
+    _check(LIBC.pivot_root(b".", b"."), "pivot_root")
+    _check(LIBC.umount2(b".", DETACH), "umount")
+    return f"/{WORK}"
+
+
+def _show(source: Path, target: Path) -> None:
+    """Bind a folder or file, read-only."""
+    if target.exists() or target.is_symlink() or not source.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+        return
+    target.mkdir() if source.is_dir() else target.touch()
+    _mount(str(source), str(target), None, BIND | RECURSIVE)
+    held = os.statvfs(target).f_flag
+    kept = sum(flag for bit, flag in KEPT.items() if held & bit)
+    _mount("none", str(target), None, BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES | kept)
+
+
+def _become(uid: int, folder: str) -> None:
+    """Root's sandbox runs as a user that owns nothing else, so that limits on processes count."""
+    for path in (Path(folder), *Path(folder).iterdir()):
+        os.chown(path, uid, uid)
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+
+
+def _limit(settings: dict[str, Any]) -> None:
+    for number in range(64):
+        LIBC.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)
+    _check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    for name, value in settings["limits"].items():
+        kind = getattr(resource, name)
+        most = resource.getrlimit(kind)[1]
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(kind, (value, value))
+
+
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    named = kind.encode() if kind else None
+    _check(LIBC.mount(source.encode(), target.encode(), named, flags, data.encode()), f"mount {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main()

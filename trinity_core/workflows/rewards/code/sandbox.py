@@ -1,0 +1,260 @@
+"""Running model-written programs: in namespaces of their own where the system permits it, under limits everywhere.
+
+Each program has limits of time, memory, files, processes and output. Without namespaces a program can reach the network
+and read files, which is said once in the log of the process that runs it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from trinity_core.workflows.rewards.code import launcher
+
+log = logging.getLogger(__name__)
+
+VISIBLE = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
+FIRST_UID = 1 << 20
+"""Users of root's sandboxes: one for each, by the process that starts it, that own nothing."""
+LOOK_SECONDS = 0.05
+GRACE_SECONDS = 10.0
+"""For a killed program to be gone."""
+START_SECONDS = 60.0
+"""For a sandbox to begin; 30 ms on quiet cores."""
+BUSY = 10
+"""A lone program that waits for a CPU may take this many times its limit; then the machine is too busy to judge."""
+
+_numbers = itertools.count()
+
+
+class SandboxFailed(Exception):
+    """A sandbox did not work: nothing is known of the program."""
+
+
+@dataclass(frozen=True)
+class CodeLimits:
+    """What a program may use."""
+
+    seconds: float = 6.0
+    """Time, waits for a CPU not counted."""
+    memory_bytes: int = 1 << 30
+    """Of all its processes together."""
+    disk_bytes: int = 64 << 20
+    processes: int = 16
+    output_bytes: int = 16 << 20
+
+
+@dataclass
+class Sandbox:
+    """One program in its sandbox, as a context manager: at its end the program and all that it started are gone."""
+
+    files: Mapping[str, str]
+    command: Sequence[str]
+    limits: CodeLimits
+    stdin: int = subprocess.DEVNULL
+    stdout: int = subprocess.DEVNULL
+    descriptors: Sequence[int] = ()
+    """Passed on."""
+    _places: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list)
+
+    def __enter__(self) -> Sandbox:
+        return self.start(best_isolation())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def start(self, isolation: str) -> Sandbox:
+        """Start the program. Raises `SandboxFailed` if the sandbox cannot be entered or the program is not there."""
+        reading, writing = os.pipe()
+        try:
+            self.process = self._launch(isolation, writing)
+        finally:
+            os.close(writing)
+        with os.fdopen(reading, "rb") as report:
+            begun = bool(select.select([report], [], [], START_SECONDS)[0])
+            reason = report.read().decode(errors="replace") if begun else f"it did not begin in {START_SECONDS:g} s"
+        if reason:
+            self.end()
+            raise SandboxFailed(f"a sandbox for model-written code did not start: {reason}")
+        self._began = time.monotonic()
+        return self
+
+    def exceeded(self) -> str:
+        """The limit that the program has exceeded, in words; "" if none. Raises `SandboxFailed` on a busy machine."""
+        members = self._members()
+        memory = sum(_resident(member) for member in members)
+        if memory > self.limits.memory_bytes:
+            return f"used more than {self.limits.memory_bytes >> 20} MiB of memory"
+        taken = time.monotonic() - self._began
+        if taken <= self.limits.seconds:
+            return ""
+        if len(members) == 1 and taken - _run_queue_seconds(members[0].pid) <= self.limits.seconds:
+            if taken > BUSY * self.limits.seconds:
+                raise SandboxFailed(f"the machine was too busy to run it: {taken:.0f} s, most of them without a CPU")
+            return ""
+        return f"took longer than {self.limits.seconds:g} s"
+
+    def restart_clock(self) -> None:
+        """The time limit counts from now."""
+        self._began = time.monotonic()
+
+    def end(self) -> None:
+        """Kill the program and everything that it started."""
+        members = self._members()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for member in members:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        try:
+            self.process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise SandboxFailed(f"a killed program is not gone after {GRACE_SECONDS:g} s") from None
+        for place in self._places:
+            place.cleanup()
+
+    def _launch(self, isolation: str, report: int) -> subprocess.Popen[bytes]:
+        root, staged = (tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) for _ in range(2))
+        self._places = [root, staged]
+        for name, text in self.files.items():
+            Path(staged.name, name).write_text(text, encoding="utf-8", errors="replace")
+        given = {
+            "isolation": isolation,
+            "report": report,
+            "root": root.name,
+            "files": staged.name,
+            "visible": [*VISIBLE, *_python()],
+            "disk_bytes": self.limits.disk_bytes,
+            "uid": FIRST_UID + os.getpid() * 64 % (1 << 28) + next(_numbers) % 64,
+            "command": list(self.command),
+            "limits": {
+                "RLIMIT_AS": self.limits.memory_bytes * 4,
+                "RLIMIT_FSIZE": self.limits.disk_bytes,
+                "RLIMIT_NPROC": self.limits.processes,
+                "RLIMIT_NOFILE": 128,
+                "RLIMIT_CORE": 0,
+                "RLIMIT_CPU": int(self.limits.seconds * BUSY) + 1,
+            },
+            "environment": {
+                "PATH": os.defpath,
+                "HOME": ".",
+                "LANG": "C.UTF-8",
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "PYTHONHASHSEED": "0",
+            },
+        }
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", launcher.__file__, json.dumps(given)],
+            stdin=self.stdin,
+            stdout=self.stdout,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(report, *self.descriptors),
+            start_new_session=True,
+            cwd="/",
+        )
+
+    def _members(self) -> list[psutil.Process]:
+        """The program and what it started, without the launcher."""
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a program wrote, and how it ended."""
+
+    output: bytes
+    exceeded: str
+    """The limit that it exceeded; "" if it ended by itself."""
+    status: int
+
+
+def run_program(files: Mapping[str, str], command: Sequence[str], stdin: str, limits: CodeLimits) -> Ran:
+    """Run a program to its end. Raises `SandboxFailed`."""
+    with tempfile.TemporaryFile() as given:
+        given.write(stdin.encode(errors="replace"))
+        given.seek(0)
+        with Sandbox(files, command, limits, given.fileno(), subprocess.PIPE) as sandbox:
+            assert sandbox.process.stdout is not None
+            return _collected(sandbox, sandbox.process.stdout.fileno())
+
+
+def _collected(sandbox: Sandbox, descriptor: int) -> Ran:
+    output, open_, exceeded = bytearray(), True, ""
+    with selectors.DefaultSelector() as ready:
+        ready.register(descriptor, selectors.EVENT_READ)
+        while not exceeded and (open_ or sandbox.process.poll() is None):
+            if open_ and ready.select(LOOK_SECONDS):
+                piece = os.read(descriptor, 1 << 16)
+                output += piece
+                open_ = bool(piece)
+                if len(output) > sandbox.limits.output_bytes:
+                    exceeded = f"wrote more than {sandbox.limits.output_bytes >> 20} MiB"
+            elif not open_:
+                with suppress(subprocess.TimeoutExpired):
+                    sandbox.process.wait(LOOK_SECONDS)
+            exceeded = exceeded or sandbox.exceeded()
+    sandbox.end()
+    return Ran(bytes(output), exceeded, sandbox.process.returncode)
+
+
+def python(*arguments: str) -> list[str]:
+    """A command that runs this Python, with its packages."""
+    return [sys.executable, "-s", "-P", "-B", *arguments]
+
+
+@cache
+def best_isolation() -> str:
+    """`namespaces` where the system permits them, else `none`, which is said in the log."""
+    probe = Sandbox({}, ["/bin/true"], CodeLimits())
+    try:
+        probe.start("namespaces").end()
+    except SandboxFailed as failed:
+        log.warning(
+            "this system permits no namespaces: code that a model wrote runs under limits of time, memory, files and "
+            "processes, but can reach the network and read files (%s)",
+            failed,
+        )
+        return "none"
+    return "namespaces"
+
+
+def _python() -> list[str]:
+    folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
+    return sorted(str(Path(folder).absolute()) for folder in folders)
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _run_queue_seconds(pid: int) -> float:
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
