@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with the pinned packages: requirements/gpu.txt where there is an NVIDIA GPU, else requirements/cpu.txt.
-# Usage: requirements/install.sh [dev]   (dev adds the tools for tests, lint and types, and what tests of agents need)
+# Usage: requirements/install.sh [dev]   (dev adds the tools for tests, lint and types, and what tests of agents and environments need)
 # Needs only a Python 3.11 with venv and pip, and a package index. Running it again does nothing until a pin changes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ find_python() {
 kind=cpu
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then kind=gpu; fi
 files=(requirements/$kind.txt)
-[ "${1:-}" = dev ] && files+=(requirements/dev.txt requirements/agents.txt)
+[ "${1:-}" = dev ] && files+=(requirements/dev.txt requirements/agents.txt requirements/environments.txt)
 
 stamp=".venv/.installed-${1:-run}"
 digest=$(cat "${files[@]}" pyproject.toml requirements/install.sh | sha256sum | cut -d' ' -f1)

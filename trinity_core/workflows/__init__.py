@@ -7,17 +7,24 @@ from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run
 from trinity_core.workflows.boxed import MathBoxedWorkflow
 from trinity_core.workflows.builtin import MathWorkflow, SimpleChatWorkflow
 from trinity_core.workflows.command import CommandWorkflow
+from trinity_core.workflows.environments import ENVIRONMENTS, Environment, EnvironmentFailed, Step
+from trinity_core.workflows.environments.workflow import EnvWorkflow, FrozenLakeWorkflow
 from trinity_core.workflows.history import RecordingModel
 from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
 from trinity_core.workflows.trajectory import Trajectory
 
 __all__ = [
+    "ENVIRONMENTS",
     "REWARD_FNS",
     "WORKFLOWS",
     "AgentWorkflow",
     "CommandWorkflow",
     "Completion",
+    "EnvWorkflow",
+    "Environment",
+    "EnvironmentFailed",
+    "FrozenLakeWorkflow",
     "MathBoxedWorkflow",
     "MathWorkflow",
     "RecordingModel",
@@ -30,6 +37,7 @@ __all__ = [
     "RolloutSession",
     "SimpleChatWorkflow",
     "SimpleWorkflow",
+    "Step",
     "Trajectory",
     "Workflow",
     "load_plugins",

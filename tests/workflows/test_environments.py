@@ -1,0 +1,231 @@
+"""Environments: gymnasium's, processes of their own, and workflows in them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from workflows.chatting import Turns
+from workflows.workflow_helpers import make_task
+
+from trinity_core.errors import TrinityError
+from trinity_core.workflows import ENVIRONMENTS, EnvironmentFailed, run_workflow
+from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, where_to_run
+from trinity_core.workflows.environments.workflow import EnvArguments, returns
+
+pytest.importorskip("gymnasium", reason="requirements/environments.txt is not installed; make dev installs it")
+
+ODD = '''
+import os, subprocess, sys, time
+
+class Odd:
+    """Does what it is told."""
+
+    def __init__(self, started=None):
+        self.started = started
+
+    def close(self):
+        if self.started:
+            open(self.started + ".closed", "w").close()
+
+    async def reset(self, seed):
+        return f"seed {seed}", 0.0, False, {}
+
+    def step(self, action):
+        print("not for the protocol")
+        if action == "die":
+            print("my last words", file=sys.stderr)
+            os._exit(3)
+        if action == "hang":
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            open(self.started, "w").write(str(child.pid))
+            time.sleep(600)
+        if action == "raise":
+            raise RuntimeError("no such thing")
+        if action == "nan":
+            return "x", float("nan"), False, {}
+        if action == "nonsense":
+            return ["x", "y"]
+        if action == "python":
+            return sys.executable, 0.0, True, {}
+        return action, 1.0, action == "end", {"state": "s" + action}
+'''
+
+
+@pytest.fixture
+def odd(tmp_path):
+    """Where the environment is whose behaviour is odd."""
+    (tmp_path / "odd.py").write_text(ODD)
+    yield f"{tmp_path}/odd.py:Odd"
+    HOSTS.close()
+
+
+def play(*turns, workflow="env_workflow", raw=None, **args):
+    """One rollout with these answers."""
+    task = make_task(workflow, raw={"question": "Play.", **(raw or {})}, repeat_times=1, workflow_args=args)
+    model = Turns(*turns)
+    return asyncio.run(run_workflow(task, model)), model
+
+
+def test_a_rollout_is_an_episode():
+    answers = ["down", "I go DOWN", "up? no: right", "right", "fly", "down", "right"]
+    [one], model = play(*answers, environment="frozen_lake", environment_args={"show_rules": False})
+    assert one.reward == 1.0 and one.info["state"] == "P___\n_O_O\n___O\nO__G"
+    assert one.metrics["turns"] == 7 and one.metrics["invalid_actions"] == 1 and one.metrics["episode_ended"] == 1
+    text = model.tokenizer.decode(one.tokens)
+    assert text.startswith("<uPlay.\nP___\n_O_O\n___O\nO__G><adown><u____\nPO_O\n___O\nO__G><aI go DOWN>")
+    assert "<uName one of left, down, right, up.\n____\n_O_O\n__PO\nO__G>" in text
+
+
+def test_a_hole_ends_the_episode_without_reward():
+    [one], _ = play("right", "down", "never", environment="frozen_lake")
+    assert one.reward == 0.0 and one.metrics["turns"] == 2
+
+
+def test_turns_get_the_returns_that_follow_them():
+    args = {"environment": "frozen_lake", "step_wise": True, "discount": 0.5}
+    rows, _ = play("down", "down", "right", "right", "down", "right", **args)
+    assert [(row.turn, row.reward) for row in rows] == [(turn, 0.5 ** (5 - turn)) for turn in range(6)]
+    assert [row.info["state"].replace("\n", "").index("P") for row in rows] == [0, 4, 8, 9, 10, 14]
+    assert returns([1.0, 2.0, 4.0], 0.5) == [3.0, 4.0, 4.0]
+
+
+def test_turns_and_moves_are_limited():
+    assert play(*["left"] * 9, environment="frozen_lake", max_turns=3)[0][0].metrics["turns"] == 3
+    [one], _ = play(*["left"] * 9, workflow="frozen_lake_workflow", env_max_steps=4, agent_max_steps=6)
+    assert one.metrics["turns"] == 4 and one.metrics["episode_ended"] == 1
+
+
+def test_columns_of_a_task_are_arguments_and_seed():
+    lakes = {}
+    for seed in (1, 2):
+        row = {"size": 3, "p": 0.6, "seed": seed}
+        lakes[seed] = play("left", workflow="frozen_lake_workflow", raw=row, agent_max_steps=1)[0][0].info["state"]
+        assert len(lakes[seed]) == 11
+    assert lakes[1] != lakes[2]
+
+
+def test_taxi_and_blackjack_are_told_in_words():
+    taxi = ENVIRONMENTS["taxi"](show_rules=False)
+    said = "Taxi: row 3 column 0. Passenger: at blue (row 4 column 3). Destination: yellow (row 4 column 0)."
+    assert taxi.reset(0)[:3] == (said, 0.0, False)
+    _, reward, *_ = taxi.step("south, then pickup")
+    assert reward == -10
+    cards = ENVIRONMENTS["blackjack"]()
+    assert "Dealer shows" in cards.reset(3)[0]
+    assert cards.step("hit or stick? Stick")[2] is True
+    assert cards.move("sticky") is None
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"environment": "frozen_lak"}, "frozen_lake"),
+        ({"environment": "frozen_lake", "environment_args": {"slippery": True}}, "slippery"),
+        ({"environment": "frozen_lake", "environment_args": {"p": "much"}}, "p: "),
+    ],
+)
+def test_wrong_arguments_are_refused(args, message):
+    with pytest.raises(ValueError, match=message):
+        EnvArguments.model_validate(args)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(ENVIRONMENTS["taxi"], "package", "not_installed_here")
+    with pytest.raises(ValueError, match=r"pip install --no-deps -r requirements/environments.txt"):
+        EnvArguments.model_validate({"environment": "taxi"})
+
+
+def test_a_missing_package_of_a_process_is_named(tmp_path):
+    (tmp_path / "needs.py").write_text("import not_installed_here\n")
+    with pytest.raises(TrinityError, match="not_installed_here"):
+        play("x", environment=f"{tmp_path}/needs.py:Needs")
+
+
+def test_gymnasium_in_a_process_is_the_same():
+    here, there = (
+        play("down", "right", "down", environment="frozen_lake", process=process)[0][0] for process in (False, True)
+    )
+    assert here.tokens.tolist() == there.tokens.tolist() and here.reward == there.reward
+    [kept] = next(hosts for hosts in HOSTS.idle.values() if hosts)
+    play("down", "right", "down", environment="frozen_lake", process=True)
+    assert [kept] == next(hosts for hosts in HOSTS.idle.values() if hosts) and kept.alive
+    HOSTS.close()
+    assert not kept.alive
+
+
+def test_a_process_may_have_its_own_interpreter(odd, tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    python = str(tmp_path / "venv/bin/python")
+    [one], _ = play("go", "python", environment=odd, python=python)
+    assert one.reward == 1.0 and one.metrics["turns"] == 2
+    environment = ProcessEnvironment(where_to_run("odd", odd, {}, python), 10.0)
+    assert environment.step("python").observation == python
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        (["go", "die"], "its process has ended: my last words"),
+        (["raise"], "RuntimeError: no such thing"),
+        (["nan"], "a finite number"),
+        (["nonsense"], r"\['x', 'y'\]"),
+    ],
+)
+def test_a_broken_environment_is_an_error_never_a_reward(odd, turns, message):
+    with pytest.raises(EnvironmentFailed, match="(?s)environment '.*odd.py:Odd': .*" + message):
+        play(*turns, environment=odd)
+    assert not any(HOSTS.idle.values())
+    assert play("go", "end", environment=odd)[0][0].reward == 2.0
+
+
+def test_one_that_hangs_ends_with_what_it_started(odd, tmp_path):
+    started = tmp_path / "child"
+    with pytest.raises(EnvironmentFailed, match=r"longer than 0.5 s for step \(workflow_args.time_limit\)"):
+        play("hang", environment=odd, environment_args={"started": str(started)}, time_limit=0.5)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{started.read_text()}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{started.read_text()}").exists()
+
+
+def test_one_that_hangs_here_is_given_up(monkeypatch):
+    class Sleeper(ENVIRONMENTS["frozen_lake"]):
+        def step(self, action):
+            time.sleep(1.0)
+            return super().step(action)
+
+    monkeypatch.setitem(ENVIRONMENTS, "sleeper", Sleeper)
+    with pytest.raises(EnvironmentFailed, match=r"longer than 0.2 s"):
+        play("down", environment="sleeper", time_limit=0.2)
+
+
+def test_rollouts_wait_for_a_free_process(odd):
+    where = where_to_run("odd", odd, {}, None)
+    first = HOSTS.take(where, 10.0, 1, 1.0)
+    with pytest.raises(EnvironmentFailed, match=r"all 1 processes .*workflow_args.processes"):
+        HOSTS.take(where, 10.0, 1, 0.1)
+    HOSTS.give(first, True)
+    assert HOSTS.take(where, 10.0, 1, 1.0) is first
+    HOSTS.give(first, False)
+    assert not first.alive
+
+
+def test_nothing_sampled_is_nothing_judged():
+    task = make_task("env_workflow", repeat_times=1, workflow_args={"environment": "frozen_lake"})
+    [one] = asyncio.run(run_workflow(task, Turns("x", max_model_len=3)))
+    assert one.is_unscored
+
+
+def test_a_process_without_requests_closes_its_environment(odd, tmp_path):
+    started = tmp_path / "child"
+    environment = ProcessEnvironment(where_to_run("odd", odd, {"started": str(started)}, None), 10.0)
+    environment._process.stdin.close()  # as when the explorer dies
+    environment._process.wait(10)
+    assert (tmp_path / "child.closed").exists()
+    environment.close()

@@ -1,0 +1,105 @@
+"""What an environment is, and environments by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+from collections.abc import Awaitable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from trinity_core.data.formats import Tool
+from trinity_core.errors import InputError, TrinityError
+from trinity_core.registry import Registry
+
+EXTRA = "pip install --no-deps -r requirements/environments.txt"
+
+
+class EnvironmentFailed(Exception):
+    """An environment died, hung, raised or said nonsense. Nothing can be said of the policy; another attempt may do
+    better."""
+
+
+class Step(NamedTuple):
+    """What an environment says to an action, or at the start."""
+
+    observation: str
+    """What the policy sees next."""
+    reward: float = 0.0
+    done: bool = False
+    """The episode has ended."""
+    info: Mapping[str, Any] = {}
+    """JSON for people. `state`: a text that is equal where the state is (by default the observation); `invalid`: the
+    action was none that the environment knows."""
+
+    @property
+    def state(self) -> str:
+        """The key of the state."""
+        return str(self.info.get("state", self.observation))
+
+
+Told = Step | tuple[str, float, bool, Mapping[str, Any]]
+"""A `Step`, or a plain tuple of the same four: an environment need import nothing of ours."""
+
+
+class Environment(Protocol):
+    """One world that a policy acts in by text. Methods are plain or `async`; one is called at a time.
+
+    An environment whose constructor needs packages of `requirements/environments.txt` names one of them as `package`.
+    """
+
+    def reset(self, seed: int) -> Told | Awaitable[Told]:
+        """Begin a new episode; the same seed begins the same one."""
+
+    def step(self, action: str) -> Told | Awaitable[Told]:
+        """Do what the policy's text says."""
+
+    def tools(self) -> list[Tool] | Awaitable[list[Tool]]:
+        """The tools that the policy may call, as JSON schemas for its chat template; often none."""
+
+    def close(self) -> Any:
+        """Release what the environment holds."""
+
+
+class NeedsPackage(Protocol):
+    """A class of environments that needs a package which is not among the core's."""
+
+    package: ClassVar[str]
+
+
+ENVIRONMENTS: Registry[type[Any]] = Registry("environment")
+
+
+def as_step(told: Any) -> Step:
+    """What an environment returned, checked. Raises EnvironmentFailed."""
+    match told:
+        case [str(observation), int() | float() as reward, bool(done), dict(info)] if math.isfinite(reward):
+            return Step(observation, float(reward), done, info)
+    raise EnvironmentFailed(
+        f"it said {str(told)[:200]!r}, which is not (observation: text, reward: a finite number, done: true or false, "
+        "info: a mapping)"
+    )
+
+
+def as_tools(told: Any) -> list[Tool]:
+    """The tools that an environment returned, checked. Raises EnvironmentFailed."""
+    if isinstance(told, list) and all(isinstance(tool, dict) for tool in told):
+        return told
+    raise EnvironmentFailed(f"its tools are {str(told)[:200]!r}, not a list of JSON schemas")
+
+
+def check_installed(name: str, kind: type[Any]) -> None:
+    """Raise TrinityError if the package that environments of this class need is not installed here."""
+    package = vars(kind).get("package")
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise missing(name, package)
+
+
+def missing(name: str, package: str) -> TrinityError:
+    """Says how to install what an environment needs."""
+    return InputError(f"environment '{name}' needs the package {package}; install it: {EXTRA}")
+
+
+def target_of(kind: type[Any]) -> str:
+    """Where a process of its own finds a class: its file and name."""
+    return f"{inspect.getsourcefile(kind)}:{kind.__qualname__}"

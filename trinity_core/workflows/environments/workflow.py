@@ -1,0 +1,283 @@
+"""`env_workflow`: the policy acts in an environment, turn after turn; `frozen_lake_workflow` is one such."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.formats import Message
+from trinity_core.errors import InputError
+from trinity_core.signatures import Arguments
+from trinity_core.threads import InterruptibleThreads
+from trinity_core.workflows.base import WORKFLOWS, Workflow
+from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, where_to_run
+from trinity_core.workflows.environments.protocol import (
+    ENVIRONMENTS,
+    Environment,
+    EnvironmentFailed,
+    Step,
+    as_step,
+    as_tools,
+    check_installed,
+    target_of,
+)
+from trinity_core.workflows.trajectory import Trajectory
+
+PATIENCE = 600.0
+"""Seconds that a rollout waits for a process of its environment to be free."""
+
+GRACE = 10.0
+"""Seconds in which a process of its own reports itself that its time was over."""
+
+
+class EnvArguments(Arguments):
+    """`workflow_args` of `env_workflow`."""
+
+    environment: str
+    """A registered name; or, for a process of its own, `package.module:Class` or `folder/file.py:Class`."""
+    environment_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of its class. A task's column of the same name takes precedence, and the column `seed` is its seed."""
+    max_turns: int = Field(10, ge=1)
+    step_wise: bool = False
+    """One experience for each turn, whose reward is the return from there on; else one for the rollout."""
+    discount: float = Field(1.0, ge=0, le=1)
+    """Of the returns of `step_wise`, a turn."""
+    process: bool = False
+    """In a process of its own."""
+    python: str | None = None
+    """The interpreter of that process, such as that of another virtual environment; implies `process`."""
+    processes: int = Field(16, ge=1)
+    """Most processes at once; further rollouts wait."""
+    time_limit: float = Field(60.0, gt=0)
+    """Seconds for a reset or a step."""
+
+    @property
+    def separate(self) -> bool:
+        """True if the environment runs in a process of its own."""
+        return self.process or self.python is not None or ":" in self.environment
+
+    @property
+    def all_arguments(self) -> dict[str, Any]:
+        """Those of the environment's class."""
+        return self.environment_args
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if ":" not in self.environment:
+            kind = ENVIRONMENTS.resolve(self.environment)
+            model = ENVIRONMENTS.arguments(kind, self.environment)
+            if self.python is None:
+                check_installed(self.environment, kind)
+            if model is not None:
+                _check(model, self.all_arguments, self.environment)
+        return self
+
+
+def _check(model: Any, given: Mapping[str, Any], name: str) -> None:
+    """Raise InputError for unknown arguments or wrong ones. Those that are missing may be columns of the tasks."""
+    try:
+        model.model_validate(given)
+    except ValidationError as error:
+        wrong = [one for one in error.errors() if one["type"] != "missing"]
+        if wrong:
+            what = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in wrong)
+            raise InputError(f"arguments of environment '{name}': {what}") from None
+
+
+@dataclass
+class Episode:
+    """What an environment said in one rollout."""
+
+    first: Step
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def rewards(self) -> list[float]:
+        """Of each turn."""
+        return [step.reward for step in self.steps]
+
+    @property
+    def states(self) -> list[str]:
+        """The key of the state in which each turn acted."""
+        return [step.state for step in (self.first, *self.steps)]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts of the episode."""
+        invalid = sum(bool(step.info.get("invalid")) for step in self.steps)
+        done = bool(self.steps) and self.steps[-1].done
+        return {"turns": float(len(self.steps)), "invalid_actions": float(invalid), "episode_ended": float(done)}
+
+
+@WORKFLOWS.register("env_workflow")
+class EnvWorkflow(Workflow):
+    """Each rollout is one episode of at most `max_turns` turns; its reward is the sum of the environment's.
+
+    The conversation begins with the task's messages, to the last of which (or to a message of the user's own) the first
+    observation is added. All rollouts of a task begin with the same seed. If an environment fails, the task is tried
+    again; a failure is never a reward.
+    """
+
+    arguments: ClassVar[type[EnvArguments]] = EnvArguments
+
+    async def run(self) -> list[Experience]:
+        """The experiences of all `task.repeat_times` rollouts."""
+        given = self.given()
+        running = [asyncio.ensure_future(self._rollout(given, run)) for run in range(self.task.repeat_times)]
+        try:
+            return [one for experiences in await asyncio.gather(*running) for one in experiences]
+        finally:
+            for rollout in running:
+                rollout.cancel()
+
+    def given(self) -> EnvArguments:
+        """The arguments, with those in the task's columns."""
+        given = self.arguments.model_validate(self.task.workflow_args)
+        if given.environment not in ENVIRONMENTS:
+            return given
+        model = ENVIRONMENTS.arguments(ENVIRONMENTS[given.environment], given.environment)
+        own = {name: self.task.raw[name] for name in (model.model_fields if model else ()) if name in self.task.raw}
+        return given.model_copy(update={"environment_args": {**given.all_arguments, **own}})
+
+    async def _rollout(self, given: EnvArguments, run: int) -> list[Experience]:
+        task = self.task
+        limit = given.time_limit + (GRACE if given.separate else 0.0)
+        async with opened(given) as environment:
+            tools = as_tools(await _called(environment.tools, limit))
+            seed = int(task.raw.get("seed", task.rollout_seed(0)))
+            episode = Episode(as_step(await _called(environment.reset, limit, seed)))
+            trajectory = Trajectory(
+                self.model,
+                first_messages(task.messages, episode.first.observation),
+                tools=tools or task.tools,
+                seed=lambda turn: task.rollout_seed(run, turn),
+                chat_template=task.format.chat_template,
+                **task.sampling,
+            )
+            while len(episode.steps) < given.max_turns and not trajectory.finished:
+                answer = await trajectory.act()
+                if answer.finish_reason == "prompt_too_long":
+                    break
+                episode.steps.append(as_step(await _called(environment.step, limit, answer.text)))
+                if episode.steps[-1].done:
+                    break
+                trajectory.add({"role": "user", "content": episode.steps[-1].observation})
+        return experiences_of(trajectory, episode, given, run)
+
+
+@asynccontextmanager
+async def opened(given: EnvArguments) -> AsyncIterator[Environment]:
+    """The environment, here or in a process of its own. Raises EnvironmentFailed if it cannot be made."""
+    if given.separate:
+        registered = ENVIRONMENTS.get(given.environment)
+        target = given.environment if registered is None else target_of(registered)
+        where = where_to_run(given.environment, target, given.environment_args, given.python)
+        taking = asyncio.get_running_loop().run_in_executor(
+            InterruptibleThreads("environment"), HOSTS.take, where, given.time_limit, given.processes, PATIENCE
+        )
+        try:
+            hosted = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(_give_back)
+            raise
+        whole = False
+        try:
+            yield hosted
+            whole = True
+        finally:
+            HOSTS.give(hosted, whole)
+        return
+    environment: Environment = await _called(
+        ENVIRONMENTS.resolve(given.environment), given.time_limit, **given.environment_args
+    )
+    try:
+        yield environment
+    finally:
+        await _called(environment.close, given.time_limit)
+
+
+def _give_back(taken: asyncio.Future[ProcessEnvironment]) -> None:
+    """End a process that came after its rollout had ended."""
+    if not taken.cancelled() and taken.exception() is None:
+        HOSTS.give(taken.result(), False)
+
+
+async def _called(method: Callable[..., Any], limit: float, *args: Any, **kwargs: Any) -> Any:
+    """What a method of an environment returns, plain or `async`, within `limit` seconds.
+
+    Raises EnvironmentFailed if it takes longer or raises.
+    """
+    name = method.__qualname__
+    try:
+        async with asyncio.timeout(limit):
+            if inspect.iscoroutinefunction(method):
+                return await method(*args, **kwargs)
+            threads = InterruptibleThreads("environment")
+            return await asyncio.get_running_loop().run_in_executor(threads, lambda: method(*args, **kwargs))
+    except TimeoutError:
+        raise EnvironmentFailed(f"{name} took longer than {limit:g} s (workflow_args.time_limit)") from None
+
+
+def first_messages(messages: list[Message], observation: str) -> list[Message]:
+    """The task's messages with the first observation, which the user says."""
+    if not messages or messages[-1]["role"] != "user":
+        return [*messages, {"role": "user", "content": observation}]
+    last = messages[-1]
+    return [*messages[:-1], {**last, "content": f"{last['content']}\n{observation}".strip()}]
+
+
+def returns(rewards: list[float], discount: float) -> list[float]:
+    """The discounted sum of the rewards from each turn on."""
+    found: list[float] = []
+    for reward in reversed(rewards):
+        found.insert(0, reward + discount * (found[0] if found else 0.0))
+    return found
+
+
+def experiences_of(trajectory: Trajectory, episode: Episode, given: EnvArguments, run: int) -> list[Experience]:
+    """One experience, or one for each turn. A rollout in which nothing was sampled has no reward."""
+    fields = {"run": run, "metrics": episode.metrics}
+    if not given.step_wise or not episode.steps:
+        reward = sum(episode.rewards) if episode.steps else None
+        return [trajectory.experience(reward, **fields, info={"state": episode.first.state})]
+    steps = trajectory.step_experiences(list(returns(episode.rewards, given.discount)), **fields)
+    for one, state in zip(steps, episode.states, strict=False):
+        one.info = {**one.info, "state": state}
+    return steps
+
+
+class FrozenLakeArguments(EnvArguments):
+    """`workflow_args` of `frozen_lake_workflow`."""
+
+    environment: Literal["frozen_lake"] = "frozen_lake"
+    agent_max_steps: int = Field(10, ge=1)
+    """Most turns of the policy, instead of `max_turns`."""
+    env_max_steps: int = Field(8, ge=1)
+    """Most moves; an answer that names no move is none."""
+    is_slippery: bool = False
+
+    @property
+    def all_arguments(self) -> dict[str, Any]:
+        """Those of `FrozenLake`."""
+        return {"is_slippery": self.is_slippery, "max_steps": self.env_max_steps, **self.environment_args}
+
+
+@WORKFLOWS.register("frozen_lake_workflow")
+class FrozenLakeWorkflow(EnvWorkflow):
+    """`env_workflow` on `frozen_lake`, with Trinity-RFT's arguments; the tasks' columns `size`, `p` and `seed` draw a
+    map for each."""
+
+    arguments: ClassVar[type[EnvArguments]] = FrozenLakeArguments
+
+    def given(self) -> EnvArguments:
+        """As of `env_workflow`, with `agent_max_steps` as the number of turns."""
+        given = super().given()
+        assert isinstance(given, FrozenLakeArguments)
+        return given.model_copy(update={"max_turns": given.agent_max_steps})
