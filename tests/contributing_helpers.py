@@ -67,6 +67,9 @@ class Scripted:
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
         return text + ("assistant: " if prompt else "")
 
+    def message(self, answer: Completion, *_: Any) -> dict[str, Any]:
+        return {"role": "assistant", "content": answer.text}
+
     async def chat(self, messages: Any, n: int = 1, tools: Any = None, **how: Any) -> list[Completion]:
         return await self.generate(self.tokenizer.encode(self.render(messages)), n, **how)
 

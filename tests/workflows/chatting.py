@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from trinity_core.workflows import Completion
+from trinity_core.workflows.rollout_model import plain_message
 
 END = 2
 """The token that ends a turn, `>`."""
@@ -45,6 +46,14 @@ class Turns:
     def render(self, messages, tools=None, *, chat_template=None, prompt=True) -> str:
         text = "".join(f"<{message['role'][0]}{message['content']}>" for message in messages)
         return (f"[{len(tools)}]" if tools else "") + text + ("<a" if prompt else "")
+
+    def message(self, answer, tools=None) -> dict[str, Any]:
+        """An answer of the form `name {json}` is a call of a tool."""
+        name, _, arguments = answer.text.partition(" ")
+        if not (tools and arguments.startswith("{")):
+            return plain_message(answer)
+        call = {"id": f"c{len(self.asked)}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
 
     async def chat(self, messages, n=1, tools=None, *, seeds=None, chat_template=None, **how) -> list[Completion]:
         return await self.generate(self.tokenizer.encode(self.render(messages, tools)), n, seeds=seeds, **how)

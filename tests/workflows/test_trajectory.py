@@ -100,6 +100,12 @@ def test_a_verifier_that_failed_is_no_reward():
     assert one.reward is None and one.metrics["verifier_errors"] == 1
 
 
+def test_steps_have_their_states():
+    trajectory = played(Turns("one", "two"), ["more"])
+    assert [one.state for one in trajectory.step_experiences([0.0, 1.0], states=["start", "more"])] == ["start", "more"]
+    assert [one.state for one in trajectory.step_experiences([0.0, 1.0])] == ["", ""]
+
+
 def test_a_template_that_hides_answers_is_refused():
     class Hides(Turns):
         def render(self, messages, tools=None, **_):

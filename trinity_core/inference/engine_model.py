@@ -15,7 +15,7 @@ from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Message, Tool
 from trinity_core.errors import DataError
 from trinity_core.inference.requests import Request, Sample, Sampling
-from trinity_core.workflows.rollout_model import Completion
+from trinity_core.workflows.rollout_model import Completion, plain_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,13 @@ class Generates(Protocol):
         """The samples, in the order of the requests."""
 
 
+class ReadsToolCalls(Protocol):
+    """Finds the tool calls of an answer (`ToolCallReader`)."""
+
+    def message(self, answer: Completion, tools: Sequence[Tool]) -> Message:
+        """The answer as an assistant's message."""
+
+
 @dataclass
 class EngineModel:
     """A `RolloutModel`. Its coroutines run in one event loop; the `…_sync` methods are for other threads."""
@@ -46,6 +53,8 @@ class EngineModel:
     limits: Limits
     name: str = "policy"
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    reader: ReadsToolCalls | None = None
+    """None: tool calls are text like any other."""
     version: int = 0
     """Version of the weights in the engines; recorded for responses of prompts that are too long."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -101,6 +110,10 @@ class EngineModel:
     ) -> str:
         """See `RolloutModel.render`."""
         return self._encoder(chat_template).render(messages, tools, prompt)
+
+    def message(self, answer: Completion, tools: Sequence[Tool] | None = None) -> Message:
+        """See `RolloutModel.message`."""
+        return self.reader.message(answer, tools) if self.reader and tools else plain_message(answer)
 
     def chat_sync(self, messages: Sequence[Message], n: int = 1, *arguments: Any, **named: Any) -> list[Completion]:
         """`chat` from another thread."""

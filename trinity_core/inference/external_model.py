@@ -14,7 +14,7 @@ from trinity_core.data.formats import Message, Tool
 from trinity_core.errors import TrinityError
 from trinity_core.inference.endpoint import Answer
 from trinity_core.inference.external_session import ExternalSession, text_completion
-from trinity_core.workflows.rollout_model import Completion
+from trinity_core.workflows.rollout_model import Completion, plain_message
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +78,10 @@ class ExternalModel:
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **_: Any) -> str:
         """Raises TrinityError: the endpoint has a chat template of its own."""
         self._refuse("asks for the text of a prompt")
+
+    def message(self, answer: Completion, tools: Sequence[Tool] | None = None) -> Message:
+        """The text of the answer: the endpoint reads tool calls itself, for agents in sessions."""
+        return plain_message(answer)
 
     def session(self, run: int = 0) -> ExternalSession:
         """The endpoint for an agent: address, key and clients."""

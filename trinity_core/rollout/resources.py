@@ -23,6 +23,7 @@ from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import as_handle
 from trinity_core.inference.requests import Request, Sample, WeightSource
+from trinity_core.inference.tool_parsing import ToolCallReader
 from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.operators import OperatorPipeline, pipeline
 from trinity_core.rollout.external_evaluation import external_model, one_answer_each
@@ -100,6 +101,7 @@ class _Read:
     tasksets: list[Taskset]
     eval_tasksets: list[Taskset]
     others: list[tuple[ChatEncoder, tuple[int, ...]]]
+    reader: ToolCallReader | None
 
 
 async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> Resources:
@@ -180,7 +182,8 @@ class PoolOutside:
 
 def _model(config: Config, read: _Read, pool: EnginePool, loops: WorkflowLoops) -> EngineModel | ExternalModel:
     if read.encoder is not None:
-        return EngineModel(PoolOutside(pool, loops), read.encoder, policy_limits(config, read.stop_token_ids))
+        limits = policy_limits(config, read.stop_token_ids)
+        return EngineModel(PoolOutside(pool, loops), read.encoder, limits, reader=read.reader)
     assert config.external_model is not None, "only an external model has no encoder"
     return external_model(config, config.external_model, loops)
 
@@ -224,7 +227,9 @@ def _read(config: Config) -> _Read:
         other = ChatEncoder(tokenizer, None, thinking)
         others.append((other, stop_tokens(model.model_path, tokenizer)))
     stops = stop_tokens(config.model.model_path, encoder.tokenizer) if encoder else ()
-    return _Read(config, encoder, stops, tasksets, evals, others)
+    rollout = config.explorer.rollout_model
+    reader = ToolCallReader.of(rollout, encoder.tokenizer, config.model.model_path) if encoder else None
+    return _Read(config, encoder, stops, tasksets, evals, others, reader)
 
 
 def _open_store(config: Config) -> ExperienceStore:

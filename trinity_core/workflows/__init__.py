@@ -7,26 +7,32 @@ from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run
 from trinity_core.workflows.boxed import MathBoxedWorkflow
 from trinity_core.workflows.builtin import MathWorkflow, SimpleChatWorkflow
 from trinity_core.workflows.command import CommandWorkflow
+from trinity_core.workflows.conversation import ConversationWorkflow, MultiTurnWorkflow
 from trinity_core.workflows.environments import ENVIRONMENTS, Environment, EnvironmentFailed, Step
 from trinity_core.workflows.environments.workflow import EnvWorkflow, FrozenLakeWorkflow
 from trinity_core.workflows.history import RecordingModel
 from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
+from trinity_core.workflows.toolcall import ToolCallWorkflow
+from trinity_core.workflows.tools import TOOLS, Toolbox
 from trinity_core.workflows.trajectory import Trajectory
 
 __all__ = [
     "ENVIRONMENTS",
     "REWARD_FNS",
+    "TOOLS",
     "WORKFLOWS",
     "AgentWorkflow",
     "CommandWorkflow",
     "Completion",
+    "ConversationWorkflow",
     "EnvWorkflow",
     "Environment",
     "EnvironmentFailed",
     "FrozenLakeWorkflow",
     "MathBoxedWorkflow",
     "MathWorkflow",
+    "MultiTurnWorkflow",
     "RecordingModel",
     "Registry",
     "Reward",
@@ -38,6 +44,8 @@ __all__ = [
     "SimpleChatWorkflow",
     "SimpleWorkflow",
     "Step",
+    "ToolCallWorkflow",
+    "Toolbox",
     "Trajectory",
     "Workflow",
     "load_plugins",

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.threads import InterruptibleThreads
-from trinity_core.workflows.base import Workflow
+from trinity_core.workflows.base import Workflow, all_of
 from trinity_core.workflows.rewards import Reward
 
 
@@ -80,12 +80,8 @@ class AgentWorkflow(Workflow):
                 f"workflow '{self.task.workflow}' talks to the OpenAI API; set "
                 "explorer.rollout_model.enable_openai_api: true"
             )
-        running = [asyncio.ensure_future(self._rollout(model, run)) for run in range(self.task.repeat_times)]
-        try:
-            return [one for experiences in await asyncio.gather(*running) for one in experiences]
-        finally:
-            for rollout in running:
-                rollout.cancel()
+        rollouts = await all_of([self._rollout(model, run) for run in range(self.task.repeat_times)])
+        return [one for experiences in rollouts for one in experiences]
 
     async def _rollout(self, model: OpensSessions, run: int) -> list[Experience]:
         with model.session(run) as session:

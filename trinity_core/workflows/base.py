@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
@@ -20,6 +20,8 @@ from trinity_core.signatures import any_arguments
 from trinity_core.workflows.rewards import Reward, RewardItem, RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
 from trinity_core.workflows.unscored import CountedRewards, exclude_unscored
+
+T = TypeVar("T")
 
 
 class Workflow:
@@ -111,6 +113,16 @@ def _plain_numbers(experience: Experience, workflow: str) -> None:
         raise TrinityError(f"workflow '{workflow}' gave a reward or metric that is no number: {error}") from error
     if experience.reward is not None and not math.isfinite(experience.reward):
         raise TrinityError(f"workflow '{workflow}' gave the reward {experience.reward}")
+
+
+async def all_of(rollouts: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of coroutines that run at once, in order. If one raises, the others are ended."""
+    running = [asyncio.ensure_future(rollout) for rollout in rollouts]
+    try:
+        return list(await asyncio.gather(*running))
+    finally:
+        for rollout in running:
+            rollout.cancel()
 
 
 class SimpleWorkflow(Workflow):

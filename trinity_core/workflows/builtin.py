@@ -10,6 +10,7 @@ class SimpleChatWorkflow(SimpleWorkflow):
     """One question, one answer, scored by the task set's `default_reward_fn_type`."""
 
 
+@WORKFLOWS.register("async_math_workflow")
 @WORKFLOWS.register("math_workflow")
 class MathWorkflow(SimpleWorkflow):
     """A problem with a checkable answer: `math_reward` if the task set names no reward function."""

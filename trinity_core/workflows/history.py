@@ -36,6 +36,10 @@ class RecordingModel:
         """Like the model's method of that name."""
         return self.model.render(messages, tools, **args)
 
+    def message(self, answer: Completion, tools: Any = None) -> dict[str, Any]:
+        """Like the model's method of that name."""
+        return self.model.message(answer, tools)
+
     def chat_sync(self, messages: Sequence[dict[str, Any]], n: int = 1, **args: Any) -> list[Completion]:
         """Like the model's method of that name; the answers are recorded."""
         return self._kept(self.model.chat_sync(messages, n, **args))

@@ -75,6 +75,11 @@ def judged(reward: Reward | float | None, fields: dict[str, Any]) -> dict[str, A
     return given
 
 
+def plain_message(answer: Completion) -> Message:
+    """An answer as an assistant's message that calls no tool."""
+    return {"role": "assistant", "content": answer.text}
+
+
 class RolloutModel(Protocol):
     """A policy that answers. Implementations are safe to call from many workflows at once."""
 
@@ -115,6 +120,10 @@ class RolloutModel(Protocol):
 
         Raises `DataError` if the template refuses the conversation.
         """
+
+    def message(self, answer: Completion, tools: Sequence[Tool] | None = None) -> Message:
+        """An answer as an assistant's message. With `tools`, its calls of tools are read by the model's parser
+        (`explorer.rollout_model.tool_call_parser`) and stand in `tool_calls`."""
 
     def chat_sync(
         self,

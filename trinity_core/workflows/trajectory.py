@@ -15,6 +15,23 @@ from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rollout_model import Completion, RolloutModel, judged
 
 
+def returns(rewards: Sequence[Reward | float | None], discount: float) -> list[Reward | float | None]:
+    """For each turn its reward and the later ones, discounted by `discount` for each turn between.
+
+    A turn without a reward has 0, but if the last one has none, no turn has. If a verifier failed, no turn is judged:
+    each gets the `Reward` with the error.
+    """
+    failed = next((reward for reward in rewards if isinstance(reward, Reward) and reward.error is not None), None)
+    if failed is not None or not rewards or rewards[-1] is None:
+        return [failed] * len(rewards)
+    found, later = [], 0.0
+    for reward in reversed(rewards):
+        own = reward.value if isinstance(reward, Reward) else reward
+        later = (own or 0.0) + discount * later
+        found.append(later)
+    return list(reversed(found))
+
+
 class Trajectory:
     """A conversation of the policy with tools, an environment or a user.
 
@@ -68,7 +85,7 @@ class Trajectory:
         self._full = answer.finish_reason == "prompt_too_long"
         if not self._full or not self._calls:
             self._calls.append(Call(answer.prompt_tokens, answer))
-            self.messages.append({"role": "assistant", "content": answer.text})
+            self.messages.append(self._model.message(answer, self._tools))
             self._answered = len(self.messages)
         return answer
 
@@ -83,15 +100,26 @@ class Trajectory:
         """
         return self._experience(joined(self._all_calls()), reward, fields)
 
-    def step_experiences(self, rewards: Sequence[Reward | float | None], **fields: Any) -> list[Experience]:
+    def step_experiences(
+        self,
+        rewards: Sequence[Reward | float | None],
+        discount: float | None = None,
+        states: Sequence[str] | None = None,
+        **fields: Any,
+    ) -> list[Experience]:
         """One experience for each turn, numbered by `turn`, each with its reward and all with `fields`.
 
-        A turn whose reward is None takes that of the last turn.
+        A turn whose reward is None takes that of the last turn. With `discount` the rewards reach back: see `returns`.
+        `states`: the state in which each turn began, equal for equal ones, for algorithms that compare turns.
         """
-        return [
-            self._experience(joined([call]), reward, {"turn": turn, **fields})
-            for turn, (call, reward) in enumerate(zip(self._all_calls(), rewards, strict=True))
-        ]
+        values = list(rewards) if discount is None else returns(rewards, discount)
+        found = []
+        for turn, (call, own, value) in enumerate(zip(self._all_calls(), rewards, values, strict=True)):
+            given = {"turn": turn, "state": states[turn] if states else "", **fields}
+            if isinstance(own, Reward) and not isinstance(value, Reward):
+                given["metrics"] = own.metrics | fields.get("metrics", {})
+            found.append(self._experience(joined([call]), value, given))
+        return found
 
     async def _sample(self, seeds: list[int] | None, sampling: dict[str, Any]) -> Completion:
         given = {"seeds": seeds, **self._sampling, **sampling}
@@ -103,9 +131,7 @@ class Trajectory:
         prompt = continued_prompt(self._calls[-1], self._tokens_after_answer())
         try:
             [answer] = await self._model.generate(prompt.tolist(), 1, **given)
-        except (
-            DataError
-        ):  # without prompt truncation; a conversation that has grown to the limit has ended all the same
+        except DataError:  # the context is full, and prompts are not truncated; the conversation has ended all the same
             nothing = np.zeros(1, dtype=np.int32)
             return Completion(prompt, nothing, nothing.astype(np.float32), -1, "", "prompt_too_long")
         return answer
@@ -117,6 +143,10 @@ class Trajectory:
             return self._model.render(messages, self._tools, chat_template=self._template, prompt=prompt)
 
         text = text_after_answer(render, self.messages, self._answered)
+        if text is None:  # its tool calls cannot be told from what follows; the template need not know them
+            answer = {"role": "assistant", "content": ""}
+            before, after = self.messages[: self._answered - 1], self.messages[self._answered :]
+            text = text_after_answer(render, [*before, answer, *after], self._answered)
         if text is None:
             raise TrinityError(
                 "the chat template does not show where an answer ends, so the conversation cannot go on after it; "

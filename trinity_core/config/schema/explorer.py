@@ -57,7 +57,7 @@ class RolloutModelConfig(Section):
     enable_auto_tool_choice: Flag = False
     """Let the model choose tools in the OpenAI API; needs `tool_call_parser`."""
     tool_call_parser: str | None = None
-    """vLLM's parser of tool calls, such as `hermes`."""
+    """vLLM's parser of tool calls, such as `hermes`; for workflows with tools and for the OpenAI API."""
     reasoning_parser: str | None = None
     """vLLM's parser that separates reasoning from the answer, such as `qwen3`."""
     enable_log_requests: Flag = False

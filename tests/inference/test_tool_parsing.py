@@ -1,0 +1,141 @@
+"""Tool calls in answers, read by vLLM's parsers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from rollout.fakes import FakeEngine
+from workflows.workflow_helpers import make_task
+
+from trinity_core.config import RolloutModelConfig
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.errors import TrinityError
+from trinity_core.inference.engine_model import EngineModel, Limits
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.requests import SampleBatch, Sampling
+from trinity_core.inference.tool_parsing import ToolCallReader
+from trinity_core.workflows import TOOLS as NAMED
+from trinity_core.workflows import Completion, RewardPool, run_workflow
+from trinity_core.workflows.tools import Toolbox
+
+
+def add(a: int, b: int) -> int:
+    """The sum of two integers."""
+    return a + b
+
+
+TOOLS = Toolbox(add).schemas
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_folder):
+    tokenizer = load_tokenizer(str(tiny_folder))
+    tokenizer.add_tokens(["<think>", "</think>", "<tool_call>", "</tool_call>"])
+    return tokenizer
+
+
+def read(tokenizer, text: str, parser: str = "hermes", reasoning: str | None = None):
+    reader = ToolCallReader.of(RolloutModelConfig(tool_call_parser=parser, reasoning_parser=reasoning), tokenizer, "m")
+    tokens = np.array([*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id], np.int32)
+    answer = Completion(np.array([1]), tokens, np.zeros(len(tokens), np.float32), 0, text)
+    return reader.message(answer, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'),
+        ("pythonic", "[add(a=2, b=3)]"),
+        ("qwen3_xml", "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=b>\n3\n</parameter>\n"
+         "</function>\n</tool_call>"),
+    ],
+)  # fmt: skip
+def test_calls_are_read_and_answered(tokenizer, parser, text):
+    message = read(tokenizer, text, parser)
+    [call] = message["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": {"a": 2, "b": 3}} and call["id"]
+    [answer] = asyncio.run(Toolbox(add).answers(message))
+    assert answer["content"] == "5" and answer["tool_call_id"] == call["id"]
+
+
+def test_two_calls_after_a_thought(tokenizer):
+    one = '<tool_call>{"name": "add", "arguments": {"a": %d, "b": 3}}</tool_call>'
+    message = read(tokenizer, f"<think>hm</think>So {one % 1}{one % 2}", reasoning="deepseek_r1")
+    assert message["content"] == "So " and message["reasoning_content"] == "hm"
+    assert [call["function"]["arguments"]["a"] for call in message["tool_calls"]] == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["It is 5.", '<tool_call>{"name": "add"</tool_call>', "<tool_call>", "<tool_call>7"])
+def test_what_cannot_be_read_is_text(tokenizer, text):
+    message = read(tokenizer, text)
+    assert "tool_calls" not in message and message["content"] == text
+
+
+def test_a_model_without_parser_has_no_reader(tokenizer):
+    assert ToolCallReader.of(RolloutModelConfig(), tokenizer, "m") is None
+
+
+def test_a_parser_that_the_tokenizer_does_not_fit_is_named(tokenizer):
+    with pytest.raises(TrinityError, match=r"tool_call_parser: .*jamba"):
+        ToolCallReader.of(RolloutModelConfig(tool_call_parser="jamba"), tokenizer, "m")
+
+
+class Says(FakeEngine):
+    """An engine that says prepared texts, whoever asks."""
+
+    def __init__(self, tokenizer, *texts: str) -> None:
+        super().__init__()
+        self.texts = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in texts]
+
+    async def generate(self, requests) -> SampleBatch:
+        self.answer = self.texts[len(self.calls)]
+        return await super().generate(requests)
+
+
+def explored(engine, task, tokenizer, model_path, max_model_len: int, reader=None):
+    """The experiences of a task with the model that workflows see in a run, and what it was asked."""
+
+    async def main():
+        pool = EnginePool([engine], str(model_path))
+        await pool.start()
+        limits = Limits(max_model_len, max_model_len - 16, 64, Sampling(64, stop_token_ids=(tokenizer.eos_token_id,)))
+        model = EngineModel(pool, ChatEncoder(tokenizer), limits, reader=reader)
+        rewards = RewardPool()
+        try:
+            return await run_workflow(task, model, rewards=rewards)
+        finally:
+            rewards.close()
+
+    return asyncio.run(main())
+
+
+def test_toolcall_workflow_calls_a_tool(tokenizer, tiny_folder, monkeypatch):
+    monkeypatch.setitem(NAMED, "add", add)
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 1}}\n</tool_call>'
+    engine = Says(tokenizer, call, "#### 2")
+    reader = ToolCallReader.of(RolloutModelConfig(tool_call_parser="hermes"), tokenizer, "m")
+    task = make_task("toolcall_workflow", repeat_times=1, workflow_args={"tools": ["add"]})
+    [one] = explored(engine, task, tokenizer, tiny_folder, 1024, reader)
+    assert one.reward == 1.0 and one.metrics["tool_calls"] == 1 and one.metrics["tool_errors"] == 0
+    sampled = one.tokens[one.prompt_length :][one.action_mask].tolist()
+    assert sampled == [token for text in engine.texts for token in text]
+    prompt = tokenizer.decode(one.tokens[: one.prompt_length])
+    assert '"name": "add"' in prompt and "The sum of two integers." in prompt
+    context = tokenizer.decode(one.tokens[one.prompt_length :][~one.action_mask])
+    assert context == "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"
+    assert engine.calls[1][0].prompt.tolist() == one.tokens[: -len(engine.texts[1])].tolist()
+
+
+@pytest.mark.parametrize("workflow", ["multi_turn_workflow", "toolcall_workflow", "async_math_workflow"])
+def test_workflows_run_on_an_engine(tiny_engine, tokenizer, tiny_folder, workflow, monkeypatch):
+    monkeypatch.setitem(NAMED, "now", lambda: "noon")  # a short schema: the model has a context of 256 tokens
+    args = {"multi_turn_workflow": {"step_wise": True, "discount": 0.5}, "toolcall_workflow": {"tools": ["now"]}}
+    row = {"question": "Tom has 3 apples.", "answer": "#### 3"}
+    task = make_task(workflow, raw=row, repeat_times=2, workflow_args=args.get(workflow, {}))
+    reader = ToolCallReader.of(RolloutModelConfig(tool_call_parser="hermes"), tokenizer, "m")
+    rows = explored(tiny_engine, task, tokenizer, tiny_folder, 256, reader)
+    assert {row.run for row in rows} == {0, 1}
+    assert all(np.isfinite(row.logprobs).all() and row.action_mask.any() for row in rows)

@@ -1,0 +1,86 @@
+"""Tool calls in an answer, as vLLM's own parsers read them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.config import RolloutModelConfig
+from trinity_core.data.formats import Message, Tool
+from trinity_core.errors import TrinityError
+from trinity_core.workflows.rollout_model import Completion
+
+if TYPE_CHECKING:
+    from vllm.parser.abstract_parser import Parser
+
+log = logging.getLogger(__name__)
+
+
+class ToolCallReader:
+    """Makes messages of answers, by `tool_call_parser` and `reasoning_parser`."""
+
+    def __init__(self, tokenizer: Any, parser: type[Parser]) -> None:
+        from vllm.tokenizers.hf import get_cached_tokenizer
+
+        self._tokenizer = get_cached_tokenizer(tokenizer)
+        self._parser = parser
+
+    @classmethod
+    def of(cls, model: RolloutModelConfig, tokenizer: Any, model_path: str) -> ToolCallReader | None:
+        """The reader of a model's answers; None without `tool_call_parser`. Imports vLLM.
+
+        Raises TrinityError for a parser that does not work with the tokenizer.
+        """
+        if model.tool_call_parser is None:
+            return None
+        from vllm.parser.parser_manager import ParserManager
+
+        try:
+            parser = ParserManager.get_parser(
+                model.tool_call_parser, model.reasoning_parser, True, model_path, tokenizer=tokenizer
+            )
+        except TypeError as error:
+            raise TrinityError(f"explorer.rollout_model.tool_call_parser: {error}") from error
+        assert parser is not None
+        return cls(tokenizer, parser)
+
+    def message(self, answer: Completion, tools: Sequence[Tool]) -> Message:
+        """The answer as an assistant's message: `content`, `reasoning` and `tool_calls`, where there are any."""
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+        request = ChatCompletionRequest.model_validate({"messages": [], "tools": list(tools), "tool_choice": "auto"})
+        parser = self._parser(self._tokenizer, request.tools)  # type: ignore[arg-type]
+        parser.adjust_request(request)  # in place: some parsers need to see special tokens
+        tokens = answer.tokens.tolist()
+        if answer.finish_reason == "stop":
+            tokens = tokens[:-1]  # the end of the turn
+        text = str(self._tokenizer.decode(tokens, skip_special_tokens=request.skip_special_tokens))
+        try:
+            reasoning, content, calls = parser.parse(text, request, True, tokens)
+        except Exception as error:  # noqa: BLE001 - vLLM's parsers raise whatever a model's text brings them to
+            log.warning("no tool call can be read from an answer: %s: %s", type(error).__name__, error)
+            return {"role": "assistant", "content": answer.text}
+        message: Message = {"role": "assistant", "content": content or ""}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id or f"call_{number}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": _object(call.arguments)},
+                }
+                for number, call in enumerate(calls)
+            ]
+        return message
+
+
+def _object(arguments: str) -> Any:
+    """The arguments of a call as chat templates take them, or their text if they are no JSON object."""
+    try:
+        found = json.loads(arguments)
+    except json.JSONDecodeError:
+        return arguments
+    return found if isinstance(found, dict) else arguments

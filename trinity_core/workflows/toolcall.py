@@ -1,0 +1,125 @@
+"""`toolcall_workflow`: a policy that calls tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from trinity_core.data.experience import Experience
+from trinity_core.data.formats import Message, Tool
+from trinity_core.errors import DataError, InputError
+from trinity_core.workflows.base import WORKFLOWS
+from trinity_core.workflows.conversation import ConversationArguments, ConversationWorkflow
+from trinity_core.workflows.rewards import Reward, RewardItem
+from trinity_core.workflows.tools import TOOLS, Toolbox
+
+ROLES = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "function_call": "assistant", "observation": "tool", "tool": "tool",
+}  # fmt: skip
+"""Who speaks in the column `conversations`, as a role of a message."""
+
+
+class ToolCallArguments(ConversationArguments):
+    """`workflow_args` of `toolcall_workflow`."""
+
+    tools: tuple[str, ...] = ()
+    """Names in `TOOLS`, or dotted paths of functions. None: the tools of the row, which are not called."""
+    time_limit: float = Field(10.0, gt=0)
+    """Seconds that one call may take."""
+
+    @field_validator("tools")
+    @classmethod
+    def _exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            for name in names:
+                if "." not in name:  # a dotted path is imported by the explorer
+                    TOOLS.resolve(name)
+        except InputError as error:
+            raise ValueError(str(error)) from error
+        return names
+
+
+@WORKFLOWS.register("toolcall_workflow")
+class ToolCallWorkflow(ConversationWorkflow):
+    """The policy calls tools until it answers without one; `explorer.rollout_model.tool_call_parser` reads the calls.
+
+    With `workflow_args.tools` the calls are carried out, and the last answer is scored by the task's reward function
+    (`math_reward` if it names none). Without, the tools of the row are shown, the policy has one turn, and its calls
+    are compared with those in the row (`toolcall_reward`), as in Tool-N1's data sets (arXiv 2505.00024): the columns
+    `conversations` (or what the format names), `tools` and `answer`.
+    """
+
+    arguments = ToolCallArguments
+
+    @property
+    def reward_name(self) -> str:
+        """The task's reward function, else `math_reward` for an answer and `toolcall_reward` for calls."""
+        given = ToolCallArguments.model_validate(self.task.workflow_args)
+        return self.task.reward_fn or ("math_reward" if given.tools else "toolcall_reward")
+
+    async def rollout(self, run: int) -> list[Experience]:
+        """Turns until one calls no tool, `max_turns` are made or the context is full."""
+        given = ToolCallArguments.model_validate(self.task.workflow_args)
+        box = Toolbox(*given.tools, time_limit=given.time_limit)
+        row = self.task.raw
+        shown = box.schemas or row_tools(row, self.task.tools)
+        trajectory = self.trajectory(run, row_messages(row) or self.task.messages, shown)
+        answer = await trajectory.act()
+        said = trajectory.messages[-1]
+        while given.tools and trajectory.turns < given.max_turns and not trajectory.finished:
+            results = await box.answers(said)
+            if not results:
+                break
+            trajectory.add(*results)
+            answer = await trajectory.act()
+            said = trajectory.messages[-1]
+        reward = await (self.judged(answer) if given.tools else self._calls_judged(said))
+        return self.experiences(trajectory, [*[None] * (trajectory.turns - 1), reward], run, box.metrics)
+
+    async def _calls_judged(self, said: Message) -> Reward:
+        calls = json.dumps([call["function"] for call in said.get("tool_calls") or ()])
+        truth = self.task.raw.get("answer") if self.task.truth is None else self.task.truth
+        item = RewardItem(calls, truth, self.question, self.task.raw, self.task.reward_fn_args)
+        [reward] = await self.rewards.score(self.reward_name, [item])
+        return reward
+
+    @property
+    def question(self) -> str:
+        """The last message of the prompt."""
+        return str((row_messages(self.task.raw) or self.task.messages)[-1].get("content", ""))
+
+    @property
+    def prompt_text(self) -> str:
+        """See `SimpleWorkflow`."""
+        return self.question
+
+
+def row_tools(row: dict[str, Any], tools: list[Tool] | None) -> list[Tool] | None:
+    """The tools of a row: those that the format names, else the column `tools`, a list or its JSON text."""
+    found = tools or _parsed(row.get("tools"))
+    if not found:
+        return None
+    return [tool if tool.get("type") == "function" else {"type": "function", "function": tool} for tool in found]
+
+
+def row_messages(row: dict[str, Any]) -> list[Message]:
+    """The conversation in the columns `conversations` (`from`, `value`) and `raw_system`; empty without the former."""
+    turns = _parsed(row.get("conversations"))
+    if not isinstance(turns, list):
+        return []
+    system = [{"role": "system", "content": row["raw_system"]}] if row.get("raw_system") else []
+    return system + [_message(turn) for turn in turns]
+
+
+def _message(turn: dict[str, Any]) -> Message:
+    if turn.get("from") not in ROLES:
+        raise DataError(f"column 'conversations' has a turn from {turn.get('from')!r}, not one of {', '.join(ROLES)}")
+    value = turn.get("value")
+    return {"role": ROLES[turn["from"]], "content": value if isinstance(value, str) else json.dumps(value)}
+
+
+def _parsed(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) and value.strip() else value
