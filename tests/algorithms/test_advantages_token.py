@@ -141,6 +141,7 @@ def test_every_advantage_is_called_alike(name):
         "ppo": {"values": logprobs},
         "on_policy_distill": {"teacher_logprobs": logprobs, "old_logprobs": logprobs},
         "step_wise_grpo": {"run_ids": [0, 1, 2]},
+        "gigpo": {"run_ids": [0, 1, 2]},
     }
     result = ADVANTAGES[name](
         rewards=torch.tensor([0.0, 1.0, 2.0]), group_ids=torch.tensor([4, 4, 9]), mask=mask, **extra.get(name, {})

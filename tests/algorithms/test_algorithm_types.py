@@ -41,6 +41,8 @@ NAMES = [
     "mix_chord",
     "rec",
     "on_policy_distill",
+    "multi_step_grpo",
+    "gigpo",
 ]
 
 

@@ -55,7 +55,9 @@ def train(spec, inputs, cuts, ranks=1, step=3):
     objective = Objective(spec)
     mask, is_expert = inputs["mask"], inputs["is_expert"]
     whole = {k: inputs[k] for k in ("rewards", "values", "teacher_logprobs", "old_logprobs", "ref_logprobs")}
-    advantages = objective.advantages(mask, is_expert, group_ids=["a"] * 4 + ["b"] * 4, **whole).advantages
+    advantages = objective.advantages(
+        mask, is_expert, group_ids=["a"] * 4 + ["b"] * 4, run_ids=[*range(8)], **whole
+    ).advantages
     weights = objective.weights(mask, is_expert, step)
     logprobs = inputs["logprobs"].clone().requires_grad_()
     entropy = inputs["entropy"].clone().requires_grad_()

@@ -23,6 +23,7 @@ def experiences(draw):
         metrics={"accuracy": 0.5},
         group="a/1/2",
         run=draw(st.integers(0, 3)),
+        state=draw(st.text(max_size=2)),
         **{name: random.integers(-9, 9, response) for name in draw(OPTIONAL)},
     )
 

@@ -116,14 +116,28 @@ def test_turns_of_a_run_are_one_rollout():
     assert rollouts_of(rows) == ["0", "0", "1", "0/3", "0/4", "0/5", "1"]
 
 
-def test_each_sequence_of_a_rollout_gets_its_advantage():
-    """Rewards 1, 0, 0 of three rollouts, the first of three sequences: their mean is 1/3."""
-    turns = [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)]
-    rows = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, reward=float(r == 0)) for r, t in turns]
+def advantages_of(algorithm: str, rows: list[Experience], **args) -> list[float]:
     config = config_from_dict({
-        "mode": "train", "checkpoint_root_dir": "/nowhere", "algorithm": {"algorithm_type": "dr_grpo"},
+        "mode": "train", "checkpoint_root_dir": "/nowhere",
+        "algorithm": {"algorithm_type": algorithm, "advantage_fn_args": args},
         "model": {"model_path": "m", "max_model_len": 64, "max_response_tokens": 8},
         "buffer": {"batch_size": 1, "total_steps": 1, "trainer_input": {"experience_buffer": {"name": "b"}}},
     })  # fmt: skip
     prepared, _ = prepare(Objective(config.algorithm), make_batch(rows, torch.device("cpu")), None, None, None)
-    assert prepared.advantages[:, 0].tolist() == pytest.approx([2 / 3] * 3 + [-1 / 3] * 2)
+    return prepared.advantages[:, 0].tolist()
+
+
+def test_each_sequence_of_a_rollout_gets_its_advantage():
+    """Rewards 1, 0, 0 of three rollouts, the first of three sequences: their mean is 1/3."""
+    turns = [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)]
+    rows = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, reward=float(r == 0)) for r, t in turns]
+    assert advantages_of("dr_grpo", rows) == pytest.approx([2 / 3] * 3 + [-1 / 3] * 2)
+
+
+def test_turns_are_compared_by_their_states():
+    """Run 0 passes A and B and wins, run 1 passes B alone and loses: in B the returns 1 and 0 are compared."""
+    turns = [(0, 0, "A", 0.0), (0, 1, "B", 1.0), (1, 0, "B", 0.0)]
+    rows = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, state=s, reward=x) for r, t, s, x in turns]
+    assert advantages_of("gigpo", rows, std_normalize=False) == pytest.approx([0.5, 0.5 + 0.5, -0.5 - 0.5])
+    won = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, reward=float(t == 1)) for r, t, _, _ in turns]
+    assert advantages_of("multi_step_grpo", won, std_normalize=False) == pytest.approx([0.5, 0.5, -0.5])

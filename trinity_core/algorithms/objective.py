@@ -154,10 +154,10 @@ class Objective:
         """Advantages of the whole batch; deterministic, so every rank computes the same.
 
         `inputs` are those that the advantage function takes: rewards [B], group_ids [B] (tensor or strings),
-        rollout_ids [B], run_ids [B], turns [B], token_rewards, values, teacher_logprobs, old_logprobs, ref_logprobs
-        [B, T]. A KL penalty is first subtracted from the token rewards (and from `rewards`, their sum), and its
-        adaptive coefficient is updated. The rows of `excluded` bool [B] (expert rows, unscored answers) get 0 and do
-        not count in groups. Raises InputError for inputs that are missing or not finite.
+        rollout_ids [B], run_ids [B], turns [B], states [B] (strings), token_rewards, values, teacher_logprobs,
+        old_logprobs, ref_logprobs [B, T]. A KL penalty is first subtracted from the token rewards (and from
+        `rewards`, their sum), and its adaptive coefficient is updated. The rows of `excluded` bool [B] (expert rows,
+        unscored answers) get 0 and do not count in groups. Raises InputError for inputs that are missing or not finite.
         """
         mask = as_mask(mask)
         if self.advantage_name == "none":

@@ -97,6 +97,13 @@ GRPO = AlgorithmType(
     default_repeat_times=8,
     rollout_correction="tis_token",
 )
+MULTI_STEP_GRPO = replace(GRPO, name="multi_step_grpo", advantage_fn="step_wise_grpo")
+GIGPO = replace(
+    GRPO,
+    name="gigpo",
+    advantage_fn="gigpo",
+    advantage_fn_args={"gamma": 0.95, "step_weight": 1.0, "epsilon": 1e-6},
+)
 PPO = replace(
     GRPO,
     name="ppo",
@@ -256,7 +263,7 @@ ALGORITHMS: dict[str, AlgorithmType] = {
     algorithm.name: algorithm
     for algorithm in (
         SFT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, CISPO, SAPO, TOPR, SPPO, ASYMRE,
-        RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL,
+        RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, MULTI_STEP_GRPO, GIGPO,
     )
 }  # fmt: skip
 """Every `algorithm_type` by its name. A user's module adds its own with `register_algorithm`."""

@@ -45,6 +45,9 @@ class Experience:
     """The repeat within its group. In a DPO pair 0 is the chosen and 1 the rejected answer."""
     turn: int = 0
     """The position within its run, for workflows that give several experiences a run."""
+    state: str = ""
+    """The state in which the turn began, equal for equal ones, if the workflow gives it; for algorithms that compare
+    turns (`gigpo`)."""
     task_index: int = -1
     """The row of its task in the taskset (file order), or -1."""
     is_expert: bool = False
@@ -94,7 +97,8 @@ class Experience:
 _ARRAYS = {"logprobs": np.float32, "versions": np.int32, "token_rewards": np.float32, "teacher_logprobs": np.float32}
 _ALWAYS = ("tokens", "action_mask")
 _SCALARS = (
-    "prompt_length", "reward", "group", "run", "turn", "task_index", "is_expert", "truncated", "metrics", "info",
+    "prompt_length", "reward", "group", "run", "turn", "state", "task_index", "is_expert", "truncated", "metrics",
+    "info",
 )  # fmt: skip
 
 

@@ -127,6 +127,7 @@ def prepare(
         rollout_ids=rollouts_of(rows),
         run_ids=[f"{e.group}/{e.run}" for e in rows],
         turns=torch.tensor([e.turn for e in rows], device=batch.mask.device),
+        states=[e.state for e in rows],
         token_rewards=token_rewards,
         values=values,
         teacher_logprobs=batch.teacher_logprobs,

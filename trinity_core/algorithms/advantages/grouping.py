@@ -18,8 +18,8 @@ AdvantageFn = Callable[..., Any]
 ADVANTAGES: Registry[AdvantageFn] = Registry(
     "advantage",
     inputs=(
-        "mask", "rewards", "group_ids", "rollout_ids", "run_ids", "turns", "token_rewards", "values", "old_logprobs",
-        "ref_logprobs", "teacher_logprobs",
+        "mask", "rewards", "group_ids", "rollout_ids", "run_ids", "turns", "states", "token_rewards", "values",
+        "old_logprobs", "ref_logprobs", "teacher_logprobs",
     ),
 )  # fmt: skip
 """By name: (rewards=[B], group_ids=[B], mask=[B, T], ...) -> (advantages [B, T], metrics), without gradient."""
