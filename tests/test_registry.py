@@ -36,6 +36,7 @@ GIVEN = {
     "is_expert",
     "step",
     "group_ids",
+    "states",
     "prompt",
     "response",
     "truth",
