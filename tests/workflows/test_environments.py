@@ -91,6 +91,7 @@ def test_turns_get_the_returns_that_follow_them():
     rows, _ = play("down", "down", "right", "right", "down", "right", **args)
     assert [(row.turn, row.reward) for row in rows] == [(turn, 0.5 ** (5 - turn)) for turn in range(6)]
     assert [row.info["state"].replace("\n", "").index("P") for row in rows] == [0, 4, 8, 9, 10, 14]
+    assert [row.state for row in rows] == [row.info["state"] for row in rows]
     assert returns([1.0, 2.0, 4.0], 0.5) == [3.0, 4.0, 4.0]
 
 

@@ -243,13 +243,13 @@ def returns(rewards: list[float], discount: float) -> list[float]:
 
 def experiences_of(trajectory: Trajectory, episode: Episode, given: EnvArguments, run: int) -> list[Experience]:
     """One experience, or one for each turn. A rollout in which nothing was sampled has no reward."""
-    fields = {"run": run, "metrics": episode.metrics}
+    fields: dict[str, Any] = {"run": run, "metrics": episode.metrics}
     if not given.step_wise or not episode.steps:
         reward = sum(episode.rewards) if episode.steps else None
         return [trajectory.experience(reward, **fields, info={"state": episode.first.state})]
     steps = trajectory.step_experiences(list(returns(episode.rewards, given.discount)), **fields)
     for one, state in zip(steps, episode.states, strict=False):
-        one.info = {**one.info, "state": state}
+        one.state, one.info = state, {**one.info, "state": state}
     return steps
 
 
