@@ -60,7 +60,7 @@ class ToolCallReader:
         try:
             reasoning, content, calls = parser.parse(text, request, True, tokens)
         except Exception as error:  # noqa: BLE001 - vLLM's parsers raise whatever a model's text brings them to
-            log.warning("no tool call can be read from an answer: %s: %s", type(error).__name__, error)
+            log.warning("no tool call can be read from an answer", exc_info=error)
             return {"role": "assistant", "content": answer.text}
         message: Message = {"role": "assistant", "content": content or ""}
         if reasoning:
