@@ -1,9 +1,11 @@
 """Environments that a policy acts in by text, by name."""
 
+from trinity_core.workflows.environments.openenv import OpenEnv
 from trinity_core.workflows.environments.process import ProcessEnvironment
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Environment, EnvironmentFailed, Step
+from trinity_core.workflows.environments.reasoning import ReasoningGym
 from trinity_core.workflows.environments.toy_text import Blackjack, FrozenLake, Taxi
 
 ENVIRONMENTS.update(frozen_lake=FrozenLake, taxi=Taxi, blackjack=Blackjack)
 
-__all__ = ["ENVIRONMENTS", "Environment", "EnvironmentFailed", "ProcessEnvironment", "Step"]
+__all__ = ["ENVIRONMENTS", "Environment", "EnvironmentFailed", "OpenEnv", "ProcessEnvironment", "ReasoningGym", "Step"]

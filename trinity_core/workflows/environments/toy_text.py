@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 Told = tuple[str, float, bool, dict[str, Any]]
 
 
-class _ToyText:
+class ToyText:
     """One of gymnasium's environments with a few named moves.
 
     The move is the last of their names in the policy's text, in any case. Text that names none changes nothing, earns
@@ -26,11 +26,18 @@ class _ToyText:
     def __init__(self, invalid_reward: float, show_rules: bool) -> None:
         self._invalid_reward, self._show_rules = invalid_reward, show_rules
         self._env: Any = None
+        self.seen: Any = None
+        """gymnasium's observation: the number of the state, for those with `transitions`."""
+
+    @property
+    def transitions(self) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
+        """state → move → (probability, next state, reward, episode ends); empty where gymnasium does not tell."""
+        return self._env.unwrapped.P
 
     def reset(self, seed: int) -> Told:
         """Begin a new episode."""
-        self._seen, _ = self._begin(seed)
-        shown = self._shown(self._seen)
+        self.seen, _ = self._begin(seed)
+        shown = self._shown(self.seen)
         moves = f"Moves: {', '.join(self.moves)}."
         return (f"{self.rules}\n{moves}\n{shown}" if self._show_rules else shown), 0.0, False, self._info(shown)
 
@@ -38,11 +45,11 @@ class _ToyText:
         """Do the move that the text names."""
         move = self.move(action)
         if move is None:
-            shown = self._shown(self._seen)
+            shown = self._shown(self.seen)
             say = f"Name one of {', '.join(self.moves)}.\n{shown}"
             return say, self._invalid_reward, False, {**self._info(shown), "invalid": True}
-        self._seen, reward, ended, cut, _ = self._env.step(move)
-        shown = self._shown(self._seen)
+        self.seen, reward, ended, cut, _ = self._env.step(move)
+        shown = self._shown(self.seen)
         return shown, float(reward), bool(ended or cut), self._info(shown)
 
     def move(self, text: str) -> int | None:
@@ -69,7 +76,7 @@ class _ToyText:
         raise NotImplementedError
 
 
-class FrozenLake(_ToyText):
+class FrozenLake(ToyText):
     """FrozenLake-v1. Reward 1 on the goal; the episode ends there, in a hole, or after `max_steps`."""
 
     moves = ("left", "down", "right", "up")
@@ -113,7 +120,7 @@ class FrozenLake(_ToyText):
         return "\n".join(map("".join, fields))
 
 
-class Taxi(_ToyText):
+class Taxi(ToyText):
     """Taxi-v3. Reward 20 for the passenger delivered, -1 a step, -10 for a wrong pickup or dropoff."""
 
     moves = ("south", "north", "east", "west", "pickup", "dropoff")
@@ -138,7 +145,7 @@ class Taxi(_ToyText):
         return f"Taxi: row {row} column {column}. Passenger: {where}. Destination: {places[destination][3:]}."
 
 
-class Blackjack(_ToyText):
+class Blackjack(ToyText):
     """Blackjack-v1. Reward 1 for a win, -1 for a loss, 0 for a draw."""
 
     moves = ("stick", "hit")
@@ -152,6 +159,11 @@ class Blackjack(_ToyText):
         import gymnasium
 
         self._env = gymnasium.make("Blackjack-v1", natural=natural, sab=sab)
+
+    @property
+    def transitions(self) -> dict[int, Any]:
+        """Not told."""
+        return {}
 
     def _shown(self, seen: Any) -> str:
         total, dealer, ace = (int(part) for part in seen)

@@ -104,6 +104,11 @@ class Episode:
         return [step.reward for step in self.steps]
 
     @property
+    def judged(self) -> bool:
+        """True if the environment gave a reward in any turn."""
+        return any(step.info.get("rewarded", True) for step in self.steps)
+
+    @property
     def states(self) -> list[str]:
         """The key of the state in which each turn acted."""
         return [step.state for step in (self.first, *self.steps)]
@@ -242,10 +247,10 @@ def returns(rewards: list[float], discount: float) -> list[float]:
 
 
 def experiences_of(trajectory: Trajectory, episode: Episode, given: EnvArguments, run: int) -> list[Experience]:
-    """One experience, or one for each turn. A rollout in which nothing was sampled has no reward."""
+    """One experience, or one for each turn. A rollout that was not judged has no reward."""
     fields: dict[str, Any] = {"run": run, "metrics": episode.metrics}
-    if not given.step_wise or not episode.steps:
-        reward = sum(episode.rewards) if episode.steps else None
+    if not given.step_wise or not episode.judged:
+        reward = sum(episode.rewards) if episode.judged else None
         return [trajectory.experience(reward, **fields, info={"state": episode.first.state})]
     steps = trajectory.step_experiences(list(returns(episode.rewards, given.discount)), **fields)
     for one, state in zip(steps, episode.states, strict=False):

@@ -1,0 +1,83 @@
+"""A server of OpenEnv's protocol, as its `http_server.py` (0.10) answers on `/ws`: guess the number."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+
+
+def make_app(most_sessions: int = 8) -> FastAPI:
+    """`app.state.open` counts sessions; odd actions make it misbehave."""
+    app = FastAPI()
+    app.state.open = 0
+
+    @app.websocket("/ws")
+    async def session(client: WebSocket) -> None:
+        await client.accept()
+        if app.state.open >= most_sessions:
+            await client.send_json(error("CAPACITY_REACHED", "no room"))
+            await client.close()
+            return
+        app.state.open += 1
+        number = 0
+        try:
+            while True:
+                message = json.loads(await client.receive_text())
+                data = message["data"]
+                if message["type"] == "reset":
+                    number = data.get("seed", 0) % 5
+                    await client.send_json(observation("Guess."))
+                elif set(data) != {"message"}:
+                    missing = {"loc": ["message"], "msg": "Field required"}
+                    await client.send_json(error("VALIDATION_ERROR", "Invalid message", errors=[missing]))
+                elif data["message"] == "nonsense":
+                    await client.send_text("<html>")
+                elif data["message"] == "raise":
+                    await client.send_json(error("EXECUTION_ERROR", "it broke"))
+                elif data["message"] == "end":
+                    await client.close()
+                    return
+                elif data["message"] == "unrewarded":
+                    await client.send_json(observation("No verdict.", None, True))
+                else:
+                    right = data["message"] == str(number)
+                    await client.send_json(observation("Right." if right else "No.", float(right), right))
+        except WebSocketDisconnect:
+            pass
+        finally:
+            app.state.open -= 1
+
+    return app
+
+
+def observation(text: str, reward: float | None = None, done: bool = False) -> dict[str, Any]:
+    data = {"observation": {"text": text, "metadata": {}}, "reward": reward, "done": done}
+    return {"type": "observation", "data": data}
+
+
+def error(code: str, message: str, **more: Any) -> dict[str, Any]:
+    return {"type": "error", "data": {"message": message, "code": code, **more}}
+
+
+@contextlib.contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """The address of a server of `app`, in a thread."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 30
+        while not server.started and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(30)

@@ -1,0 +1,112 @@
+"""Environments behind HTTP, against a server of OpenEnv's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from workflows.chatting import Turns
+from workflows.openenv_server import make_app, serving
+from workflows.workflow_helpers import make_task
+
+from trinity_core.workflows import EnvironmentFailed, run_workflow
+from trinity_core.workflows.environments import openenv
+from trinity_core.workflows.environments.openenv import OpenEnv
+from trinity_core.workflows.environments.workflow import EnvArguments
+
+
+@pytest.fixture(scope="module")
+def app():
+    return make_app()
+
+
+@pytest.fixture(scope="module")
+def url(app):
+    with serving(app) as url:
+        yield url
+
+
+def play(url, *turns, repeat_times=1, **args):
+    given = {"url": url, "observation_key": "text", **args}
+    task = make_task(
+        "env_workflow",
+        raw={"question": "Play.", "seed": 3},
+        repeat_times=repeat_times,
+        workflow_args={"environment": "openenv", "environment_args": given, "time_limit": 20},
+    )
+    model = Turns(*turns)
+    return asyncio.run(run_workflow(task, model)), model
+
+
+def test_a_session_is_an_episode(url, app):
+    [one], model = play(url, "1", "3")
+    assert model.tokenizer.decode(one.tokens) == "<uPlay.\nGuess.><a1><uNo.><a3>"
+    assert one.reward == 1.0 and one.metrics["turns"] == 2 and one.metrics["episode_ended"] == 1
+    deadline = time.monotonic() + 10
+    while app.state.open and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert app.state.open == 0
+
+
+def test_rollouts_have_sessions_of_their_own(url):
+    rows, _ = play(url, "3", "3", "3", repeat_times=3)
+    assert [row.reward for row in rows] == [1.0, 1.0, 1.0]
+
+
+def test_an_action_may_be_a_json_object(url):
+    turns = ["3", '{"messag": "3"}', '{"message": "3"}']
+    [one], model = play(url, *turns, action_key=None, observation_key=None)
+    assert one.reward == 1.0 and one.metrics["invalid_actions"] == 2
+    text = model.tokenizer.decode(one.tokens)
+    assert "<uSay a JSON object.\n{" in text and "<uThat is no action. message: Field required\n{" in text
+
+
+def test_no_reward_is_no_verdict(url):
+    [one], _ = play(url, "unrewarded")
+    assert one.is_unscored
+
+
+@pytest.mark.parametrize(
+    ("action", "message"), [("nonsense", "<html>"), ("raise", "it broke"), ("end", "ended the session")]
+)
+def test_a_failure_is_an_error_never_a_reward(url, action, message):
+    with pytest.raises(EnvironmentFailed, match=message):
+        play(url, action)
+
+
+def test_an_observation_without_its_field_is_an_error(url):
+    with pytest.raises(EnvironmentFailed, match="has no 'board'"):
+        play(url, "3", observation_key="board")
+
+
+def test_a_full_server_is_asked_again(monkeypatch):
+    monkeypatch.setattr(openenv, "START_PAUSE", 0.01)
+    with serving(make_app(most_sessions=1)) as url:
+        rows, _ = play(url, "3", "3", repeat_times=2)
+        assert [row.reward for row in rows] == [1.0, 1.0]
+        first, second = OpenEnv(url), OpenEnv(url)
+
+        async def both():
+            try:
+                await first.reset(0)
+                await second.reset(0)
+            finally:
+                await first.close()
+                await second.close()
+
+        with pytest.raises(EnvironmentFailed, match="is full: no room"):
+            asyncio.run(both())
+
+
+def test_a_server_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(openenv, "START_PAUSE", 0.0)
+    with pytest.raises(EnvironmentFailed, match=r"OpenEnv server ws://127.0.0.1:1/ws"):
+        play("http://127.0.0.1:1", "3")
+
+
+def test_an_address_is_checked():
+    with pytest.raises(ValueError, match="environment_args"):
+        EnvArguments.model_validate({"environment": "openenv", "environment_args": "no"})
+    with pytest.raises(ValueError, match="http://host:port"):
+        OpenEnv("localhost")

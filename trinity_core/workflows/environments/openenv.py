@@ -1,0 +1,147 @@
+"""Environments behind HTTP: a server of OpenEnv's protocol, one session over its WebSocket for each rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from trinity_core.errors import InputError
+from trinity_core.workflows.environments.protocol import ENVIRONMENTS, EnvironmentFailed, Step
+
+START_ATTEMPTS = 10
+"""Of a session, while the server is full or not there yet."""
+START_PAUSE = 1.0
+"""Seconds before the second attempt; each pause is half as long again as the one before."""
+
+
+@ENVIRONMENTS.register("openenv")
+class OpenEnv:
+    """A session of an OpenEnv server, such as a Space of the hub or a container.
+
+    The policy's text becomes the action's field `action_key`; without one, the text is the action as a JSON object, and
+    text that is none is an invalid action. What the policy sees is the observation's field `observation_key`; without
+    one, the observation as JSON.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        action_key: str | None = "message",
+        observation_key: str | None = None,
+        reset_args: dict[str, Any] | None = None,
+        send_seed: bool = True,
+    ) -> None:
+        """`url`: `http://host:port`. `reset_args`: further data of the reset; `send_seed`: the seed is among it."""
+        scheme, _, rest = url.partition("://")
+        if scheme not in ("http", "https", "ws", "wss") or not rest:
+            raise InputError(f"the url of an OpenEnv server is http://host:port, not '{url}'")
+        self._url = f"{'wss' if scheme in ('https', 'wss') else 'ws'}://{rest.rstrip('/')}/ws"
+        self._action_key, self._observation_key = action_key, observation_key
+        self._reset_args, self._send_seed = reset_args or {}, send_seed
+        self._session: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._shown = ""
+
+    async def reset(self, seed: int) -> Step:
+        """Begin a new episode, in a session of its own the first time."""
+        data = {**({"seed": seed} if self._send_seed else {}), **self._reset_args}
+        pause = START_PAUSE
+        for _ in range(START_ATTEMPTS - 1):
+            try:
+                return await self._observed({"type": "reset", "data": data})
+            except _NotNow:
+                await self.close()
+                await asyncio.sleep(pause)
+                pause *= 1.5
+        return await self._observed({"type": "reset", "data": data})
+
+    async def step(self, action: str) -> Step:
+        """Do what the policy's text says."""
+        data: Any = {self._action_key: action} if self._action_key else _as_object(action)
+        if data is None:
+            return Step(f"Say a JSON object.\n{self._shown}", info={"invalid": True, "state": self._shown})
+        return await self._observed({"type": "step", "data": data})
+
+    async def tools(self) -> list[Any]:
+        """None."""
+        return []
+
+    async def close(self) -> None:
+        """End the session."""
+        socket, session, self._socket, self._session = self._socket, self._session, None, None
+        if socket is not None:
+            await socket.close()
+        if session is not None:
+            await session.close()
+
+    async def _observed(self, message: Mapping[str, Any]) -> Step:
+        """What the server answers. Raises EnvironmentFailed if it cannot be reached, refuses or answers nonsense."""
+        try:
+            socket = await self._connected()
+            await socket.send_str(json.dumps(message))
+            reply = await socket.receive()
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise _NotNow(f"OpenEnv server {self._url}: {error}") from error
+        if reply.type is not aiohttp.WSMsgType.TEXT:
+            raise EnvironmentFailed(f"OpenEnv server {self._url} ended the session ({reply.type.name})")
+        try:
+            said = json.loads(reply.data)
+        except ValueError:
+            raise EnvironmentFailed(f"OpenEnv server {self._url} said {reply.data[:200]!r}, which is no JSON") from None
+        return self._step(message["type"], said)
+
+    def _step(self, asked: str, said: Any) -> Step:
+        match said:
+            case {"type": "observation", "data": {"observation": seen, "reward": reward, "done": bool(done)}}:
+                self._shown = self._text(seen)
+                info = {"state": self._shown, "rewarded": reward is not None}
+                return Step(self._shown, float(reward or 0.0), done, info)
+            case {"type": "error", "data": {"code": "VALIDATION_ERROR"} as data} if asked == "step":
+                text = f"That is no action. {_reasons(data)}\n{self._shown}".strip()
+                return Step(text, info={"invalid": True, "state": self._shown})
+            case {"type": "error", "data": {"code": "CAPACITY_REACHED"} as data}:
+                raise _NotNow(f"OpenEnv server {self._url} is full: {data.get('message')}")
+            case {"type": "error", "data": data}:
+                raise EnvironmentFailed(f"OpenEnv server {self._url} refuses a {asked}: {str(data)[:300]}")
+        raise EnvironmentFailed(f"OpenEnv server {self._url} said {str(said)[:200]!r}")
+
+    def _text(self, seen: Any) -> str:
+        if self._observation_key is None:
+            return json.dumps(seen, ensure_ascii=False)
+        if not isinstance(seen, dict) or self._observation_key not in seen:
+            raise EnvironmentFailed(f"the observation {str(seen)[:200]} has no '{self._observation_key}'")
+        found = seen[self._observation_key]
+        return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+    async def _connected(self) -> aiohttp.ClientWebSocketResponse:
+        if self._socket is None:
+            self._session = aiohttp.ClientSession()
+            self._socket = await self._session.ws_connect(self._url, max_msg_size=16 << 20)
+        return self._socket
+
+
+class _NotNow(EnvironmentFailed):
+    """The server is full, or not reached; a later attempt may be answered."""
+
+
+def _as_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that a text is; None if it is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _reasons(data: Mapping[str, Any]) -> str:
+    """Why a server refuses an action, for the policy."""
+    errors = data.get("errors")
+    if not isinstance(errors, list):
+        return str(data.get("message", ""))
+    return "; ".join(
+        f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg')}" for one in errors if isinstance(one, dict)
+    )

@@ -1,0 +1,113 @@
+"""reasoning-gym: its generators as environments of one turn, as rows of a task set, and their verifiers as a reward."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from trinity_core.errors import DataError
+from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Step, missing
+from trinity_core.workflows.rewards.base import REWARD_FNS, WARM_UPS
+
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+HEADING = re.compile(r"####(.*)")
+
+
+@ENVIRONMENTS.register("reasoning_gym")
+class ReasoningGym:
+    """One question of a generator, drawn with the seed; the reward is its verifier's score of the answer."""
+
+    package: ClassVar[str] = "reasoning_gym"
+
+    def __init__(self, dataset: str, config: dict[str, Any] | None = None) -> None:
+        """`dataset`: the generator's name. `config`: its settings but `seed` and `size`."""
+        self._dataset, self._config = dataset, config or {}
+        self._entry: dict[str, Any] = {}
+        self._score: Any = None
+
+    def reset(self, seed: int) -> Step:
+        """Ask a question."""
+        questions = generator(self._dataset, seed, 1, self._config)
+        self._entry, self._score = questions[0], questions.score_answer
+        return Step(self._entry["question"])
+
+    def step(self, action: str) -> Step:
+        """Score the answer."""
+        return Step("", float(self._score(answer_in(action), self._entry)), True)
+
+    def tools(self) -> list[Any]:
+        """None."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def generator(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> Any:
+    """A generator of reasoning-gym with `size` questions. Raises DataError where it refuses name or settings."""
+    try:
+        import reasoning_gym
+    except ModuleNotFoundError:
+        raise missing("reasoning_gym", "reasoning_gym") from None
+    try:
+        return reasoning_gym.create_dataset(dataset, seed=seed, size=size, **config)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise DataError(f"reasoning-gym's generator '{dataset}': {error}") from error
+
+
+def rows(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """`size` rows of a task set: `prompt`, `answer`, and `entry`, JSON that the verifier reads.
+
+    Raises DataError if the verifier judges differently once its entry has been JSON, as `arc_agi`'s does.
+    """
+    questions, score = generator(dataset, seed, size, config), verifier(dataset)
+    for entry in questions:
+        text = json.dumps({"dataset": dataset, **entry}, default=str)
+        answer = str(entry["answer"])
+        if score(answer, json.loads(text)) != questions.score_answer(answer, entry):
+            raise DataError(
+                f"the verifier of '{dataset}' does not work on rows of a file; use env_workflow with the environment "
+                "reasoning_gym instead"
+            )
+        yield {"prompt": entry["question"], "answer": answer, "entry": text}
+
+
+def answer_in(text: str) -> str:
+    """The answer within a response: in `<answer>`, after `####`, or all of it."""
+    for pattern in (ANSWER, HEADING):
+        if found := pattern.findall(text):
+            return str(found[-1]).strip()
+    return text.strip()
+
+
+@REWARD_FNS.register("reasoning_gym_reward")
+def reasoning_gym_reward(
+    *, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **_: Any
+) -> dict[str, float]:
+    """The verifier's score, from 0 to 1, for rows as `rows` makes them. Raises DataError for others."""
+    try:
+        entry = json.loads(task["entry"])
+        score = verifier(entry["dataset"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"reasoning_gym_reward reads the column 'entry', as {__package__}.tasks writes it: {error}"
+        ) from error
+    return {"accuracy": float(score(answer_in(response), entry))}
+
+
+def verifier(dataset: str) -> Any:
+    """`(answer, entry) -> score` of a generator."""
+    try:
+        import reasoning_gym
+    except ModuleNotFoundError:
+        raise missing("reasoning_gym_reward", "reasoning_gym") from None
+    return reasoning_gym.get_score_answer_fn(dataset)
+
+
+def _import() -> None:
+    verifier("chain_sum")
+
+
+WARM_UPS["reasoning_gym_reward"] = _import

@@ -1,0 +1,117 @@
+"""Writes task sets for environments: `train.jsonl`, `test.jsonl`, and with `--examples` also `sft.jsonl` for a warm-up.
+
+    python -m trinity_core.workflows.environments.tasks frozen_lake --out lake --examples 1500
+    python -m trinity_core.workflows.environments.tasks reasoning_gym --out sums --args '{"dataset": "chain_sum"}'
+
+A task of an environment is a prompt and a seed. One of reasoning-gym has question, answer and what the verifier reads.
+Examples show how to answer and are right but with a chance of `--skill`: a warm-up learns the form, and leaves to be
+learned by exploring what is right. They play at random otherwise, or give another question's answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trinity_core.data.formats import Message
+from trinity_core.errors import InputError
+from trinity_core.files import clear_errors
+from trinity_core.workflows.environments import ENVIRONMENTS
+from trinity_core.workflows.environments.planning import move_values
+from trinity_core.workflows.environments.protocol import check_installed
+from trinity_core.workflows.environments.reasoning import rows as questions
+from trinity_core.workflows.environments.toy_text import ToyText
+from trinity_core.workflows.environments.workflow import first_messages
+
+FORESIGHT = 100
+"""Moves that best play of an example looks ahead, with a discount that prefers short ways."""
+DISCOUNT = 0.95
+
+
+def main() -> None:
+    """Write the files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("environment", choices=sorted(ENVIRONMENTS))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--args", type=json.loads, default={}, help="arguments of the environment, JSON")
+    parser.add_argument("--prompt", default="Play.", help="begins each task but reasoning-gym's")
+    parser.add_argument("--train", type=int, default=512)
+    parser.add_argument("--test", type=int, default=64)
+    parser.add_argument("--examples", type=int, default=0)
+    parser.add_argument("--skill", type=float, default=0.4)
+    parser.add_argument("--moves", type=int, default=10, help="most moves of an example")
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    check_installed(given.environment, ENVIRONMENTS[given.environment])
+    splits = split_rows(given)
+    with clear_errors("writing to", given.out, "choose another folder"):
+        given.out.mkdir(parents=True, exist_ok=True)
+        for split, rows in splits.items():
+            lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            (given.out / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+
+
+def split_rows(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """split → rows. Seeds, or positions in reasoning-gym's stream, are those of one split only."""
+    rng = random.Random(given.seed)
+    sizes = {"train": given.train, "test": given.test}
+    if given.environment == "reasoning_gym":
+        every = questions(
+            given.args["dataset"], given.seed, sum(sizes.values()) + given.examples, given.args.get("config", {})
+        )
+        splits = {split: list(islice(every, size)) for split, size in sizes.items()}
+        return splits | ({"sft": answered(list(every), given.skill, rng)} if given.examples else {})
+    splits, first = {}, 0
+    for split, size in sizes.items():
+        splits[split] = [{"prompt": given.prompt, "seed": first + number} for number in range(size)]
+        first += size
+    if given.examples:
+        kind = ENVIRONMENTS[given.environment]
+        if not issubclass(kind, ToyText):
+            raise InputError(f"there are no examples for '{given.environment}', whose moves are not listed")
+        seeds = range(first, first + given.examples)
+        splits["sft"] = [{"messages": played(kind(**given.args), seed, given, rng)} for seed in seeds]
+    return splits
+
+
+def played(environment: ToyText, seed: int, given: argparse.Namespace, rng: random.Random) -> list[Message]:
+    """The conversation of one episode: the best move with a chance of `skill`, else any."""
+    said, *_ = environment.reset(seed)
+    messages = first_messages([{"role": "user", "content": given.prompt}], said)
+    values = move_values(environment.transitions, FORESIGHT, DISCOUNT)
+    for number in range(given.moves):
+        if number:
+            messages.append({"role": "user", "content": said})
+        best = best_moves(values.get(environment.seen, ()))
+        move = rng.choice(best) if best and rng.random() < given.skill else rng.randrange(len(environment.moves))
+        messages.append({"role": "assistant", "content": environment.moves[move]})
+        said, _, done, _ = environment.step(environment.moves[move])
+        if done:
+            break
+    return messages
+
+
+def best_moves(values: Any) -> list[int]:
+    """The moves of the largest value."""
+    return [move for move, value in enumerate(values) if value >= max(values) - 1e-9]
+
+
+def answered(rows: list[dict[str, Any]], skill: float, rng: random.Random) -> list[dict[str, Any]]:
+    """Conversations in which the question is answered, rightly with a chance of `skill`."""
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": row["prompt"]},
+                {"role": "assistant", "content": (row if rng.random() < skill else rng.choice(rows))["answer"]},
+            ]
+        }
+        for row in rows
+    ]
+
+
+if __name__ == "__main__":
+    main()
