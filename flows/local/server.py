@@ -143,6 +143,7 @@ def prefect_environment(root: Path | None = None) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "trinity_core,tasks",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # what is logged before a flow begins
         "PREFECT_SERVER_MEMO_STORE_PATH": str(state_dir(root) / "prefect" / "memo_store.toml"),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -351,3 +351,13 @@ def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> Non
         time.sleep(0.05)
     assert not child.alive()
     assert os.getpid() != child.pid
+
+
+def test_logs_outside_of_runs_are_no_prefect_warning(tmp_path: Path) -> None:
+    code = (
+        "import logging; from prefect.logging.configuration import setup_logging; setup_logging()\n"
+        "logging.getLogger('trinity_core.runtime').warning('Ray is not up yet')"
+    )
+    environment = {**os.environ, **prefect_environment(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "Ray is not up yet" in done.stderr and "without a flow run id" not in done.stderr
