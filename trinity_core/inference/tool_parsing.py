@@ -59,7 +59,7 @@ class ToolCallReader:
         text = str(self._tokenizer.decode(tokens, skip_special_tokens=request.skip_special_tokens))
         try:
             reasoning, content, calls = parser.parse(text, request, True, tokens)
-        except Exception as error:  # noqa: BLE001 - vLLM's parsers raise whatever a model's text brings them to
+        except Exception as error:
             log.warning("no tool call can be read from an answer", exc_info=error)
             return {"role": "assistant", "content": answer.text}
         message: Message = {"role": "assistant", "content": content or ""}
