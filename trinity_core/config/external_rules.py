@@ -36,12 +36,16 @@ def external_rules(config: Config) -> Iterator[Finding]:
 def key_of_endpoint(config: Config) -> str:
     """The key of the external model, "" if it needs none. Raises TrinityError if its variable is not set."""
     external = config.explorer.external_model
-    name = external.api_key_env if external else None
+    return key_in(config, external.api_key_env if external else None, f"{EXTERNAL}.api_key_env")
+
+
+def key_in(config: Config, name: str | None, where: str) -> str:
+    """The key in the variable that `where` names, "" without a name. Raises TrinityError if it is not set."""
     if not name:
         return ""
     key = config.explorer.env_vars.get(name) or os.environ.get(name, "")
     if not key.strip():
-        raise TrinityError(f"The environment variable {name}, which {EXTERNAL}.api_key_env names, is not set.")
+        raise TrinityError(f"The environment variable {name}, which {where} names, is not set.")
     return key.strip()
 
 

@@ -53,6 +53,16 @@ def stop_tokens(model_path: str, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted(token for token in found if token is not None))
 
 
+def model_file(model_path: str, name: str) -> str | None:
+    """The local path of a file of a model's folder or hub name, or None if it has no such file."""
+    if Path(model_path).is_dir():
+        path = Path(model_path, name)
+        return str(path) if path.is_file() else None
+    from transformers.utils import cached_file
+
+    return _has(cached_file, model_path, name)
+
+
 def _has(cached_file: Any, model_path: str, name: str) -> str | None:
     """The local path of a file of the model, or None if it has no such file."""
     try:

@@ -36,6 +36,9 @@ class Generates(Protocol):
     async def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """The samples, in the order of the requests."""
 
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """See `EnginePool.score`."""
+
 
 class ReadsToolCalls(Protocol):
     """Finds the tool calls of an answer (`ToolCallReader`)."""
@@ -114,6 +117,10 @@ class EngineModel:
     def message(self, answer: Completion, tools: Sequence[Tool] | None = None) -> Message:
         """See `RolloutModel.message`."""
         return self.reader.message(answer, tools) if self.reader and tools else plain_message(answer)
+
+    async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
+        """See `RolloutModel.logprobs`."""
+        return np.asarray(await self.pool.score([int(token) for token in tokens]), dtype=np.float32)
 
     def chat_sync(self, messages: Sequence[Message], n: int = 1, *arguments: Any, **named: Any) -> list[Completion]:
         """`chat` from another thread."""

@@ -75,6 +75,10 @@ class ExternalModel:
         """As `generate`."""
         self._refuse("continues token ids")
 
+    async def logprobs(self, tokens: Sequence[int]) -> Never:
+        """Raises TrinityError: an endpoint takes messages."""
+        self._refuse("asks for the log-probs of given tokens")
+
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, **_: Any) -> str:
         """Raises TrinityError: the endpoint has a chat template of its own."""
         self._refuse("asks for the text of a prompt")

@@ -54,6 +54,8 @@ class _Slot:
     handle: EngineHandle
     load: int = 0
     """Requests in flight."""
+    scoring: int = 0
+    """Sequences whose log-probs it is asked for."""
     loading: bool = False
     """Weights are being loaded, meanwhile it samples nothing."""
     replacing: asyncio.Task[None] | None = None
@@ -126,6 +128,26 @@ class EnginePool:
             yield asking.result()[0].part(slice(sent, None)), True
         finally:
             asking.cancel()
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probs (temperature 1, nats) of the tokens after the first of a sequence, from the least busy engine.
+
+        Raises what `generate` raises, and `InputError` for a sequence that is too long.
+        """
+        while True:
+            self.check()
+            slot = min(self._slots, key=lambda one: (one.replacing is not None, one.load + one.scoring))
+            if slot.replacing is not None:
+                await asyncio.wait([slot.replacing], timeout=START_SECONDS)
+                continue
+            handle, slot.scoring = slot.handle, slot.scoring + 1
+            try:
+                return await _answer(slot, handle.score(tokens), self.patience, "scored a sequence")
+            except EngineLost as lost:
+                if slot.handle is handle:
+                    self._replace(slot, lost)
+            finally:
+                slot.scoring -= 1
 
     async def _samples(self, requests: Sequence[Request], growth: Growth | None = None) -> list[Sample]:
         self.check()

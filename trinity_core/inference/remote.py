@@ -29,6 +29,7 @@ class EngineHandle(Protocol):
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport: ...
     async def reset_prefix_cache(self) -> None: ...
     async def sampled(self) -> int: ...
+    async def score(self, tokens: Sequence[int]) -> list[float]: ...
     async def stop(self) -> None: ...
     async def successor(self, model_path: str) -> EngineHandle:
         """Stop this engine; return a new one with the same settings, not started."""
@@ -76,6 +77,10 @@ class RemoteEngine:
         """See `Engine.sampled`."""
         return await self._call("sampled")
 
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """See `Engine.score`."""
+        return await self._call("score", tokens)
+
     async def stop(self) -> None:
         """End the actor, vLLM's processes with it, also if it hangs."""
         import ray
@@ -113,6 +118,7 @@ class RemoteEngine:
             "load": self.actor.load,
             "reset_prefix_cache": self.actor.reset_prefix_cache,
             "sampled": self.actor.sampled,
+            "score": self.actor.score,
             "stop": self.actor.stop,
         }[verb]
         try:

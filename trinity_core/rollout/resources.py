@@ -27,6 +27,7 @@ from trinity_core.inference.tool_parsing import ToolCallReader
 from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.operators import OperatorPipeline, pipeline
 from trinity_core.rollout.external_evaluation import external_model, one_answer_each
+from trinity_core.rollout.judges import Judges, apart, name_of
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.rollout.served_steps import ServedSteps
 from trinity_core.rollout.step_source import StepSource, TaskSteps
@@ -35,6 +36,7 @@ from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import run_versions
 from trinity_core.sync.versions import WeightVersions
 from trinity_core.workflows import RewardPool, load_plugins
+from trinity_core.workflows.rewards.models import ModelRewards
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +108,7 @@ class _Read:
 
 async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> Resources:
     """Open everything, engines and files in parallel. Raises `TrinityError` if a model, file or name is unusable."""
+    config, auxiliary, reward_models = await asyncio.to_thread(apart, config, auxiliary)
     pool = _pool(config, engines, config.model.model_path)
     others = [
         _pool(config, group, model.model_path)
@@ -113,19 +116,21 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     ]
     reading = asyncio.create_task(asyncio.to_thread(_read, config))
     serving = asyncio.create_task(_serve(config, reading, pool, others))
-    await asyncio.gather(reading, pool.start(), *(other.start() for other in others), serving)
+    rating = (each.start() for each in reward_models.values())
+    await asyncio.gather(reading, pool.start(), *(other.start() for other in others), *rating, serving)
     read, api = reading.result(), serving.result()
     config = read.config
     loops = WorkflowLoops()
     model = _model(config, read, pool, loops)
-    judges = [
+    language_models = [
         EngineModel(
             PoolOutside(other, loops), encoder, auxiliary_limits(config, given, stops), given.name or given.model_path
         )
         for other, given, (encoder, stops) in zip(others, config.explorer.auxiliary_models, read.others, strict=True)
     ]
     reward_pool = RewardPool(max(1, min(4, (os.cpu_count() or 2) // 2)), REWARD_SECONDS, config.plugin_dir)
-    rewards = TimedRewards(reward_pool)
+    named = {name_of(given): one for given, one in zip(config.explorer.auxiliary_models, language_models, strict=True)}
+    rewards = TimedRewards(ModelRewards(reward_pool, Judges(config, named, reward_models, loops)))
     external = config.external_model
     at_once = external.requests_at_once if external else config.explorer.runner_per_model * len(engines)
     runner = TaskRunner(
@@ -134,7 +139,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         at_once,
         config.explorer.max_timeout,
         config.explorer.max_retry_times,
-        judges,
+        language_models,
         config.explorer.rollout_model.enable_history,
         served.workflow_models(config, api, pool),
         loops,
@@ -178,6 +183,10 @@ class PoolOutside:
     async def generate(self, requests: Sequence[Request]) -> list[Sample]:
         """See `EnginePool.generate`."""
         return await self.loops.outside(self.pool.generate(requests))
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """See `EnginePool.score`."""
+        return await self.loops.outside(self.pool.score(tokens))
 
 
 def _model(config: Config, read: _Read, pool: EnginePool, loops: WorkflowLoops) -> EngineModel | ExternalModel:

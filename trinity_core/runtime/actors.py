@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.config import Config
+from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.paths import actor_prefix, engine_name, trainer_name
+from trinity_core.errors import TrinityError
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
 from trinity_core.runtime.placement import Placement
@@ -95,17 +96,35 @@ def load_folder(engines: list[Any], model_path: str, check: Callable[[], None]) 
 
 
 def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> list[list[Any]]:
-    """The engines of each auxiliary model."""
+    """The engines of each auxiliary model: of vLLM, or of transformers for a reward model."""
+    from trinity_core.inference.reward_engine import is_reward_model
     from trinity_core.inference.settings import auxiliary_engine
 
     made: list[list[Any]] = []
     for model, gpus in zip(config.explorer.auxiliary_models, placement.auxiliary_gpus, strict=False):
+        names = [f"{actor_prefix(config)}/auxiliary_{len(made)}_{index}" for index in range(model.engine_num)]
+        if is_reward_model(model.model_path):
+            made.append([_start_reward_engine(cluster, config, model, placement, name) for name in names])
+            continue
         settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
-        name = f"{actor_prefix(config)}/auxiliary_{len(made)}"
-        made.append([
-            _start_engine(cluster, config, f"{name}_{index}", settings, gpus) for index in range(model.engine_num)
-        ])  # fmt: skip
+        made.append([_start_engine(cluster, config, name, settings, gpus) for name in names])
     return made
+
+
+def _start_reward_engine(
+    cluster: Cluster, config: Config, model: AuxiliaryModelConfig, placement: Placement, name: str
+) -> Any:
+    from trinity_core.inference.reward_engine import RewardEngine
+
+    if model.tensor_parallel_size > 1:
+        raise TrinityError(f"a reward model runs on one GPU each: set tensor_parallel_size of {model.model_path} to 1")
+    env = {"OMP_NUM_THREADS": str(placement.engine_threads), "TOKENIZERS_PARALLELISM": "false"}
+    env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
+    longest = model.max_model_len or config.model.max_model_len
+    given = (model.model_path, longest, placement.on_gpu, model.dtype, model.trust_remote_code)
+    engine = cluster.actor(RewardEngine, name, *given, gpus=float(placement.on_gpu), env=env)
+    engine.start.remote()
+    return engine
 
 
 def start_explorer(cluster: Cluster, config: Config, engines: list[Any], auxiliary: list[list[Any]]) -> Any:

@@ -8,9 +8,11 @@ from trinity_core.workflows.boxed import MathBoxedWorkflow
 from trinity_core.workflows.builtin import MathWorkflow, SimpleChatWorkflow
 from trinity_core.workflows.command import CommandWorkflow
 from trinity_core.workflows.conversation import ConversationWorkflow, MultiTurnWorkflow
+from trinity_core.workflows.distill import DistillMathWorkflow
 from trinity_core.workflows.environments import ENVIRONMENTS, Environment, EnvironmentFailed, Step
 from trinity_core.workflows.environments.workflow import EnvWorkflow, FrozenLakeWorkflow
 from trinity_core.workflows.history import RecordingModel
+from trinity_core.workflows.judged import MathRewardModelWorkflow, MathRulerWorkflow, RubricJudgeWorkflow
 from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
 from trinity_core.workflows.toolcall import ToolCallWorkflow
@@ -26,11 +28,14 @@ __all__ = [
     "CommandWorkflow",
     "Completion",
     "ConversationWorkflow",
+    "DistillMathWorkflow",
     "EnvWorkflow",
     "Environment",
     "EnvironmentFailed",
     "FrozenLakeWorkflow",
     "MathBoxedWorkflow",
+    "MathRewardModelWorkflow",
+    "MathRulerWorkflow",
     "MathWorkflow",
     "MultiTurnWorkflow",
     "RecordingModel",
@@ -41,6 +46,7 @@ __all__ = [
     "RewardRunner",
     "RolloutModel",
     "RolloutSession",
+    "RubricJudgeWorkflow",
     "SimpleChatWorkflow",
     "SimpleWorkflow",
     "Step",

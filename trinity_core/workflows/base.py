@@ -133,8 +133,17 @@ class SimpleWorkflow(Workflow):
 
     async def run(self) -> list[Experience]:
         """`repeat_times` experiences, in the order of their runs."""
+        completions = await self.answers()
+        rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
+        return [
+            self.experience(completion, reward, run)
+            for run, (completion, reward) in enumerate(zip(completions, rewards, strict=True))
+        ]
+
+    async def answers(self) -> list[Completion]:
+        """The policy's answers, one for each run."""
         task = self.task
-        completions = await self.model.chat(
+        return await self.model.chat(
             self.messages,
             n=task.repeat_times,
             tools=task.tools,
@@ -142,11 +151,6 @@ class SimpleWorkflow(Workflow):
             chat_template=self.chat_template,
             **task.sampling,
         )
-        rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
-        return [
-            self.experience(completion, reward, run)
-            for run, (completion, reward) in enumerate(zip(completions, rewards, strict=True))
-        ]
 
     @property
     def reward_name(self) -> str:
@@ -177,7 +181,9 @@ class SimpleWorkflow(Workflow):
     def reward_item(self, completion: Completion) -> RewardItem:
         """The input of the reward function."""
         task, length = self.task, len(completion.tokens)
-        return RewardItem(completion.text, task.truth, self.prompt_text, task.raw, task.reward_fn_args, length)
+        return RewardItem(
+            completion.text, task.truth, self.prompt_text, task.raw, task.reward_fn_args, length, self.messages
+        )
 
     def experience(self, completion: Completion, reward: Reward, run: int) -> Experience:
         """One rollout, unscored if the verifier failed."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from trinity_core.data.experience import Experience
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
 
@@ -31,6 +33,10 @@ class RecordingModel:
     async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **args: Any) -> list[Completion]:
         """Like the model's method of that name; the answers are recorded."""
         return self._kept(await self.model.generate(prompt_tokens, n, **args))
+
+    async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
+        """Like the model's method of that name."""
+        return await self.model.logprobs(tokens)
 
     def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, **args: Any) -> str:
         """Like the model's method of that name."""

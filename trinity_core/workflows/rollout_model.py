@@ -108,6 +108,12 @@ class RolloutModel(Protocol):
     ) -> list[Completion]:
         """`n` continuations of given token ids: turns after the first append to the sampled ids, unchanged."""
 
+    async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
+        """float32 [T - 1]: log-probs, at temperature 1, of the tokens after the first of a sequence of T.
+
+        Raises `InputError` for a sequence that is too long.
+        """
+
     def render(
         self,
         messages: Sequence[Message],

@@ -67,7 +67,7 @@ class RolloutModelConfig(Section):
 
 
 class AuxiliaryModelConfig(RolloutModelConfig):
-    """A further model that workflows may call, such as a judge or a reward model."""
+    """A further model that workflows may call, such as a judge, a teacher or a reward model (a sequence classifier)."""
 
     model_path: str = ""
     """A Hugging Face folder or hub name."""

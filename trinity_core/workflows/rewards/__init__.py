@@ -1,6 +1,6 @@
 """Reward functions by name, and the pool of killable processes that they run in."""
 
-from trinity_core.workflows.rewards import boxed, code, countdown, math, toolcall
+from trinity_core.workflows.rewards import boxed, code, countdown, judge, math, reward_model, toolcall
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, Parts, Reward, RewardFn, RewardItem, Scored
 from trinity_core.workflows.rewards.pool import RewardPool, RewardRunner
 
@@ -17,6 +17,8 @@ __all__ = [
     "boxed",
     "code",
     "countdown",
+    "judge",
     "math",
+    "reward_model",
     "toolcall",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,6 +56,8 @@ class RewardItem:
     args: Mapping[str, Any] = field(default_factory=dict)
     response_tokens: int | None = None
     """Tokens of the answer, if the workflow says."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    """The whole conversation before the answer, if the workflow says; for rewards that need models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +89,10 @@ class Reward:
         return {**self.counts, **(self.parts or {}), VERIFIER_ERRORS: float(self.error is not None)}
 
 
-REWARD_FNS: Registry[RewardFn] = Registry(
-    "reward function", inputs=("prompt", "response", "truth", "task", "response_tokens")
-)
+INPUTS = ("prompt", "response", "truth", "task", "response_tokens", "items", "models")
+"""Parameters of reward functions that a configuration does not give."""
+
+REWARD_FNS: Registry[RewardFn] = Registry("reward function", inputs=INPUTS)
 FAST_PATHS: dict[str, FastPath] = {}
 WARM_UPS: dict[str, Callable[[], object]] = {}
 """Called once per worker before its first answer, so that imports and caches do not count towards a time-out."""

@@ -1,0 +1,172 @@
+"""Judges, reward models and teachers on real models: the answers of an explorer are scored by them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from endpoint_server import Reply, completion, serving
+
+from trinity_core.config import config_from_dict, store_url
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.inference.reward_engine import RewardEngine, RewardEngines, batches, is_reward_model
+from trinity_core.rollout.explorer import Explorer
+from trinity_core.rollout.judges import Judges
+from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.runtime.run import explore
+from trinity_core.store.store import ExperienceStore
+from trinity_core.workflows import RewardItem, RewardPool
+from trinity_core.workflows.rewards.models import ModelRewards
+
+TALK = [{"role": "user", "content": "Tom has 3 apples."}, {"role": "assistant", "content": "Tom has 3."}]
+
+
+@pytest.fixture(scope="module")
+def reward_folder(tiny_folder, tmp_path_factory) -> Path:
+    """A freshly initialised sequence classifier with the small model's tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("reward_model")
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(tiny_folder, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(folder)
+    return folder
+
+
+def config_of(tiny_folders, root, *auxiliary, workflow="math_workflow", algorithm="grpo", **buffer):
+    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
+    given = {"taskset": taskset, "default_workflow_type": workflow, **buffer}
+    return config_from_dict({
+        "project": "p",
+        "name": "judged",
+        "checkpoint_root_dir": str(root),
+        "mode": "explore",
+        "algorithm": {"algorithm_type": algorithm, "repeat_times": 2},
+        "model": {"model_path": str(tiny_folders.model), "max_model_len": 160, "max_response_tokens": 8},
+        "buffer": {"batch_size": 2, "total_steps": 1, "explorer_input": given},
+        "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(each)} for each in auxiliary]},
+        "synchronizer": {"sync_method": "checkpoint"},
+    })  # fmt: skip
+
+
+def explored(config, engine, *auxiliary):
+    asyncio.run(Explorer(config, [engine], [[each] for each in auxiliary]).run(explore))
+    with closing(ExperienceStore.open(store_url(config), str(config.job_dir))) as store:
+        return store.lease(1, 64, 1)
+
+
+def score_alone(folder, messages) -> float:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = AutoTokenizer.from_pretrained(folder).apply_chat_template(messages, return_dict=False)
+    with torch.no_grad():
+        return float(model(torch.tensor([ids])).logits)
+
+
+def test_a_reward_models_batch_scores_as_each_row_alone(reward_folder):
+    engine = RewardEngine(str(reward_folder), longest=64)
+    longer = [{"role": "user", "content": "Tom has 3 apples and Ann has 4."}, TALK[1]]
+    too_long = [{"role": "user", "content": "Tom has 3 apples. " * 40}, TALK[1]]
+    first, none, second = engine.rate([TALK, too_long, longer])
+    assert first == pytest.approx(score_alone(reward_folder, TALK), abs=1e-5)
+    assert second == pytest.approx(score_alone(reward_folder, longer), abs=1e-5)
+    assert first != second and "reward model takes" in str(none)
+
+
+def test_batches_hold_a_limited_number_of_tokens():
+    rows = [(place, [0] * length) for place, length in enumerate([1, 10, 8000, 9000, 20000])]
+    assert [[place for place, _ in batch] for batch in batches(rows)] == [[0, 1], [2], [3], [4]]
+
+
+def test_a_reward_model_is_known_by_its_architecture(reward_folder, tiny_folder):
+    assert is_reward_model(str(reward_folder)) and not is_reward_model(str(tiny_folder))
+    with pytest.raises(TrinityError, match="is no reward model"):
+        RewardEngine(str(tiny_folder), 64).start()
+
+
+def test_a_reward_model_that_hangs_is_named():
+    class Hangs(RewardEngine):
+        def rate(self, conversations):
+            released.wait(20)
+
+    async def main():
+        engines = RewardEngines([Hangs("m", 64)], "the judge", 10.0, 0.05)
+        engines._busy = [0]
+        try:
+            await engines.rate([TALK])
+        finally:
+            released.set()
+
+    import threading
+
+    released = threading.Event()
+    with pytest.raises(TransientFault, match="the judge did not rate within"):
+        asyncio.run(main())
+
+
+def test_an_endpoint_judges_with_a_key_from_the_environment(tiny_folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "sk-1")
+    texts = ['{"rating": 10}', "no idea"]
+    given = {"base_url": "", "model_name": "judge", "api_key_env": "JUDGE_KEY"}
+
+    async def main(url):
+        judges = Judges(config_of(tiny_folders, tmp_path), {}, {}, WorkflowLoops())
+        items = [
+            RewardItem("a", prompt="p", args=given | {"base_url": url}),
+            RewardItem("b", args=given | {"base_url": url}),
+        ]
+        return [await ModelRewards(RewardPool(1), judges).score("llm_judge", [one]) for one in items]
+
+    with serving(lambda number, asked: Reply(completion(texts[number]))) as server:
+        [first], [second] = asyncio.run(main(server.url))
+    assert first.value == 1.0 and second.value is None and "gave no rating" in str(second.error)
+    assert {asked.authorization for asked in server.asked} == {"Bearer sk-1"}
+    assert server.asked[0].body["model"] == "judge" and server.asked[0].body["temperature"] == 0.0
+    monkeypatch.delenv("JUDGE_KEY")
+    with pytest.raises(TrinityError, match="JUDGE_KEY"):
+        asyncio.run(main("http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize("reward", ["reward_model", "llm_judge"])
+def test_a_missing_model_is_named(tiny_folders, tmp_path, reward):
+    async def main():
+        judges = Judges(config_of(tiny_folders, tmp_path), {}, {}, WorkflowLoops())
+        await ModelRewards(RewardPool(1), judges).score(reward, [RewardItem("a")])
+
+    with pytest.raises(TrinityError, match=r"add one to explorer\.auxiliary_models"):
+        asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_answers_are_scored_by_a_reward_model(tiny_folders, tiny_engine, tmp_path, reward_folder):
+    config = config_of(tiny_folders, tmp_path, reward_folder, workflow="math_rm_workflow")
+    rows = explored(config, tiny_engine, RewardEngine(str(reward_folder), 160))
+    assert len(rows) == 4
+    for row in rows:
+        talk = [{"role": "user", "content": row.info["prompt"]}, {"role": "assistant", "content": row.info["response"]}]
+        assert row.reward == pytest.approx(score_alone(reward_folder, talk), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_small_models_nonsense_is_no_verdict(tiny_folders, tiny_engine, tmp_path):
+    config = config_of(tiny_folders, tmp_path, tiny_folders.model, workflow="rubric_judge_workflow")
+    rows = explored(config, tiny_engine, tiny_engine)
+    assert rows and all(row.is_unscored and row.metrics["verifier_errors"] == 1 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_teachers_logprobs_reach_the_store(tiny_folders, tiny_engine, tmp_path):
+    given = {"workflow": "on_policy_distill_math_workflow", "algorithm": "on_policy_distill"}
+    config = config_of(tiny_folders, tmp_path, tiny_folders.model, **given)
+    rows = explored(config, tiny_engine, tiny_engine)
+    assert len(rows) == 4 and all(row.action_mask.all() for row in rows)
+    for row in rows:  # the teacher is the policy itself
+        np.testing.assert_allclose(row.teacher_logprobs, row.logprobs, atol=1e-4)
+        assert abs(row.metrics["kl_divergence"]) < 1e-2 and row.metrics["accuracy_verifier_errors"] == 0

@@ -1,0 +1,174 @@
+"""Reward models: sequence classifiers with one output, by transformers, each in a Ray actor of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.data.formats import Message
+from trinity_core.data.tokenizer import load_tokenizer, model_file
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.tracking.logs import Logged, start_log
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+
+BATCH_TOKENS = 16384
+"""Tokens, with padding, of one forward pass."""
+ARCHITECTURE = "ForSequenceClassification"
+
+
+def is_reward_model(model_path: str) -> bool:
+    """Whether a model is a sequence classifier, by the architecture that its `config.json` names."""
+    path = model_file(model_path, "config.json")
+    if path is None:
+        return False
+    names = json.loads(Path(path).read_text(encoding="utf-8")).get("architectures") or ()
+    return any(str(name).endswith(ARCHITECTURE) for name in names)
+
+
+class RewardEngine:
+    """One reward model; a plain class, and a Ray actor in a run.
+
+    Raises `TrinityError` for a model that is none, or whose tokenizer has no chat template.
+    """
+
+    def __init__(
+        self, model_path: str, longest: int, on_gpu: bool = False, dtype: str = "auto", trust_remote_code: bool = False
+    ) -> None:
+        start_log()
+        self.model_path, self.longest, self.on_gpu = model_path, longest, on_gpu
+        self._dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
+        self._trust, self._model, self._tokenizer = trust_remote_code, None, None
+
+    def start(self) -> float:
+        """Load the model; the seconds that took. A second call finds it loaded."""
+        began = time.perf_counter()
+        if self._model is None:
+            with Logged(f"the start of the reward model {self.model_path}", log):
+                self._load()
+        return time.perf_counter() - began
+
+    def rate(self, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
+        """The score of each conversation, or why it has none: it is too long."""
+        self.start()
+        rated: list[float | str] = [""] * len(conversations)
+        rows = []
+        for place, messages in enumerate(conversations):
+            tokens = self._tokens(messages)
+            if len(tokens) > self.longest:
+                rated[place] = (
+                    f"the answer with its prompt has {len(tokens)} tokens, the reward model takes {self.longest}"
+                )
+            else:
+                rows.append((place, tokens))
+        for batch in batches(sorted(rows, key=lambda row: len(row[1]))):
+            for (place, _), score in zip(batch, self._scores([tokens for _, tokens in batch]), strict=True):
+                rated[place] = score if score - score == 0 else f"the reward model gave {score}"
+        return rated
+
+    def _load(self) -> None:
+        import torch
+        from transformers import AutoModelForSequenceClassification
+
+        if not is_reward_model(self.model_path):
+            raise TrinityError(
+                f"{self.model_path} is no reward model: its architecture does not end with {ARCHITECTURE}"
+            )
+        tokenizer = load_tokenizer(self.model_path, self._trust)
+        if tokenizer.chat_template is None:
+            raise TrinityError(f"the tokenizer of the reward model {self.model_path} has no chat template")
+        loaded = AutoModelForSequenceClassification.from_pretrained(
+            self.model_path, dtype=getattr(torch, self._dtype), trust_remote_code=self._trust
+        )
+        if loaded.config.num_labels != 1:
+            raise TrinityError(f"a reward model has one output, and {self.model_path} has {loaded.config.num_labels}")
+        self._model, self._tokenizer = loaded.eval().to("cuda" if self.on_gpu else "cpu"), tokenizer
+
+    def _tokens(self, messages: Sequence[Message]) -> list[int]:
+        assert self._tokenizer is not None
+        return list(self._tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False))
+
+    def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """Of one padded batch. The padding is a token of no row, since models look for the last that is no padding."""
+        import torch
+
+        model: Any = self._model
+        used = set(itertools.chain.from_iterable(rows))
+        padding = next(token for token in itertools.count() if token not in used)
+        model.config.pad_token_id = padding
+        width = max(map(len, rows))
+        tokens = torch.full((len(rows), width), padding, dtype=torch.long)
+        mask = torch.zeros_like(tokens)
+        for index, row in enumerate(rows):
+            tokens[index, : len(row)] = torch.tensor(row)
+            mask[index, : len(row)] = 1
+        with torch.inference_mode():
+            logits: torch.Tensor = model(input_ids=tokens.to(model.device), attention_mask=mask.to(model.device)).logits
+        return [float(score) for score in logits[:, 0].float().cpu()]
+
+
+def batches(rows: Sequence[tuple[int, Sequence[int]]]) -> Iterator[list[tuple[int, Sequence[int]]]]:
+    """Rows, sorted by length, in batches of at most `BATCH_TOKENS` with padding, and of at least one row."""
+    batch: list[tuple[int, Sequence[int]]] = []
+    for row in rows:
+        if batch and (len(batch) + 1) * len(row[1]) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+@dataclass
+class RewardEngines:
+    """The engines of one reward model, used from one event loop: each call goes to the one with the fewest."""
+
+    engines: Sequence[Any]
+    """`RewardEngine`s, or handles of actors."""
+    name: str
+    start_seconds: float
+    seconds: float
+    """For one call."""
+    _busy: list[int] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Load the models."""
+        self._busy = [0] * len(self.engines)
+        await asyncio.gather(*(self._call(index, "start", self.start_seconds) for index in range(len(self.engines))))
+
+    async def rate(self, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
+        """See `RewardEngine.rate`. Raises TransientFault if an engine is lost or takes too long."""
+        index = min(range(len(self.engines)), key=self._busy.__getitem__)
+        self._busy[index] += 1
+        try:
+            return await self._call(index, "rate", self.seconds, list(conversations))
+        finally:
+            self._busy[index] -= 1
+
+    async def _call(self, index: int, verb: str, seconds: float, *given: Any) -> Any:
+        from ray.exceptions import RayError, RayTaskError
+
+        engine = self.engines[index]
+        try:
+            async with asyncio.timeout(seconds):
+                if isinstance(engine, RewardEngine):
+                    return await asyncio.to_thread(engine.start if verb == "start" else engine.rate, *given)
+                return await (engine.start if verb == "start" else engine.rate).remote(*given)
+        except TimeoutError:
+            raise TransientFault(f"the reward model {self.name} did not {verb} within {seconds:g} s") from None
+        except RayTaskError as error:
+            if isinstance(error.cause, TrinityError):
+                raise error.cause from None
+            raise TransientFault(f"the reward model {self.name} failed: {error}") from error
+        except RayError as error:
+            raise TransientFault(f"the reward model {self.name} died: {str(error).splitlines()[0]}") from error

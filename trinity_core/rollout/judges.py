@@ -1,0 +1,84 @@
+"""The models of a run that judge answers: reward models, language models, endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trinity_core.config import AuxiliaryModelConfig, Config
+from trinity_core.config.external_rules import key_in
+from trinity_core.config.schema.external import ExternalModelConfig
+from trinity_core.data.formats import Message
+from trinity_core.errors import TrinityError
+from trinity_core.inference.endpoint import Endpoint
+from trinity_core.inference.external_model import ExternalModel
+from trinity_core.inference.pool import START_SECONDS
+from trinity_core.inference.reward_engine import RewardEngines, is_reward_model
+from trinity_core.rollout.external_evaluation import SHARE, EndpointOutside
+from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.workflows import RolloutModel
+
+ENDPOINT_SHARE = SHARE / 2
+"""Of `explorer.max_timeout`, for a request to a judge: the policy's answer takes its time too."""
+
+
+@dataclass
+class Judges:
+    """See `trinity_core.workflows.rewards.models.RewardModels`."""
+
+    config: Config
+    models: Mapping[str, RolloutModel]
+    reward_models: Mapping[str, RewardEngines]
+    loops: WorkflowLoops
+    _endpoints: dict[tuple[str, str, str | None], ExternalModel] = field(default_factory=dict)
+
+    def judge(self, name: str | None) -> RolloutModel:
+        """See `RewardModels.judge`."""
+        return _named(self.models, name, "language model")
+
+    def endpoint(self, base_url: str, model_name: str, api_key_env: str | None) -> ExternalModel:
+        """See `RewardModels.endpoint`. One client for each endpoint, which limits the requests in flight."""
+        known = (base_url, model_name, api_key_env)
+        if known not in self._endpoints:
+            settings = ExternalModelConfig(base_url=base_url, model_name=model_name, api_key_env=api_key_env)
+            key = key_in(self.config, api_key_env, "reward_fn_args.api_key_env")
+            endpoint = Endpoint(settings, key, ENDPOINT_SHARE * self.config.explorer.max_timeout)
+            self._endpoints[known] = ExternalModel(EndpointOutside(endpoint, self.loops), settings, key)
+        return self._endpoints[known]
+
+    async def rated(self, name: str | None, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
+        """See `RewardModels.rated`."""
+        return await self.loops.outside(_named(self.reward_models, name, "reward model").rate(conversations))
+
+
+def _named(models: Mapping[str, Any], name: str | None, kind: str) -> Any:
+    if not models:
+        raise TrinityError(f"the reward needs a {kind}, and the run has none; add one to explorer.auxiliary_models")
+    if name is None:
+        return next(iter(models.values()))
+    if name not in models:
+        raise TrinityError(
+            f"the reward asks for the {kind} '{name}'; explorer.auxiliary_models has {', '.join(models)}"
+        )
+    return models[name]
+
+
+def name_of(model: AuxiliaryModelConfig) -> str:
+    """The name by which rewards find a model."""
+    return model.name or model.model_path
+
+
+def apart(
+    config: Config, auxiliary: Sequence[Sequence[Any]]
+) -> tuple[Config, list[Sequence[Any]], dict[str, RewardEngines]]:
+    """The configuration with language models alone among the auxiliary models, their engines, and the reward models."""
+    models, engines, reward_models = [], [], {}
+    for model, group in zip(config.explorer.auxiliary_models, auxiliary, strict=True):
+        if is_reward_model(model.model_path):
+            patience = config.explorer.engine_timeout
+            reward_models[name_of(model)] = RewardEngines(group, name_of(model), START_SECONDS, patience)
+        else:
+            models.append(model)
+            engines.append(group)
+    return config.with_values({"explorer.auxiliary_models": models}), engines, reward_models

@@ -1,0 +1,194 @@
+"""`llm_judge`: a language model rates answers: each alone, in pairs, or all answers to one question together.
+
+A judge that does not answer, or answers what cannot be read, gives an error and never a number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from trinity_core.errors import DataError, TrinityError, Unanswered
+from trinity_core.workflows.rewards.base import Reward, RewardItem
+from trinity_core.workflows.rewards.models import Judge, RewardModels, conversation, model_reward
+
+if TYPE_CHECKING:
+    from trinity_core.data.formats import Message
+
+Mode = Literal["pointwise", "pairwise", "group"]
+LOWEST, HIGHEST = 1, 10
+
+POINTWISE = (
+    f"You rate a response to a prompt on a scale from {LOWEST} to {HIGHEST}. Consider all criteria together; a "
+    "response that fails important ones gets a low rating. You may explain first. Conclude with JSON on a line of its "
+    'own, such as {"rating": 7}.'
+)
+PAIRWISE = (
+    "You compare two responses to a prompt, A and B, by the criteria. You may explain first. Conclude with JSON on a "
+    'line of its own: {"better": "A"}, {"better": "B"}, or {"better": "tie"}.'
+)
+GROUP = (
+    "You compare several responses to one prompt by the criteria and give each a score from 0 to 1. You may explain "
+    'first. Conclude with JSON on a line of its own, one score for each response in their order: {"scores": [0.2, 1]}.'
+)
+USUAL_CRITERIA = "Whether the response is correct, complete and to the point."
+"""Of rows without a rubric."""
+_OBJECT = re.compile(r"\{[^{}]*\}")
+
+
+@model_reward("llm_judge")
+async def llm_judge(
+    *,
+    items: Sequence[RewardItem],
+    models: RewardModels,
+    mode: Mode = "pointwise",
+    rubric: str | Sequence[Any] | None = None,
+    rubric_key: str = "rubric",
+    with_reference: bool = False,
+    model: str | None = None,
+    base_url: str | None = None,
+    model_name: str = "",
+    api_key_env: str | None = None,
+    temperature: float = 0.0,
+    max_tokens: int | None = None,
+    **_: Any,
+) -> list[Reward]:
+    """`judge`, from 0 to 1: a rating (`pointwise`), the share of wins (`pairwise`), a score beside others (`group`).
+
+    The judge is the auxiliary model `model` (by default the first), or `model_name` at the endpoint `base_url` with the
+    key in the variable `api_key_env`. `rubric` is a text or a list; else it is the row's column `rubric_key`. With
+    `with_reference` the judge sees the reference answer.
+    """
+    judge = models.endpoint(base_url, model_name, api_key_env) if base_url else models.judge(model)
+    asked = _Asked(judge, {"temperature": temperature, "max_tokens": max_tokens})
+    seen = [_seen(item, rubric, rubric_key, with_reference) for item in items]
+    answers = [item.response for item in items]
+    if mode == "pointwise":
+        return list(await asyncio.gather(*map(asked.rating, seen, answers)))
+    rewards: list[Reward | None] = [None] * len(items)
+    compare = asked.wins if mode == "pairwise" else asked.scores
+    for question in dict.fromkeys(seen):
+        places = [place for place, other in enumerate(seen) if other == question]
+        compared = await compare(question, [answers[place] for place in places])
+        for place, reward in zip(places, compared, strict=True):
+            rewards[place] = reward
+    return [reward for reward in rewards if reward is not None]
+
+
+class _Asked:
+    """A judge, asked in the three ways."""
+
+    def __init__(self, judge: Judge, sampling: Mapping[str, Any]) -> None:
+        self._judge, self._sampling = judge, sampling
+
+    async def rating(self, question: str, answer: str) -> Reward:
+        """A rating of one answer."""
+        said = await self._ask(POINTWISE, f"{question}\n\n<response>\n{answer}\n</response>", "rating")
+        if isinstance(said, Reward):
+            return said
+        rating = said["rating"]
+        if not _is_number(rating) or not LOWEST <= rating <= HIGHEST:
+            return Reward(error=f"the judge gave the rating {rating!r}, which is not from {LOWEST} to {HIGHEST}")
+        return Reward({"judge": (rating - LOWEST) / (HIGHEST - LOWEST)})
+
+    async def scores(self, question: str, answers: Sequence[str]) -> list[Reward]:
+        """Scores of answers beside each other."""
+        shown = "\n\n".join(f'<response number="{i + 1}">\n{answer}\n</response>' for i, answer in enumerate(answers))
+        said = await self._ask(GROUP, f"{question}\n\n{shown}", "scores")
+        if isinstance(said, Reward):
+            return [said] * len(answers)
+        scores = said["scores"]
+        fit = isinstance(scores, list) and len(scores) == len(answers)
+        if not fit or not all(_is_number(score) and 0 <= score <= 1 for score in scores):
+            error = f"the judge gave {scores!r} in place of {len(answers)} scores from 0 to 1"
+            return [Reward(error=error)] * len(answers)
+        return [Reward({"judge": float(score)}) for score in scores]
+
+    async def wins(self, question: str, answers: Sequence[str]) -> list[Reward]:
+        """The share of comparisons that each answer wins; each pair is shown in both orders."""
+        pairs = list(itertools.permutations(range(len(answers)), 2))
+        found = await asyncio.gather(*(self._win(question, answers[a], answers[b]) for a, b in pairs))
+        won: list[list[float]] = [[] for _ in answers]
+        errors = [verdict for verdict in found if isinstance(verdict, str)]
+        for (a, b), verdict in zip(pairs, found, strict=True):
+            if not isinstance(verdict, str):
+                won[a].append(verdict)
+                won[b].append(1.0 - verdict)
+        none = errors[0] if errors else "pairwise comparison needs two answers to the same question"
+        return [Reward({"judge": sum(one) / len(one)}) if one else Reward(error=none) for one in won]
+
+    async def _win(self, question: str, a: str, b: str) -> float | str:
+        """1 if A is better, 0 if B is, 0.5 for a tie; or why nobody knows."""
+        shown = f"{question}\n\n<response_a>\n{a}\n</response_a>\n\n<response_b>\n{b}\n</response_b>"
+        said = await self._ask(PAIRWISE, shown, "better")
+        if isinstance(said, Reward):
+            return str(said.error)
+        verdict = {"a": 1.0, "b": 0.0, "tie": 0.5}.get(str(said["better"]).strip().lower())
+        return f"the judge called {said['better']!r} better" if verdict is None else verdict
+
+    async def _ask(self, system: str, text: str, key: str) -> dict[str, Any] | Reward:
+        """The JSON with `key` that the judge concludes with; a Reward with the error if there is none."""
+        messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+        seed = int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=4).digest(), "little") >> 1
+        try:
+            [said] = await self._judge.chat(messages, seeds=[seed], **self._sampling)
+        except (DataError, Unanswered) as error:
+            return Reward(error=f"the judge did not answer: {error}")
+        found = last_object(said.text, key)
+        if found is None:
+            return Reward(error=f"the judge gave no {key}: {' '.join(said.text.split())[-200:]!r}")
+        return found
+
+
+def last_object(text: str, key: str) -> dict[str, Any] | None:
+    """The last JSON object in a text that has `key`."""
+    for match in reversed(_OBJECT.findall(text)):
+        try:
+            found = json.loads(match)
+        except ValueError:
+            continue
+        if key in found:
+            return dict(found)
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _seen(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_reference: bool) -> str:
+    """What a judge sees of an item beside its answer."""
+    shown = "\n\n".join(f"[{message['role']}] {message.get('content', '')}" for message in conversation(item))
+    parts = [f"<prompt>\n{shown}\n</prompt>"]
+    if with_reference:
+        parts.append(f"<reference_answer>\n{item.truth}\n</reference_answer>")
+    criteria = rubric_text(item.task.get(key) if rubric is None else rubric)
+    parts.append(
+        f"<criteria>\n{criteria or 'Whether the response is correct, complete and to the point.'}\n</criteria>"
+    )
+    return "\n\n".join(parts)
+
+
+def rubric_text(rubric: Any) -> str:
+    """A rubric as text: a text itself, or a list of texts or of objects with `description` and `weight`.
+
+    Raises TrinityError for anything else.
+    """
+    if rubric is None or isinstance(rubric, str):
+        return rubric or ""
+    lines = []
+    for number, one in enumerate(rubric, 1):
+        if isinstance(one, Mapping) and "description" in one:
+            weight = f" (weight {one['weight']})" if "weight" in one else ""
+            lines.append(f"{number}. {one['description']}{weight}")
+        elif isinstance(one, str):
+            lines.append(f"{number}. {one}")
+        else:
+            raise TrinityError(f"a rubric is a text, or a list of texts or of {{description, weight}}, not {one!r}")
+    return "\n".join(lines)

@@ -1,0 +1,110 @@
+"""Rewards that need a model: how a workflow's `rewards.score` reaches them, and what they are given.
+
+Such a reward function scores all answers of a call together, in the explorer and not in the pool of processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trinity_core.workflows.rewards.base import REWARD_FNS, Reward, RewardItem
+from trinity_core.workflows.rewards.pool import RewardRunner
+
+if TYPE_CHECKING:
+    from trinity_core.data.formats import Message
+
+
+class Said(Protocol):
+    """An answer of a judge."""
+
+    text: str
+
+
+class Judge(Protocol):
+    """A model that is asked in messages (`RolloutModel.chat`)."""
+
+    async def chat(self, messages: Sequence[Message], n: int = 1, **sampling: Any) -> Sequence[Said]:
+        """`n` answers. Raises DataError for a prompt that is too long, Unanswered if an endpoint gives none."""
+
+
+class RewardModels(Protocol):
+    """The models of a run that judge answers."""
+
+    def judge(self, name: str | None) -> Judge:
+        """An auxiliary model by its name; None: the first. Raises TrinityError if there is none."""
+
+    def endpoint(self, base_url: str, model_name: str, api_key_env: str | None) -> Judge:
+        """A model behind an OpenAI-compatible endpoint. Raises TrinityError if the key's variable is not set."""
+
+    async def rated(self, name: str | None, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
+        """The score that a reward model gives to each conversation, or why it gives none. Raises as `judge`."""
+
+
+class ModelReward(Protocol):
+    """A reward function that asks models. `args` are the task set's `reward_fn_args`."""
+
+    async def __call__(self, *, items: Sequence[RewardItem], models: RewardModels, **args: Any) -> list[Reward]:
+        """One reward for each item, in their order."""
+
+
+MODEL_REWARDS: dict[str, ModelReward] = {}
+"""Reward functions that need models; `REWARD_FNS` knows their names and arguments too."""
+
+
+def model_reward(name: str) -> Any:
+    """A decorator that adds a reward function which needs models."""
+
+    def add(function: Any) -> Any:
+        REWARD_FNS.register(name)(function)
+        MODEL_REWARDS[name] = function
+        return function
+
+    return add
+
+
+@dataclass
+class ModelRewards:
+    """A `RewardRunner` that scores with models what needs them, and everything else in the pool."""
+
+    pool: RewardRunner
+    models: RewardModels
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        """See `RewardRunner.score`. Items with other arguments are scored in calls of their own."""
+        function = MODEL_REWARDS.get(name)
+        if function is None:
+            return await self.pool.score(name, items)
+        rewards: list[Reward | None] = [None] * len(items)
+        for places in _alike([item.args for item in items]):
+            given = [items[place] for place in places]
+            scored = await function(items=given, models=self.models, **given[0].args)
+            for place, reward in zip(places, scored, strict=True):
+                rewards[place] = reward
+        return [reward for reward in rewards if reward is not None]
+
+    def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
+        """See `RewardRunner.score_sync`."""
+        if name not in MODEL_REWARDS:
+            return self.pool.score_sync(name, items)
+        return asyncio.run_coroutine_threadsafe(self.score(name, items), self.loop).result()
+
+
+def _alike(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The places of equal arguments, together."""
+    groups: list[list[int]] = []
+    for place, given in enumerate(arguments):
+        found = next((group for group in groups if arguments[group[0]] == given), None)
+        if found is None:
+            groups.append([place])
+        else:
+            found.append(place)
+    return groups
+
+
+def conversation(item: RewardItem) -> list[Message]:
+    """The messages that an answer replies to."""
+    return [dict(message) for message in item.messages] or [{"role": "user", "content": item.prompt}]
