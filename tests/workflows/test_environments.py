@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 import time
@@ -221,6 +222,19 @@ def test_nothing_sampled_is_nothing_judged():
     task = make_task("env_workflow", repeat_times=1, workflow_args={"environment": "frozen_lake"})
     [one] = asyncio.run(run_workflow(task, Turns("x", max_model_len=3)))
     assert one.is_unscored
+
+
+def test_the_documented_environment_works():
+    page = (Path(__file__).parents[2] / "docs/environments.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    known = dict(ENVIRONMENTS)
+    exec(code, {})
+    [one], _ = play("1", "3", environment="guess", environment_args={"largest": 5}, raw={"seed": 8})
+    assert one.reward == 1.0 and one.metrics["turns"] == 2 and one.info["state"] == "Guess my number."
+    with pytest.raises(ValueError, match="largest"):
+        EnvArguments.model_validate({"environment": "guess", "environment_args": {"largest": "many"}})
+    ENVIRONMENTS.clear()
+    ENVIRONMENTS.update(known)
 
 
 def test_a_process_without_requests_closes_its_environment(odd, tmp_path):
