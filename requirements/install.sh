@@ -18,10 +18,11 @@ find_python() {
 kind=cpu
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then kind=gpu; fi
 files=(requirements/$kind.txt)
-[ "${1:-}" = dev ] && files+=(requirements/dev.txt requirements/agents.txt requirements/environments.txt)
+optional=
+[ "${1:-}" = dev ] && files+=(requirements/dev.txt requirements/agents.txt) && optional=requirements/environments.txt
 
 stamp=".venv/.installed-${1:-run}"
-digest=$(cat "${files[@]}" pyproject.toml requirements/install.sh | sha256sum | cut -d' ' -f1)
+digest=$(cat "${files[@]}" ${optional:+"$optional"} pyproject.toml requirements/install.sh | sha256sum | cut -d' ' -f1)
 [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$digest" ] && exit 0
 
 # An environment without pip is one that was cut short, or whose Python has gone.
@@ -37,10 +38,18 @@ if [ -n "$links" ]; then
 elif [ $kind = cpu ]; then
     options+=(--torch-backend cpu)
 fi
-for file in "${files[@]}"; do options+=(-r "$file"); done
+requirements=()
+for file in "${files[@]}"; do requirements+=(-r "$file"); done
 
 echo "install: pinned packages from ${files[*]} into .venv (about 4 GB)"
-.venv/bin/uv pip install --python .venv/bin/python "${options[@]}" || die "the packages above could not be installed"
+.venv/bin/uv pip install --python .venv/bin/python "${options[@]}" "${requirements[@]}" || die "the packages above could not be installed"
+if [ -n "$optional" ]; then  # pycosat, which reasoning-gym needs, is built here; a machine may have no C compiler
+    .venv/bin/uv pip install --python .venv/bin/python "${options[@]}" -r "$optional" || {
+        grep -v '^pycosat' "$optional" >.venv/without-pycosat.txt
+        .venv/bin/uv pip install --python .venv/bin/python "${options[@]}" -r .venv/without-pycosat.txt || die "the packages of $optional could not be installed"
+        echo "install: without pycosat, for which there is no C compiler; tests of reasoning-gym will be skipped" >&2
+    }
+fi
 .venv/bin/uv pip install --python .venv/bin/python -q --no-deps --no-build-isolation -e . || die "the project itself could not be installed"
 .venv/bin/python -c 'import torch' 2>/dev/null || die "torch $(grep '^torch==' requirements/$kind.txt) does not import: on a machine without a GPU it has to be the CPU build; put its wheel in a folder and run PIP_FIND_LINKS=that/folder make install"
 echo "$digest" >"$stamp"

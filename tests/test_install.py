@@ -70,6 +70,19 @@ def test_incomplete_environment_is_recreated(left: str, root: Path) -> None:
     assert install(root) == 1
 
 
+def test_without_a_compiler_all_else_is_installed(root: Path) -> None:
+    for name, pins in (("dev", ""), ("agents", ""), ("environments", "gymnasium==1\npycosat==0\n")):
+        (root / f"requirements/{name}.txt").write_text(pins)
+    assert install(root) == 1
+    uv = '#!/bin/sh\nfor last in "$@"; do :; done\ncase "$last" in *.txt) ! grep pycosat "$last" ;; esac\n'
+    program(root / ".venv/bin/uv", uv)
+    env = {**os.environ, "PYTHON": str(root / "python")}
+    script = [root / "requirements/install.sh", "dev"]
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "without pycosat" in done.stderr
+    assert (root / ".venv/without-pycosat.txt").read_text() == "gymnasium==1\n"
+
+
 USED_WITHOUT_IMPORT = {
     "mypy": "run by make check",
     "pytest-timeout": "`timeout` in pyproject.toml",
