@@ -7,13 +7,20 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task
 
+from trinity_core.config.schema.buffer import RolloutArgs
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import TrinityError
+from trinity_core.inference.engine_model import EngineModel, Limits
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.requests import Sampling
 from trinity_core.workflows import ENVIRONMENTS, EnvironmentFailed, run_workflow
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, where_to_run
 from trinity_core.workflows.environments.workflow import EnvArguments, returns
@@ -244,3 +251,28 @@ def test_a_process_without_requests_closes_its_environment(odd, tmp_path):
     environment._process.wait(10)
     assert (tmp_path / "child.closed").exists()
     environment.close()
+
+
+def test_an_engine_plays_in_a_process(tiny_engine, tiny_folder):
+    tokenizer = load_tokenizer(str(tiny_folder), False)
+    sampling = Sampling(4, stop_token_ids=tuple(token for token in range(len(tokenizer)) if token % 4))
+    args = {"environment": "frozen_lake", "process": True, "processes": 2, "max_turns": 3, "step_wise": True}
+    task = make_task("env_workflow", raw={"question": "Go."}, repeat_times=3, rollout_args=RolloutArgs())
+    task = replace(task, workflow_args={**args, "environment_args": {"show_rules": False, "invalid_reward": -0.5}})
+
+    async def main():
+        pool = EnginePool([tiny_engine], str(tiny_folder))
+        await pool.start()
+        model = EngineModel(pool, ChatEncoder(tokenizer), Limits(250, 240, 4, sampling, True))
+        return await run_workflow(task, model)
+
+    rows = asyncio.run(main())
+    kept = [host for hosts in HOSTS.idle.values() for host in hosts]
+    HOSTS.close()
+    assert 1 <= len(kept) <= 2
+    assert {row.run for row in rows} == {0, 1, 2} and all(row.action_mask.all() for row in rows)
+    for run in range(3):
+        turns = [row for row in rows if row.run == run]
+        invalid = turns[0].metrics["invalid_actions"]
+        assert len(turns) == turns[0].metrics["turns"] and turns[0].reward == -0.5 * invalid
+        assert "P___" in tokenizer.decode(turns[0].tokens)

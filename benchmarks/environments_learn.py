@@ -1,0 +1,94 @@
+"""The small model learns in an environment: the recipe of configs/frozen_lake.
+
+    python benchmarks/environments_learn.py [--only frozen_lake] [--steps 40]
+
+It begins with the warm-up of the recipe, on examples that mostly err. Prints one line: mean reward of the first and of
+the last fifth of the steps, the best possible one, which is computed from the transitions of the ice, median seconds a
+step, and the whole time. The exit code is 1 where the reward hardly rose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from learns import ANEW, REWARD
+from measured import BUILD, ROOT, run, trinity
+
+from trinity_core.workflows.environments.planning import move_values
+from trinity_core.workflows.environments.toy_text import FrozenLake
+
+LEAST = 0.2
+"""Share of what is missing from the best that a recipe must gain; noise alone gained 0.02."""
+FOLDER = BUILD / "environments"
+TURNS = 10
+"""`max_turns` of the recipe."""
+
+
+def best_on_ice() -> float:
+    """The expected return of best play from the start."""
+    lake = FrozenLake()
+    lake.reset(0)
+    return max(move_values(lake.transitions, TURNS)[lake.seen])
+
+
+@dataclass(frozen=True)
+class Way:
+    """A recipe and the tasks that it is for."""
+
+    config: str
+    arguments: dict
+    """Of the environment."""
+    options: tuple[str, ...]
+    best: Callable[[], float]
+
+
+WAYS = {
+    "frozen_lake": Way(
+        "configs/frozen_lake/frozen_lake.yaml", {"show_rules": False}, ("--examples", "1500"), best_on_ice
+    ),
+}
+
+
+def main() -> None:
+    """Run the chosen recipes and print one line for each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--steps", type=int, default=40)
+    args = parser.parse_args()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if not (FOLDER / "model").exists():
+        subprocess.run([trinity(), "tiny", "--out", str(FOLDER), "--seed", "1"], check=True, cwd=ROOT)
+    failed = [name for name in args.only if not learns(name, WAYS[name], args.steps)]
+    sys.exit(f"did not learn: {', '.join(failed)}" if failed else 0)
+
+
+def learns(name: str, way: Way, steps: int) -> bool:
+    """Make the tasks, run the recipe and print its line."""
+    began, tasks = time.monotonic(), FOLDER / name
+    make = ["-m", "trinity_core.workflows.environments.tasks", name, "--args", json.dumps(way.arguments), *way.options]
+    subprocess.run([sys.executable, *make, "--out", str(tasks)], check=True, cwd=ROOT)
+    places = {"TRINITY_TASKSET_PATH": str(tasks), "TRINITY_MODEL_PATH": str(FOLDER / "model")}
+    lines = run(way.config, FOLDER / "checkpoints", f"buffer.total_steps={steps}", *ANEW, **places)
+    trained = [line for line in lines if line["source"] == "trainer" and REWARD in line["metrics"]]
+    rewards = [line["metrics"][REWARD] for line in trained]
+    fifth = max(1, len(rewards) // 5)
+    start, end = statistics.mean(rewards[:fifth]), statistics.mean(rewards[-fifth:])
+    seconds = statistics.median(after["time"] - before["time"] for before, after in pairwise(trained))
+    print(
+        f"{name:13} {REWARD} {start:.3f} -> {end:.3f} of at best {way.best():.3f} in {len(rewards)} steps of "
+        f"{seconds:.2f} s, {time.monotonic() - began:.0f} s with the warm-up",
+        flush=True,
+    )
+    return end - start > LEAST * (way.best() - start)
+
+
+if __name__ == "__main__":
+    main()
