@@ -48,6 +48,20 @@ def tiny_model(tiny_folder):
 
 
 @pytest.fixture(scope="session")
+def reward_folder(tiny_folder, tmp_path_factory) -> Path:
+    """A freshly initialised sequence classifier with the small model's tokenizer."""
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("reward_model")
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(tiny_folder, num_labels=1)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_engine(tiny_folder):
     """A started CPU engine of the small model in this process. Tests that load other weights put its own back."""
     from trinity_core.inference.engine import Engine

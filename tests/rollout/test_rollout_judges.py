@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,20 +21,6 @@ from trinity_core.workflows import RewardItem, RewardPool
 from trinity_core.workflows.rewards.models import ModelRewards
 
 TALK = [{"role": "user", "content": "Tom has 3 apples."}, {"role": "assistant", "content": "Tom has 3."}]
-
-
-@pytest.fixture(scope="module")
-def reward_folder(tiny_folder, tmp_path_factory) -> Path:
-    """A freshly initialised sequence classifier with the small model's tokenizer."""
-    import torch
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("reward_model")
-    torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(tiny_folder, num_labels=1)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(folder)
-    return folder
 
 
 def config_of(tiny_folders, root, *auxiliary, workflow="math_workflow", algorithm="grpo", **buffer):

@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from trinity_core.data.experience import Experience
+from trinity_core.signatures import arguments_model
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow
 from trinity_core.workflows.rewards import Reward, RewardItem
-from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
+from trinity_core.workflows.rewards.base import INPUTS, VERIFIER_ERRORS
+from trinity_core.workflows.rewards.judge import llm_judge
 from trinity_core.workflows.rollout_model import Completion
 
 
@@ -34,6 +36,7 @@ class MathRulerWorkflow(SimpleWorkflow):
     """Answers that a judge scores beside each other (RULER). The task's reward function, by default `math_reward`, is
     measured beside it: the metric `gold_reward`."""
 
+    arguments = arguments_model("RulerArguments", [llm_judge], INPUTS)
     default_reward = "math_reward"
 
     async def run(self) -> list[Experience]:

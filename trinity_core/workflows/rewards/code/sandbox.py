@@ -104,6 +104,8 @@ class Sandbox:
         memory = sum(_resident(member) for member in members)
         if memory > self.limits.memory_bytes:
             return f"used more than {self.limits.memory_bytes >> 20} MiB of memory"
+        if len(members) > self.limits.processes:
+            return f"started more than {self.limits.processes} processes"
         taken = time.monotonic() - self._began
         if taken <= self.limits.seconds:
             return ""
