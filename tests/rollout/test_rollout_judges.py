@@ -10,7 +10,7 @@ import pytest
 from endpoint_server import Reply, completion, serving
 
 from trinity_core.config import config_from_dict, store_url
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import EndpointError, TransientFault, TrinityError
 from trinity_core.inference.reward_engine import RewardEngine, RewardEngines, batches, is_reward_model
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.judges import Judges
@@ -114,6 +114,11 @@ def test_an_endpoint_judges_with_a_key_from_the_environment(tiny_folders, tmp_pa
     assert first.value == 1.0 and second.value is None and "gave no rating" in str(second.error)
     assert {asked.authorization for asked in server.asked} == {"Bearer sk-1"}
     assert server.asked[0].body["model"] == "judge" and server.asked[0].body["temperature"] == 0.0
+    with (
+        serving(lambda number, asked: Reply({"error": "no such key"}, status=401)) as server,
+        pytest.raises(EndpointError, match="Check base_url, model_name and api_key_env of reward_fn_args"),
+    ):
+        asyncio.run(main(server.url))
     monkeypatch.delenv("JUDGE_KEY")
     with pytest.raises(TrinityError, match="JUDGE_KEY"):
         asyncio.run(main("http://127.0.0.1:9"))

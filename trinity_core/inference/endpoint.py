@@ -97,6 +97,8 @@ class Endpoint:
     budget: float = 800.0
     """Seconds for a request with all its retries."""
     first_delay: float = FIRST_DELAY
+    section: str = "explorer.external_model"
+    """Where a user gave its settings."""
     retries: int = 0
     """Attempts that were made again."""
     _answered: int = 0
@@ -164,7 +166,7 @@ class Endpoint:
     def _failure(self, fault: _Fault, answered: int, attempts: int) -> Exception:
         """What a request that failed for good raises; `answered` had been answered when it began."""
         if fault.status in REFUSED or (fault.status in REFUSED_AT_FIRST and not self._answered):
-            keys = "base_url, model_name and api_key_env of explorer.external_model"
+            keys = f"base_url, model_name and api_key_env of {self.section}"
             return EndpointError(f"{self} refuses every request: {fault}. Check {keys}.")
         self._failed += 1
         if not fault.met and self._answered == answered:

@@ -43,7 +43,8 @@ class Judges:
         if known not in self._endpoints:
             settings = ExternalModelConfig(base_url=base_url, model_name=model_name, api_key_env=api_key_env)
             key = key_in(self.config, api_key_env, "reward_fn_args.api_key_env")
-            endpoint = Endpoint(settings, key, ENDPOINT_SHARE * self.config.explorer.max_timeout)
+            budget = ENDPOINT_SHARE * self.config.explorer.max_timeout
+            endpoint = Endpoint(settings, key, budget, section="reward_fn_args")
             self._endpoints[known] = ExternalModel(EndpointOutside(endpoint, self.loops), settings, key)
         return self._endpoints[known]
 
