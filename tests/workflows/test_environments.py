@@ -276,3 +276,16 @@ def test_an_engine_plays_in_a_process(tiny_engine, tiny_folder):
         invalid = turns[0].metrics["invalid_actions"]
         assert len(turns) == turns[0].metrics["turns"] and turns[0].reward == -0.5 * invalid
         assert "P___" in tokenizer.decode(turns[0].tokens)
+
+
+def test_tools_of_an_environment_are_shown(monkeypatch):
+    class Toolbox(ENVIRONMENTS["frozen_lake"]):
+        def tools(self):
+            return [{"type": "function", "function": {"name": "go"}}]
+
+    monkeypatch.setitem(ENVIRONMENTS, "toolbox", Toolbox)
+    [one], model = play("down", environment="toolbox", max_turns=1)
+    assert model.tokenizer.decode(one.tokens).startswith("[1]<uPlay.")
+    monkeypatch.setattr(Toolbox, "tools", lambda self: "hammer")
+    with pytest.raises(EnvironmentFailed, match="'hammer', not a list"):
+        play("down", environment="toolbox")
