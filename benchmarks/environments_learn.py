@@ -1,10 +1,10 @@
-"""The small model learns in an environment: the recipe of configs/frozen_lake.
+"""The small model learns in environments: the recipes of configs/frozen_lake and configs/reasoning_gym.
 
     python benchmarks/environments_learn.py [--only frozen_lake] [--steps 40]
 
-It begins with the warm-up of the recipe, on examples that mostly err. Prints one line: mean reward of the first and of
-the last fifth of the steps, the best possible one, which is computed from the transitions of the ice, median seconds a
-step, and the whole time. The exit code is 1 where the reward hardly rose.
+Each begins with the warm-up of its recipe, on examples that mostly err. Prints one line each: mean reward of the first
+and of the last fifth of the steps, the best possible one, median seconds a step, and the whole time. The best return on
+the ice is computed from its transitions; a verifier's best score is 1. The exit code is 1 where one hardly rose.
 """
 
 from __future__ import annotations
@@ -50,9 +50,21 @@ class Way:
     best: Callable[[], float]
 
 
+SUMS = {
+    "dataset": "basic_arithmetic",
+    "config": {
+        "max_terms": 2, "max_digits": 1, "operators": ["+"], "allow_parentheses": False, "allow_negation": False,
+    },
+}  # fmt: skip
 WAYS = {
     "frozen_lake": Way(
         "configs/frozen_lake/frozen_lake.yaml", {"show_rules": False}, ("--examples", "1500"), best_on_ice
+    ),
+    "reasoning_gym": Way(
+        "configs/reasoning_gym/reasoning_gym.yaml",
+        SUMS,
+        ("--train", "256", "--examples", "3000", "--skill", "0.7"),
+        lambda: 1.0,
     ),
 }
 
