@@ -80,7 +80,7 @@ def test_a_model_without_parser_has_no_reader(tokenizer):
 
 def test_a_parser_that_the_tokenizer_does_not_fit_is_named(tokenizer):
     with pytest.raises(TrinityError, match=r"tool_call_parser: .*jamba"):
-        ToolCallReader.of(RolloutModelConfig(tool_call_parser="jamba"), tokenizer, "m")
+        read(tokenizer, "It is 5.", "jamba")
 
 
 class Says(FakeEngine):

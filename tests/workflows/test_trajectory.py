@@ -85,8 +85,25 @@ def test_a_conversation_without_room_ends_with_its_last_turn():
     assert trajectory.finished and trajectory.turns == 1
     assert one.truncated and model.tokenizer.decode(one.tokens.tolist()) == "<uab?><aone>"
     assert one.metrics == {"response_length": 4.0, "truncated": 1.0}
-    with pytest.raises(TrinityError, match="finished"):
+    with pytest.raises(TrinityError, match="no room"):
         asyncio.run(trajectory.act())
+
+
+def test_a_turn_that_was_cut_can_be_answered():
+    model = Turns([ord("a")], "two")
+
+    async def main():
+        trajectory = Trajectory(model, ASK)
+        await trajectory.act()
+        assert trajectory.finished
+        trajectory.add(user("more"))
+        await trajectory.act()
+        assert not trajectory.finished
+        return trajectory.experience(1.0)
+
+    one = asyncio.run(main())
+    assert model.tokenizer.decode(one.tokens.tolist()) == "<uab?><aa><umore><atwo>"
+    assert one.action_mask.tolist() == [True, *[False] * 10, *[True] * 4] and not one.truncated
 
 
 def test_a_first_prompt_without_room_carries_no_loss():

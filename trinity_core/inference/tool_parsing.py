@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 class ToolCallReader:
     """Makes messages of answers, by `tool_call_parser` and `reasoning_parser`."""
 
-    def __init__(self, tokenizer: Any, parser: type[Parser]) -> None:
+    def __init__(self, tokenizer: Any, parser: type[Parser] | TrinityError) -> None:
+        """`parser`: vLLM's, or why there is none, which `message` then raises: only some workflows need one."""
         from vllm.tokenizers.hf import get_cached_tokenizer
 
         self._tokenizer = get_cached_tokenizer(tokenizer)
@@ -29,10 +30,7 @@ class ToolCallReader:
 
     @classmethod
     def of(cls, model: RolloutModelConfig, tokenizer: Any, model_path: str) -> ToolCallReader | None:
-        """The reader of a model's answers; None without `tool_call_parser`. Imports vLLM.
-
-        Raises TrinityError for a parser that does not work with the tokenizer.
-        """
+        """The reader of a model's answers; None without `tool_call_parser`. Imports vLLM."""
         if model.tool_call_parser is None:
             return None
         from vllm.parser.parser_manager import ParserManager
@@ -42,12 +40,17 @@ class ToolCallReader:
                 model.tool_call_parser, model.reasoning_parser, True, model_path, tokenizer=tokenizer
             )
         except TypeError as error:
-            raise TrinityError(f"explorer.rollout_model.tool_call_parser: {error}") from error
+            return cls(tokenizer, TrinityError(f"explorer.rollout_model.tool_call_parser: {error}"))
         assert parser is not None
         return cls(tokenizer, parser)
 
     def message(self, answer: Completion, tools: Sequence[Tool]) -> Message:
-        """The answer as an assistant's message: `content`, `reasoning` and `tool_calls`, where there are any."""
+        """The answer as an assistant's message: `content`, `reasoning_content` and `tool_calls`, where there are any.
+
+        Raises TrinityError if the parser does not work with the tokenizer.
+        """
+        if isinstance(self._parser, TrinityError):
+            raise self._parser
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
         request = ChatCompletionRequest.model_validate({"messages": [], "tools": list(tools), "tool_choice": "auto"})
@@ -59,7 +62,7 @@ class ToolCallReader:
         text = str(self._tokenizer.decode(tokens, skip_special_tokens=request.skip_special_tokens))
         try:
             reasoning, content, calls = parser.parse(text, request, True, tokens)
-        except Exception as error:
+        except Exception as error:  # vLLM's parsers raise whatever a text of the model brings them to
             log.warning("no tool call can be read from an answer", exc_info=error)
             return {"role": "assistant", "content": answer.text}
         message: Message = {"role": "assistant", "content": content or ""}

@@ -70,17 +70,17 @@ class Trajectory:
 
     @property
     def finished(self) -> bool:
-        """True if the policy can say no more: its last turn was cut off, or the context has no room for another."""
+        """True if the policy's last turn was cut off, or the context has no room for another."""
         return self._full or (bool(self._calls) and self._calls[-1].sample.reason != "stop")
 
     async def act(self, **sampling: Any) -> Completion:
         """The policy's next turn, which is now part of the conversation. `sampling` differs from the usual one.
 
         Where what was added leaves no room for a turn, nothing is sampled, the `finish_reason` is `prompt_too_long`,
-        and the conversation ends with the turn before. Raises TrinityError if it is finished.
+        and the conversation ends with the turn before. Raises TrinityError for a turn after that.
         """
-        if self.finished:
-            raise TrinityError("the conversation is finished: check `Trajectory.finished` before `act`")
+        if self._full:
+            raise TrinityError("the context has no room for a turn: check `Trajectory.finished` before `act`")
         answer = await self._sample(None if self._seed is None else [self._seed(self.turns)], sampling)
         self._full = answer.finish_reason == "prompt_too_long"
         if not self._full or not self._calls:
