@@ -60,6 +60,12 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "command_workflow gives its command",
         "",
     ),
+    (
+        ("buffer.explorer_input.taskset.default_workflow_type=toolcall_workflow",),
+        "explorer.rollout_model.tool_call_parser",
+        "must be set for toolcall_workflow",
+        "",
+    ),
     (("explorer.api_port=70000",), "explorer.api_port", "at most 65535", ""),
     (("mode=trian",), "mode", "must be one of both, train, explore, serve, bench, not 'trian'", "train"),
     (("algorithm.algorithm_type=gprp",), "algorithm.algorithm_type", "must be one of", "grpo"),

@@ -44,6 +44,9 @@ class Turns:
         """The prompt and the arguments of each call."""
 
     def render(self, messages, tools=None, *, chat_template=None, prompt=True) -> str:
+        for message in messages:
+            for call in message.get("tool_calls", ()):
+                assert isinstance(call["function"]["arguments"], dict)  # as many templates want it
         text = "".join(f"<{message['role'][0]}{message['content']}>" for message in messages)
         return (f"[{len(tools)}]" if tools else "") + text + ("<a" if prompt else "")
 

@@ -99,6 +99,13 @@ def test_calls_are_carried_out_until_there_is_an_answer(rewards, tools):
     assert context == "".join(said)
 
 
+def test_a_call_that_is_no_json_is_told_to_the_model(rewards, tools):
+    model = Turns('add {"a": 1', "#### 2")
+    [one] = run(task_of("toolcall_workflow", tools=["add"]), model, rewards)
+    assert "<terror: wrong arguments of 'add': arguments: Invalid JSON" in text_of(model, one)
+    assert one.reward == 1.0 and one.metrics["tool_errors/arguments"] == 1
+
+
 def test_turns_with_tools_are_limited(rewards, tools):
     call = 'add {"a": 1, "b": 1}'
     [one] = run(task_of("toolcall_workflow", tools=["add"], max_turns=2), Turns(call, call, call), rewards)

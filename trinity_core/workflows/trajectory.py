@@ -142,10 +142,11 @@ class Trajectory:
         def render(messages: Sequence[Any], prompt: bool) -> str:
             return self._model.render(messages, self._tools, chat_template=self._template, prompt=prompt)
 
-        text = text_after_answer(render, self.messages, self._answered)
+        messages = [_renderable(message) for message in self.messages]
+        text = text_after_answer(render, messages, self._answered)
         if text is None:  # its tool calls cannot be told from what follows; the template need not know them
             answer = {"role": "assistant", "content": ""}
-            before, after = self.messages[: self._answered - 1], self.messages[self._answered :]
+            before, after = messages[: self._answered - 1], messages[self._answered :]
             text = text_after_answer(render, [*before, answer, *after], self._answered)
         if text is None:
             raise TrinityError(
@@ -173,3 +174,18 @@ class Trajectory:
         if self._calls[0].sample.reason == "prompt_too_long":
             one.action_mask[:] = False
         return one
+
+
+def _renderable(message: Message) -> Message:
+    """The message with arguments of tool calls that every template can write: it expects an object, and a model may
+    have written anything. The recorded tokens hold what was sampled, so nothing is lost."""
+
+    def with_object(function: dict[str, Any]) -> dict[str, Any]:
+        return function if isinstance(function.get("arguments"), dict) else {**function, "arguments": {}}
+
+    if not message.get("tool_calls"):
+        return message
+    return {
+        **message,
+        "tool_calls": [{**call, "function": with_object(call["function"])} for call in message["tool_calls"]],
+    }
