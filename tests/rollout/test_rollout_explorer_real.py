@@ -160,7 +160,7 @@ def test_conversations_are_trained_on_what_was_sampled(
         np.testing.assert_allclose(e.logprobs[e.action_mask], expected[e.action_mask], atol=1e-5)
         assert not e.logprobs[~e.action_mask].any() and (e.versions[~e.action_mask] == -1).all()
     numbers = read_metrics(config.job_dir)[-1].metrics
-    assert numbers["turns"] == 3 and numbers["read"] == 1
+    assert numbers["turns/mean"] == 3 and numbers["read/mean"] == 1
 
 
 class Failing(AgentWorkflow):
