@@ -2,7 +2,7 @@
 
     python benchmarks/environments_learn.py [--only frozen_lake] [--steps 40]
 
-Each begins with the warm-up of its recipe, on examples that mostly err. Prints one line each: mean reward of the first
+Each begins with the warm-up of its recipe, on examples that err. Prints one line each: mean reward of the first
 and of the last fifth of the steps, the best possible one, median seconds a step, and the whole time. The best return on
 the ice is computed from its transitions; a verifier's best score is 1. The exit code is 1 where one hardly rose.
 """
