@@ -13,7 +13,7 @@ from trinity_core.config import config_from_dict, store_url
 from trinity_core.errors import EndpointError, TransientFault, TrinityError
 from trinity_core.inference.reward_engine import RewardEngine, RewardEngines, batches, is_reward_model
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.rollout.judges import Judges
+from trinity_core.rollout.judges import Judges, apart
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
@@ -132,6 +132,12 @@ def test_a_missing_model_is_named(tiny_folders, tmp_path, reward):
 
     with pytest.raises(TrinityError, match=r"add one to explorer\.auxiliary_models"):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize(("workflow", "said"), [("math_workflow", True), ("math_rm_workflow", False)])
+def test_a_reward_model_that_nothing_asks_is_named(tiny_folders, tmp_path, reward_folder, caplog, workflow, said):
+    apart(config_of(tiny_folders, tmp_path, reward_folder, workflow=workflow), [[object()]])
+    assert ("nothing asks the reward model" in caplog.text) == said
 
 
 @pytest.mark.slow

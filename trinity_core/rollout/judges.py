@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,9 @@ from trinity_core.inference.pool import START_SECONDS
 from trinity_core.inference.reward_engine import RewardEngines, is_reward_model
 from trinity_core.rollout.external_evaluation import SHARE, EndpointOutside
 from trinity_core.rollout.workflow_loops import WorkflowLoops
-from trinity_core.workflows import RolloutModel
+from trinity_core.workflows import WORKFLOWS, RolloutModel
+
+log = logging.getLogger(__name__)
 
 ENDPOINT_SHARE = SHARE / 2
 """Of `explorer.max_timeout`, for a request to a judge: the policy's answer takes its time too."""
@@ -82,4 +85,21 @@ def apart(
         else:
             models.append(model)
             engines.append(group)
+    if reward_models and not _asks_reward_models(config):
+        log.warning(
+            "nothing asks the reward model %s: set default_workflow_type: math_rm_workflow, or default_reward_fn_type: "
+            "reward_model, or take it out of explorer.auxiliary_models",
+            ", ".join(reward_models),
+        )
     return config.with_values({"explorer.auxiliary_models": models}), engines, reward_models
+
+
+def _asks_reward_models(config: Config) -> bool:
+    """Whether a task set is scored by a reward model, or by a workflow of the user's own, which may ask one."""
+    given = config.buffer.explorer_input
+    for taskset in (*given.tasksets, *given.eval_tasksets):
+        workflow = WORKFLOWS.resolve(taskset.default_workflow_type or "math_workflow")
+        reward = taskset.default_reward_fn_type or getattr(workflow, "default_reward", None)
+        if reward == "reward_model" or not workflow.__module__.startswith("trinity_core."):
+            return True
+    return False
