@@ -44,6 +44,8 @@ GIVEN = {
     "task",
     "experiences",
     "info",
+    "items",
+    "models",
 }
 
 

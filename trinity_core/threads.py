@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from threading import Thread, get_ident
 from typing import Any, ParamSpec, TypeVar
+
+from trinity_core.waits import is_readable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -82,7 +83,7 @@ def end_with(other: int, also: Sequence[int] = ()) -> None:
     watched = os.pidfd_open(other)
 
     def watch() -> None:
-        select.select([watched], [], [])
+        is_readable(watched, None)
         for process in (*also, os.getpid()):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

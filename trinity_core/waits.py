@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import select
 import time
 
 log = logging.getLogger(__name__)
@@ -57,3 +59,10 @@ class Wait:
         if self._reminder.due(seconds):
             log.info(self.text)
         return self.text
+
+
+def is_readable(descriptor: int, seconds: float | None) -> bool:
+    """Whether something can be read, or its end has come, within a time; `None` sets no limit."""
+    waiting = select.poll()  # `select.select` refuses descriptors from 1,024 on
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(None if seconds is None else math.ceil(seconds * 1000)))

@@ -5,7 +5,7 @@ import json
 import os
 import socket
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from textwrap import dedent
 
@@ -194,6 +194,14 @@ def test_the_tests_have_a_time_together():
 )
 def test_the_last_fenced_program_is_the_answer(text, code):
     assert last_program(text) == code
+
+
+def test_a_process_of_many_open_files_can_judge():
+    """Descriptors from 256 on, and from 1,024 on, are like others."""
+    with ExitStack() as stack:
+        while stack.enter_context(Path(os.devnull).open()).fileno() < 1100:
+            pass
+        assert judged(SIMILAR, MBPP).parts == judged(SUMMED, SUM).parts == {"accuracy": 1.0}
 
 
 def left_behind():

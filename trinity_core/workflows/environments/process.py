@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trinity_core.data.formats import Tool
+from trinity_core.waits import is_readable
 from trinity_core.workflows.command import end_processes
 from trinity_core.workflows.environments.protocol import EnvironmentFailed, Step, as_step, as_tools, missing
 
@@ -144,7 +144,7 @@ class ProcessEnvironment:
         descriptor = self._process.stdout.fileno()
         while b"\n" not in self._left:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            if left <= 0 or not is_readable(descriptor, left):
                 raise self._failed(f"it took longer than {limit}")
             read = os.read(descriptor, 1 << 16)
             self._left += read

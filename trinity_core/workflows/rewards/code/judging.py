@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import select
 import socket
 import subprocess
 import time
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trinity_core.waits import is_readable
 from trinity_core.workflows.rewards.code import inside
 from trinity_core.workflows.rewards.code.cases import Tests
 from trinity_core.workflows.rewards.code.inside import Unjudged
@@ -106,7 +106,7 @@ class Judging:
         """Read verdicts until all are there, one is enough, or there will be no more."""
         text, done = b"", 0
         while done < count and not self._is_decided(tally):
-            if select.select([verdicts], [], [], LOOK_SECONDS)[0]:
+            if is_readable(verdicts, LOOK_SECONDS):
                 piece = os.read(verdicts, 1 << 16)
                 if not piece:
                     return self._silent(tester, tally, done)

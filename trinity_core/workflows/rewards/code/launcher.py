@@ -56,8 +56,8 @@ def _run(settings: dict[str, Any]) -> None:
             Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
     child = os.fork()
     if child:
-        os.closerange(0, 3)
-        os.closerange(3, 256)
+        for descriptor in (0, 1, 2, *settings["inherited"]):
+            os.close(descriptor)
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -10,7 +10,6 @@ import itertools
 import json
 import logging
 import os
-import select
 import selectors
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from types import TracebackType
 
 import psutil
 
+from trinity_core.waits import is_readable
 from trinity_core.workflows.rewards.code import launcher
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class Sandbox:
         finally:
             os.close(writing)
         with os.fdopen(reading, "rb") as report:
-            begun = bool(select.select([report], [], [], START_SECONDS)[0])
+            begun = is_readable(report.fileno(), START_SECONDS)
             reason = report.read().decode(errors="replace") if begun else f"it did not begin in {START_SECONDS:g} s"
         if reason:
             self.end()
@@ -142,6 +142,7 @@ class Sandbox:
         given = {
             "isolation": isolation,
             "report": report,
+            "inherited": [report, *self.descriptors],
             "root": root.name,
             "files": staged.name,
             "visible": [*VISIBLE, *_python()],
