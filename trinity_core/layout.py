@@ -5,6 +5,7 @@ buffer/                              the experience store; experience_buffer.jso
                                      sessions-explorer.jsonl: what was sampled in sessions of the OpenAI API;
                                      serving-explorer/: users' sessions that are not in the store yet
 log/  monitor/                       logs; metrics, TensorBoard, sampled rollouts
+rejected_rows/explorer/taskset.jsonl rows that a data set's reader set aside: file, line and reason
 global_step_58/actor/                model_world_size_4_rank_0.pt, optim_..., extra_state_..., huggingface/
 global_step_58/critic/               the same for a critic
 global_step_58/manifest.json         sizes and SHA-256; there only when the checkpoint is whole
@@ -66,6 +67,11 @@ class JobLayout:
     def monitor(self) -> Path:
         """Metrics and sampled rollouts."""
         return self.root / "monitor"
+
+    @property
+    def rejected_rows(self) -> Path:
+        """Rows of data sets that could not be used: a folder for each reader."""
+        return self.root / "rejected_rows"
 
     @property
     def explorer_meta(self) -> Path:

@@ -154,8 +154,18 @@ def test_long_prompts_are_truncated_and_marked(encoder):
     assert not whole.too_long and encoder.prompt(messages, max_tokens=len(whole.tokens)) == whole
     cut = encoder.prompt(messages, max_tokens=5)
     assert cut.too_long and cut.tokens == whole.tokens[:5]
-    assert encoder.prompt_lengths([(messages, None)] * 2) == [len(whole.tokens)] * 2
-    assert encoder.prompt_lengths([]) == []
+    assert encoder.prompts([(messages, None)] * 2) == [whole.tokens] * 2
+    assert encoder.prompts([]) == []
+
+
+def test_a_refused_prompt_does_not_cost_the_others(tokenizer):
+    refuses = "{{ messages[0]['content'] + messages[0]['name'] }}"
+    good = [{"role": "user", "content": "a", "name": "b"}]
+    bad, wrong = [{"role": "user", "content": "a"}], [{"role": "user", "content": "a", "name": 3}]
+    encoder = ChatEncoder(tokenizer, refuses)
+    texts = encoder.rendered([(bad, None), (good, None), (wrong, None)])
+    assert texts[1] == "ab" and [tokenizer.decode(one) for one in encoder.prompts([(good, None)])] == ["ab"]
+    assert all("the chat template refuses a conversation: " in str(texts[i]) for i in (0, 2))
 
 
 def test_template_arguments_reach_the_template(tokenizer):

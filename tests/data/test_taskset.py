@@ -5,7 +5,7 @@ import pytest
 
 from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs, TasksetConfig
 from trinity_core.data.task import Task
-from trinity_core.data.taskset import Taskset
+from trinity_core.data.taskset import PromptCheck, Taskset
 from trinity_core.errors import DataError
 
 
@@ -102,12 +102,26 @@ def test_an_empty_file_is_an_error(tmp_path):
 
 def test_long_prompts_are_rejected_at_the_start(tmp_path, encoder):
     rows = [{"question": "a"}, {"question": "b " * 50}, {"question": "c"}]
-    taskset = Taskset.open(written(tmp_path, rows), seed=0).without_long_prompts(encoder, 30)
+    config = written(tmp_path, rows)
+    taskset = Taskset.open(config, seed=0, prompts=PromptCheck(encoder, 30))
     assert [task.raw["question"] for task in taskset.tasks()] == ["a", "c"]
     assert [str(row.location).split(":")[-1] for row in taskset.rejected] == ["2"]
     assert "more than the 30 allowed" in taskset.rejected[0].reason
+    assert [task.location for task in taskset.tasks()] == [f"{tmp_path}/train.jsonl:{line}" for line in (1, 3)]
+    assert not Taskset.open(config, seed=0, prompts=PromptCheck(encoder)).rejected  # where prompts are cut
     with pytest.raises(DataError, match="no usable row"):
-        taskset.without_long_prompts(encoder, 3)
+        Taskset.open(config, seed=0, prompts=PromptCheck(encoder, 3))
+
+
+def test_prompts_are_checked_with_the_template_of_their_set(tmp_path, encoder):
+    config = written(tmp_path, [{"question": "a"}, {"question": "no"}])
+    refuses = (
+        "{% if messages[0].content == 'no' %}{{ raise_exception('not this') }}{% endif %}{{ messages[0].content }}"
+    )
+    form = config.format.with_values({"chat_template": refuses})
+    taskset = Taskset.open(config.with_values({"format": form}), seed=0, prompts=PromptCheck(encoder, 1))
+    assert [task.raw["question"] for task in taskset.tasks()] == ["a"]
+    assert "the chat template refuses a conversation: not this" in taskset.rejected[0].reason
 
 
 def test_seed_depends_on_run_task_group_repeat_and_turn():

@@ -14,10 +14,12 @@ from filelock import FileLock
 from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict, store_url
+from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.rollout.explorer import Explorer
+from trinity_core.rollout.runner import FailureWatch, Outcome
 from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.rollout.trainer_watch import TrainerWatch
 from trinity_core.runtime.audit import audit_runs
@@ -604,8 +606,22 @@ class Broken(Workflow):
 def test_a_step_whose_tasks_all_fail_ends_the_run(config, engine, monkeypatch):
     monkeypatch.setitem(WORKFLOWS, "broken", Broken)
     settings = with_workflow("broken", config(mode="explore"))
-    with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 1 failed; the first, .*RuntimeError: task 0"):
+    with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 failed; the first, .*RuntimeError: task"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
+
+
+def test_a_few_failures_in_a_row_may_be_those_of_rows():
+    """A run whose steps have one task does not end at a bad row; one in which nothing succeeds any more ends soon."""
+    task = Task(index=3, raw={}, taskset="gsm8k", workflow="w", location="train.jsonl:4")
+    failed, fine = Outcome(task, error=KeyError("board")), Outcome(task)
+    watch = FailureWatch()
+    for step in range(7):
+        watch.check(step, [failed])
+    watch.check(8, [fine, failed])
+    for step in range(7):
+        watch.check(step, [failed])
+    with pytest.raises(TrinityError, match=r"task 3 of gsm8k \(train.jsonl:4\), with KeyError: 'board'"):
+        watch.check(9, [failed])
 
 
 def test_a_step_with_one_failure_goes_on_and_counts_it(config, engine, monkeypatch):

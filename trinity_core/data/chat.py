@@ -62,6 +62,10 @@ class ChatEncoder:
         self._eos = self.tokenizer.eos_token_id
         self._ends = frozenset(number for number, token in added.items() if token.special)
 
+    def with_template(self, template: str | None) -> ChatEncoder:
+        """The same tokenizer with another template; None leaves the present one."""
+        return ChatEncoder(self.tokenizer, template, self.template_args) if template else self
+
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, prompt: bool = False) -> str:
         """The text of a conversation; with `prompt`, up to the start of the next answer."""
         from jinja2 import TemplateError
@@ -75,7 +79,7 @@ class ChatEncoder:
                 tokenize=False,
                 **self.template_args,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError) as error:  # the latter where an expression of the template fails
             raise DataError(f"the chat template refuses a conversation: {error}") from error
 
     def prompt(
@@ -87,10 +91,21 @@ class ChatEncoder:
         too_long = max_tokens is not None and len(tokens) > max_tokens
         return EncodedPrompt(tokens[:max_tokens] if too_long else tokens, too_long)
 
-    def prompt_lengths(self, prompts: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[int]:
-        """The number of tokens of each prompt, tokenised in parallel."""
-        texts = [self.render(messages, tools, prompt=True) for messages, tools in prompts]
-        return [len(encoding.ids) for encoding in self._encodings(texts)]
+    def prompts(self, given: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[list[int] | DataError]:
+        """The tokens of each prompt, tokenised in parallel; a DataError for one that the template refuses."""
+        texts = self.rendered(given)
+        encodings = iter(self._encodings([text for text in texts if isinstance(text, str)]))
+        return [next(encodings).ids if isinstance(text, str) else text for text in texts]
+
+    def rendered(self, given: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[str | DataError]:
+        """The text of each prompt; a DataError for one that the template refuses."""
+        texts: list[str | DataError] = []
+        for messages, tools in given:
+            try:
+                texts.append(self.render(messages, tools, prompt=True))
+            except DataError as error:
+                texts.append(error)
+        return texts
 
     def conversations(self, given: Sequence[Conversation]) -> list[EncodedConversation | DataError]:
         """The tokens and answer mask of each conversation, or a DataError if its answers cannot be located."""

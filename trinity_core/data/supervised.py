@@ -12,8 +12,8 @@ from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.experience import Experience
 from trinity_core.data.files import RejectedRow, RowLocation, read_rows
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import RowOrder
-from trinity_core.data.taskset import list_rejected, log_rejected
 from trinity_core.errors import DataError
 
 Kind = Literal["demonstrations", "preferences"]
@@ -48,33 +48,14 @@ class SupervisedSet:
         kind: Kind = "demonstrations",
         max_tokens: int | None = None,
         selector: str = "shuffle",
+        rejected_rows: RejectedRows | None = None,
     ) -> SupervisedSet:
-        """Read, render, tokenise and check all rows; those longer than `max_tokens` are rejected.
-
-        Raises DataError if the data set cannot be read or no row is usable.
-        """
-        if config.format.chat_template:
-            encoder = ChatEncoder(encoder.tokenizer, config.format.chat_template, encoder.template_args)
-        read = read_rows(config.path or "", config.split, config.subset_name, "file")
-        kept: list[list[EncodedConversation]] = []
-        locations: list[RowLocation] = []
-        rejected = list(read.rejected)
-        mark = hashlib.blake2b(digest_size=6)
-        for start in range(0, len(read.rows), CHUNK):
-            stretch = slice(start, start + CHUNK)
-            encoded = encode_rows(read.rows[stretch], config.format, encoder, kind, max_tokens)
-            for given, row, location in zip(read.rows[stretch], encoded, read.locations[stretch], strict=True):
-                if isinstance(row, DataError):
-                    rejected.append(RejectedRow(location, str(row)))
-                else:
-                    kept.append(row)
-                    locations.append(location)
-                    mark.update(json.dumps(given, default=lambda value: type(value).__name__).encode())
-        if not kept:
-            raise DataError(f"data set '{config.name}' has no usable row: {list_rejected(rejected) or 'it is empty'}")
-        log_rejected(rejected, len(kept), config.name)
-        order = RowOrder((len(kept),), (selector,), (seed,))
-        return cls(config.name or "dataset", kind, kept, locations, rejected, order, mark.hexdigest())
+        """`read`. Raises DataError if no row is usable, or more are rejected than `rejected_rows` allows."""
+        read = read_supervised(config, encoder, kind, max_tokens)
+        name = config.name or "dataset"
+        (rejected_rows or RejectedRows()).settle(name, read.rejected, len(read.rows))
+        order = RowOrder((len(read.rows),), (selector,), (seed,))
+        return cls(name, kind, read.rows, read.locations, read.rejected, order, read.fingerprint)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -119,6 +100,44 @@ class SupervisedSet:
         return -(-epochs * len(self) * self.experiences_per_row // size)
 
 
+@dataclass(frozen=True, slots=True)
+class SupervisedRows:
+    """The rows of a supervised data set, tokenised and checked."""
+
+    rows: list[list[EncodedConversation]]
+    """The conversations of each usable row."""
+    locations: list[RowLocation]
+    rejected: list[RejectedRow]
+    fingerprint: str
+    """Hash of the usable rows as read, in order; it does not depend on the path."""
+
+
+def read_supervised(
+    config: ExperienceBufferConfig, encoder: ChatEncoder, kind: Kind = "demonstrations", max_tokens: int | None = None
+) -> SupervisedRows:
+    """Read, render, tokenise and check all rows; those longer than `max_tokens` are rejected.
+
+    Raises DataError if the data set cannot be read.
+    """
+    encoder = encoder.with_template(config.format.chat_template)
+    read = read_rows(config.path or "", config.split, config.subset_name, "file")
+    kept: list[list[EncodedConversation]] = []
+    locations: list[RowLocation] = []
+    rejected = list(read.rejected)
+    mark = hashlib.blake2b(digest_size=6)
+    for start in range(0, len(read.rows), CHUNK):
+        stretch = slice(start, start + CHUNK)
+        encoded = encode_rows(read.rows[stretch], config.format, encoder, kind, max_tokens)
+        for given, row, location in zip(read.rows[stretch], encoded, read.locations[stretch], strict=True):
+            if isinstance(row, DataError):
+                rejected.append(RejectedRow(location, str(row)))
+            else:
+                kept.append(row)
+                locations.append(location)
+                mark.update(json.dumps(given, default=lambda value: type(value).__name__).encode())
+    return SupervisedRows(kept, locations, rejected, mark.hexdigest())
+
+
 def encode_rows(
     rows: list[dict[str, object]],
     form: formats.FormatConfig,
@@ -151,9 +170,15 @@ def _accepted(
     for conversation in row:
         if isinstance(conversation, DataError):
             return conversation
-        if max_tokens is not None and len(conversation.tokens) > max_tokens:
-            return DataError(
-                f"the row has {len(conversation.tokens)} tokens, more than model.max_model_len = {max_tokens}"
-            )
+        if problem := too_long(conversation, max_tokens):
+            return problem
         accepted.append(conversation)
     return accepted
+
+
+def too_long(conversation: EncodedConversation, max_tokens: int | None) -> DataError | None:
+    """Why a conversation has too many tokens; None if it has not."""
+    count = len(conversation.tokens)
+    if max_tokens is None or count <= max_tokens:
+        return None
+    return DataError(f"the row has {count} tokens, more than model.max_model_len = {max_tokens}")

@@ -40,6 +40,8 @@ class Task:
     """True for evaluation, whose rollouts are not trained on."""
     seed: int = 0
     """The run's seed."""
+    location: str = ""
+    """File and line of the row, for messages."""
     group: str = ""
     """Unique in a run: the explorer, its step and the task's slot in the step. All its experiences carry it."""
 

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.files import RejectedRow, Row, RowLocation, Rows, read_rows
+from trinity_core.data.files import RejectedRow, Row, RowLocation, read_rows
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.errors import DataError
 
-logger = logging.getLogger(__name__)
+CHUNK = 2048
+"""Rows checked together: their rendered prompts are held in memory."""
+Prompt = tuple[list[formats.Message], list[formats.Tool] | None]
+"""Messages and tools."""
 
-LISTED = 5
-"""Rejected rows listed one by one in messages; the rest are counted."""
+
+@dataclass(frozen=True, slots=True)
+class PromptCheck:
+    """Finds prompts that the model cannot be given."""
+
+    encoder: ChatEncoder
+    max_tokens: int | None = None
+    """The longest prompt; None: any length will do, since prompts are truncated."""
+
+    def problems(self, prompts: Sequence[Prompt], template: str | None) -> list[DataError | None]:
+        """Why each prompt cannot be used, rendered with the task set's own template if it has one."""
+        encoder = self.encoder.with_template(template)
+        if self.max_tokens is None:
+            return [text if isinstance(text, DataError) else None for text in encoder.rendered(prompts)]
+        return [
+            tokens if isinstance(tokens, DataError) else prompt_too_long(len(tokens), self.max_tokens)
+            for tokens in encoder.prompts(prompts)
+        ]
 
 
 @dataclass(slots=True)
@@ -34,12 +54,40 @@ class Taskset:
     seed: int = 0
 
     @classmethod
-    def open(cls, config: TasksetConfig, seed: int, is_eval: bool = False) -> Taskset:
-        """Read and check the rows. Raises DataError if no row is usable."""
+    def open(
+        cls,
+        config: TasksetConfig,
+        seed: int,
+        is_eval: bool = False,
+        prompts: PromptCheck | None = None,
+        rejected_rows: RejectedRows | None = None,
+    ) -> Taskset:
+        """`read`. Raises DataError if no row is usable, or more are rejected than `rejected_rows` allows."""
+        opened = cls.read(config, seed, is_eval, prompts)
+        (rejected_rows or RejectedRows()).settle(opened.name, opened.rejected, len(opened))
+        return opened
+
+    @classmethod
+    def read(
+        cls, config: TasksetConfig, seed: int, is_eval: bool = False, prompts: PromptCheck | None = None
+    ) -> Taskset:
+        """Read and check the rows, with `prompts` also as the model would be given them.
+
+        Raises DataError if they cannot be read.
+        """
         read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name)
         answered = any(config.format.response_key in row for row in read.rows)
-        checked = reject_rows(read, lambda row: _check_task(row, config.format, answered), config.name)
-        return cls(config, checked.rows, checked.locations, checked.rejected, is_eval, seed)
+        opened = cls(config, [], [], list(read.rejected), is_eval, seed)
+        for start in range(0, len(read.rows), CHUNK):
+            rows, locations = read.rows[start : start + CHUNK], read.locations[start : start + CHUNK]
+            problems = _problems(rows, config.format, answered, prompts)
+            for row, location, problem in zip(rows, locations, problems, strict=True):
+                if problem is not None:
+                    opened.rejected.append(RejectedRow(location, str(problem)))
+                else:
+                    opened.rows.append(row)
+                    opened.locations.append(location)
+        return opened
 
     @property
     def name(self) -> str:
@@ -64,6 +112,7 @@ class Taskset:
             reward_fn_args=copy.deepcopy(dict(config.reward_fn_args)),
             is_eval=self.is_eval,
             seed=self.seed,
+            location=str(self.locations[index]),
             group=f"eval/{self.name}/{index}" if self.is_eval else "",
         )
 
@@ -71,68 +120,47 @@ class Taskset:
         """The tasks of an evaluation in file order: all, or the first `limit`."""
         return [self[index] for index in range(len(self) if limit is None else min(limit, len(self)))]
 
-    def without_long_prompts(self, encoder: ChatEncoder, max_tokens: int) -> Taskset:
-        """The same task set without rows whose prompts have more than `max_tokens` tokens; these are rejected.
 
-        For runs that do not truncate prompts. Raises DataError if no row is left.
-        """
-        prompts = [
-            (formats.prompt_messages(row, self.config.format), formats.tools(row, self.config.format))
-            for row in self.rows
-        ]
-        lengths = dict(zip(map(id, self.rows), encoder.prompt_lengths(prompts), strict=True))
-
-        def check(row: Row) -> None:
-            if lengths[id(row)] > max_tokens:
-                raise DataError(f"the prompt has {lengths[id(row)]} tokens, more than the {max_tokens} allowed")
-
-        kept = reject_rows(Rows(self.rows, self.locations, []), check, self.name)
-        return Taskset(self.config, kept.rows, kept.locations, self.rejected + kept.rejected, self.is_eval, self.seed)
+def open_tasksets(
+    config: Config, encoder: ChatEncoder | None, rejected_rows: RejectedRows | None = None, is_eval: bool = False
+) -> list[Taskset]:
+    """The task sets of a run, for training or for evaluation. Without an encoder (an external model) prompts are not
+    rendered. Raises DataError as `Taskset.open` does."""
+    given, model = config.buffer.explorer_input, config.model
+    longest = None if model.enable_prompt_truncation else model.max_prompt_tokens
+    prompts = PromptCheck(encoder, longest) if encoder else None
+    sets = given.eval_tasksets if is_eval else given.tasksets
+    return [Taskset.open(one, config.seed, is_eval, prompts, rejected_rows) for one in sets]
 
 
-def reject_rows(read: Rows, check: Callable[[Row], object], name: str | None) -> Rows:
-    """Reject the rows for which `check` raises DataError, and log them.
-
-    Raises DataError, naming the first rows and reasons, if no row is left.
-    """
-    rows, locations, rejected = [], [], list(read.rejected)
-    for row, location in zip(read.rows, read.locations, strict=True):
-        try:
-            check(row)
-        except DataError as error:
-            rejected.append(RejectedRow(location, str(error)))
-        else:
-            rows.append(row)
-            locations.append(location)
-    if not rows:
-        raise DataError(f"data set '{name}' has no usable row: {list_rejected(rejected) or 'it is empty'}")
-    log_rejected(rejected, len(rows), name)
-    return Rows(rows, locations, rejected)
+def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
+    """Why a prompt of `count` tokens cannot be used; None if it can."""
+    if count <= max_tokens:
+        return None
+    return DataError(f"the prompt has {count} tokens, more than the {max_tokens} allowed (model.max_prompt_tokens)")
 
 
-def log_rejected(rejected: list[RejectedRow], kept: int, name: str | None) -> None:
-    """Log the rejected rows, if any."""
-    if rejected:
-        logger.warning(
-            "Data set '%s': %d of %d rows rejected: %s",
-            name,
-            len(rejected),
-            len(rejected) + kept,
-            list_rejected(rejected),
-        )
+def _problems(
+    rows: Sequence[Row], form: FormatConfig, answered: bool, check: PromptCheck | None
+) -> list[DataError | None]:
+    """Why each row cannot be used; None for those that can."""
+    read = [_prompt(row, form, answered) for row in rows]
+    rejected = [one if isinstance(one, DataError) else None for one in read]
+    if check is None:
+        return rejected
+    refused = iter(check.problems([one for one in read if not isinstance(one, DataError)], form.chat_template))
+    return [next(refused) if one is None else one for one in rejected]
 
 
-def list_rejected(rejected: list[RejectedRow]) -> str:
-    """One line with the first rejected rows and the number of the others."""
-    more = f"; and {len(rejected) - LISTED} more" if len(rejected) > LISTED else ""
-    return "; ".join(map(str, rejected[:LISTED])) + more
-
-
-def _check_task(row: Row, form: FormatConfig, answered: bool) -> None:
-    """Raise DataError for a bad row. With `answered` the set has reference answers, so each row needs one."""
-    formats.prompt_messages(row, form)
-    formats.tools(row, form)
-    answer = formats.truth(row, form)
+def _prompt(row: Row, form: FormatConfig, answered: bool) -> Prompt | DataError:
+    """The prompt of a row, or why it cannot be used. With `answered` the set has reference answers, so each row needs
+    one."""
+    try:
+        prompt, tools = formats.prompt_messages(row, form), formats.tools(row, form)
+        answer = formats.truth(row, form)
+    except DataError as error:
+        return error
     if answered and (answer is None or (isinstance(answer, str) and not answer.strip())):
         wrong = "is empty" if form.response_key in row else "is missing here, while other rows have it"
-        raise DataError(f"column '{form.response_key}' (format.response_key) {wrong}")
+        return DataError(f"column '{form.response_key}' (format.response_key) {wrong}")
+    return prompt, tools

@@ -24,7 +24,7 @@ from trinity_core.rollout.ledger import drawn_tasks
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.records import StepRecords, StepRollouts
 from trinity_core.rollout.resources import Resources, open_resources
-from trinity_core.rollout.runner import check_failures
+from trinity_core.rollout.runner import FailureWatch, check_failures
 from trinity_core.rollout.score_fingerprint import score_fingerprint
 from trinity_core.rollout.step_source import StepSource
 from trinity_core.rollout.trainer_watch import TrainerWatch, VersionWait, present
@@ -72,6 +72,7 @@ class Explorer:
         """The version that was evaluated last."""
         self._state = "starting"
         self._records = StepRecords(config)
+        self._failures = FailureWatch()
         self._used: tuple[float, float, float] | None = None
         """What engines and verifiers had done when a wait for rollouts began."""
 
@@ -267,7 +268,7 @@ class Explorer:
     async def generate_and_score(self, step: int) -> StepRollouts:
         """Run the workflows of a step, which generate answers and score them; then the experience operators.
 
-        Raises `TrinityError` if every one of its tasks fails.
+        Raises `TrinityError` if every one of its tasks fails, and those before it (`FailureWatch`).
         """
         self._state = f"exploring step {step}"
         resources, began = self._open, time.perf_counter()
@@ -275,7 +276,7 @@ class Explorer:
         if self.is_synchronous:
             await resources.pool.reset_prefix_cache()
         rounds, in_flight = self.config.explorer.max_refill_rounds, self.config.synchronizer.sync_in_flight
-        answering = filled(self._steps, self._open.operators, step, self.version or 0, rounds)
+        answering = filled(self._steps, self._open.operators, step, self.version or 0, rounds, self._failures)
         found = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
         outcomes, experiences, dropped = found.outcomes, found.experiences, found.dropped
         generate, reward, tokens = (now - then for now, then in zip(resources.usage(), before, strict=True))
@@ -391,7 +392,7 @@ class Explorer:
         numbers: dict[str, float] = {}
         for taskset in resources.eval_tasksets:
             outcomes = await resources.runner.run(resources.eval_tasks(taskset), resources.at_once_in_eval(taskset))
-            check_failures(version, outcomes, taskset.name)
+            check_failures(f"the evaluation of version {version} on {taskset.name}", outcomes)
             numbers |= eval_numbers(taskset.name, outcomes)
             sampled = experiences_of(outcomes)
             await asyncio.to_thread(self._records.sample, f"eval_{taskset.name}", version, sampled)

@@ -9,7 +9,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.pipelines.operators import OperatorPipeline
 from trinity_core.rollout.metrics import dropped_whole, experiences_of
 from trinity_core.rollout.operated import operated
-from trinity_core.rollout.runner import Outcome, check_failures
+from trinity_core.rollout.runner import FailureWatch, Outcome
 from trinity_core.rollout.step_source import StepSource
 
 log = logging.getLogger(__name__)
@@ -26,14 +26,16 @@ class FilledStep:
     """Group -> operator or reason -> experiences that it dropped."""
 
 
-async def filled(steps: StepSource, operators: OperatorPipeline, step: int, version: int, rounds: int) -> FilledStep:
+async def filled(
+    steps: StepSource, operators: OperatorPipeline, step: int, version: int, rounds: int, failures: FailureWatch
+) -> FilledStep:
     """The rollouts of a step. As often as `rounds`, tasks of which nothing is left to train on are replaced by further
     ones (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).
 
-    Raises `TrinityError` if all its first tasks fail.
+    Raises `TrinityError` if all its first tasks fail, and not just a few.
     """
     outcomes = await steps.outcomes(step, version)
-    check_failures(step, outcomes)
+    failures.check(step, outcomes)
     wanted = len(outcomes)
     experiences, dropped = await operated(operators, experiences_of(outcomes))
     missing = wanted - _groups(experiences)

@@ -12,9 +12,10 @@ from typing import Any
 from trinity_core.config import Config, store_url
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.lengths import explore_steps
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.task import Task
-from trinity_core.data.taskset import Taskset
+from trinity_core.data.taskset import Taskset, open_tasksets
 from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
 from trinity_core.inference.engine_model import EngineModel, auxiliary_limits, policy_limits
 from trinity_core.inference.external_model import ExternalModel
@@ -222,13 +223,9 @@ def _read(config: Config) -> _Read:
     config = require_names(config)
     external = config.external_model
     encoder = None if external else policy_encoder(config.model)
-    given = config.buffer.explorer_input
-    tasksets = [] if external else [Taskset.open(one, config.seed) for one in given.tasksets]
-    evals = [Taskset.open(one, config.seed, is_eval=True) for one in given.eval_tasksets]
-    if encoder and not config.model.enable_prompt_truncation and config.model.max_prompt_tokens:
-        longest = config.model.max_prompt_tokens
-        tasksets = [one.without_long_prompts(encoder, longest) for one in tasksets]
-        evals = [one.without_long_prompts(encoder, longest) for one in evals]
+    rejected = RejectedRows.of(config, config.explorer.name)
+    tasksets = [] if external else open_tasksets(config, encoder, rejected)
+    evals = open_tasksets(config, encoder, rejected, is_eval=True)
     others = []
     for model in config.explorer.auxiliary_models:
         tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)

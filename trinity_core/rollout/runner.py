@@ -21,6 +21,10 @@ from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRun
 
 log = logging.getLogger(__name__)
 
+FAILED_IN_A_ROW = 8
+"""Failed tasks without one that did not, after which the fault is not that of rows: of steps with a task or two, a few
+bad rows may be all."""
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -93,7 +97,7 @@ class TaskRunner:
                 await self._attempt(outcome)
                 if outcome.error is None:
                     return outcome
-                log.warning("task %d of %s failed: %s", task.index, task.taskset, cause(outcome.error))
+                log.warning("%s failed: %s", _named(task), cause(outcome.error))
                 if isinstance(outcome.error, TrinityError):
                     return outcome
         return outcome
@@ -126,16 +130,36 @@ def cause(error: BaseException | None) -> str:
     return str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
 
 
-def check_failures(step: int, outcomes: Sequence[Outcome], taskset: str = "") -> None:
+def _named(task: Task) -> str:
+    where = f" ({task.location})" if task.location else ""
+    return f"task {task.index} of {task.taskset}{where}"
+
+
+@dataclass
+class FailureWatch:
+    """Tells tasks that fail because of their rows, which cost only themselves, from a run in which all tasks fail."""
+
+    in_a_row: int = 0
+    """Tasks that have failed since the last one that did not."""
+
+    def check(self, step: int, outcomes: Sequence[Outcome]) -> None:
+        """Raise `TrinityError` if every task of explore step `step` failed, and `FAILED_IN_A_ROW` tasks in a row."""
+        if not outcomes or not all(outcome.failed for outcome in outcomes):
+            self.in_a_row = 0
+            return
+        self.in_a_row += len(outcomes)
+        if self.in_a_row >= FAILED_IN_A_ROW:
+            check_failures(f"explore step {step}", outcomes)
+
+
+def check_failures(where: str, outcomes: Sequence[Outcome]) -> None:
     """Raise `TrinityError`, naming the first failure, if every task of an explore step or an evaluation failed."""
     failed = [outcome for outcome in outcomes if outcome.failed]
     if not failed or len(failed) < len(outcomes):
         return
     first = failed[0]
-    where = f"the evaluation of version {step} on {taskset}" if taskset else f"explore step {step}"
-    which = f"task {first.task.index} of {first.task.taskset}"
     raise TrinityError(
-        f"all {len(outcomes)} tasks of {where} failed; the first, {which}, with {cause(first.error)}"
+        f"all {len(outcomes)} tasks of {where} failed; the first, {_named(first.task)}, with {cause(first.error)}"
     ) from first.error
 
 

@@ -15,9 +15,10 @@ from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import training_steps
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, check_order
 from trinity_core.data.supervised import Kind, SupervisedSet
-from trinity_core.data.taskset import Taskset
+from trinity_core.data.taskset import open_tasksets
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.layout import JobLayout
@@ -250,7 +251,9 @@ def open_store(config: Config) -> ExperienceStore:
 
 def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind) -> SupervisedSet:
     """A data set of the trainer, tokenised; rows beyond `model.max_model_len` are rejected."""
-    return SupervisedSet.open(buffer, policy_encoder(config.model), config.seed, kind, config.model.max_model_len)
+    encoder, rejected = policy_encoder(config.model), RejectedRows.of(config, config.trainer.name)
+    longest = config.model.max_model_len
+    return SupervisedSet.open(buffer, encoder, config.seed, kind, longest, rejected_rows=rejected)
 
 
 def is_supervised(config: Config) -> bool:
@@ -288,8 +291,7 @@ def total_steps(config: Config, source: BatchSource) -> int:
         return given
     if isinstance(source, SupervisedSource):
         return source.data.steps(config.buffer.total_epochs, source.rows)
-    tasksets = config.buffer.explorer_input.tasksets
-    if not tasksets:
+    if not config.buffer.explorer_input.tasksets:
         raise DataError("the number of training steps is not known: set buffer.total_steps")
-    opened = [Taskset.open(taskset, config.seed) for taskset in tasksets]
+    opened = open_tasksets(config, policy_encoder(config.model))
     return training_steps(config, TaskSchedule(opened, config.buffer.batch_size, config.seed))

@@ -22,6 +22,7 @@ from trinity_core.config.types import (
     PositiveShare,
     Seconds,
     Seed,
+    Share,
     Steps,
     Tokens,
     Unit,
@@ -171,6 +172,9 @@ class BufferConfig(Section):
     """Passes over the training tasks. Ignored where `total_steps` is given."""
     total_steps: Steps | None = None
     """Train steps; null means as many as the experiences of `total_epochs` fill."""
+    max_rejected_share: Share = 0.5
+    """Largest share of a data set's rows that may be set aside because they cannot be used: they lack a column, do not
+    parse, or are too long. A run does not begin with more of them."""
     explorer_input: ExplorerInputConfig = Field(default_factory=ExplorerInputConfig)
     """Tasks."""
     trainer_input: TrainerInputConfig = Field(default_factory=TrainerInputConfig)

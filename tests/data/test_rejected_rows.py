@@ -1,0 +1,35 @@
+"""Rows that are set aside are written down, and too many of them refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trinity_core.data.files import RejectedRow, RowLocation
+from trinity_core.data.rejected import RejectedRows
+from trinity_core.errors import DataError
+
+BAD = [RejectedRow(RowLocation("train.jsonl", line), "the line is no JSON") for line in (2, 7)]
+
+
+def test_rejected_rows_are_written_with_file_line_and_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows, path = RejectedRows(0.5, tmp_path / "explorer"), tmp_path / "explorer/a%2Fb.jsonl"
+    rows.settle("a/b", BAD, kept=2)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines == [{"source": "train.jsonl", "line": line, "reason": "the line is no JSON"} for line in (2, 7)]
+    assert "2 of 4 rows rejected: train.jsonl:2: the line is no JSON; train.jsonl:7" in caplog.text
+    assert f"all of them in {path}" in caplog.text
+    rows.settle("a/b", [], kept=4)
+    assert not path.exists(), "the file would list rows that are fine by now"
+
+
+def test_more_rejected_rows_than_allowed_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"2 of 4 rows cannot be used, more than buffer.max_rejected_share = 0.4 allows"
+    ):
+        RejectedRows(0.4, tmp_path).settle("gsm8k", BAD, kept=2)
+    assert len((tmp_path / "gsm8k.jsonl").read_text().splitlines()) == 2, "they are listed all the same"
+    with pytest.raises(DataError, match="no usable row"):
+        RejectedRows(1.0).settle("gsm8k", BAD, kept=0)

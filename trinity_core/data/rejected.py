@@ -1,0 +1,88 @@
+"""Rows that are set aside: logged, written to the run's folder with file, line and reason, and refused if too many."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from trinity_core.config.schema import Config
+from trinity_core.data.files import RejectedRow
+from trinity_core.errors import DataError
+from trinity_core.files import when_room, write_atomically
+from trinity_core.layout import JobLayout
+
+logger = logging.getLogger(__name__)
+
+LISTED = 5
+"""Rejected rows listed one by one in messages; the rest are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRows:
+    """What happens to the rows of a data set that cannot be used."""
+
+    max_share: float = 1.0
+    """The largest share of a data set's rows that may be set aside."""
+    folder: Path | None = None
+    """Each data set's rejected rows are written here, as `<name>.jsonl`; None: they are only logged."""
+
+    @classmethod
+    def of(cls, config: Config, reader: str) -> RejectedRows:
+        """Those of a run; `reader` is the explorer or trainer that reads the data sets."""
+        folder = JobLayout(config.job_dir).rejected_rows / quote(reader, safe="")
+        return cls(config.buffer.max_rejected_share, folder)
+
+    def settle(self, name: str, rejected: Sequence[RejectedRow], kept: int) -> None:
+        """Log and write down the rejected rows of a data set, of which `kept` rows are left.
+
+        Raises DataError, naming the first rows and reasons, if none is left or more than `max_share` are rejected.
+        """
+        path = self._write(name, rejected)
+        if problem := self.problem(name, rejected, kept):
+            raise DataError(problem)
+        if rejected:
+            counted, where = _counted(rejected, kept), f"; all of them in {path}" if path else ""
+            logger.warning("Data set '%s': %s rejected: %s%s", name, counted, list_rejected(rejected), where)
+
+    def problem(self, name: str, rejected: Sequence[RejectedRow], kept: int) -> str:
+        """Why a data set of which `kept` rows are left cannot be used; "" if it can."""
+        if not kept:
+            return f"data set '{name}' has no usable row: {list_rejected(rejected) or 'it is empty'}"
+        if len(rejected) <= self.max_share * (len(rejected) + kept):
+            return ""
+        return (
+            f"data set '{name}': {_counted(rejected, kept)} cannot be used, more than buffer.max_rejected_share = "
+            f"{self.max_share:g} allows: {list_rejected(rejected)}. `trinity data check` shows what is wrong"
+        )
+
+    def _write(self, name: str, rejected: Sequence[RejectedRow]) -> Path | None:
+        """The file with the rejected rows; None, and no file of an earlier start, if there are none."""
+        if self.folder is None:
+            return None
+        folder, path = self.folder, self.folder / f"{quote(name, safe='')}.jsonl"
+        if not rejected:
+            path.unlink(missing_ok=True)
+            return None
+        when_room(lambda: folder.mkdir(parents=True, exist_ok=True), folder)
+        lines = (json.dumps(rejected_line(row), ensure_ascii=False) + "\n" for row in rejected)
+        write_atomically(path, "".join(lines).encode(errors="backslashreplace"), durable=False)
+        return path
+
+
+def _counted(rejected: Sequence[RejectedRow], kept: int) -> str:
+    return f"{len(rejected)} of {len(rejected) + kept} rows"
+
+
+def rejected_line(row: RejectedRow) -> dict[str, str | int]:
+    """A rejected row as JSON."""
+    return {"source": row.location.source, "line": row.location.line, "reason": row.reason}
+
+
+def list_rejected(rejected: Sequence[RejectedRow]) -> str:
+    """One line with the first rejected rows and the number of the others."""
+    more = f"; and {len(rejected) - LISTED} more" if len(rejected) > LISTED else ""
+    return "; ".join(map(str, rejected[:LISTED])) + more
