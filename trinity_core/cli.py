@@ -132,6 +132,45 @@ def audit(
         raise typer.Exit(1)
 
 
+data_app = typer.Typer(name="data", help="The data sets of a configuration.", no_args_is_help=True)
+app.add_typer(data_app)
+
+
+@data_app.command("check")
+def check_data(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    plugin_dir: PluginDir = None,
+    examples: Annotated[int, typer.Option(help="Rows of each data set that are shown as the model sees them.")] = 2,
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON instead of text, with all rows that are set aside.")
+    ] = False,
+    color: Annotated[bool | None, typer.Option(help="Colour the tokens with a loss; by default on a terminal.")] = None,
+) -> None:
+    """Read all data sets as a run would: bad rows, lengths, truncation, duplicates, examples. Changes nothing.
+
+    Exits with 1 if a run would refuse one of them.
+    """
+    from json import dumps
+
+    from trinity_core.config import stages
+    from trinity_core.data.inspection import inspect
+    from trinity_core.data.report_text import report_text
+    from trinity_core.runtime.configuration import load_checked
+
+    checked = stages(load_checked(config, with_plugins(overrides, plugin_dir)))
+    colour = sys.stdout.isatty() if color is None else color
+    reports = {stage.name: inspect(stage, examples) for stage in checked}
+    if json:
+        typer.echo(dumps({name: [each.to_dict() for each in found] for name, found in reports.items()}, indent=2))
+    else:
+        for name, found in reports.items():
+            text = "\n\n".join(report_text(each, colour) for each in found) or "no data set is read"
+            typer.echo(f"{name}\n\n{text}\n", color=colour)
+    if any(each.problem for found in reports.values() for each in found):
+        raise typer.Exit(1)
+
+
 def run_app(application: Callable[[], object]) -> None:
     """Run a command line; the process ends with 0, 1 after one clear message, 2 after wrong usage, 130 after Ctrl+C."""
     try:

@@ -1,0 +1,123 @@
+"""`trinity data check`: what it says of data sets is what a run would do with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from trinity_core.cli import app
+from trinity_core.config import Config, config_from_dict
+from trinity_core.data.inspection import inspect
+from trinity_core.data.report_text import LOSS, PLAIN, report_text
+from trinity_core.data.reports import RowLengths
+from trinity_core.data.tiny import write_jsonl
+
+FORM = {"prompt_key": "question", "response_key": "answer"}
+ROWS = [
+    {"question": "1+1?", "answer": "2"},
+    {"question": "b " * 60, "answer": "3"},
+    {"question": "5+1?", "answer": "6"},
+    {"question": "1+1?", "answer": "2"},
+    {"question": "4+1?"},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def given(model: Path, tmp_path: Path) -> dict[str, Any]:
+    """A configuration that explores `ROWS` and evaluates on the third of them."""
+    write_jsonl(tmp_path / "train.jsonl", ROWS)
+    write_jsonl(tmp_path / "test.jsonl", ROWS[2:3])
+    return {
+        "checkpoint_root_dir": str(tmp_path),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "model": {"model_path": str(model), "max_prompt_tokens": 30, "max_response_tokens": 34},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {
+            "batch_size": 1,
+            "explorer_input": {
+                "taskset": {"name": "sums", "path": str(tmp_path), "format": FORM},
+                "eval_tasksets": [{"name": "test", "path": str(tmp_path), "split": "test", "format": FORM}],
+            },
+        },
+    }
+
+
+def supervised(given: dict[str, Any], algorithm: str, path: Path) -> Config:
+    buffer = {"experience_buffer": {"name": "rows", "path": str(path), "format": FORM}}
+    changed = {"mode": "train", "algorithm": {"algorithm_type": algorithm}}
+    return config_from_dict(given | changed | {"buffer": {"train_batch_size": 2, "trainer_input": buffer}})
+
+
+def test_long_prompts_are_counted_as_the_run_treats_them(given: dict[str, Any], tmp_path: Path) -> None:
+    tasks, test = inspect(config_from_dict(given))
+    assert (tasks.rows, test.rows, tasks.problem) == (4, 1, "")
+    assert [row.location.line for row in tasks.rejected] == [5]
+    [lengths] = tasks.lengths
+    assert lengths.over == 1 and lengths.limit == 30 and "cut" in lengths.beyond and len(lengths.values) == 4
+    given["model"]["enable_prompt_truncation"] = False
+    tasks, _ = inspect(config_from_dict(given))
+    assert tasks.rows == 3 and [row.location.line for row in tasks.rejected] == [5, 2]
+    assert tasks.lengths[0].over == 1 and "set aside" in tasks.lengths[0].beyond
+    assert "more than the 30 allowed" in tasks.rejected[1].reason
+
+
+def test_duplicates_and_shared_prompts_are_found(given: dict[str, Any], tmp_path: Path) -> None:
+    tasks, test = inspect(config_from_dict(given))
+    assert [(row.line, first.line) for row, first in tasks.duplicates] == [(4, 1)] and not test.duplicates
+    assert tasks.shared == {"test": 1} and test.shared == {"sums": 1}
+
+
+def test_answers_are_shown_with_their_loss(given: dict[str, Any], tmp_path: Path) -> None:
+    [report] = inspect(supervised(given, "sft", tmp_path / "train.jsonl"), examples=1)
+    assert report.rows == 3 and sorted(row.location.line for row in report.rejected) == [2, 5]
+    [shown] = report.examples
+    assert shown.spans[1] == ("2<|im_end|>", True) and [inside for _, inside in shown.spans] == [False, True, False]
+    assert sum(shown.mask) == 2 and len(shown.mask) == len(shown.tokens) == len(shown.pieces)
+    assert "│ «2<|im_end|>»\n" in report_text(report, colour=False)
+    assert f"│ {LOSS}2<|im_end|>{PLAIN}\n" in report_text(report, colour=True)
+
+
+def test_both_answers_of_a_pair_are_shown(given: dict[str, Any], tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "pairs.jsonl", [{"question": "1+1?", "chosen": "2", "rejected": "3"}])
+    [report] = inspect(supervised(given, "dpo", tmp_path / "pairs.jsonl"))
+    assert [shown.spans[1][0] for shown in report.examples] == ["2<|im_end|>", "3<|im_end|>"]
+
+
+def test_a_set_that_cannot_be_read_is_reported(given: dict[str, Any], tmp_path: Path) -> None:
+    given["buffer"]["explorer_input"]["taskset"]["path"] = str(tmp_path / "gone.jsonl")
+    given["buffer"]["max_rejected_share"] = 0.1
+    broken, fine = inspect(config_from_dict(given))
+    assert "there is no file or folder" in broken.problem and not fine.problem
+    assert "unusable: there is no file" in report_text(broken, colour=False)
+
+
+def test_the_command_exits_with_1_if_a_run_would_refuse(given: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(json.dumps(given))
+    arguments = ["data", "check", "--config", str(tmp_path / "run.yaml"), "--examples", "1", "--json"]
+    accepted = CliRunner().invoke(app, arguments)
+    assert accepted.exit_code == 0
+    [tasks, _] = json.loads(accepted.output)["run"]
+    assert tasks["lengths"]["prompt"]["over_limit"] == 1 and tasks["rejected"][0]["line"] == 5
+    assert tasks["duplicates"] == [[f"{tmp_path}/train.jsonl:4", f"{tmp_path}/train.jsonl:1"]]
+    refused = CliRunner().invoke(app, [*arguments, "buffer.max_rejected_share=0.1"])
+    assert refused.exit_code == 1
+    assert "1 of 5 rows cannot be used" in json.loads(refused.output)["run"][0]["problem"]
+
+
+def test_histograms_have_round_intervals_and_every_row() -> None:
+    lengths = RowLengths("prompt", np.array([3, 12, 19, 57, 118]), 50, "model.max_prompt_tokens", "set aside")
+    assert lengths.histogram(6) == [(0, 19, 3), (20, 39, 0), (40, 59, 1), (60, 79, 0), (80, 99, 0), (100, 119, 1)]
+    assert RowLengths("prompt", np.array([7, 7]), None, "", "").histogram() == [(7, 7, 2)]
+    assert [lengths.quantile(q) for q in (0.0, 0.5, 1.0)] == [3, 19, 118] and lengths.over == 2

@@ -1,0 +1,172 @@
+"""What `trinity data check` says of the data sets of a configuration.
+
+Nothing is written, and no model is loaded but its tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, pairwise
+from typing import Any
+
+import numpy as np
+
+from trinity_core.config import Config
+from trinity_core.config.rules import AUXILIARY, BUFFER, eval_tasksets, training_tasksets
+from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
+from trinity_core.data.chat import ChatEncoder, EncodedConversation
+from trinity_core.data.files import RejectedRow, RowLocation
+from trinity_core.data.rejected import RejectedRows
+from trinity_core.data.reports import DataSetReport, RowLengths, ShownRow
+from trinity_core.data.supervised import Kind, read_supervised, too_long
+from trinity_core.data.task import Task
+from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, prompt_too_long
+from trinity_core.data.tokenizer import policy_encoder
+from trinity_core.errors import DataError
+from trinity_core.registry import registry_of
+
+
+def inspect(config: Config, examples: int = 2) -> list[DataSetReport]:
+    """A report on each data set of a configuration without stages, with so many rows as the model sees them."""
+    encoder = None if config.external_model else policy_encoder(config.model)
+    reports = [
+        _inspect_tasks(config, key, taskset, encoder, use, examples)
+        for use, tasksets in (("tasks", training_tasksets(config)), ("evaluation", eval_tasksets(config)))
+        for key, taskset in tasksets
+        if encoder is not None or use == "evaluation"
+    ]
+    if encoder is not None:
+        reports += [_inspect_answers(config, *each, encoder, examples) for each in _supervised(config)]
+    for report in reports:
+        others = [other for other in reports if (other.use == "evaluation") != (report.use == "evaluation")]
+        shared = {other.name: len(report.prompts & other.prompts) for other in others}
+        report.shared = {name: count for name, count in shared.items() if count}
+    return reports
+
+
+def _supervised(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, Kind]]:
+    """The trainer's data sets: key, settings, what their rows are."""
+    inputs = config.buffer.trainer_input
+    if inputs.experience_buffer.storage_type == "file" and not config.algorithm_type.uses_rollouts:
+        loss = registry_of("algorithm.policy_loss_fn")[config.algorithm.policy_loss_fn]
+        yield BUFFER, inputs.experience_buffer, "preferences" if loss.rows_per_unit == 2 else "demonstrations"
+    for name, buffer in inputs.auxiliary_buffers.items():
+        yield f"{AUXILIARY}.{name}", buffer, "demonstrations"
+
+
+def _inspect_tasks(
+    config: Config, key: str, given: TasksetConfig, encoder: ChatEncoder | None, use: str, examples: int
+) -> DataSetReport:
+    report = DataSetReport(key, str(given.name), given.path, given.split, use)
+    try:
+        taskset = Taskset.read(given, config.seed, use == "evaluation", PromptCheck(encoder) if encoder else None)
+    except DataError as error:
+        report.problem = str(error)
+        return report
+    report.rejected, locations = taskset.rejected, taskset.locations
+    tasks = [taskset[index] for index in range(len(taskset))]
+    own = encoder.with_template(given.format.chat_template) if encoder else None
+    prompts = list(_prompts(tasks, own))
+    digests = [digest for _, digest in prompts]
+    if own is not None and prompts:
+        model, counts = config.model, [count for count, _ in prompts]
+        longest, cuts = model.max_prompt_tokens, model.enable_prompt_truncation
+        beyond = "cut, and nothing is sampled for them" if cuts else "set aside"
+        report.lengths = [RowLengths("prompt", np.array(counts), longest, "model.max_prompt_tokens", beyond)]
+        if longest is not None and not cuts:
+            fits = _set_aside(report, [prompt_too_long(count, longest) for count in counts], locations)
+            tasks, locations = list(compress(tasks, fits)), list(compress(locations, fits))
+            digests = list(compress(digests, fits))
+        report.examples = [_shown_prompt(tasks[i], locations[i], own, longest) for i in _spread(len(tasks), examples)]
+    return _counted(config, report, digests, digests, locations)
+
+
+def _prompts(tasks: Sequence[Task], encoder: ChatEncoder | None) -> Iterator[tuple[int, bytes]]:
+    """The number of tokens of each prompt, and a digest of them; without an encoder 0, and that of its messages."""
+    for start in range(0, len(tasks), CHUNK):
+        prompts = [(task.messages, task.tools) for task in tasks[start : start + CHUNK]]
+        if encoder is None:
+            yield from ((0, _digest(prompt)) for prompt in prompts)
+        else:
+            for tokens in encoder.prompts(prompts):
+                assert not isinstance(tokens, DataError), "the task set was read with a check of its prompts"
+                yield len(tokens), _digest(tokens)
+
+
+def _inspect_answers(
+    config: Config, key: str, given: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder, examples: int
+) -> DataSetReport:
+    report = DataSetReport(key, str(given.name), str(given.path or ""), given.split, kind)
+    try:
+        read = read_supervised(given, encoder, kind)
+    except DataError as error:
+        report.problem = str(error)
+        return report
+    report.rejected, longest = read.rejected, config.model.max_model_len
+    if read.rows:
+        whole = np.array([max(len(each.tokens) for each in row) for row in read.rows])
+        answers = np.array([max(int(each.answer.sum()) for each in row) for row in read.rows])
+        report.lengths = [
+            RowLengths("prompt and answer", whole, longest, "model.max_model_len", "set aside"),
+            RowLengths("answer", answers, None, "", ""),
+        ]
+    problems = [next(filter(None, (too_long(each, longest) for each in row)), None) for row in read.rows]
+    fits = _set_aside(report, problems, read.locations)
+    rows, locations = list(compress(read.rows, fits)), list(compress(read.locations, fits))
+    report.examples = [_shown(encoder, locations[i], each) for i in _spread(len(rows), examples) for each in rows[i]]
+    digests = [_digest([each.tokens.tolist() for each in row]) for row in rows]
+    prompts = [_digest(row[0].tokens[: row[0].prompt_length].tolist()) for row in rows]
+    return _counted(config, report, digests, prompts, locations)
+
+
+def _set_aside(
+    report: DataSetReport, problems: Sequence[DataError | None], locations: Sequence[RowLocation]
+) -> list[bool]:
+    """Add the rows with a problem to the rejected ones; True for each of the others."""
+    rejected = [RejectedRow(at, str(wrong)) for at, wrong in zip(locations, problems, strict=True) if wrong]
+    report.rejected = [*report.rejected, *rejected]
+    return [wrong is None for wrong in problems]
+
+
+def _counted(
+    config: Config, report: DataSetReport, digests: Sequence[bytes], prompts: Sequence[bytes],
+    locations: Sequence[RowLocation],
+) -> DataSetReport:  # fmt: skip
+    """The report with what is known of its usable rows."""
+    report.rows, report.prompts, report.duplicates = len(digests), set(prompts), _duplicates(digests, locations)
+    report.problem = RejectedRows(config.buffer.max_rejected_share).problem(report.name, report.rejected, report.rows)
+    return report
+
+
+def _shown_prompt(task: Task, location: RowLocation, encoder: ChatEncoder, longest: int | None) -> ShownRow:
+    tokens = encoder.prompt(task.messages, task.tools, longest).tokens
+    return _shown(encoder, location, EncodedConversation(np.asarray(tokens), np.zeros(len(tokens), dtype=np.bool_)))
+
+
+def _shown(encoder: ChatEncoder, location: RowLocation, row: EncodedConversation) -> ShownRow:
+    tokens, mask = row.tokens.tolist(), row.answer.tolist()
+    edges = [0, *(i for i in range(1, len(mask)) if mask[i] != mask[i - 1]), len(mask)]
+    spans = [
+        (encoder.tokenizer.decode(tokens[start:end]), mask[start]) for start, end in pairwise(edges) if end > start
+    ]
+    return ShownRow(location, tokens, encoder.tokenizer.convert_ids_to_tokens(tokens), spans, mask)
+
+
+def _spread(count: int, wanted: int) -> Iterable[int]:
+    """The first row, and others evenly spread behind it."""
+    return sorted({index * count // max(wanted, 1) for index in range(min(wanted, count))})
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(value, default=str).encode(), digest_size=16).digest()
+
+
+def _duplicates(digests: Sequence[bytes], locations: Sequence[RowLocation]) -> list[tuple[RowLocation, RowLocation]]:
+    first: dict[bytes, RowLocation] = {}
+    found = []
+    for digest, location in zip(digests, locations, strict=True):
+        if first.setdefault(digest, location) is not location:
+            found.append((location, first[digest]))
+    return found
