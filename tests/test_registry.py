@@ -46,6 +46,7 @@ GIVEN = {
     "info",
     "items",
     "models",
+    "source",
 }
 
 

@@ -35,6 +35,7 @@ HOMES = {
     "monitor.monitor_type": "trinity_core.tracking.monitors:MONITORS",
     "default_workflow_type": "trinity_core.workflows:WORKFLOWS",
     "default_reward_fn_type": "trinity_core.workflows:REWARD_FNS",
+    "selector_type": "trinity_core.data.selectors:SELECTORS",
     "operators": "trinity_core.pipelines.operators:OPERATORS",
 }
 """Key of a configuration → where the registry of its names is, which imports the built-in parts."""

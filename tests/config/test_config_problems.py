@@ -192,6 +192,25 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (("seed=-1",), "seed", "must be at least 0 and at most 4294967295, not -1", ""),
     (("seed=4294967296",), "seed", "must be at least 0 and at most 4294967295", ""),
     ((f"{INPUT}.taskset.task_selector.seed=-1",), f"{INPUT}.taskset.task_selector.seed", "must be at least 0", ""),
+    (
+        (f"{INPUT}.taskset.task_selector.seed=1", f"{INPUT}.taskset.data_selector.seed=1"),
+        f"{INPUT}.taskset.data_selector",
+        "give this or task_selector, not both",
+        "",
+    ),
+    (
+        (f"{INPUT}.taskset.weight=1", f"{INPUT}.taskset.weight_by_step={{1: 1}}"),
+        f"{INPUT}.taskset.weight_by_step",
+        "give this or weight, not both",
+        "",
+    ),
+    (
+        (f"{INPUT}.taskset.weight_by_step={{1: 1, 0: 2}}",),
+        f"{INPUT}.taskset.weight_by_step",
+        "explore steps, which count from 1; '0' is none",
+        "",
+    ),
+    ((f"{INPUT}.taskset.weight=-1",), f"{INPUT}.taskset.weight", "must be at least 0, not -1", ""),
     (("explorer.rollout_model.seed=-1",), "explorer.rollout_model.seed", "must be at least 0", ""),
     (("model.model_path=",), "model.model_path", "must be text, not null", ""),
     (("model.model_path=''",), "model.model_path", "must be given", ""),
@@ -565,3 +584,29 @@ def test_serving_needs_no_tasks() -> None:
         config_from_dict({**serving, "algorithm": {"algorithm_type": "grpo", "repeat_times": 1}})
     with pytest.raises(ConfigError, match="must be checkpoint in mode serve"):
         config_from_dict({**serving, "synchronizer": {"sync_method": "memory"}})
+
+
+@pytest.mark.parametrize(
+    ("weights", "key", "message"),
+    [
+        (({"weight": 1}, {}), "tasksets[1].weight", "must be given where another training task set has a weight"),
+        (({"weight": 0}, {"weight": 0}), "tasksets[0].weight", "weight 0 at explore step 1"),
+        (
+            ({"weight_by_step": {1: 1, 5: 0}}, {"weight_by_step": {9: 0, 12: 1}}),
+            "tasksets[0].weight",
+            "weight 0 at explore step 5",
+        ),
+        (({"weight_by_step": {1: 1, 5: 0}}, {"weight_by_step": {4: 0, 6: 1}}), "", ""),
+        (({"weight": 0}, {"weight": 2}), "", ""),
+    ],
+)
+def test_weights_fit_together(weights: tuple[dict[str, Any], ...], key: str, message: str) -> None:
+    tasksets = [{"name": str(i), "path": "x", **weight} for i, weight in enumerate(weights)]
+    tree = merge(GOOD, {"buffer": {"explorer_input": {"tasksets": tasksets}}})
+    del tree["buffer"]["explorer_input"]["taskset"]
+    if not key:
+        config_from_dict(tree)
+        return
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict(tree)
+    assert [(each.key, message in each.message) for each in caught.value.problems] == [(f"{INPUT}.{key}", True)]

@@ -134,6 +134,11 @@ def test_ineffective_settings_get_a_notice() -> None:
     ):
         said = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [*offload, *changes]))
         assert said == ([f"Accepted, but without effect here: {', '.join(keys)}."] if keys else [])
+    tasks = "buffer.explorer_input"
+    unmixed = [f"{tasks}.taskset.weight=2", f"{tasks}.eval_tasksets.0.task_selector.selector_type=shuffle"]
+    keys = f"{tasks}.eval_tasksets[0].task_selector, {tasks}.taskset.weight"
+    said = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", unmixed))
+    assert said == [f"Accepted, but without effect here: {keys}."]
     pushed = [f"synchronizer.sync_style={style}" for style in ("explorer_driven", "dynamic_by_explorer")]
     for style in pushed:
         [said_once] = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [style, "synchronizer.sync_method=nccl"]))

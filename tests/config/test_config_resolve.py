@@ -137,6 +137,13 @@ def test_task_sets_inherit_defaults() -> None:
     assert (evaluation.rollout_args.temperature, evaluation.repeat_times) == (0.7, 1)
 
 
+def test_the_other_spelling_of_task_selector() -> None:
+    key = "buffer.explorer_input.taskset.data_selector"
+    (found,) = made(f"{key}.selector_type=priority", f"{key}.feature_keys=[p]").buffer.explorer_input.tasksets
+    assert (found.task_selector.selector_type, found.task_selector.feature_keys) == ("priority", ("p",))
+    assert found.data_selector is None
+
+
 def test_a_greedy_temperature_stays() -> None:
     config = made("buffer.explorer_input.taskset.rollout_args.temperature=0")
     assert config.buffer.explorer_input.tasksets[0].rollout_args.temperature == 0.0

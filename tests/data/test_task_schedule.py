@@ -2,94 +2,198 @@ import json
 import re
 from collections import Counter
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
-from trinity_core.data.schedule import SELECTORS, RowOrder, TaskSchedule
+from trinity_core.data.files import RowLocation
+from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.selectors import SELECTORS
+from trinity_core.data.selectors.orders import EpochSelector
 from trinity_core.data.taskset import Taskset
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, InputError
 
+COLUMNS = {"priority": ["p"], "offline_easy2hard": ["p", "q"], "difficulty_based": ["p", "q"]}
+"""What each selector reads."""
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=3)
-selectors = st.sampled_from(sorted(SELECTORS))
+static = st.sampled_from(["sequential", "shuffle", "random"])
+selectors = st.lists(st.sampled_from(sorted(SELECTORS)), min_size=3, max_size=3)
+weights = st.one_of(st.none(), st.lists(st.integers(1, 5), min_size=3, max_size=3))
+rounds = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), min_size=1, max_size=6)
+"""Tasks drawn in each round of each step: the first for the step, the others in place of tasks that left nothing."""
 
 
-def taskset(size, selector="shuffle", name="t", seed=None):
-    config = TasksetConfig(name=name, path=name, task_selector=TaskSelectorConfig(selector_type=selector, seed=seed))
-    return Taskset(config, [{"prompt": f"{name}{i}"} for i in range(size)], [])
+def taskset(size, selector="shuffle", name="t", seed=None, weight=None, **kwargs):
+    chosen = TaskSelectorConfig(
+        selector_type=selector, seed=seed, feature_keys=COLUMNS.get(selector, ()), kwargs=kwargs
+    )
+    config = TasksetConfig(name=name, path=name, task_selector=chosen, weight=weight)
+    rows = [{"prompt": f"{name}{i}", "p": (i * 7 % 5) / 8, "q": 0.5 + (i * 3 % 5) / 10} for i in range(size)]
+    return Taskset(config, rows, [RowLocation(name, i) for i in range(size)])
 
 
 def schedule(counts, selector, batch_size, seed):
-    sets = [taskset(size, selector, f"t{number}") for number, size in enumerate(counts)]
-    return TaskSchedule(sets, batch_size, seed)
+    return TaskSchedule([taskset(size, selector, f"t{i}") for i, size in enumerate(counts)], batch_size, seed)
 
 
-def names(tasks):
-    return [(task.taskset, task.index, task.group) for task in tasks]
+def tasks(made, step, count=None):
+    made.begin(step)
+    return made.draw(count or made.batch_size)
 
 
-@given(sizes, selectors, st.integers(1, 9), st.integers(0, 5), st.integers(1, 12), st.integers(1, 12))
-def test_resume_at_any_step_gives_the_same_order(counts, selector, batch_size, seed, total, stop):
-    whole = schedule(counts, selector, batch_size, seed)
-    expected = [names(whole.tasks(step)) for step in range(1, total + 1)]
-    stop = min(stop, total)
-    position = json.loads(json.dumps(whole.position(stop)))
-    resumed = schedule(counts, selector, batch_size, seed)
-    resumed.check(position)
-    assert [names(resumed.tasks(step)) for step in range(position["step"] + 1, total + 1)] == expected[stop:]
+def names(drawn):
+    return [(task.taskset, task.index, task.group) for task in drawn]
 
 
-@given(sizes, st.sampled_from(["sequential", "shuffle"]), st.integers(0, 5), st.integers(0, 3))
-def test_an_epoch_takes_every_row_once(counts, selector, seed, epoch):
-    order = RowOrder(tuple(counts), (selector,) * len(counts), (seed,) * len(counts))
-    taken = order.take(epoch * order.epoch_length, order.epoch_length)
-    assert sorted(taken) == [(source, row) for source, size in enumerate(counts) for row in range(size)]
+def score(task, step):
+    """Like the answers of a model that learns: a function of the task and the step."""
+    return [float((task.index + run + step) % 4 == 0) for run in range(3)] if (task.index + step) % 5 else []
 
 
-@given(sizes, selectors, st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
-def test_rows_do_not_depend_on_batch_boundaries(counts, selector, start, first, second):
-    order = RowOrder(tuple(counts), (selector,) * len(counts), (1,) * len(counts))
-    assert order.take(start, first) + order.take(start + first, second) == order.take(start, first + second)
+def steps_of(made, plan, first=1):
+    """The tasks of each step, and the positions after it, as a run stores them."""
+    drawn, positions = [], []
+    for step, counts in enumerate(plan, first):
+        made.begin(step)
+        given = []
+        for count in counts:
+            further = made.draw(count)
+            given += further
+            for task in further:
+                made.observe(task, score(task, step))
+        drawn.append(names(given))
+        positions.append(json.loads(json.dumps(made.position())))
+    return drawn, positions
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes, selectors, weights, st.integers(0, 5), rounds, st.data())
+def test_a_killed_run_draws_the_same_tasks_again(counts, names_, weighed, seed, plan, data):
+    """Killed anywhere, also within a step and its refills; resumed once or more, or sent back by a checkpoint."""
+
+    def make():
+        weighed_ = weighed or [None] * 3
+        sets = [
+            taskset(size, name, f"t{i}", weight=weighed_[i])
+            for i, (size, name) in enumerate(zip(counts, names_, strict=False))
+        ]
+        return TaskSchedule(sets, 4, seed)
+
+    expected, positions = steps_of(make(), plan)
+    stop = data.draw(st.integers(0, len(plan)))
+    resumed = make() if data.draw(st.booleans()) else steps_ahead(make(), plan)
+    resumed.resume(positions[stop - 1] if stop else None, lambda: positions[:stop])
+    if stop < len(plan) and data.draw(st.booleans()):  # killed within a step that nobody hears of again
+        resumed.begin(stop + 1)
+        for task in resumed.draw(plan[stop][0]):
+            resumed.observe(task, score(task, stop + 1))
+        resumed.resume(positions[stop - 1] if stop else None, lambda: positions)
+    assert steps_of(resumed, plan[stop:], stop + 1) == (expected[stop:], positions[stop:])
+
+
+def steps_ahead(made, plan):
+    """An explorer that was ahead of the checkpoint to which its trainer goes back."""
+    steps_of(made, plan)
+    return made
+
+
+@given(sizes, st.sampled_from(["sequential", "shuffle", "priority", "offline_easy2hard"]), st.integers(0, 5))
+def test_an_epoch_takes_every_row_once(counts, selector, seed):
+    made = schedule(counts, selector, sum(counts), seed)
+    for step in (1, 2, 3):
+        taken = sorted((task.taskset, task.index) for task in tasks(made, step))
+        assert taken == [(f"t{source}", row) for source, size in enumerate(counts) for row in range(size)]
+
+
+@given(sizes, static, st.integers(1, 40), st.integers(1, 40))
+def test_rows_do_not_depend_on_batch_boundaries(counts, selector, first, second):
+    apart, whole = schedule(counts, selector, 1, 1), schedule(counts, selector, 1, 1)
+    rows = [(task.taskset, task.index) for task in tasks(apart, 1, first) + tasks(apart, 2, second)]
+    assert rows == [(task.taskset, task.index) for task in tasks(whole, 1, first + second)]
 
 
 def test_sequential_is_file_order_and_flows_over_the_end():
-    assert [[task.index for task in schedule([5], "sequential", 3, 0).tasks(step)] for step in (1, 2, 3)] == [
-        [0, 1, 2],
-        [3, 4, 0],
-        [1, 2, 3],
-    ]
+    made = schedule([5], "sequential", 3, 0)
+    assert [[task.index for task in tasks(made, step)] for step in (1, 2, 3)] == [[0, 1, 2], [3, 4, 0], [1, 2, 3]]
 
 
 def test_shuffle_differs_by_epoch_and_seed():
     def epochs(seed):
-        return [[task.index for task in schedule([50], "shuffle", 50, seed).tasks(step)] for step in (1, 2)]
+        made = schedule([50], "shuffle", 50, seed)
+        return [[task.index for task in tasks(made, step)] for step in (1, 2)]
 
     first, second = epochs(1)
     assert first != second and epochs(2)[0] != first and sorted(first) == list(range(50))
 
 
+def test_a_shuffled_order_stays_that_of_earlier_versions():
+    """Runs that began with an earlier version go on in the order of their positions."""
+    made = TaskSchedule([taskset(4, name="a"), taskset(3, name="b")], 7, 3)
+    mixed = np.random.default_rng([3, 2, 0]).permutation([0, 0, 0, 0, 1, 1, 1])
+    rows = [iter(np.random.default_rng([3, source, 0]).permutation(size)) for source, size in ((0, 4), (1, 3))]
+    assert [(t.taskset, t.index) for t in tasks(made, 1)] == [("ab"[source], next(rows[source])) for source in mixed]
+    old = {"step": 1, "epoch": 0, "offset": 5, "drawn": 5}
+    resumed = TaskSchedule([taskset(4, name="a"), taskset(3, name="b")], 7, 3)
+    resumed.resume(old)
+    afresh = TaskSchedule([taskset(4, name="a"), taskset(3, name="b")], 7, 3)
+    tasks(afresh, 1, 5)
+    assert names(tasks(resumed, 2)) == names(tasks(afresh, 2))
+
+
 def test_random_draws_with_replacement():
-    rows = [task.index for task in schedule([50], "random", 50, 1).tasks(1)]
+    rows = [task.index for task in tasks(schedule([50], "random", 50, 1), 1)]
     assert len(set(rows)) < 50
 
 
 def test_tasksets_are_mixed_in_proportion():
-    taken = Counter(
-        task.taskset for step in range(1, 11) for task in schedule([300, 100], "shuffle", 20, 3).tasks(step)
-    )
+    made = schedule([300, 100], "shuffle", 20, 3)
+    taken = Counter(task.taskset for step in range(1, 11) for task in tasks(made, step))
     assert 120 < taken["t0"] < 180 and taken["t0"] + taken["t1"] == 200
+
+
+def test_weights_say_how_many_tasks_each_set_gives():
+    sets = [taskset(10, name="a", weight=3), taskset(500, name="b", weight=1), taskset(5, name="c", weight=0)]
+    made = TaskSchedule(sets, 8, 0)
+    assert [Counter(task.taskset for task in tasks(made, step)) for step in (1, 2, 3)] == [{"a": 6, "b": 2}] * 3
+    a, b = taskset(10, name="a", weight=1), taskset(10, name="b", weight=2)
+    uneven = TaskSchedule([a, b], 4, 0)
+    counts = [Counter(task.taskset for task in tasks(uneven, step))["b"] for step in range(1, 601)]
+    assert set(counts) == {2, 3} and 1570 < sum(counts) < 1630, "of 2400 tasks 1600 in expectation"
+
+
+def test_weights_change_linearly_from_step_to_step():
+    sets = [taskset(9, name="a"), taskset(9, name="b")]
+    for one, by_step in zip(sets, ({"2": 1, "6": 0}, {"2": 0, "6": 1}), strict=True):
+        one.config = one.config.with_values({"weight_by_step": by_step})
+    made = TaskSchedule(sets, 8, 0)
+    counts = [Counter(task.taskset for task in tasks(made, step))["b"] for step in range(1, 9)]
+    assert counts == [0, 0, 2, 4, 6, 8, 8, 8]
 
 
 def test_a_selector_may_have_its_own_seed():
     own = TaskSchedule([taskset(20, seed=7)], 20, seed=1)
     other = TaskSchedule([taskset(20, seed=7)], 20, seed=2)
-    assert [task.index for task in own.tasks(1)] == [task.index for task in other.tasks(1)]
+    assert [task.index for task in tasks(own, 1)] == [task.index for task in tasks(other, 1)]
 
 
 def test_groups_are_unique_and_name_the_explorer():
-    tasks = TaskSchedule([taskset(2)], 4, 0, explorer="explorer_new").tasks(3)
-    assert [task.group for task in tasks] == [f"explorer_new/3/{slot}" for slot in range(4)]
+    made = TaskSchedule([taskset(2)], 4, 0, explorer="explorer_new")
+    made.begin(3)
+    groups = [task.group for task in made.draw(3) + made.draw(2)]
+    assert groups == [f"explorer_new/3/{slot}" for slot in range(5)]
+
+
+def test_rollouts_of_a_step_are_known_beforehand():
+    twice, thrice = taskset(6, name="a"), taskset(6, name="b")
+    twice.config, thrice.config = (
+        each.config.with_values({"repeat_times": n}) for each, n in ((twice, 2), (thrice, 3))
+    )
+    made = TaskSchedule([twice, thrice], 5, 0)
+    for step in range(1, 6):
+        expected = made.rollouts(step)
+        assert expected == sum(task.repeat_times for task in tasks(made, step))
 
 
 def test_steps_of_gsm8k_in_the_quick_start():
@@ -98,47 +202,63 @@ def test_steps_of_gsm8k_in_the_quick_start():
 
 
 def test_a_position_of_other_data_is_refused():
-    position = schedule([5], "shuffle", 3, 0).position(2)
+    made = schedule([5], "shuffle", 3, 0)
+    tasks(made, 1)
+    position = made.position()
     with pytest.raises(DataError, match=r"tasksets was \{'t0': 5\}, is \{'t0': 6\}"):
-        schedule([6], "shuffle", 3, 0).check(position)
+        schedule([6], "shuffle", 3, 0).resume(position)
     with pytest.raises(DataError, match="batch_size was 3, is 4"):
-        schedule([5], "shuffle", 4, 0).check(position)
+        schedule([5], "shuffle", 4, 0).resume(position)
 
 
 @pytest.mark.parametrize(
-    "sets, message",
+    "now, message",
     [
-        ([taskset(5, "sequential")], "task_selector.selector_type was {'t': 'shuffle'}, is {'t': 'sequential'}"),
-        ([taskset(5, seed=2)], "task_selector.seed was {'t': 1}, is {'t': 2}"),
-        ([taskset(5, seed=1)], None),
-        ([taskset(5)], "task_selector.seed was {'t': 1}, is {'t': 0}"),
+        (taskset(5, "sequential"), "task_selector.selector_type was {'t': 'difficulty_based'}, is {'t': 'sequential'}"),
+        (taskset(5, "difficulty_based", seed=2), "task_selector.seed was {'t': 1}, is {'t': 2}"),
+        (taskset(5, "difficulty_based", seed=1, m=8), "task_selector.kwargs was {'t': {'m': 4}}, is {'t': {'m': 8}}"),
+        (taskset(5, "difficulty_based", seed=1, m=4), None),
     ],
 )
-def test_a_position_of_another_selector_is_refused(sets, message):
-    position = json.loads(json.dumps(TaskSchedule([taskset(5, seed=1)], 3, 0).position(2) | {"evaluated": 4}))
-    changed = TaskSchedule(sets, 3, 0)
+def test_a_position_of_another_selector_is_refused(now, message):
+    made = TaskSchedule([taskset(5, "difficulty_based", seed=1, m=4)], 3, 0)
+    ((_,), (position,)) = steps_of(made, [[3]])
+    changed = TaskSchedule([now], 3, 0)
     if message is None:
-        changed.check(position)
+        changed.resume(position | {"evaluated": 4}, lambda: [position])
         return
     with pytest.raises(DataError, match=re.escape(message)):
-        changed.check(position)
-    del position["task_selector.selector_type"], position["task_selector.seed"]  # as an older run has recorded it
-    changed.check(position)
+        changed.resume(position, lambda: [position])
+
+
+def test_changed_features_and_a_lost_history_are_refused():
+    made = TaskSchedule([taskset(5, "difficulty_based")], 3, 0)
+    _, positions = steps_of(made, [[3], [3]])
+    other = taskset(5, "difficulty_based")
+    other.rows[2]["q"] = 0.99
+    with pytest.raises(DataError, match=r"values of task_selector\.feature_keys"):
+        TaskSchedule([other], 3, 0).resume(positions[-1], lambda: positions)
+    with pytest.raises(DataError, match="cannot be rebuilt from the steps in its store"):
+        TaskSchedule([taskset(5, "difficulty_based")], 3, 0).resume(positions[-1], lambda: positions[1:])
 
 
 def test_reordered_tasksets_are_refused():
-    first, second = taskset(5, name="a"), taskset(5, name="b")
+    made = TaskSchedule([taskset(5, name="a"), taskset(5, name="b")], 3, 0)
     with pytest.raises(DataError, match=r"tasksets was \{'a': 5, 'b': 5\}, is \{'b': 5, 'a': 5\}"):
-        TaskSchedule([second, first], 3, 0).check(TaskSchedule([first, second], 3, 0).position(2))
+        TaskSchedule([taskset(5, name="b"), taskset(5, name="a")], 3, 0).resume(made.position())
 
 
 def test_nothing_to_schedule():
     with pytest.raises(DataError, match="no task set to explore"):
         TaskSchedule([], 1, 0)
-    with pytest.raises(DataError, match="no task selector 'best'; there are random, sequential, shuffle"):
-        RowOrder((1,), ("best",), (0,))
+    with pytest.raises(InputError, match="no task selector 'best'; there are difficulty_based, offline_easy2hard"):
+        TaskSchedule([taskset(1, "best")], 1, 0)
 
 
 def test_a_new_selector_is_found_by_name(monkeypatch):
-    monkeypatch.setitem(SELECTORS, "backwards", lambda count, random: __import__("numpy").arange(count)[::-1])
-    assert RowOrder((3,), ("backwards",), (0,)).take(0, 3) == [(0, 2), (0, 1), (0, 0)]
+    class Backwards(EpochSelector):
+        def order(self, epoch):
+            return np.arange(self.rows.count)[::-1]
+
+    monkeypatch.setitem(SELECTORS, "backwards", Backwards)
+    assert [task.index for task in tasks(schedule([3], "backwards", 3, 0), 1)] == [2, 1, 0]

@@ -740,6 +740,31 @@ def test_refilled_steps_resume_with_the_same_tasks(config, engine, odd_tasks_are
     assert rows[0] == rows[1] and len(rows[0]) == 24
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_learned_curriculum_resumes_with_the_same_tasks(config, engine, odd_tasks_are_dropped, ahead):
+    """Stopped and started again; with `sync_offset` the explorer was a step ahead and the trainer goes back."""
+    sections = {"data_processor": odd_tasks_are_dropped, "explorer": {"max_refill_rounds": 8}}
+    rows = []
+    for name in ("through", "broken"):
+        settings = config(name=name, **sections, synchronizer={"sync_offset": int(ahead)})
+        (taskset,) = settings.buffer.explorer_input.tasksets
+        selector = {"selector_type": "difficulty_based", "kwargs": {"m": 4, "tau": 0.2, "do_sample": True}}
+        taskset = taskset.with_values({"task_selector": selector})
+        settings = settings.with_values({"buffer.explorer_input.tasksets": [taskset]})
+        publish(settings, 0, 1, 2, 3)
+        if name == "broken":
+            asyncio.run(stopped_after(3, settings, engine))
+            with stored(settings) as store:
+                store.rewind(1)
+        explorer = Explorer(settings, [engine])
+        asyncio.run(explorer.run(explore))
+        rows.append([(e.task_index, e.group, e.run) for e in stored(settings).lease(2, 24, 9)])
+        positions = stored(settings).positions("explorer")
+        assert [each["step"] for each in positions] == [1, 2, 3, 4]
+        assert all(len(each["observed"]["taskset"]["rates"]) >= 3 for each in positions)
+    assert rows[0] == rows[1] and len(rows[0]) == 24
+
+
 async def stopped_after(step, settings, engine):
     explorer = Explorer(settings, [engine])
     store = explorer.store

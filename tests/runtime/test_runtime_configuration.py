@@ -52,6 +52,14 @@ def load(tmp_path):
         (f"{OPERATORS}=[{{name: dynamic_sampling, args: {{row: 9}}}}]", f"{OPERATORS}[0].args.row", "takes .*rows"),
         (f"{INPUT}.tasksets.a.reward_fn_args.format_wieght=1", None, "no argument of 'math_reward', .*format_weight"),
         (f"{INPUT}.tasksets.a.reward_fn_args.format_weight=high", None, "must be a number, not 'high'"),
+        (f"{INPUT}.tasksets.a.task_selector.selector_type=shufle", "selector_type", "no task selector .*'shuffle'"),
+        (f"{INPUT}.tasksets.a.task_selector.kwargs.tau=1", None, "no argument of 'sequential', which takes none"),
+        (
+            f"{INPUT}.tasksets.a.task_selector={{selector_type: difficulty_based, kwargs: {{lamb: 2}}}}",
+            f"{INPUT}.tasksets[0].task_selector.kwargs.lamb",
+            "must be at least 0 and at most 1, not 2",
+        ),
+        (f"{INPUT}.tasksets.a.task_selector.feature_keys=[x]", "feature_keys", "'sequential' takes 0 feature_keys"),
         (f"{INPUT}.tasksets.a.default_workflow_type=simple_workflow", "default_reward_fn_type", "must be given"),
     ],
 )

@@ -7,8 +7,9 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.named import unread_monitor_args
 from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share
-from trinity_core.config.rules import BUFFER
+from trinity_core.config.rules import BUFFER, eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
+from trinity_core.config.schema.buffer import TaskSelectorConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
 from trinity_core.config.verl import ROOT
 
@@ -47,6 +48,7 @@ def _unread(config: Config) -> list[str]:
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
     }
     given |= dict.fromkeys(unread_monitor_args(config), True)
+    given |= _orders(config)
     if config.external_model:
         given |= {f"model.{name}": bool(getattr(config.model, name)) for name in POLICY_ONLY}
     reference, actor = verl.actor_rollout_ref.ref.fsdp_config, verl.actor_rollout_ref.actor.fsdp_config
@@ -55,6 +57,18 @@ def _unread(config: Config) -> list[str]:
         given[f"{ROOT}.{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
         given[f"{ROOT}.{name}.fsdp_config.optimizer_offload"] = fsdp.optimizer_offload and whole
     return [key for key, there in (given | _rows(config)).items() if there]
+
+
+def _orders(config: Config) -> dict[str, bool]:
+    """Keys that order or mix tasks where there is nothing to order or mix."""
+    training, evals = training_tasksets(config), eval_tasksets(config)
+    explores = config.mode in ("both", "explore", "train")
+    selected = evals + ([] if explores else training)
+    mixed = [*evals, *(training if len(training) == 1 or not explores else [])]
+    return {f"{key}.task_selector": each.task_selector != TaskSelectorConfig() for key, each in selected} | {
+        f"{key}.{'weight_by_step' if each.weight_by_step else 'weight'}": each.weight_points is not None
+        for key, each in mixed
+    }
 
 
 def _rows(config: Config) -> dict[str, bool]:

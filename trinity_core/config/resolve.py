@@ -148,6 +148,8 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
                     "default_workflow_type": taskset.default_workflow_type or workflow,
                     "default_reward_fn_type": taskset.default_reward_fn_type or reward,
                     "rollout_args": _sampling(taskset.rollout_args, model),
+                    "task_selector": taskset.data_selector or taskset.task_selector,
+                    "data_selector": None,
                 }
             )
             for index, taskset in enumerate(tasksets)

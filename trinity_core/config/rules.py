@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.curriculum_rules import spelled_twice, weight_rules
 from trinity_core.config.external_rules import external_rules
 from trinity_core.config.openai_api import openai_api_rules
 from trinity_core.config.paths import is_backup, no_database
@@ -46,7 +47,11 @@ def check(written: Config, config: Config, report: Report) -> None:
         serve_rules,
         _trainer,
     )
-    findings = [*_spelled_twice(written), *(finding for rule in rules for finding in rule(config))]
+    findings = [
+        *_spelled_twice(written),
+        *spelled_twice(written),
+        *(finding for rule in rules for finding in rule(config)),
+    ]
     for key, value, message, rests_on, suggestion in findings:
         if not report.touched((key, *rests_on)):
             report.add(key, value, message, suggestion)
@@ -210,6 +215,7 @@ def _tasks(config: Config) -> Iterator[Finding]:
         if not taskset.path and not produced:
             yield Finding(f"{key}.path", taskset.path, "must be given: a file, a folder or a hub name.")
     yield from _temperatures(config)
+    yield from weight_rules(training_tasksets(config))
     yield from _unique("task sets", ((f"{key}.name", taskset.name) for key, taskset in tasksets))
 
 

@@ -53,4 +53,4 @@ def _tasks_taken(config: Config, schedule: TaskSchedule) -> int:
     """Tasks per train step, in whole groups of the task sets' mean size."""
     rollouts = rollouts_taken(config)
     an_epoch = sum(len(taskset) * (taskset.config.repeat_times or 1) for taskset in schedule.tasksets)
-    return -(-rollouts * schedule.order.epoch_length // an_epoch)
+    return -(-rollouts * schedule.epoch_length // an_epoch)

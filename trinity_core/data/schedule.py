@@ -1,160 +1,204 @@
-"""The order of rows and tasks: a pure function of (sizes, seed, step), so any step is computed on its own.
+"""Which tasks an explore step takes: a state machine that draws and observes, without a clock.
 
-No iterator state is saved: a run that resumes at step e asks for step e and gets the same tasks.
+Its position is stored in the transaction that stores a step's experiences. Most selectors need nothing but the number
+of tasks drawn so far. One that learns is rebuilt from what each step observed, which is part of the step's position:
+so a run that was killed, or that went back to a checkpoint, draws the same tasks again, and the state of a million
+rows is never written down.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
+from trinity_core.data.mixture import Mixture, Proportional, Weighted
+from trinity_core.data.selectors import SelectorRows, TaskSelector, make_selector
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
 from trinity_core.errors import DataError
 
-Selector = Callable[[int, np.random.Generator], np.ndarray]
-"""`(count, random) -> order`: int64 [count], the row numbers of one epoch."""
+Positions = Callable[[], Iterable[Mapping[str, Any]]]
+"""Gives the positions of all explore steps so far, in order; called only where something must be rebuilt from them."""
 
 
-def sequential(count: int, random: np.random.Generator) -> np.ndarray:
-    """As stored."""
-    return np.arange(count)
-
-
-def shuffle(count: int, random: np.random.Generator) -> np.ndarray:
-    """A new permutation each epoch."""
-    return random.permutation(count)
-
-
-def drawn(count: int, random: np.random.Generator) -> np.ndarray:
-    """Drawn with replacement."""
-    return random.integers(count, size=count)
-
-
-SELECTORS: dict[str, Selector] = {"sequential": sequential, "shuffle": shuffle, "random": drawn}
-"""Orders by name; a plugin adds its own as `SELECTORS[name] = function`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowOrder:
-    """An endless order over one or several row sources, epoch after epoch.
-
-    In an epoch every source gives as many rows as it has, in the order of its selector. Several sources are mixed by a
-    permutation drawn anew each epoch, so that they appear in proportion to their sizes.
-    """
-
-    sizes: tuple[int, ...]
-    selectors: tuple[str, ...]
-    seeds: tuple[int, ...]
-    """One per source. Mixing uses the first."""
-
-    def __post_init__(self) -> None:
-        for name in self.selectors:
-            if name not in SELECTORS:
-                raise DataError(f"there is no task selector '{name}'; there are {', '.join(sorted(SELECTORS))}")
-        if not sum(self.sizes):
-            raise DataError("there are no rows to put in order")
-
-    @property
-    def epoch_length(self) -> int:
-        """Rows of an epoch."""
-        return sum(self.sizes)
-
-    def take(self, start: int, count: int) -> list[tuple[int, int]]:
-        """(source, row) for positions start … start + count - 1 of the endless order, which count from 0."""
-        taken: list[tuple[int, int]] = []
-        while len(taken) < count:
-            epoch, offset = divmod(start + len(taken), self.epoch_length)
-            sources, rows = _epoch(self, epoch)
-            stretch = slice(offset, offset + count - len(taken))
-            taken += zip(sources[stretch].tolist(), rows[stretch].tolist(), strict=True)
-        return taken
-
-
-@lru_cache(maxsize=8)
-def _epoch(order: RowOrder, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """(sources [N], rows [N]) of one epoch."""
-    per_source = [
-        SELECTORS[name](size, np.random.default_rng([seed, source, epoch]))
-        for source, (size, name, seed) in enumerate(zip(order.sizes, order.selectors, order.seeds, strict=True))
-    ]
-    sources = np.repeat(np.arange(len(order.sizes)), order.sizes)
-    if len(order.sizes) > 1:
-        sources = np.random.default_rng([order.seeds[0], len(order.sizes), epoch]).permutation(sources)
-    rows = np.empty(order.epoch_length, dtype=np.int64)
-    for source, own in enumerate(per_source):
-        rows[sources == source] = own
-    return sources, rows
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TaskSchedule:
-    """Which tasks an explore step takes. Steps count from 1 and run across epoch boundaries: no task is dropped."""
+    """Draws the tasks of explore steps. Steps count from 1 and run across epoch boundaries: no task is dropped.
+
+    For each step: `begin`, any number of `draw` and `observe`, `position`. `resume` goes to any stored position.
+    """
 
     tasksets: Sequence[Taskset]
     batch_size: int
     seed: int
     explorer: str = "explorer"
     """Name of the explorer; a part of the groups' names."""
-    order: RowOrder = field(init=False)
+    sizes: tuple[int, ...] = field(init=False)
+    mixture: Mixture = field(init=False)
+    selectors: list[TaskSelector] = field(init=False, repr=False)
+    step: int = field(init=False, default=0)
+    """The step in progress, or the last one."""
+    _selector_rows: list[SelectorRows] = field(init=False, repr=False)
+    _drawn: list[int] = field(init=False)
+    """Tasks drawn so far from each task set."""
+    _rows: list[list[int]] = field(init=False)
+    """Rows of each task set drawn for the step in progress."""
+    _rates: list[dict[int, list[float]]] = field(init=False)
+    """Pass rates observed for them."""
+    _learned: dict[str, Any] = field(init=False, default_factory=dict)
+    """What the last step taught the selectors, as JSON."""
 
     def __post_init__(self) -> None:
         if not self.tasksets:
             raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
-        selectors = [taskset.config.task_selector for taskset in self.tasksets]
-        order = RowOrder(
-            tuple(len(taskset) for taskset in self.tasksets),
-            tuple(selector.selector_type for selector in selectors),
-            tuple(self.seed if selector.seed is None else selector.seed for selector in selectors),
-        )
-        object.__setattr__(self, "order", order)
-
-    def tasks(self, step: int) -> list[Task]:
-        """The tasks of explore step `step` if each step before it drew `batch_size`, each with its group."""
-        return self.draw(step, (step - 1) * self.batch_size, self.batch_size)
-
-    def draw(self, step: int, start: int, count: int, slot: int = 0) -> list[Task]:
-        """The next `count` tasks for explore step `step` after `start` tasks were drawn, `slot` of them for it."""
-        return [
-            replace(self.tasksets[source][row], group=f"{self.explorer}/{step}/{place}")
-            for place, (source, row) in enumerate(self.order.take(start, count), slot)
+        self.sizes = tuple(map(len, self.tasksets))
+        self.mixture = self._mixture()
+        self._selector_rows = [
+            SelectorRows(len(taskset), taskset.features(), (self._seed(source), source))
+            for source, taskset in enumerate(self.tasksets)
         ]
+        self._start()
+
+    def _mixture(self) -> Mixture:
+        configs = [taskset.config for taskset in self.tasksets]
+        mixed = Proportional(self.sizes, self._seed(0))
+        if len(configs) == 1 or all(config.weight_points is None for config in configs):
+            return mixed
+        return Weighted(tuple(config.weight_points or {1: 1.0} for config in configs), self._seed(0))
+
+    def _seed(self, source: int) -> int:
+        seed = self.tasksets[source].config.task_selector.seed
+        return self.seed if seed is None else seed
+
+    def _start(self) -> None:
+        self.selectors = [
+            make_selector(chosen.selector_type, rows, chosen.kwargs)
+            for chosen, rows in zip(
+                (each.config.task_selector for each in self.tasksets), self._selector_rows, strict=True
+            )
+        ]
+        self._drawn = [0] * len(self.tasksets)
+        self.begin(0)
+
+    @property
+    def epoch_length(self) -> int:
+        """Tasks of an epoch: as many as the task sets have."""
+        return sum(self.sizes)
 
     def steps(self, epochs: int) -> int:
         """Whole steps in a number of epochs, at least one."""
-        return max(1, epochs * self.order.epoch_length // self.batch_size)
+        return max(1, epochs * self.epoch_length // self.batch_size)
 
-    def position(self, step: int, drawn: int | None = None) -> dict[str, Any]:
-        """The schedule's position after `step` steps, as JSON, with the settings that it depends on.
+    def rollouts(self, step: int) -> int:
+        """Rollouts that the first tasks of a step ask for."""
+        sources = self.mixture.sources(step, 0, sum(self._drawn), self.batch_size)
+        return sum(self.tasksets[source].config.repeat_times or 1 for source in sources)
 
-        `drawn`: the tasks of these steps; None: `batch_size` each.
+    def begin(self, step: int) -> None:
+        """Begin a step."""
+        self.step, self._learned = step, {}
+        self._rows = [[] for _ in self.tasksets]
+        self._rates = [defaultdict(list) for _ in self.tasksets]
+
+    def draw(self, count: int) -> list[Task]:
+        """The next `count` tasks of the step in progress, each with its group."""
+        slot, start = sum(map(len, self._rows)), sum(self._drawn)
+        sources = self.mixture.sources(self.step, slot, start, count)
+        rows = [iter(self._take(source, sources.count(source))) for source in range(len(self.tasksets))]
+        return [
+            replace(self.tasksets[source][next(rows[source])], group=f"{self.explorer}/{self.step}/{place}")
+            for place, source in enumerate(sources, slot)
+        ]
+
+    def _take(self, source: int, count: int) -> list[int]:
+        if not count:
+            return []
+        rows = self.selectors[source].draw(self._drawn[source], count, self._rows[source])
+        self._drawn[source] += count
+        self._rows[source] += rows
+        return rows
+
+    def observe(self, task: Task, scores: Sequence[float]) -> None:
+        """Take in the scores of a task's rollouts; selectors see their mean, within 0 and 1, at the step's end."""
+        source = [taskset.name for taskset in self.tasksets].index(task.taskset)
+        if scores and self.selectors[source].learns:
+            rate = math.fsum(scores) / len(scores)
+            self._rates[source][task.index].append(min(max(rate, 0.0), 1.0))
+
+    def position(self) -> dict[str, Any]:
+        """The position after the step in progress, as JSON, with the settings that it depends on."""
+        for source, observed in enumerate(self._rates):
+            if observed:
+                rates = {row: math.fsum(found) / len(found) for row, found in observed.items()}
+                self.selectors[source].observe(rates)
+                self._learned[self.tasksets[source].name] = {"rows": list(rates), "rates": list(rates.values())}
+        self._rates = [defaultdict(list) for _ in self.tasksets]
+        drawn = sum(self._drawn)
+        epoch, offset = divmod(drawn, self.epoch_length)
+        found = {"step": self.step, "epoch": epoch, "offset": offset, "drawn": drawn, "drawn_from": self._drawn.copy()}
+        learned = {"observed": self._learned, "state": self._states()} if self._learns else {}
+        return {**found, **learned, **self._order_inputs()}
+
+    @property
+    def _learns(self) -> bool:
+        return any(selector.learns for selector in self.selectors)
+
+    def _states(self) -> list[int]:
+        return [selector.state for selector in self.selectors]
+
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions = tuple) -> None:
+        """Go on after a stored position; None: begin. `positions` are those of all steps up to it.
+
+        Raises DataError if it belongs to another order of tasks (`check_order`).
         """
-        drawn = step * self.batch_size if drawn is None else drawn
-        epoch, offset = divmod(drawn, self.order.epoch_length)
-        return {"step": step, "epoch": epoch, "offset": offset, "drawn": drawn, **self._order_inputs()}
+        found = dict(position or {})
+        check_order(found, self._order_inputs())
+        self._start()
+        drawn = found.get("drawn", found.get("step", 0) * self.batch_size)
+        self._drawn = list(found.get("drawn_from") or Proportional(self.sizes, self._seed(0)).counts(drawn))
+        self.step = found.get("step", 0)
+        if not found or not self._learns:
+            return
+        for each in positions():
+            if each["step"] <= self.step:
+                self._relearn(each.get("observed") or {})
+        if self._states() != found.get("state"):
+            raise DataError(
+                f"the run cannot go on after explore step {self.step}: what its task selector had learned cannot be "
+                "rebuilt from the steps in its store. Start anew: with another name, or with "
+                "continue_from_checkpoint: false"
+            )
 
-    def check(self, position: dict[str, Any]) -> None:
-        """Raise DataError if a recorded position belongs to another order of tasks: see `check_order`."""
-        check_order(position, self._order_inputs())
+    def _relearn(self, observed: Mapping[str, Any]) -> None:
+        for selector, taskset in zip(self.selectors, self.tasksets, strict=True):
+            if seen := observed.get(taskset.name):
+                selector.observe(dict(zip(seen["rows"], seen["rates"], strict=True)))
 
     def _order_inputs(self) -> dict[str, Any]:
         """The settings that determine the order of tasks."""
-        names = [taskset.name for taskset in self.tasksets]
-        return {
+        given = {taskset.name: taskset.config for taskset in self.tasksets}
+        found: dict[str, Any] = {
             "batch_size": self.batch_size,
             "seed": self.seed,
-            "tasksets": dict(zip(names, self.order.sizes, strict=True)),
-            "task_selector.selector_type": dict(zip(names, self.order.selectors, strict=True)),
-            "task_selector.seed": dict(zip(names, self.order.seeds, strict=True)),
+            "tasksets": dict(zip(given, self.sizes, strict=True)),
+            "task_selector.selector_type": {name: one.task_selector.selector_type for name, one in given.items()},
+            "task_selector.seed": {name: self._seed(source) for source, name in enumerate(given)},
+            "task_selector.kwargs": {name: dict(one.task_selector.kwargs) for name, one in given.items()},
+            "values of task_selector.feature_keys": {
+                name: selector.rows.fingerprint for name, selector in zip(given, self.selectors, strict=True)
+            },
         }
+        if isinstance(self.mixture, Weighted):
+            points = dict(zip(given, self.mixture.weights, strict=True))
+            found["weight"] = {name: {str(step): w for step, w in each.items()} for name, each in points.items()}
+        return found
 
 
-def check_order(was: dict[str, Any], now: dict[str, Any]) -> None:
+def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise DataError if a setting that determines the order of rows differs from the recorded one.
 
     Settings that were not recorded are not compared.

@@ -7,13 +7,15 @@ import json
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.experience import Experience
 from trinity_core.data.files import RejectedRow, RowLocation, read_rows
 from trinity_core.data.rejected import RejectedRows
-from trinity_core.data.schedule import RowOrder
+from trinity_core.data.selectors import SelectorRows, TaskSelector, make_selector
 from trinity_core.errors import DataError
 
 Kind = Literal["demonstrations", "preferences"]
@@ -35,7 +37,7 @@ class SupervisedSet:
     locations: list[RowLocation]
     rejected: list[RejectedRow]
     """Rejected rows and their reasons."""
-    order: RowOrder = field(repr=False)
+    order: TaskSelector = field(repr=False)
     fingerprint: str
     """Hash of the usable rows as read, in order; it does not depend on the path."""
 
@@ -54,7 +56,8 @@ class SupervisedSet:
         read = read_supervised(config, encoder, kind, max_tokens)
         name = config.name or "dataset"
         (rejected_rows or RejectedRows()).settle(name, read.rejected, len(read.rows))
-        order = RowOrder((len(read.rows),), (selector,), (seed,))
+        source = SelectorRows(len(read.rows), np.empty((len(read.rows), 0)), (seed, 0))
+        order = make_selector(selector, source, {})
         return cls(name, kind, read.rows, read.locations, read.rejected, order, read.fingerprint)
 
     def __len__(self) -> int:
@@ -88,10 +91,10 @@ class SupervisedSet:
         if size % self.experiences_per_row:
             raise DataError(f"a batch of preference pairs needs an even size, not train_batch_size = {size}")
         count = size // self.experiences_per_row
-        taken = self.order.take((step - 1) * count, count)
+        taken = self.order.draw((step - 1) * count, count, ())
         return [
             experience
-            for slot, (_, row) in enumerate(taken)
+            for slot, row in enumerate(taken)
             for experience in self.experiences(row, f"{self.name}/{step}/{slot}")
         ]
 

@@ -6,12 +6,15 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.files import RejectedRow, Row, RowLocation, read_rows
 from trinity_core.data.rejected import RejectedRows
+from trinity_core.data.selectors.selector import feature_values
 from trinity_core.data.task import Task
 from trinity_core.errors import DataError
 
@@ -77,10 +80,11 @@ class Taskset:
         """
         read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name)
         answered = any(config.format.response_key in row for row in read.rows)
+        features = () if is_eval else config.task_selector.feature_keys
         opened = cls(config, [], [], list(read.rejected), is_eval, seed)
         for start in range(0, len(read.rows), CHUNK):
             rows, locations = read.rows[start : start + CHUNK], read.locations[start : start + CHUNK]
-            problems = _problems(rows, config.format, answered, prompts)
+            problems = _problems(rows, config.format, answered, features, prompts)
             for row, location, problem in zip(rows, locations, problems, strict=True):
                 if problem is not None:
                     opened.rejected.append(RejectedRow(location, str(problem)))
@@ -116,6 +120,13 @@ class Taskset:
             group=f"eval/{self.name}/{index}" if self.is_eval else "",
         )
 
+    def features(self) -> np.ndarray:
+        """float64 [tasks, K]: the columns that its task selector reads (`feature_keys`)."""
+        keys = self.config.task_selector.feature_keys
+        return np.array([feature_values(row, keys) for row in self.rows], dtype=np.float64).reshape(
+            len(self.rows), len(keys)
+        )
+
     def tasks(self, limit: int | None = None) -> list[Task]:
         """The tasks of an evaluation in file order: all, or the first `limit`."""
         return [self[index] for index in range(len(self) if limit is None else min(limit, len(self)))]
@@ -141,10 +152,10 @@ def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
 
 
 def _problems(
-    rows: Sequence[Row], form: FormatConfig, answered: bool, check: PromptCheck | None
+    rows: Sequence[Row], form: FormatConfig, answered: bool, features: Sequence[str], check: PromptCheck | None
 ) -> list[DataError | None]:
     """Why each row cannot be used; None for those that can."""
-    read = [_prompt(row, form, answered) for row in rows]
+    read = [_prompt(row, form, answered, features) for row in rows]
     rejected = [one if isinstance(one, DataError) else None for one in read]
     if check is None:
         return rejected
@@ -152,10 +163,11 @@ def _problems(
     return [next(refused) if one is None else one for one in rejected]
 
 
-def _prompt(row: Row, form: FormatConfig, answered: bool) -> Prompt | DataError:
+def _prompt(row: Row, form: FormatConfig, answered: bool, features: Sequence[str]) -> Prompt | DataError:
     """The prompt of a row, or why it cannot be used. With `answered` the set has reference answers, so each row needs
-    one."""
+    one, and each needs the `features` of its selector."""
     try:
+        feature_values(row, features)
         prompt, tools = formats.prompt_messages(row, form), formats.tools(row, form)
         answer = formats.truth(row, form)
     except DataError as error:

@@ -11,6 +11,8 @@ from trinity_core.config import Config, OperatorConfig, TasksetConfig
 from trinity_core.config.named import fitting
 from trinity_core.config.problems import Report
 from trinity_core.config.rules import INPUT, eval_tasksets, training_tasksets
+from trinity_core.config.schema.buffer import TaskSelectorConfig
+from trinity_core.data.selectors import SELECTORS, check_columns
 from trinity_core.errors import TrinityError
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
@@ -81,7 +83,20 @@ def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Rep
     ):
         if part is not None:
             values[args] = fitting(registry, part, str(name), getattr(taskset, args), f"{key}.{args}", report)
-    return taskset.with_values(values)
+    return taskset.with_values(values | _typed_selector(key, taskset.task_selector, report, imports))
+
+
+def _typed_selector(key: str, given: TaskSelectorConfig, report: Report, imports: bool) -> dict[str, Any]:
+    """The arguments of a task selector, by their key in the task set."""
+    key, name = f"{key}.task_selector", given.selector_type
+    selector = _found(SELECTORS, name, f"{key}.selector_type", report, imports)
+    if selector is None:
+        return {}
+    try:
+        check_columns(name, len(given.feature_keys))
+    except TrinityError as error:
+        report.add(f"{key}.feature_keys", given.feature_keys, f"{error}.")
+    return {"task_selector.kwargs": fitting(SELECTORS, selector, name, given.kwargs, f"{key}.kwargs", report)}
 
 
 def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:

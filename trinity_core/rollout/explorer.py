@@ -378,7 +378,7 @@ class Explorer:
     def _start_over(self) -> None:
         """Continue at the position in the store; after a rewind the engines' weights count as unknown."""
         found = self._open.store.position(self.name)
-        self._steps.resume(found.position)
+        self._steps.resume(found.position, lambda: self._open.store.positions(self.name))
         if self._lineage is not None and found.lineage != self._lineage:
             self.version = None
         self._lineage, self._step = found.lineage, found.step

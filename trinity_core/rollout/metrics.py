@@ -168,6 +168,12 @@ def combined(runs: Iterable[Sequence[Experience]]) -> dict[str, float]:
     return {name: float(sum(v) if name in COUNTED else np.mean(v)) for name, v in sorted(values.items())}
 
 
+def scores_of(experiences: Sequence[Experience]) -> list[float]:
+    """The score of each rollout of a task, as in an evaluation (`eval_numbers`), but for those without a verdict."""
+    scores = [_score(turns[-1]) for turns in runs_of(experiences)]
+    return [score for score in scores if score is not None]
+
+
 def _rewards(runs: Iterable[Sequence[Experience]]) -> list[float]:
     given = [[one.reward for one in run if one.reward is not None] for run in runs]
     return [float(np.mean(rewards)) for rewards in given if rewards]

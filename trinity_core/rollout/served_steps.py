@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trinity_core.data.schedule import Positions
 from trinity_core.data.task import Task
 from trinity_core.inference.openai_api.book import ServedGroup, SessionBook
 from trinity_core.inference.openai_api.model import OpenSession, SessionCounts
@@ -99,7 +100,7 @@ class ServedSteps:
         """See `StepSource`: also the sessions of the step, by which a restarted explorer knows that they are stored."""
         return {"step": step, "served": self._count, "sessions": list(self._names)}
 
-    def resume(self, position: Mapping[str, Any] | None) -> None:
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
         """See `StepSource`."""
         found = position or {}
         self._count = found.get("served", 0)

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.schedule import Positions, TaskSchedule
+from trinity_core.rollout.metrics import scores_of
 from trinity_core.rollout.runner import Outcome, TaskRunner
 
 
@@ -36,8 +37,11 @@ class StepSource(Protocol):
     def position(self, step: int) -> dict[str, Any]:
         """The position after a step, as JSON."""
 
-    def resume(self, position: Mapping[str, Any] | None) -> None:
-        """Go on at a stored position; None: at the beginning. Raises DataError if it belongs to other tasks."""
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
+        """Go on at a stored position; None: at the beginning. Raises DataError if it belongs to other tasks.
+
+        `positions` gives those of all steps so far.
+        """
 
     def stored(self) -> None:
         """The last step is in the store."""
@@ -53,39 +57,33 @@ class TaskSteps:
     in_waves: bool
     """See `TaskRunner.run`."""
     text: str = ""
-    _drawn: int = 0
-    """Tasks of all steps so far, with the one in progress."""
-    _slots: int = 0
-    """Those of the step in progress."""
 
     def rows(self, step: int) -> int:
         """See `StepSource`."""
-        tasks = self.schedule.draw(step, self._drawn, self.schedule.batch_size)
-        return sum(task.repeat_times for task in tasks)
+        return self.schedule.rollouts(step)
 
     def arrival(self, is_over: Callable[[], bool]) -> None:
         """Tasks are always there."""
 
     async def outcomes(self, step: int, version: int) -> list[Outcome]:
         """See `StepSource`."""
-        self._slots = 0
+        self.schedule.begin(step)
         return await self.further(step, self.schedule.batch_size)
 
     async def further(self, step: int, count: int) -> list[Outcome]:
-        """See `StepSource`."""
-        tasks = self.schedule.draw(step, self._drawn, count, self._slots)
-        self._drawn, self._slots = self._drawn + count, self._slots + count
-        return await self.runner.run(tasks, in_waves=self.in_waves)
+        """See `StepSource`. The schedule sees scores as the workflows gave them, before any operator."""
+        outcomes = await self.runner.run(self.schedule.draw(count), in_waves=self.in_waves)
+        for outcome in outcomes:
+            self.schedule.observe(outcome.task, scores_of(outcome.experiences))
+        return outcomes
 
     def position(self, step: int) -> dict[str, Any]:
         """See `StepSource`."""
-        return self.schedule.position(step, self._drawn)
+        return self.schedule.position()
 
-    def resume(self, position: Mapping[str, Any] | None) -> None:
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
         """See `StepSource`."""
-        found = dict(position or {})
-        self.schedule.check(found)
-        self._drawn = found.get("drawn", found.get("step", 0) * self.schedule.batch_size)
+        self.schedule.resume(position, positions)
 
     def stored(self) -> None:
         """Nothing to do: a task is known by its place."""

@@ -98,6 +98,14 @@ class ExperienceStore:
         return Position(row.step, json.loads(row.position), now) if row else Position(0, None, now)
 
     @again_if_away
+    def positions(self, explorer: str) -> list[dict[str, Any]]:
+        """The positions stored with all explore steps of `explorer` in the present lineage, in order."""
+        t = self._tables
+        query = select(t.steps.c.position).where(t.steps.c.explorer == explorer).order_by(t.steps.c.step)
+        with self._database.read() as connection:
+            return [json.loads(position) for position in connection.scalars(query)]
+
+    @again_if_away
     def lineage(self) -> int:
         """The present lineage; a waiting explorer polls it, and starts over if it has changed."""
         with self._database.read() as connection:

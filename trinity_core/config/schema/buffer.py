@@ -72,10 +72,17 @@ class RolloutArgs(Section):
 class TaskSelectorConfig(Section):
     """The order in which a task set is gone through."""
 
-    selector_type: Literal["sequential", "shuffle", "random"] = "sequential"
-    """`sequential`: as stored; `shuffle`: a new permutation each epoch; `random`: drawn with replacement."""
+    selector_type: str = "sequential"
+    """`sequential`: as stored; `shuffle`: a new permutation each epoch; `random`: drawn with replacement; `priority`:
+    the highest value of a column first; `offline_easy2hard`: by columns, the highest (easiest) first;
+    `difficulty_based`: near a target pass rate, as estimated during the run. Or a plugin's name."""
     seed: Seed | None = None
     """Seed of the order; by default the run's `seed`."""
+    feature_keys: Many[str] = ()
+    """Columns of numbers by which `priority` (one), `offline_easy2hard` (any number) and `difficulty_based` (none, or
+    the pass rates of a weak and a strong model) choose."""
+    kwargs: Args = EMPTY
+    """Arguments of the selector; of `difficulty_based`: `m`, `lamb`, `rho`, `target_reward`, `tau`, `do_sample`."""
 
 
 class TasksetConfig(Section):
@@ -107,6 +114,20 @@ class TasksetConfig(Section):
     """Arguments of the reward function."""
     task_selector: TaskSelectorConfig = Field(default_factory=TaskSelectorConfig)
     """Order of the tasks."""
+    data_selector: TaskSelectorConfig | None = None
+    """Another spelling of `task_selector`. Loading makes it that."""
+    weight: NonNegative | None = None
+    """This task set's share of each explore step, relative to the weights of the others; by default all tasks of all
+    task sets are equally likely. Given for all training task sets or for none."""
+    weight_by_step: Named[NonNegative] = EMPTY
+    """The weight at some explore steps, `{1: 1.0, 200: 0.0}`, in place of `weight`; linear between them."""
+
+    @property
+    def weight_points(self) -> dict[int, float] | None:
+        """Explore step -> weight; None if no weight is given."""
+        if self.weight_by_step:
+            return {int(step): weight for step, weight in self.weight_by_step.items()}
+        return None if self.weight is None else {1: self.weight}
 
 
 class ExplorerInputConfig(Section):
