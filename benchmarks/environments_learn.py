@@ -1,10 +1,12 @@
-"""The small model learns in environments: the recipes of configs/frozen_lake and configs/reasoning_gym.
+"""The small model learns over several turns and in environments, by the recipes of configs.
 
     python benchmarks/environments_learn.py [--only frozen_lake] [--steps 40]
 
-Each begins with the warm-up of its recipe, on examples that err. Prints one line each: mean reward of the first
-and of the last fifth of the steps, the best possible one, median seconds a step, and the whole time. The best return on
-the ice is computed from its transitions; a verifier's best score is 1. The exit code is 1 where one hardly rose.
+`frozen_lake` and `reasoning_gym` are their recipes; `tools` reckons word problems with a calculator; `multi_turn` has a
+second attempt at those of the quick start. Each begins with the warm-up of its recipe, on examples that err. Prints one
+line each: mean reward of the first and of the last fifth of the steps, the best possible one, median seconds a step,
+and the whole time. The best return on the ice is computed from its transitions; all other scores end at 1. The exit
+code is 1 where one hardly rose.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from trinity_core.workflows.environments.toy_text import FrozenLake
 LEAST = 0.2
 """Share of what is missing from the best that a recipe must gain; noise alone gained 0.02."""
 FOLDER = BUILD / "environments"
+TRAIN = "buffer.explorer_input.taskset"
 TURNS = 10
 """`max_turns` of the recipe."""
 
@@ -44,10 +47,10 @@ class Way:
     """A recipe and the tasks that it is for."""
 
     config: str
-    arguments: dict
-    """Of the environment."""
-    options: tuple[str, ...]
     best: Callable[[], float]
+    make: tuple[str, ...] = ()
+    """Arguments that make the tasks of an environment; none: the word problems of `trinity tiny`."""
+    overrides: tuple[str, ...] = ()
 
 
 SUMS = {
@@ -58,13 +61,24 @@ SUMS = {
 }  # fmt: skip
 WAYS = {
     "frozen_lake": Way(
-        "configs/frozen_lake/frozen_lake.yaml", {"show_rules": False}, ("--examples", "1500"), best_on_ice
+        "configs/frozen_lake/frozen_lake.yaml", best_on_ice, ("--args", '{"show_rules": false}', "--examples", "1500")
     ),
     "reasoning_gym": Way(
         "configs/reasoning_gym/reasoning_gym.yaml",
-        SUMS,
-        ("--train", "256", "--examples", "3000", "--skill", "0.7"),
         lambda: 1.0,
+        ("--args", json.dumps(SUMS), "--train", "256", "--examples", "3000", "--skill", "0.7"),
+    ),
+    "tools": Way("configs/tools/tools.yaml", lambda: 1.0),
+    "multi_turn": Way(
+        "configs/quickstart/quickstart.yaml",
+        lambda: 1.0,
+        overrides=(
+            "name=multi_turn",
+            f"{TRAIN}.default_workflow_type=multi_turn_workflow",
+            f"{TRAIN}.workflow_args={{max_turns: 2}}",
+            "model.max_prompt_tokens=160",
+            "buffer.batch_size=16",
+        ),
     ),
 }
 
@@ -84,11 +98,12 @@ def main() -> None:
 
 def learns(name: str, way: Way, steps: int) -> bool:
     """Make the tasks, run the recipe and print its line."""
-    began, tasks = time.monotonic(), FOLDER / name
-    make = ["-m", "trinity_core.workflows.environments.tasks", name, "--args", json.dumps(way.arguments), *way.options]
-    subprocess.run([sys.executable, *make, "--out", str(tasks)], check=True, cwd=ROOT)
+    began, tasks = time.monotonic(), FOLDER / (name if way.make else "data")
+    if way.make:
+        make = ["-m", "trinity_core.workflows.environments.tasks", name, *way.make, "--out", str(tasks)]
+        subprocess.run([sys.executable, *make], check=True, cwd=ROOT)
     places = {"TRINITY_TASKSET_PATH": str(tasks), "TRINITY_MODEL_PATH": str(FOLDER / "model")}
-    lines = run(way.config, FOLDER / "checkpoints", f"buffer.total_steps={steps}", *ANEW, **places)
+    lines = run(way.config, FOLDER / "checkpoints", f"buffer.total_steps={steps}", *ANEW, *way.overrides, **places)
     trained = [line for line in lines if line["source"] == "trainer" and REWARD in line["metrics"]]
     rewards = [line["metrics"][REWARD] for line in trained]
     fifth = max(1, len(rewards) // 5)

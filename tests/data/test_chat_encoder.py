@@ -66,7 +66,7 @@ def test_tool_calls_are_answers_and_results_are_not(tokenizer, encoder):
     tools = [{"type": "function", "function": {"name": "add"}}]
     (one,) = encoder.conversations([Conversation(messages, tools, every_turn=True)])
     assert answers(tokenizer, one) == [
-        '\nCall:{"name": "add", "arguments": {"a": 2}}<|im_end|>',
+        '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call><|im_end|>',
         "It is 5.<|im_end|>",
     ]
     assert '{"type": "function"' in tokenizer.decode(one.tokens)

@@ -99,6 +99,17 @@ def test_rejected_answer_swaps_sum_and_difference():
         assert {right[0], right[2]} == {wrong[0], wrong[2]} and right[3] != wrong[3]
 
 
+def test_calls_of_the_calculator_answer_the_same_problems():
+    [row] = tiny.make_problems(1, 1, 1, 1)["sft"]
+    called = tiny.with_call(row)
+    question, call, result, answer = called["messages"]
+    assert question == {"role": "user", "content": row["question"]} and called["tools"][0]["type"] == "function"
+    expression = call["tool_calls"][0]["function"]["arguments"]["expression"]
+    end = row["answer"].partition("#### ")[2]
+    assert row["answer"].startswith(f"{expression}=<<{expression}={end}>>")
+    assert result["content"] == end and answer["content"].endswith(f"#### {end}") and "<<" not in answer["content"]
+
+
 def test_blocking_file_is_named_in_the_error(tmp_path):
     (tmp_path / "taken").touch()
     with pytest.raises(TrinityError, match=r"taken/here failed: .* choose another folder"):

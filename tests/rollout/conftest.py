@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+
+@pytest.fixture
+def own_weights_after(tiny_engine, tiny_folder):
+    """The session's engine has its first weights again after the test."""
+    yield
+    from trinity_core.inference.requests import WeightSource
+
+    asyncio.run(tiny_engine.load(WeightSource("folder", str(tiny_folder)), 0))

@@ -12,10 +12,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from inference.holding import held_amid
+from rollout.exploring import config_of, explored, logprobs_of
 
-from trinity_core.config import config_from_dict, store_url
+from trinity_core.config import store_url
 from trinity_core.inference.openai_api.served import address_file
-from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
@@ -26,47 +26,6 @@ from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.workflows import WORKFLOWS, AgentWorkflow, ConversationWorkflow, Toolbox
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def own_weights_after(tiny_engine, tiny_folder):
-    yield
-    asyncio.run(tiny_engine.load(WeightSource("folder", str(tiny_folder)), 0))
-
-
-def config_of(tiny_folders, root, name):
-    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
-    return config_from_dict({
-        "project": "p",
-        "name": name,
-        "checkpoint_root_dir": str(root),
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4},
-        "model": {"model_path": str(tiny_folders.model), "max_model_len": 128, "max_response_tokens": 16},
-        "buffer": {"batch_size": 4, "total_steps": 2, "explorer_input": {"taskset": taskset}},
-        "explorer": {"runner_per_model": 4, "eval_interval": 0},
-        "synchronizer": {"sync_method": "memory"},
-    })  # fmt: skip
-
-
-def logprobs_of(model, tokens: np.ndarray) -> np.ndarray:
-    import torch
-
-    sequence = torch.tensor(tokens[None].astype(np.int64))
-    with torch.no_grad():
-        logits = model(sequence).logits[0, :-1]
-    return torch.log_softmax(logits, -1).gather(-1, sequence[0, 1:, None])[:, 0].numpy()
-
-
-def explored(config, engine, model) -> list:
-    """Two steps, with versions 0 and 1 published as a trainer would; what the store holds then."""
-    folder = open_versions("memory", config.job_dir)
-    tokens = np.arange(3, 40, 4)
-    check = WeightCheck(tuple(tokens.tolist()), tuple(logprobs_of(model, tokens).tolist()))
-    for version in (0, 1):
-        folder.publish(version, model.state_dict().items(), check)
-    asyncio.run(Explorer(config, [engine]).run(explore))
-    folder.remove()
-    return ExperienceStore.open(store_url(config), str(config.job_dir)).lease(1, 64, 1)
 
 
 def test_stored_rollouts_are_trainable_and_the_seed_repeats_them(

@@ -22,7 +22,7 @@ from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Sampling
 from trinity_core.workflows import ENVIRONMENTS, EnvironmentFailed, run_workflow
-from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, where_to_run
+from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
 from trinity_core.workflows.environments.workflow import EnvArguments, returns
 
 pytest.importorskip("gymnasium", reason="requirements/environments.txt is not installed; make dev installs it")
@@ -172,7 +172,8 @@ def test_a_process_may_have_its_own_interpreter(odd, tmp_path):
     python = str(tmp_path / "venv/bin/python")
     [one], _ = play("go", "python", environment=odd, python=python)
     assert one.reward == 1.0 and one.metrics["turns"] == 2
-    environment = ProcessEnvironment(where_to_run("odd", odd, {}, python), 10.0)
+    environment = ProcessEnvironment(Where("odd", odd, python), 10.0)
+    environment.make({}, {})
     assert environment.step("python").observation == python
     environment.close()
 
@@ -215,7 +216,7 @@ def test_one_that_hangs_here_is_given_up(monkeypatch):
 
 
 def test_rollouts_wait_for_a_free_process(odd):
-    where = where_to_run("odd", odd, {}, None)
+    where = Where("odd", odd)
     first = HOSTS.take(where, 10.0, 1, 1.0)
     with pytest.raises(EnvironmentFailed, match=r"all 1 processes .*workflow_args.processes"):
         HOSTS.take(where, 10.0, 1, 0.1)
@@ -223,6 +224,14 @@ def test_rollouts_wait_for_a_free_process(odd):
     assert HOSTS.take(where, 10.0, 1, 1.0) is first
     HOSTS.give(first, False)
     assert not first.alive
+
+
+def test_rows_give_arguments_and_share_processes(odd, tmp_path):
+    """A column named like an argument is one; the environment before it is closed; one process serves all rows."""
+    for name in "abb":
+        play("end", environment=odd, environment_args={"started": "none"}, raw={"started": f"{tmp_path}/{name}"})
+    assert sum(map(len, HOSTS.idle.values())) == 1
+    assert (tmp_path / "a.closed").exists() and not (tmp_path / "b.closed").exists()
 
 
 def test_nothing_sampled_is_nothing_judged():
@@ -246,7 +255,8 @@ def test_the_documented_environment_works():
 
 def test_a_process_without_requests_closes_its_environment(odd, tmp_path):
     started = tmp_path / "child"
-    environment = ProcessEnvironment(where_to_run("odd", odd, {"started": str(started)}, None), 10.0)
+    environment = ProcessEnvironment(Where("odd", odd), 10.0)
+    environment.make({"started": str(started)}, {})
     environment._process.stdin.close()  # as when the explorer dies
     environment._process.wait(10)
     assert (tmp_path / "child.closed").exists()

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trinity_core.data.tiny_words import ADDITIONS, CHAT_TEMPLATE, NAMES, QUESTION, SUBTRACTIONS, THINGS
+from trinity_core.data.tiny_words import ADDITIONS, CALCULATE, CHAT_TEMPLATE, NAMES, QUESTION, SUBTRACTIONS, THINGS
 from trinity_core.errors import DataError
 from trinity_core.files import clear_errors
 
-Row = dict[str, str]
+Row = dict[str, Any]
 INITIALIZER_RANGE = 0.08
 """Standard deviation of the initial weights, near 1/sqrt(hidden size). With the usual 0.02 the tied embeddings are so
 small that no token gets a high probability for hundreds of steps: greedy answers look right, sampled ones are noise."""
@@ -75,7 +75,7 @@ class TinyFolders:
 
     model: Path
     data: Path
-    """Holds train.jsonl, test.jsonl, sft.jsonl and dpo.jsonl."""
+    """Holds train.jsonl, test.jsonl, sft.jsonl, calls.jsonl and dpo.jsonl."""
     parameters: int
     rows: dict[str, int]
     """Rows by split."""
@@ -148,6 +148,20 @@ def make_pairs(seed: int, count: int, taken: Iterable[Row], difficulty: Difficul
     given = difficulty or Difficulty()
     stream = pairs(random.Random(f"pairs {seed}"), given.largest, _verbs(given.subtractions))
     return _different(stream, count, {row["question"] for row in taken})
+
+
+def with_call(row: Row) -> Row:
+    """A worked example as a conversation (`messages`, `tools`) that lets the tool `calculate` do the sum."""
+    working, _, rest = row["answer"].partition("=")
+    end = rest.partition(">>")[2]
+    call = {"type": "function", "function": {"name": "calculate", "arguments": {"expression": working}}}
+    messages = [
+        {"role": "user", "content": row["question"]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": end.partition(" ")[0]},
+        {"role": "assistant", "content": end},
+    ]
+    return {"messages": messages, "tools": [CALCULATE]}
 
 
 def _different(stream: Iterator[Row], count: int, seen: set[str]) -> list[Row]:
@@ -252,6 +266,7 @@ def make_tiny(
     data = folder / "data"
     splits = make_problems(seed, count_train, count_test, count_sft, difficulty)
     splits["dpo"] = make_pairs(seed, count_dpo, [row for rows in splits.values() for row in rows], difficulty)
+    splits["calls"] = [with_call(row) for row in splits["sft"]]
     with clear_errors("writing to", folder, "choose another folder"):
         for split, rows in splits.items():
             write_jsonl(data / f"{split}.jsonl", rows)

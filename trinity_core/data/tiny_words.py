@@ -18,6 +18,21 @@ SUBTRACTIONS = ("loses", "sells", "drops", "lends", "mails", "breaks", "donates"
 
 QUESTION = "{name} has {a} {thing} and {verb} {b}. How many {thing} does {name} have now?"
 
+CALCULATE = {
+    "type": "function",
+    "function": {
+        "name": "calculate",
+        "description": "The value of +, -, *, / and brackets.",
+        "parameters": {
+            "properties": {"expression": {"type": "string"}},
+            "additionalProperties": False,
+            "required": ["expression"],
+            "type": "object",
+        },
+    },
+}
+"""The built-in tool of that name, as the model sees it."""
+
 CHAT_TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
@@ -30,7 +45,10 @@ CHAT_TEMPLATE = """\
 {%- if not (tools and loop.first and message.role == 'system') %}
 {{- '<|im_start|>' + message.role + '\\n' }}
 {%- if message.content %}{{- message.content }}{%- endif %}
-{%- for call in message.tool_calls or [] %}{{- '\\nCall:' + ((call.function or call) | tojson) }}{%- endfor %}
+{%- for call in message.tool_calls or [] %}
+{%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+{{- '<tool_call>\\n' + ((call.function or call) | tojson) + '\\n</tool_call>' }}
+{%- endfor %}
 {{- '<|im_end|>\\n' }}
 {%- endif %}
 {%- endfor %}

@@ -6,6 +6,7 @@ from trinity_core.workflows.agent import AgentWorkflow, RolloutSession
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run_workflow
 from trinity_core.workflows.boxed import MathBoxedWorkflow
 from trinity_core.workflows.builtin import MathWorkflow, SimpleChatWorkflow
+from trinity_core.workflows.calculator import calculate
 from trinity_core.workflows.command import CommandWorkflow
 from trinity_core.workflows.conversation import ConversationWorkflow, MultiTurnWorkflow
 from trinity_core.workflows.distill import DistillMathWorkflow
@@ -54,6 +55,7 @@ __all__ = [
     "Toolbox",
     "Trajectory",
     "Workflow",
+    "calculate",
     "load_plugins",
     "run_workflow",
 ]

@@ -170,10 +170,7 @@ class Toolbox:
         try:
             given = _checked(spec, arguments)
         except ValidationError as error:
-            wrong = "; ".join(
-                f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in error.errors()
-            )
-            return self._error("arguments", f"wrong arguments of '{name}': {wrong}")
+            return self._error("arguments", f"wrong arguments of '{name}': {_wrong(error)}")
         try:
             text = await _within(self._time_limit, _called(spec.function, given))
         except TimeoutError:

@@ -44,13 +44,14 @@ class Where:
     """Its name in messages."""
     target: str
     """`package.module:Class` or `file.py:Class`."""
-    arguments: str
-    """JSON."""
     python: str = sys.executable
 
 
 class ProcessEnvironment:
-    """See `Environment`. Each call raises EnvironmentFailed, and the process is gone, if there is no answer in time."""
+    """See `Environment`. Each call raises EnvironmentFailed, and the process is gone, if there is no answer in time.
+
+    `make` comes first.
+    """
 
     def __init__(self, where: Where, time_limit: float) -> None:
         self.where, self.time_limit = where, time_limit
@@ -60,7 +61,7 @@ class ProcessEnvironment:
         self._left = b""
         try:
             self._process = subprocess.Popen(
-                [where.python, "-I", str(HOST), where.target, where.arguments],
+                [where.python, "-I", str(HOST), where.target],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
@@ -71,6 +72,15 @@ class ProcessEnvironment:
             self._said.close()
             raise EnvironmentFailed(f"environment '{where.name}': {where.python} does not start: {error}") from None
         self._answer(time.monotonic() + START_SECONDS, f"{START_SECONDS:g} s to start")
+
+    def make(self, arguments: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
+        """Have the environment with these arguments, anew if it has others.
+
+        `columns`: of a task; those named like an argument of its class are arguments too.
+        """
+        limit = f"{START_SECONDS:g} s to be made"
+        self._ask("make", dict(arguments), dict(columns))
+        self._answer(time.monotonic() + START_SECONDS, limit)
 
     def reset(self, seed: int) -> Step:
         """See `Environment`."""
@@ -112,16 +122,19 @@ class ProcessEnvironment:
         except EnvironmentFailed as error:
             raise self._failed(str(error)) from None
 
-    def _call(self, *request: Any) -> Any:
-        name, *arguments = request
+    def _call(self, name: str, *arguments: Any) -> Any:
+        self._ask(name, *arguments)
+        limit = f"{self.time_limit:g} s for {name} (workflow_args.time_limit)"
+        return self._answer(time.monotonic() + self.time_limit, limit)
+
+    def _ask(self, name: str, *arguments: Any) -> None:
+        assert self._process.stdin is not None
+        request = json.dumps([name, arguments], default=str)  # a column may hold a date
         try:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps([name, arguments]).encode() + b"\n")
+            self._process.stdin.write(request.encode() + b"\n")
             self._process.stdin.flush()
         except (OSError, ValueError):
             raise self._failed("its process has ended") from None
-        limit = f"{self.time_limit:g} s for {name} (workflow_args.time_limit)"
-        return self._answer(time.monotonic() + self.time_limit, limit)
 
     def _answer(self, deadline: float, limit: str) -> Any:
         line = self._line(deadline, limit)
@@ -174,7 +187,7 @@ class Hosts:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def take(self, where: Where, time_limit: float, most: int, patience: float) -> ProcessEnvironment:
-        """A process that serves this environment, of which there are never more than `most`.
+        """A process that serves this environment, of which there are never more than `most`; `make` it.
 
         Raises EnvironmentFailed if none is free within `patience` seconds.
         """
@@ -223,8 +236,3 @@ class Hosts:
 
 HOSTS = Hosts()
 """Of this process. They end with it: their standard input ends then."""
-
-
-def where_to_run(name: str, target: str, arguments: Mapping[str, Any], python: str | None) -> Where:
-    """The process for an environment; `python` is the interpreter, by default our own."""
-    return Where(name, target, json.dumps(dict(arguments), sort_keys=True), python or sys.executable)

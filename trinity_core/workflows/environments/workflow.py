@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from trinity_core.errors import InputError
 from trinity_core.signatures import Arguments
 from trinity_core.threads import InterruptibleThreads
 from trinity_core.workflows.base import WORKFLOWS, Workflow
-from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, where_to_run
+from trinity_core.workflows.environments.process import HOSTS, START_SECONDS, ProcessEnvironment, Where
 from trinity_core.workflows.environments.protocol import (
     ENVIRONMENTS,
     Environment,
@@ -154,7 +155,7 @@ class EnvWorkflow(Workflow):
     async def _rollout(self, given: EnvArguments, run: int) -> list[Experience]:
         task = self.task
         limit = given.time_limit + (GRACE if given.separate else 0.0)
-        async with opened(given) as environment:
+        async with opened(given, task.raw) as environment:
             tools = as_tools(await _called(environment.tools, limit))
             seed = int(task.raw.get("seed", task.rollout_seed(0)))
             episode = Episode(as_step(await _called(environment.reset, limit, seed)))
@@ -178,12 +179,13 @@ class EnvWorkflow(Workflow):
 
 
 @asynccontextmanager
-async def opened(given: EnvArguments) -> AsyncIterator[Environment]:
-    """The environment, here or in a process of its own. Raises EnvironmentFailed if it cannot be made."""
+async def opened(given: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterator[Environment]:
+    """The environment of a row, here or in a process of its own. Raises EnvironmentFailed if it cannot be made."""
     if given.separate:
         registered = ENVIRONMENTS.get(given.environment)
         target = given.environment if registered is None else target_of(registered)
-        where = where_to_run(given.environment, target, given.environment_args, given.python)
+        where = Where(given.environment, target, given.python or sys.executable)
+        columns = {} if registered else raw
         taking = asyncio.get_running_loop().run_in_executor(
             InterruptibleThreads("environment"), HOSTS.take, where, given.time_limit, given.processes, PATIENCE
         )
@@ -194,6 +196,7 @@ async def opened(given: EnvArguments) -> AsyncIterator[Environment]:
             raise
         whole = False
         try:
+            await _called(hosted.make, START_SECONDS + GRACE, given.environment_args, columns)
             yield hosted
             whole = True
         finally:
