@@ -212,6 +212,29 @@ def test_a_ray_that_died_is_replaced_when_used_again(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_ray_that_is_late_is_started_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What Ray says of a node that did not come up within its 30 s, on a busy machine; nothing of that one is left."""
+    import ray
+    from ray._private import services
+
+    def late(*_: object) -> None:
+        monkeypatch.undo()
+        raise Exception("The current node timed out during startup.")
+
+    before = set(psutil.Process().children())
+    monkeypatch.setattr(services, "get_node", late)
+    cluster = open_cluster(small_config(), 0)
+    try:
+        assert "started again: The current node timed out" in caplog.text
+        names = [each.name() for each in set(psutil.Process().children()) - before]
+        assert names.count("raylet") == names.count("gcs_server") == 1 and ray.is_initialized()
+    finally:
+        close_cluster(cluster)
+    assert not set(psutil.Process().children()) - before
+
+
+@pytest.mark.slow
 def test_our_ray_listens_on_the_loopback_interface_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python lies in a folder whose name has a space."""
     import ray

@@ -14,14 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trinity_core.addresses import LOOPBACK
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.gpus import GpuLocks, only, wait_until_free
+from trinity_core.runtime.own_ray import start_ray
 from trinity_core.runtime.patience import gpu_seconds, note_room, until_back
 from trinity_core.runtime.placement import Machine, Placement, place, weakest
 from trinity_core.runtime.processes import end, families
@@ -29,10 +28,6 @@ from trinity_core.runtime.ray_node import ClusterAway, RayDied, RayNode, reach
 
 log = logging.getLogger(__name__)
 
-OBJECT_STORE_BYTES = 512 * 2**20
-"""Batches and eval results pass through it; weights do not. More would only take shared memory from weight sync."""
-START_SECONDS = 180
-"""For Ray to start: on a busy machine its own 30 s (for the raylet's agents, half of that) are too few."""
 END_SECONDS = 5.0
 """For Ray's processes to end when Ray does."""
 LOOK_SECONDS = 5.0
@@ -131,36 +126,15 @@ class Cluster:
                     )
                     self.nodes = [machine_of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
                 else:
-                    self._start()
+                    self._locks.take(self._gpus, wait=gpu_seconds())
+                    with only(self._locks.names):
+                        start_ray(self._namespace, max(self.nodes[0].cpus, 1), self._gpus)
         except (TrinityError, TransientFault):
             raise
-        except Exception as error:  # Ray raises the bare class if a node does not come up in time
+        except Exception as error:  # the bare class, from Ray
             self.close()
             raise TransientFault(f"Ray did not start: {error}") from error
         self._node = RayNode.of_this_process(ours=not self.address)
-
-    def _start(self) -> None:
-        import ray
-
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        os.environ.setdefault("RAY_raylet_start_wait_time_s", str(START_SECONDS))
-        os.environ.setdefault("RAY_agent_register_timeout_ms", str(START_SECONDS * 1000))
-        # Workers that Ray starts in advance cannot become our actors, which have an environment of their own.
-        os.environ.setdefault("RAY_prestart_worker_first_driver", "false")
-        self._locks.take(self._gpus, wait=gpu_seconds())
-        with _on_loopback(), _in_groups_of_their_own(), only(self._locks.names):
-            ray.init(
-                address="local",
-                namespace=self._namespace,
-                num_cpus=max(self.nodes[0].cpus, 1),
-                num_gpus=self._gpus,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address=LOOPBACK,
-            )
 
     def actor(
         self,
@@ -356,36 +330,6 @@ def close_cluster(cluster: Cluster) -> None:
         if cluster._users == 0:
             _current = None
             cluster.close()
-
-
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """A Ray of our own is for this machine alone: none of its processes listens on another interface.
-
-    On Linux Ray takes 127.0.0.1 for a mistake and puts the machine's outer address in its place, by which its servers
-    then listen everywhere; without its clusters of several machines it leaves the address alone.
-    """
-    from ray._private import ray_constants
-
-    several_machines = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = several_machines
-
-
-@contextmanager
-def _in_groups_of_their_own() -> Iterator[None]:
-    """Ray's processes do not get a signal for the run's whole group, such as that of `timeout`: the run saves first."""
-    from ray._private import services
-
-    popen = services.ConsolePopen
-    services.ConsolePopen = partial(popen, process_group=0)  # type: ignore[misc, assignment]
-    try:
-        yield
-    finally:
-        services.ConsolePopen = popen  # type: ignore[misc]
 
 
 @contextmanager

@@ -37,10 +37,10 @@ def main() -> None:
     os.dup2(2, 1)
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(requests,), daemon=True).start()
-    served: list[Served] = []
+    served: list[Hosted] = []
 
     def imported() -> list[Any]:
-        served.append(Served(load(sys.argv[1])))
+        served.append(Hosted(load(sys.argv[1])))
         return []
 
     _reply(replies, imported)
@@ -51,7 +51,7 @@ def main() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-class Served:
+class Hosted:
     """One environment at a time, made anew when other arguments are asked for."""
 
     def __init__(self, kind: Any) -> None:
