@@ -403,20 +403,6 @@ def test_dpo_batch_must_be_even() -> None:
     assert problem.key == "buffer.train_batch_size" and "must be even" in problem.message
 
 
-def test_training_task_sets_share_a_temperature() -> None:
-    def tasksets(*temperatures: float | None) -> dict[str, Any]:
-        sets = [{"name": f"t{i}", "path": "x", "rollout_args": {"temperature": t}} for i, t in enumerate(temperatures)]
-        inputs = {"taskset": None, "tasksets": sets}
-        return merge(GOOD, {"model": {"temperature": 0.7}, "buffer": {"explorer_input": inputs}})
-
-    (problem,) = problems(tasksets(None, 0.7, 0.9))
-    assert (problem.key, problem.value) == (f"{INPUT}.tasksets[2].rollout_args.temperature", 0.9)
-    assert "is 0.9, but" in problem.message and "tasksets[0].rollout_args.temperature is 0.7" in problem.message
-    config_from_dict(tasksets(None, 0.7))
-    config_from_dict(tasksets(0, 1.0))  # greedy log-probs are those at 1
-    config_from_dict(tasksets(0.7, 0.9), ["mode=bench"])
-
-
 def test_supervised_runs_may_inherit_any_sync_method() -> None:
     assert config_from_dict(merge(GOOD, SFT)).synchronizer.sync_method == "nccl"
 

@@ -24,6 +24,7 @@ def experiences(draw):
         group="a/1/2",
         run=draw(st.integers(0, 3)),
         state=draw(st.text(max_size=2)),
+        temperature=draw(st.none() | st.floats(0.1, 2)),
         **{name: random.integers(-9, 9, response) for name in draw(OPTIONAL)},
     )
 

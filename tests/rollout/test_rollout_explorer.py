@@ -114,6 +114,20 @@ def test_each_step_uses_the_version_that_is_due(config, engine):
     assert all(e.action_mask.all() and e.reward is not None for e in batch)
 
 
+def test_experiences_carry_the_temperature_of_their_task_set(config, engine):
+    settings = config(mode="explore", buffer={"total_steps": 1, "batch_size": 6})
+    (taskset,) = settings.buffer.explorer_input.tasksets
+    warm = taskset.with_values({"name": "warm", "rollout_args.temperature": 0.6})
+    greedy = taskset.with_values({"name": "greedy", "rollout_args.temperature": 0.0})
+    usual = taskset.with_values({"weight": 1.0})
+    sets = [usual, warm.with_values({"weight": 1.0}), greedy.with_values({"weight": 1.0})]
+    asyncio.run(Explorer(settings.with_values({"buffer.explorer_input.tasksets": sets}), [engine]).run(explore))
+    sampled = Counter(request.sampling.temperature for call in engine.calls for request in call)
+    assert sampled == {1.0: 4, 0.6: 4, 0.0: 4}
+    rows = stored(settings).lease(1, 12, 0)
+    assert Counter(row.temperature for row in rows) == {1.0: 8, 0.6: 4}, "greedy log-probs are those at 1"
+
+
 def test_an_explorer_that_waits_to_write_answers(config, engine):
     """For room on a disk, or here for the file's lock: who watches it must not take it for dead."""
 

@@ -58,7 +58,6 @@ def start(config: Config) -> None:
             [STALENESS + "9", BATCH + "16"],
             r"sync_style \(fixed and explorer_driven\), rollouts of a buffer.train_batch_size \(16 and 32\)\.",
         ),
-        ([], [f"{TASKS}.rollout_args.temperature=0.9"], r"rollout_args.temperature .* \(0.9 and 0.7\)\."),
         (
             ["buffer.trainer_input.experience_buffer.path=postgresql://me:secret@host/db"],
             [],
@@ -80,6 +79,7 @@ def test_members_that_differ_are_refused(made: Make, theirs: list[str], mine: li
     [
         [INTERVAL + "4", STYLE + "trainer_driven", "synchronizer.sync_timeout=9"],
         [BATCH + "16", "buffer.batch_size=2"],
+        [f"{TASKS}.rollout_args.temperature=0.9"],
         ["algorithm.repeat_times=2", "synchronizer.sync_in_flight=true"],
     ],
 )

@@ -11,6 +11,7 @@ from batches import make_batch
 from trinity_core.addresses import rendezvous
 from trinity_core.training.batch import make_batch as lay_out
 from trinity_core.training.distributed import join
+from trinity_core.training.micro import build_micro
 
 pytestmark = pytest.mark.slow
 
@@ -117,6 +118,27 @@ def test_logprobs_use_the_sampling_temperature(learner):
     assert learner(**model).temperature == 0.5
     assert learner(**model, **tasks).temperature == 0.8
     assert learner(model__temperature=0).temperature == learner("sft", **model, **file).temperature == 1.0
+
+
+@pytest.mark.parametrize("at_once", [2**40, 0])
+def test_rows_have_log_probs_at_their_own_temperature(learner, monkeypatch, at_once):
+    """Log-probs, entropies and gradients of a mixed micro-batch are those of its rows at one temperature each."""
+    monkeypatch.setattr("trinity_core.training.policy.LOGITS_AT_ONCE", at_once)
+    module, given = learner().engine.module, [(None, 0.5, 2.0)[i % 3] for i in range(16)]
+    head = module.lm.get_output_embeddings().weight
+
+    def found(temperatures, chosen):
+        rows = make_batch(1)
+        for row, temperature in zip(rows, temperatures, strict=True):
+            row.temperature = temperature
+        micro = build_micro(rows, range(16), max(row.response_length for row in rows))
+        grids = [micro.grid(each)[chosen] for each in module(micro, 1.3, True)]
+        return grids + [torch.autograd.grad(grid.sum(), head, retain_graph=True)[0] for grid in grids]
+
+    for temperature in (None, 0.5, 2.0):
+        chosen = [i for i in range(16) if given[i] == temperature]
+        for mixed, alone in zip(found(given, chosen), found([temperature] * 16, chosen), strict=True):
+            torch.testing.assert_close(mixed, alone, atol=1e-5, rtol=1e-4)
 
 
 def test_zero_stages_train_alike(learner):

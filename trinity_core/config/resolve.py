@@ -114,9 +114,10 @@ def expert_share(algorithm: AlgorithmConfig) -> float:
 
 
 def sampling_temperature(config: Config) -> float:
-    """The temperature at which log-probs are computed: that of the rollouts; 1 for given data and greedy rollouts.
+    """The temperature of log-probs of rows that do not carry their own, such as expert data beside rollouts.
 
-    All training task sets share one. Without task sets (the explorer is another run) it is the model's.
+    It is that of the first training task set (of the model, without task sets), and 1 for given data alone and where
+    rollouts are greedy.
     """
     if not config.algorithm_type.uses_rollouts:
         return 1.0

@@ -214,28 +214,8 @@ def _tasks(config: Config) -> Iterator[Finding]:
     for key, taskset in tasksets:
         if not taskset.path and not produced:
             yield Finding(f"{key}.path", taskset.path, "must be given: a file, a folder or a hub name.")
-    yield from _temperatures(config)
     yield from weight_rules(training_tasksets(config))
     yield from _unique("task sets", ((f"{key}.name", taskset.name) for key, taskset in tasksets))
-
-
-def _temperatures(config: Config) -> Iterator[Finding]:
-    """The trainer takes all log-probs at one temperature; greedy rollouts have those of 1."""
-    known = ALGORITHMS.get(config.algorithm.algorithm_type)
-    if config.mode == "bench" or (known and not known.uses_rollouts):
-        return
-    given = [
-        (f"{key}.rollout_args.temperature", taskset.rollout_args.temperature)
-        for key, taskset in training_tasksets(config)
-    ]
-    for key, value in given[1:]:
-        first, other = given[0]
-        if (value or 1.0) != (other or 1.0):
-            message = (
-                f"is {value}, but {first} is {other}, and the trainer takes all log-probs at one temperature; "
-                "give all training task sets the same."
-            )
-            yield Finding(key, value, message, (first, "model.temperature"))
 
 
 RESTRICTED_ON_GPU = (

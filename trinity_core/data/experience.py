@@ -56,6 +56,8 @@ class Experience:
     """The response hit its length limit before it ended."""
     teacher_logprobs: np.ndarray | None = None
     """float32 [T]: a teacher's log-probs of the same tokens (on-policy distillation)."""
+    temperature: float | None = None
+    """Temperature of the distribution that its log-probs belong to; None if no policy sampled it."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers averaged over a step: reward parts, response length; `verifier_errors` is summed."""
     info: dict[str, Json] = field(default_factory=dict)
@@ -97,8 +99,8 @@ class Experience:
 _ARRAYS = {"logprobs": np.float32, "versions": np.int32, "token_rewards": np.float32, "teacher_logprobs": np.float32}
 _ALWAYS = ("tokens", "action_mask")
 _SCALARS = (
-    "prompt_length", "reward", "group", "run", "turn", "state", "task_index", "is_expert", "truncated", "metrics",
-    "info",
+    "prompt_length", "reward", "group", "run", "turn", "state", "task_index", "is_expert", "truncated",
+    "temperature", "metrics", "info",
 )  # fmt: skip
 
 

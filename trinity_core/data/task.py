@@ -66,6 +66,12 @@ class Task:
         given = {name: getattr(self.rollout_args, name) for name in SAMPLING_FIELDS}
         return {name: value for name, value in given.items() if value is not None}
 
+    @property
+    def temperature(self) -> float | None:
+        """Temperature of its rollouts' log-probs: greedy ones have those of 1. None if the model's settings apply."""
+        given = self.rollout_args.temperature
+        return given if given is None else given or 1.0
+
     def rollout_seed(self, run: int, turn: int = 0) -> int:
         """A seed in [0, 2^31) for one request, from the run's seed, the task, its group, the repeat and the turn."""
         key = f"{self.seed}|{self.taskset}|{self.index}|{self.group}|{run}|{turn}"

@@ -167,7 +167,8 @@ def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | Non
     batch_size, name = config.buffer.batch_size or 1, config.explorer.name
     if api is not None and api.book is not None and read.encoder is not None:
         repeats = config.algorithm.repeat_times or 1
-        return ServedSteps(api, api.book, read.encoder.tokenizer, name, batch_size, repeats)
+        tokenizer, temperature = read.encoder.tokenizer, config.model.temperature
+        return ServedSteps(api, api.book, tokenizer, name, batch_size, repeats, temperature)
     if not read.tasksets:
         return None
     schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name)

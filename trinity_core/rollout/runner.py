@@ -108,6 +108,7 @@ class TaskRunner:
         work = partial(run_workflow, outcome.task, model, self.auxiliary, self.rewards, self.threads)
         try:
             outcome.experiences, outcome.error = await self.loops.run(work, self.timeout), None
+            _set_temperature(outcome)
         except (TransientFault, WeightSyncError, EndpointError):
             raise
         except Exception as error:  # noqa: BLE001 - it costs this task only
@@ -123,6 +124,13 @@ class TaskRunner:
         if self.api is not None:
             return self.api.model(self.model, task)
         return RecordingModel(self.model) if self.records else self.model
+
+
+def _set_temperature(outcome: Outcome) -> None:
+    """Experiences carry their task's temperature, unless the workflow sampled at one of its own and said so."""
+    for experience in outcome.experiences:
+        if experience.temperature is None and not experience.is_expert:
+            experience.temperature = outcome.task.temperature
 
 
 def cause(error: BaseException | None) -> str:

@@ -35,6 +35,8 @@ class ServedSteps:
     explorer: str
     batch_size: int
     repeats: int
+    temperature: float
+    """Of the policy's answers."""
     total_steps: None = None
     text: str = ""
     _count: int = 0
@@ -87,6 +89,7 @@ class ServedSteps:
         for run, mine in enumerate(group.sessions):
             session, feedback = OpenSession(self.server, mine.session, POLICY, self.tokenizer), mine.feedback
             fields: dict[str, Any] = {"group": name, "run": run, "task_index": self._count}
+            fields["temperature"] = self.temperature or 1.0
             if feedback is not None:
                 fields["metrics"] = {f"feedback/{name}": value for name, value in feedback.metrics.items()}
                 fields["info"] = {"task": mine.task, "comment": feedback.comment}

@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy import make_url
 
 from trinity_core.config import Config, store_url
-from trinity_core.config.resolve import sampling_temperature
 from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
@@ -34,7 +33,6 @@ def common_settings(config: Config) -> dict[str, Any]:
         "buffer.trainer_input.experience_buffer.path": _database(store_url(config)),
         "synchronizer.sync_method": sync.sync_method,
         "synchronizer.max_staleness": sync.max_staleness,
-        "rollout_args.temperature (without task sets: model.temperature)": sampling_temperature(config),
     }
     if sync.max_staleness is None:
         return found

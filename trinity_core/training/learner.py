@@ -47,6 +47,7 @@ class Learner:
         self.dtype = training_dtype(settings, ranks)
         self.objective = Objective(config.algorithm)
         self.temperature = sampling_temperature(config)
+        """Of rows that do not carry their own."""
         stage = zero_stage(settings, ranks, self.dtype)
         trust = config.model.trust_remote_code
         lm = load_causal_lm(config.model.model_path, self.dtype, trust, settings.model_overrides)

@@ -42,6 +42,8 @@ class Micro:
     """int64 [K]: the tokens' flat indices in [b, T]."""
     width: int
     """T of the batch."""
+    temperature: float | Tensor | None = None
+    """Temperature of the log-probs: float32 [K], one number for all, or None if no row says."""
 
     def grid(self, values: Tensor) -> Tensor:
         """[K] -> [b, T], zero at tokens without loss."""
@@ -50,7 +52,7 @@ class Micro:
 
     def emptied(self) -> Micro:
         """The same inputs without a token that carries loss: all gradients are zero."""
-        return replace(self, source=self.source[:0], targets=self.targets[:0], cells=self.cells[:0])
+        return replace(self, source=self.source[:0], targets=self.targets[:0], cells=self.cells[:0], temperature=None)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Micro:
         """A copy with all tensors on `device` and the attention mask in `dtype`."""
@@ -67,6 +69,7 @@ class Micro:
             source=self.source.to(device),
             targets=self.targets.to(device),
             cells=self.cells.to(device),
+            temperature=self.temperature.to(device) if isinstance(self.temperature, Tensor) else self.temperature,
         )
 
 
@@ -93,7 +96,16 @@ def build_micro(experiences: Sequence[Experience], rows: Sequence[int], width: i
         torch.from_numpy(np.concatenate([r[c] for r, c in zip(responses, columns, strict=True)]).astype(np.int64)),
         torch.from_numpy(np.concatenate([c + i * width for i, c in enumerate(columns)])),
         width,
+        _temperature([e.temperature for e in chosen], list(map(len, columns))),
     )
+
+
+def _temperature(given: Sequence[float | None], lengths: Sequence[int]) -> float | Tensor | None:
+    """The temperature of each token's row, NaN where the row does not say; one number, or None, if all are alike."""
+    if len(set(given)) == 1:
+        return given[0]
+    rows = np.array([np.nan if each is None else each for each in given], dtype=np.float32)
+    return torch.from_numpy(np.repeat(rows, lengths))
 
 
 def _pad(experiences: Sequence[Experience]) -> tuple[Padded, np.ndarray, np.ndarray]:

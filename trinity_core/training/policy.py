@@ -60,24 +60,24 @@ class Policy(Backbone):
     """Computes log-probs of the chosen tokens."""
 
     def forward(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies, float32 [K] each, of the distribution at `temperature`.
+        """Log-probs and entropies, float32 [K] each, of the distribution at the rows' own temperatures.
 
-        The entropies carry a gradient only if `entropy_gradient` is true.
+        `temperature` is that of rows that do not say. The entropies carry a gradient only if `entropy_gradient` is
+        true.
         """
+        temperatures = _temperatures(micro, temperature)
         if not self.fast_paths.own_head:
-            return self._through_the_model(micro, temperature, entropy_gradient)
+            return self._through_the_model(micro, temperatures, entropy_gradient)
         hidden = self.hidden(micro)
         head = self.lm.get_output_embeddings()
         if len(hidden) * len(head.weight) > LOGITS_AT_ONCE:
-            from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
-
-            logprobs, entropy = token_logprobs_and_entropy(
-                hidden, head.weight, micro.targets, temperature, bias=head.bias
-            )
+            logprobs, entropy = _sliced(hidden, head, micro.targets, temperatures)
             return logprobs, entropy if entropy_gradient else entropy.detach()
-        return _logprobs(linear(hidden, head.weight, head.bias), micro.targets, temperature, entropy_gradient)
+        return _logprobs(linear(hidden, head.weight, head.bias), micro.targets, temperatures, entropy_gradient)
 
-    def _through_the_model(self, micro: Micro, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    def _through_the_model(
+        self, micro: Micro, temperature: float | Tensor, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         assert not isinstance(micro.inputs, Packed)
         logits = self.lm(micro.inputs.tokens, attention_mask=micro.inputs.present, use_cache=False).logits
         return _logprobs(
@@ -99,9 +99,38 @@ class ValueModel(Backbone):
         return self.value_head(self.hidden(micro)).squeeze(-1).float()
 
 
-def _logprobs(logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+def _temperatures(micro: Micro, default: float) -> float | Tensor:
+    """One temperature, or float32 [K]."""
+    given = micro.temperature
+    if isinstance(given, Tensor):
+        return given.nan_to_num(default)
+    return default if given is None else given
+
+
+def _sliced(hidden: Tensor, head: Any, targets: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [K] without all logits at once, one temperature after the other."""
+    from trinity_core.algorithms.logprobs import token_logprobs_and_entropy
+
+    if not isinstance(temperature, Tensor):
+        return token_logprobs_and_entropy(hidden, head.weight, targets, temperature, bias=head.bias)
+    logprobs, entropy = hidden.new_zeros((2, len(targets)), dtype=torch.float32).unbind()
+    for each in temperature.unique().tolist():
+        rows = (temperature == each).nonzero()[:, 0]
+        found = token_logprobs_and_entropy(hidden[rows], head.weight, targets[rows], each, bias=head.bias)
+        logprobs, entropy = (
+            total.index_copy(0, rows, part.to(total.dtype))
+            for total, part in zip((logprobs, entropy), found, strict=True)
+        )
+    return logprobs, entropy
+
+
+def _logprobs(
+    logits: Tensor, targets: Tensor, temperature: float | Tensor, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     logits = logits.float()
-    if temperature != 1.0:
+    if isinstance(temperature, Tensor):
+        logits = logits / temperature[:, None]
+    elif temperature != 1.0:
         logits = logits / temperature
     logprobs = log_softmax(logits, -1)
     chosen = -nll_loss(logprobs, targets, reduction="none")

@@ -60,7 +60,7 @@ class RolloutArgs(Section):
     """How responses are sampled; what is left out follows the `model` section."""
 
     temperature: Derived[NonNegative] = DERIVED
-    """Sampling temperature; 0 is greedy. All training task sets share one, at which the trainer takes log-probs."""
+    """Sampling temperature; 0 is greedy. The trainer takes the log-probs of each row at the row's own temperature."""
     top_p: Derived[PositiveShare] = DERIVED
     """Share of the probability mass that is sampled from."""
     top_k: Derived[Annotated[Integer, Ge(-1), Unit("tokens")]] = DERIVED
