@@ -251,7 +251,7 @@ def test_sql_table_in_key_order(tmp_path):
         connection.executemany("insert into gsm8k values (?, ?)", [(2, "b"), (1, "a")])
     url = f"sqlite:///{tmp_path / 'tasks.db'}"
     assert read_rows(url, storage="sql", table="gsm8k").rows == [{"id": 1, "question": "a"}, {"id": 2, "question": "b"}]
-    with pytest.raises(DataError, match="table 'none' of sqlite"):
+    with pytest.raises(DataError, match="has no table 'none'; it has gsm8k"):
         read_rows(url, storage="sql", table="none")
     with pytest.raises(DataError, match="not from a queue"):
         read_rows(url, storage="queue")

@@ -14,9 +14,9 @@ BACKUPS = (".json", ".jsonl")
 
 
 def store_url(config: Config) -> str:
-    """The URL of the run's experience store. Raises TrinityError if `path` is not a store's."""
+    """The URL of the run's experience store, which is never a data set. Raises TrinityError if `path` is no store's."""
     buffer = config.buffer.trainer_input.experience_buffer
-    named = buffer.storage_type != "file" and not is_backup(buffer)
+    named = buffer.storage_type != "file" and not is_backup(buffer) and not config.is_supervised
     return database_url(buffer.path if named else None, config.job_dir / "buffer")
 
 

@@ -259,7 +259,7 @@ def _experiences(config: Config) -> Iterator[Finding]:
                 f"{BUFFER}.path", buffer.path, f"must be given: the data set that {name} learns from.", rests_on
             )
         if buffer.storage_type == "queue":
-            message = f"must be file: {name} learns from a data set, not from an explorer."
+            message = f"must be file or sql: {name} learns from a data set, not from an explorer."
             yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
     elif known and known.uses_rollouts and config.mode in ("both", "train") and buffer.storage_type == "file":
         message = f"must be queue or sql in mode {config.mode}: {name} learns from what an explorer stores."
@@ -269,6 +269,9 @@ def _experiences(config: Config) -> Iterator[Finding]:
     for key, auxiliary in given.auxiliary_buffers.items():
         if not auxiliary.path:
             yield Finding(f"{AUXILIARY}.{key}.path", auxiliary.path, "must be given: a file, a folder or a hub name.")
+        if auxiliary.storage_type == "queue":
+            message = "must be file or sql: an auxiliary buffer is a data set, which no explorer fills."
+            yield Finding(f"{AUXILIARY}.{key}.storage_type", auxiliary.storage_type, message)
     if config.algorithm.sample_strategy == "mix" and not given.auxiliary_buffers and config.mode in ("both", "train"):
         message = "must hold the expert data that the sample strategy 'mix' draws from."
         yield Finding(AUXILIARY, None, message, ("algorithm.sample_strategy", "algorithm.algorithm_type"))

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trinity_core.data.hub import read_hub, read_table
+from trinity_core.data.hub import read_hub
 from trinity_core.data.row_validation import json_problem, row_problem
+from trinity_core.data.tables import read_table, shown, table_name
 from trinity_core.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,8 @@ def read_rows(
     if not path:
         raise DataError("a data set has no path; set it to a file, a folder or a hub name")
     if storage == "sql":
-        return _numbered(path, read_table(path, subset or table))
+        name = table_name(subset, table)
+        return _numbered(f"{shown(path)} {name}", read_table(path, name))
     if storage == "queue":
         raise DataError(f"a data set of tasks is read from files or a database, not from a queue: {path}")
     local = Path(path).expanduser()

@@ -49,7 +49,7 @@ def inspect(config: Config, examples: int = 2) -> list[DataSetReport]:
 def _supervised(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, Kind]]:
     """The trainer's data sets: key, settings, what their rows are."""
     inputs = config.buffer.trainer_input
-    if inputs.experience_buffer.storage_type == "file" and not config.algorithm_type.uses_rollouts:
+    if config.is_supervised:
         loss = registry_of("algorithm.policy_loss_fn")[config.algorithm.policy_loss_fn]
         yield BUFFER, inputs.experience_buffer, "preferences" if loss.rows_per_unit == 2 else "demonstrations"
     for name, buffer in inputs.auxiliary_buffers.items():

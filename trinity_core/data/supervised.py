@@ -123,7 +123,7 @@ def read_supervised(
     Raises DataError if the data set cannot be read.
     """
     encoder = encoder.with_template(config.format.chat_template)
-    read = read_rows(config.path or "", config.split, config.subset_name, "file")
+    read = read_rows(config.path or "", config.split, config.subset_name, config.storage_type or "file", config.name)
     kept: list[list[EncodedConversation]] = []
     locations: list[RowLocation] = []
     rejected = list(read.rejected)

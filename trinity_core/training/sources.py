@@ -256,15 +256,10 @@ def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind) 
     return SupervisedSet.open(buffer, encoder, config.seed, kind, longest, rejected_rows=rejected)
 
 
-def is_supervised(config: Config) -> bool:
-    """True if the trainer reads a data set rather than rollouts."""
-    return config.buffer.trainer_input.experience_buffer.storage_type == "file"
-
-
 def open_source(config: Config, kind: Kind) -> BatchSource:
     """The trainer's data source by the configuration. Raises DataError if it cannot be read."""
     inputs = config.buffer.trainer_input
-    if is_supervised(config):
+    if config.is_supervised:
         data = open_supervised(config, inputs.experience_buffer, kind)
         return SupervisedSource(config, data)
     return RolloutSource(config, _expert(config))

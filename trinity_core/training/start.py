@@ -16,7 +16,7 @@ from trinity_core.training.distributed import Ranks, broadcast_bytes, join
 from trinity_core.training.learner import Learner
 from trinity_core.training.publish import Publisher
 from trinity_core.training.savepoints import Savepoints
-from trinity_core.training.sources import BatchSource, is_supervised, open_source, total_steps
+from trinity_core.training.sources import BatchSource, open_source, total_steps
 from trinity_core.training.trainer import Progress, Trainer
 from trinity_core.training.weight_sync import trainer_rank
 
@@ -32,7 +32,7 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
     total = int(broadcast_bytes(str(total_steps(config, source)).encode() if source else None, ranks))
     learner = Learner(config, total, ranks)
     savepoints = Savepoints(config, ranks, learner.engine.module.lm)
-    publisher = None if is_supervised(config) else _open_publisher(config, learner, source, stopping)
+    publisher = None if config.is_supervised else _open_publisher(config, learner, source, stopping)
     step = savepoints.latest()
     if step:
         savepoints.load(learner, step)

@@ -95,7 +95,7 @@ class TasksetConfig(Section):
     path: str = ""
     """File or folder of jsonl, json, csv or parquet, hub name, or database URL."""
     subset_name: str | None = None
-    """Subset of a hub data set."""
+    """Subset of a hub data set; table of a database, by default `name`."""
     split: str = "train"
     """Split of the data set."""
     repeat_times: Derived[Count] = DERIVED
@@ -151,18 +151,19 @@ class ExperienceBufferConfig(Section):
     name: Derived[str] = DERIVED
     """Name of the buffer; unique within a run."""
     storage_type: Derived[Literal["queue", "sql", "file"]] = DERIVED
-    """`queue` and `sql`: the experience store; `file`: a data set of jsonl, json, csv or parquet. By default `file` for
-    algorithms that learn from data sets (`sft`, `dpo`) and for auxiliary buffers, else `queue`."""
+    """`queue` and `sql`: the experience store; `file`: a data set of jsonl, json, csv or parquet. For algorithms that
+    learn from data sets (`sft`, `dpo`) and for auxiliary buffers `sql` is a table of yours, which is only read. By
+    default `file` for these, else `queue`."""
     path: str | None = None
-    """For `file` the data set; else the store, `sqlite:///NAME.db` (or `NAME.db`) within the run's `buffer` folder,
-    `sqlite:////ABSOLUTE.db` or `postgresql://…`. By default `sqlite:///explorer_output.db`. A queue's backup in a
-    `.json` file is accepted without effect: the store is on disk anyway."""
+    """For a data set its files, or the URL of its database; else the store, `sqlite:///NAME.db` (or `NAME.db`) within
+    the run's `buffer` folder, `sqlite:////ABSOLUTE.db` or `postgresql://…`. By default `sqlite:///explorer_output.db`.
+    A queue's backup in a `.json` file is accepted without effect: the store is on disk anyway."""
     subset_name: str | None = None
-    """Subset of a hub data set (file)."""
+    """Subset of a hub data set; table of a database, by default `name`."""
     split: str = "train"
     """Split of the data set (file)."""
     format: FormatConfig = Field(default_factory=FormatConfig)
-    """Columns of the data set (file)."""
+    """Columns of the data set."""
     max_read_timeout: Seconds = 1800.0
     """How long the trainer waits for experiences before it continues with fewer (queue)."""
     use_priority_queue: Flag = False

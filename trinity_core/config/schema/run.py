@@ -109,6 +109,12 @@ class Config(Section):
         return ALGORITHMS[self.algorithm.algorithm_type]
 
     @property
+    def is_supervised(self) -> bool:
+        """True if the trainer learns from a data set, without an explorer and without an experience store."""
+        known = ALGORITHMS.get(self.algorithm.algorithm_type)
+        return known is not None and not known.uses_rollouts
+
+    @property
     def needs_critic(self) -> bool:
         """True if the advantage function in use reads values."""
         used = self.algorithm.advantage_fn
