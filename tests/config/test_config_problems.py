@@ -20,6 +20,7 @@ SFT: dict[str, Any] = {
     "buffer": {"trainer_input": {"experience_buffer": {"storage_type": "file", "path": "data"}}},
 }
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
+BUFFER = "buffer.trainer_input.experience_buffer"
 INPUT = "buffer.explorer_input"
 
 
@@ -136,6 +137,24 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         ("synchronizer.max_staleness=9", "buffer.train_batch_size=8"),
         "synchronizer.max_staleness",
         "cannot be kept with sync_style fixed",
+        "",
+    ),
+    (
+        (f"{BUFFER}.replay_buffer.priority_fn=linear_decy",),
+        f"{BUFFER}.replay_buffer.priority_fn",
+        "must be one of linear_decay, ",
+        "linear_decay",
+    ),
+    (
+        (f"{BUFFER}.replay_buffer={{priority_fn: decay_limit_randomization, priority_fn_args: {{sigma: -1}}}}",),
+        f"{BUFFER}.replay_buffer.priority_fn_args.sigma",
+        "must be at least 0",
+        "",
+    ),
+    (
+        (f"{BUFFER}.reuse_cooldown_time=60", f"{BUFFER}.replay_buffer={{enable: true, reuse_cooldown_time: 30}}"),
+        f"{BUFFER}.replay_buffer.reuse_cooldown_time",
+        "is 30, but",
         "",
     ),
     (

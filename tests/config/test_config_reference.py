@@ -124,6 +124,12 @@ def test_ineffective_settings_get_a_notice() -> None:
         [f"{queue}.use_priority_queue=true", "algorithm.sample_strategy=staleness_control"],
     )
     assert notices(stale) == [f"Accepted, but without effect here: {queue}.use_priority_queue."]
+    idle = load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{queue}.replay_buffer.reuse_cooldown_time=60"])
+    assert notices(idle) == [f"Accepted, but without effect here: {queue}.replay_buffer.reuse_cooldown_time."]
+    replay = f"{queue}.replay_buffer={{enable: true, reuse_cooldown_time: 60}}"
+    assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [replay])) == []
+    given = load_config(RECIPES / "sft/sft.yaml", [replay])
+    assert notices(given) == [f"Accepted, but without effect here: {queue}.replay_buffer.enable."]
     actor = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
     offload = [f"{actor}.param_offload=true", f"{actor}.optimizer_offload=true"]
     for changes, keys in (

@@ -10,6 +10,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.store.expert import START, ExpertData
+from trinity_core.store.priorities import PRIORITY_FNS
 from trinity_core.store.strategies import (
     Candidate,
     Fifo,
@@ -46,6 +47,37 @@ def test_priority_prefers_new_and_rarely_used_groups():
     assert [g.id for g in Priority(decay=2.0).choose(groups, 4, 9).take] == [4, 1, 3, 2]
 
 
+def test_decay_limit_randomization_is_the_guides():
+    """`newest version - decay * uses + sigma * noise`; equal for the same seed and version."""
+    groups = [Candidate(1, 1, 5, 5), Candidate(2, 1, 6, 6, uses=1), Candidate(3, 1, 5, 5), Candidate(4, 1, 7, 7)]
+
+    def order(version=9, seed=1, **args):
+        named = {"priority_fn": "decay_limit_randomization", "priority_fn_args": args}
+        return [g.id for g in make_strategy("default", replay={"seed": seed, **named}).choose(groups, 4, version).take]
+
+    assert order() == [4, 1, 3, 2] and order(decay=0.5) == [4, 2, 1, 3]
+    assert order(sigma=50.0) == order(sigma=50.0)
+    assert len({tuple(order(version, seed, sigma=50.0)) for version in range(5) for seed in range(5)}) > 5
+    assert set(PRIORITY_FNS) >= {"linear_decay", "linear_decay_use_count_control_randomization"}
+
+
+def test_a_group_is_used_up_to_its_limit_and_then_pruned(store):
+    limited = {"priority_fn": "decay_limit_randomization", "priority_fn_args": {"use_count_limit": 2}}
+    strategy = make_strategy("default", replay={"reuse_cooldown_time": 10.0, **limited})
+    store.put("e", 1, {}, make_rows(2), 0)
+    store.finished("e")
+    assert [len(store.lease(step, 4, step - 1, strategy, now=20.0 * step)) for step in (1, 2, 3)] == [4, 4, 0]
+    store.commit(2)
+    store.rewind(2)
+    store.position("e")
+    store.put("e", 2, {}, make_rows(1, version=2), 2)
+    assert len(store.lease(3, 2, 2, strategy, now=90.0)) == 2
+    store.commit(3)
+    assert store.prune(3, uses=2) == 4, "one group was used once: it may be used again"
+    assert len(store.lease(4, 2, 3, strategy, now=190.0)) == 2
+    assert len(store.batch(1)) == 0 and len(store.batch(4)) == 2
+
+
 def test_stale_groups_are_counted_and_never_trained(store):
     store.put("e", 1, {}, make_rows(2, version=0, tag="old"), 0)
     store.put("e", 2, {}, make_rows(2, version=3, tag="new"), 3)
@@ -58,7 +90,7 @@ def test_stale_groups_are_counted_and_never_trained(store):
 
 
 def test_reuse_after_the_cooldown_only(store):
-    strategy = make_strategy("default", None, use_priority_queue=True, reuse_cooldown_time=10.0)
+    strategy = make_strategy("default", replay={"reuse_cooldown_time": 10.0})
     store.put("e", 1, {}, make_rows(2), 0)
     store.finished("e")
     assert len(store.lease(1, 4, 0, strategy, now=100.0)) == 4
@@ -76,7 +108,8 @@ def test_make_strategy():
     assert make_strategy("default", max_staleness=2) == StalenessControl(2)
     assert make_strategy("mix", {"inner": "fifo"}, max_staleness=2) == Mix(inner=StalenessControl(2))
     assert make_strategy("mix", {"expert_data_ratio": 0.25}) == Mix(0.25, Fifo())
-    assert make_strategy("mix", use_priority_queue=True, reuse_cooldown_time=1) == Mix(0.5, Priority(1))
+    assert make_strategy("mix", replay={"reuse_cooldown_time": 1}) == Mix(0.5, Priority(1))
+    assert make_strategy("priority", {"decay": 1.0}, replay={"seed": 3}) == Priority(decay=1.0, seed=3)
     for name, args in [("fofo", {}), ("priority", {"dekay": 1}), ("mix", {"expert_data_ratio": 1.0})]:
         with pytest.raises(TrinityError):
             make_strategy(name, args)

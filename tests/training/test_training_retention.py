@@ -16,39 +16,43 @@ from trinity_core.training.sources import RETENTION, RolloutSource
 class Store:
     def __init__(self) -> None:
         self.committed: list[int] = []
-        self.pruned: list[int] = []
+        self.pruned: list[tuple[int, int]] = []
 
     def commit(self, step: int) -> None:
         self.committed.append(step)
 
-    def prune(self, step: int) -> int:
-        self.pruned.append(step)
+    def prune(self, step: int, uses: int) -> int:
+        self.pruned.append((step, uses))
         return 0
 
     def explorer_steps(self) -> dict[str, int]:
         return {"explorer": 7}
 
 
-def source_of(tmp_path: Path, *queue: Any) -> Any:
-    """A source whose queue has these options: use_priority_queue and reuse_cooldown_time."""
-    strategy = make_strategy("default", {}, *queue)
+def source_of(tmp_path: Path, replay: dict[str, Any] | None = None) -> Any:
+    """A source whose queue has these options."""
+    strategy = make_strategy("default", replay=replay)
     return SimpleNamespace(store=Store(), strategy=strategy, explorer_meta=tmp_path / "explorer_meta.json")
 
 
-@pytest.mark.parametrize("queue", [(), (True,), (False, 60.0)])
+@pytest.mark.parametrize("replay", [None, {}])
 @pytest.mark.parametrize(("oldest", "expected"), [(10, 10), (RETENTION + 40, 50)])
 def test_old_rows_that_no_checkpoint_needs_are_pruned(
-    tmp_path: Path, oldest: int, expected: int, queue: tuple[Any, ...]
+    tmp_path: Path, oldest: int, expected: int, replay: dict[str, Any] | None
 ) -> None:
-    source = source_of(tmp_path, *queue)
+    source = source_of(tmp_path, replay)
     RolloutSource.commit(source, RETENTION + 50, oldest)
-    assert source.store.committed == [RETENTION + 50] and source.store.pruned == [expected]
+    assert source.store.committed == [RETENTION + 50] and source.store.pruned == [(expected, 1)]
 
 
 def test_reusable_rows_are_kept(tmp_path: Path) -> None:
-    source = source_of(tmp_path, True, 60.0)
+    source = source_of(tmp_path, {"reuse_cooldown_time": 60.0})
     RolloutSource.commit(source, 500, 400)
     assert source.store.committed == [500] and not source.store.pruned
+    limited = {"priority_fn": "decay_limit_randomization", "priority_fn_args": {"use_count_limit": 2}}
+    source = source_of(tmp_path, {"reuse_cooldown_time": 60.0, **limited})
+    RolloutSource.commit(source, 500, 400)
+    assert source.store.pruned == [(400, 2)], "what was used up is not kept"
 
 
 def test_step_of_each_explorer_is_recorded(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
 from trinity_core.config.annotations import Bounds, Type, types_of
-from trinity_core.config.schema import AlgorithmConfig, Config, MonitorConfig
+from trinity_core.config.schema import AlgorithmConfig, Config, MonitorConfig, ReplayBufferConfig
 from trinity_core.config.types import IS_DERIVED, IS_NO_EFFECT, SameAs, Unit
 from trinity_core.registry import registry_of
 
@@ -130,4 +130,6 @@ def _names(cls: type[BaseModel], name: str) -> tuple[str, ...]:
         return tuple(ALGORITHMS)
     if cls is AlgorithmConfig and name in PARTS:
         return tuple(registry_of(f"algorithm.{name}"))
+    if cls is ReplayBufferConfig and name == "priority_fn":
+        return tuple(registry_of("replay_buffer.priority_fn"))
     return tuple(registry_of(f"monitor.{name}")) if cls is MonitorConfig and name == "monitor_type" else ()

@@ -20,6 +20,7 @@ from trinity_core.config.schema import (
     Config,
     MonitorConfig,
     OperatorConfig,
+    ReplayBufferConfig,
     StageConfig,
     TasksetConfig,
 )
@@ -49,6 +50,7 @@ NAMED: dict[type[BaseModel], list[tuple[str, str, str]]] = {
         ("default_workflow_type", "workflow_args", "default_workflow_type"),
         ("default_reward_fn_type", "reward_fn_args", "default_reward_fn_type"),
     ],
+    ReplayBufferConfig: [("priority_fn", "priority_fn_args", "replay_buffer.priority_fn")],
     OperatorConfig: [("name", "args", "operators")],
 }
 """Section → settings that name a part, those with its arguments, and the key of its registry."""

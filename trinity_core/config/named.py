@@ -21,6 +21,7 @@ from trinity_core.registry import Registry, registry_of
 from trinity_core.signatures import Arguments, arguments_model, from_yaml
 
 MONITOR = "monitor.monitor_type"
+REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"
 
 
 def check_arguments(config: Config, report: Report, plugins_loaded: bool = False) -> None:
@@ -35,9 +36,11 @@ def check_arguments(config: Config, report: Report, plugins_loaded: bool = False
             brought = "" if config.plugin_dir else " (or come with plugin_dir)"
             message = f"must be one of {', '.join(registry)}{brought}, not '{name}'."
             report.add(f"algorithm.{part}", name, message, closest(name, registry))
-    name, monitors = config.monitor.monitor_type, registry_of(MONITOR)
-    if name not in monitors and not trusted:
-        report.add(MONITOR, name, f"must be one of {', '.join(monitors)}, not '{name}'.", closest(name, monitors))
+    priority = config.buffer.trainer_input.experience_buffer.replay_buffer.priority_fn
+    others = ((MONITOR, config.monitor.monitor_type, registry_of(MONITOR)), (f"{REPLAY}.priority_fn", priority, _fns()))
+    for key, name, registry in others:
+        if name not in registry and not trusted:
+            report.add(key, name, f"must be one of {', '.join(registry)}, not '{name}'.", closest(name, registry))
     _typed(config, report)
 
 
@@ -75,7 +78,16 @@ def _typed(config: Config, report: Report) -> dict[str, Any]:
             )
             values[key] = _fitting(model, name, given, key, report)
     values["monitor.monitor_args"] = _monitor_args(config, report)
+    replay, key = config.buffer.trainer_input.experience_buffer.replay_buffer, f"{REPLAY}.priority_fn_args"
+    if replay.priority_fn in (functions := _fns()):
+        function, given = functions[replay.priority_fn], replay.priority_fn_args
+        values[key] = fitting(functions, function, replay.priority_fn, given, key, report)
     return values
+
+
+def _fns() -> Registry[Any]:
+    """The priority functions."""
+    return registry_of("replay_buffer.priority_fn")
 
 
 def _strategy(config: Config, registry: Registry[Any]) -> type[BaseModel] | None:

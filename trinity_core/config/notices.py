@@ -7,7 +7,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.named import unread_monitor_args
 from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share
-from trinity_core.config.rules import BUFFER, eval_tasksets, training_tasksets
+from trinity_core.config.rules import AUXILIARY, BUFFER, eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import TaskSelectorConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
@@ -36,8 +36,7 @@ def _unread(config: Config) -> list[str]:
     given = {
         f"{BUFFER}.path": bool(buffer.path)
         and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts)),
-        f"{BUFFER}.reuse_cooldown_time": buffer.reuse_cooldown_time is not None and draws_by(config) != "priority",
-        f"{BUFFER}.use_priority_queue": buffer.use_priority_queue and draws_by(config) != "priority",
+        **_unused_replay(config),
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
         "explorer.feedback_timeout": "feedback_timeout" in (config.given.get("explorer") or {})
         and config.mode != "serve",
@@ -69,6 +68,22 @@ def _orders(config: Config) -> dict[str, bool]:
         f"{key}.{'weight_by_step' if each.weight_by_step else 'weight'}": each.weight_points is not None
         for key, each in mixed
     }
+
+
+def _unused_replay(config: Config) -> dict[str, bool]:
+    """Keys that ask for priorities or reuse where rollouts are not drawn by priority, or where there are none."""
+    inputs = config.buffer.trainer_input
+    unused = config.is_supervised or draws_by(config) != "priority"
+    buffers = [(BUFFER, inputs.experience_buffer, unused)]
+    buffers += [(f"{AUXILIARY}.{name}", buffer, True) for name, buffer in inputs.auxiliary_buffers.items()]
+    found = {}
+    for key, buffer, not_read in buffers:
+        replay = buffer.replay_buffer
+        found[f"{key}.reuse_cooldown_time"] = buffer.reuse_cooldown_time is not None and not_read
+        found[f"{key}.use_priority_queue"] = buffer.use_priority_queue and not_read
+        found[f"{key}.replay_buffer.enable"] = replay.enable and not_read
+        found[f"{key}.replay_buffer.reuse_cooldown_time"] = replay.reuse_cooldown_time is not None and not replay.enable
+    return found
 
 
 def _rows(config: Config) -> dict[str, bool]:

@@ -127,10 +127,26 @@ def sampling_temperature(config: Config) -> float:
 
 def draws_by(config: Config) -> str:
     """The strategy by which rollouts are drawn from the queue: with `mix` its inner one."""
-    algorithm, buffer = config.algorithm, config.buffer.trainer_input.experience_buffer
+    name = _drawn_by(config.algorithm)
+    return "priority" if name in ("default", "fifo") and replay_args(config) is not None else name
+
+
+def replay_args(config: Config) -> dict[str, Any] | None:
+    """Arguments of the sample strategy `priority` by the options of the buffer; None where nothing asks for it."""
+    buffer = config.buffer.trainer_input.experience_buffer
+    replay, cooldown = buffer.replay_buffer, buffer.reuse_cooldown_time
+    if replay.enable:
+        named = {"priority_fn": replay.priority_fn, "priority_fn_args": dict(replay.priority_fn_args)}
+        return {"reuse_cooldown_time": replay.reuse_cooldown_time or cooldown, "seed": config.seed, **named}
+    if buffer.use_priority_queue or _drawn_by(config.algorithm) == "priority":
+        return {"reuse_cooldown_time": cooldown}
+    return None
+
+
+def _drawn_by(algorithm: AlgorithmConfig) -> str:
+    """The strategy that `algorithm` names for rollouts."""
     name = algorithm.sample_strategy
-    name = str(algorithm.sample_strategy_args.get("inner") or "default") if name == "mix" else name
-    return "priority" if name in ("default", "fifo") and buffer.use_priority_queue else name
+    return str(algorithm.sample_strategy_args.get("inner") or "default") if name == "mix" else name
 
 
 def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig) -> ExplorerInputConfig:

@@ -266,6 +266,10 @@ def _experiences(config: Config) -> Iterator[Finding]:
         yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
     if buffer.path and buffer.storage_type != "file" and not is_backup(buffer) and (wrong := no_database(buffer.path)):
         yield Finding(f"{BUFFER}.path", buffer.path, wrong, rests_on)
+    replay, other = buffer.replay_buffer.reuse_cooldown_time, buffer.reuse_cooldown_time
+    if buffer.replay_buffer.enable and replay and other and replay != other:
+        key = f"{BUFFER}.replay_buffer.reuse_cooldown_time"
+        yield Finding(key, replay, f"is {replay:g}, but {BUFFER}.reuse_cooldown_time is {other:g}; give one of them.")
     for key, auxiliary in given.auxiliary_buffers.items():
         if not auxiliary.path:
             yield Finding(f"{AUXILIARY}.{key}.path", auxiliary.path, "must be given: a file, a folder or a hub name.")

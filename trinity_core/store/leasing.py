@@ -44,6 +44,8 @@ def candidates(connection: Connection, t: Tables, strategy: Strategy, rows: int,
         query = select(*columns).where(in_queue(t.groups))
     else:
         cool = and_(g.state.in_((State.LEASED, State.TRAINED)), used.c.last <= now - strategy.cooldown)
+        if strategy.use_limit is not None:
+            cool = and_(cool, used.c.uses < strategy.use_limit)
         query = (
             select(*columns, func.coalesce(used.c.uses, 0))
             .outerjoin(used, used.c.group_id == g.id)

@@ -62,14 +62,19 @@ def mark_trained(connection: Connection, t: Tables, step: int) -> None:
     connection.execute(update(t.meta).where(t.meta.c.committed < step).values(committed=step))
 
 
-def prune(connection: Connection, t: Tables, step: int) -> int:
+def prune(connection: Connection, t: Tables, step: int, uses: int = 1) -> int:
     """Delete rows whose last batch is `step` or older and final, and stale rows up to then; return how many.
+
+    Rows in fewer than `uses` batches stay, since they may be used again.
 
     Their groups stay, as PRUNED, for the ledger.
     """
     g = t.groups.c
     later = select(t.lease_groups.c.group_id).where(t.lease_groups.c.step > step)
     old = or_((g.state == State.TRAINED) & g.id.not_in(later), (g.state == State.STALE) & (g.stale_at <= step))
+    if uses > 1:
+        counted = select(t.lease_groups.c.group_id).group_by(t.lease_groups.c.group_id).having(func.count() >= uses)
+        old = old & or_(g.state == State.STALE, g.id.in_(counted))
     ids = list(connection.scalars(select(g.id).where(kept(t), old)))
     rows = _count_rows(connection, t, ids)
     for some in chunks(ids):

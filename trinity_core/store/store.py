@@ -326,10 +326,13 @@ class ExperienceStore:
             return lineage.rewind(connection, self._tables, step)
 
     @waits_for_room
-    def prune(self, step: int) -> int:
-        """Delete the rows of final batches up to `step` (at most the oldest checkpoint kept); return how many."""
+    def prune(self, step: int, uses: int = 1) -> int:
+        """Delete the rows of final batches up to `step` (at most the oldest checkpoint kept); return how many.
+
+        Rows in fewer than `uses` batches stay, since they may be used again.
+        """
         with self._database.write() as connection:
-            return lineage.prune(connection, self._tables, step)
+            return lineage.prune(connection, self._tables, step, uses)
 
     # ---- both ----
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
+
+import numpy as np
 
 from trinity_core.errors import TrinityError
 from trinity_core.registry import Registry
 from trinity_core.signatures import Choices
+from trinity_core.store.priorities import PRIORITY_FNS, PriorityFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,11 @@ class Strategy(ABC):
     @property
     def cooldown(self) -> float | None:
         """Seconds after which a used group may be taken again; None: never."""
+        return None
+
+    @property
+    def use_limit(self) -> int | None:
+        """Train steps that may use a group; None: any number."""
         return None
 
     @property
@@ -90,21 +98,40 @@ class Fifo(Strategy):
         return Choice(take_until(candidates, rows))
 
 
+def _priority_fns() -> list[str]:
+    return list(PRIORITY_FNS)
+
+
 @STRATEGIES.register("priority")
 @dataclass(frozen=True)
 class Priority(Strategy):
-    """The highest `newest version - decay * uses` first, older insertion first among equals.
+    """The highest priority first, by `priority_fn` with its `priority_fn_args`, older insertion first among equals.
 
     With `reuse_cooldown_time` a group may be taken again that many seconds after it was; without, each is taken once.
+    `decay` is that of `linear_decay`. Noise derives from `seed`, the group and the trainer's version.
     """
 
     reuse_cooldown_time: float | None = None
     decay: float = 2.0
+    priority_fn: Annotated[str, Choices(_priority_fns)] = "linear_decay"
+    priority_fn_args: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    function: PriorityFunction = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        decay = {"decay": self.decay} if self.priority_fn == "linear_decay" else {}
+        function = PRIORITY_FNS.resolve(self.priority_fn)(**decay | self.priority_fn_args)
+        object.__setattr__(self, "function", function)
 
     @property
     def cooldown(self) -> float | None:
         """`reuse_cooldown_time`."""
         return self.reuse_cooldown_time
+
+    @property
+    def use_limit(self) -> int | None:
+        """That of the priority function."""
+        return self.function.use_limit
 
     @property
     def whole_queue(self) -> bool:
@@ -113,8 +140,10 @@ class Priority(Strategy):
 
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """The groups of highest priority."""
-        ranked = sorted(candidates, key=lambda group: (-(group.newest - self.decay * group.uses), group.id))
-        return Choice(take_until(ranked, rows))
+        noise = np.random.default_rng([self.seed, version]).standard_normal(len(candidates)).tolist()
+        priorities = [self.function.priority(group, each) for group, each in zip(candidates, noise, strict=True)]
+        ranked = sorted(zip(priorities, candidates, strict=True), key=lambda each: (-each[0], each[1].id))
+        return Choice(take_until([group for _, group in ranked], rows))
 
 
 @STRATEGIES.register("staleness_control")
@@ -158,6 +187,11 @@ class Mix(Strategy):
         return self.inner.cooldown
 
     @property
+    def use_limit(self) -> int | None:
+        """That of `inner`."""
+        return self.inner.use_limit
+
+    @property
     def whole_queue(self) -> bool:
         """That of `inner`."""
         return self.inner.whole_queue
@@ -173,28 +207,28 @@ class Mix(Strategy):
 
 
 def make_strategy(
-    name: str | None, args: dict[str, Any] | None = None, use_priority_queue: bool = False,
-    reuse_cooldown_time: float | None = None, max_staleness: int | None = None,
+    name: str | None, args: dict[str, Any] | None = None, max_staleness: int | None = None,
+    replay: Mapping[str, Any] | None = None,
 ) -> Strategy:  # fmt: skip
-    """The strategy of `algorithm.sample_strategy` (with its `_args`) over a queue with the buffer's options.
+    """The strategy of `algorithm.sample_strategy` (with its `_args`).
 
-    With `max_staleness` (`synchronizer.max_staleness`) no older rows are drawn. Raises `TrinityError` for an unknown
-    name or argument.
+    With `max_staleness` (`synchronizer.max_staleness`) no older rows are drawn. With `replay` rollouts are drawn by
+    priority, and it holds arguments of `Priority` that `args` leaves out. Raises `TrinityError` for an unknown name or
+    argument.
     """
     args = dict(args or {})
     name = name or "default"
     try:
         if name == "mix":
             ratio = {"expert_data_ratio": args.pop("expert_data_ratio")} if "expert_data_ratio" in args else {}
-            inner = make_strategy(args.pop("inner", None), args, use_priority_queue, reuse_cooldown_time, max_staleness)
-            return Mix(**ratio, inner=inner)
-        if name in ("default", "fifo") and use_priority_queue:
+            return Mix(**ratio, inner=make_strategy(args.pop("inner", None), args, max_staleness, replay))
+        if name in ("default", "fifo") and replay is not None:
             name = "priority"
         if max_staleness is not None:
             name = "staleness_control" if name in ("default", "fifo") else name
             args.setdefault("max_staleness", max_staleness)
-        if name == "priority" and reuse_cooldown_time is not None:
-            args.setdefault("reuse_cooldown_time", reuse_cooldown_time)
+        if name == "priority":
+            args = {**(replay or {}), **args}
         made = STRATEGIES.resolve(name)(**args)
     except TypeError as error:
         raise TrinityError(f"sample_strategy_args of {name!r} do not fit: {error}") from error

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from trinity_core.checkpoints.resume import read_meta, update_meta
 from trinity_core.config.paths import store_url
+from trinity_core.config.resolve import replay_args
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data.experience import Experience
@@ -151,9 +152,8 @@ class RolloutSource:
         self.strategy = make_strategy(
             algorithm.sample_strategy,
             algorithm.sample_strategy_args,
-            buffer.use_priority_queue,
-            buffer.reuse_cooldown_time,
             config.synchronizer.max_staleness,
+            replay_args(config),
         )
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
@@ -233,14 +233,15 @@ class RolloutSource:
         self.archive.extend(step, self.store.batch)
 
     def commit(self, step: int, oldest: int) -> None:
-        """Make the batches up to `step` final and delete rows trained long ago, unless they may be used again.
+        """Make the batches up to `step` final and delete rows trained long ago that are not used again.
 
         The step of each explorer is written to `explorer_meta.json` for people; a resume reads it from the store.
         """
         self.store.commit(step)
         update_meta(self.explorer_meta, checkpoint=step, explorer_steps=self.store.explorer_steps())
-        if self.strategy.cooldown is None:
-            self.store.prune(min(oldest, step - RETENTION))
+        uses = 1 if self.strategy.cooldown is None else self.strategy.use_limit
+        if uses is not None:
+            self.store.prune(min(oldest, step - RETENTION), uses)
 
 
 def open_store(config: Config) -> ExperienceStore:

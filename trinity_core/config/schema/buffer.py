@@ -145,6 +145,19 @@ class ExplorerInputConfig(Section):
     """Reward of task sets that name none."""
 
 
+class ReplayBufferConfig(Section):
+    """Which experiences are trained on first, and again. On every store."""
+
+    enable: Flag = False
+    """Experiences of higher priority first; with `reuse_cooldown_time` again and again."""
+    priority_fn: str = "linear_decay"
+    """The priority of the rollouts of a task: newest version and uses count."""
+    priority_fn_args: Args = EMPTY
+    """Arguments of the priority function."""
+    reuse_cooldown_time: Seconds | None = None
+    """Time after which an experience may be used again; null means never."""
+
+
 class ExperienceBufferConfig(Section):
     """What the trainer reads: the explorer's experiences, or a data set."""
 
@@ -167,9 +180,11 @@ class ExperienceBufferConfig(Section):
     max_read_timeout: Seconds = 1800.0
     """How long the trainer waits for experiences before it continues with fewer (queue)."""
     use_priority_queue: Flag = False
-    """Experiences of higher priority first (queue)."""
+    """Experiences of higher priority first; `replay_buffer` without its other keys."""
     reuse_cooldown_time: Seconds | None = None
     """Time after which an experience may be used again; null means never (priority queue)."""
+    replay_buffer: ReplayBufferConfig = Field(default_factory=ReplayBufferConfig)
+    """Training on experiences by priority, and again."""
 
 
 class TrainerInputConfig(Section):
