@@ -103,7 +103,7 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     ),
     (("algorithm.advantage_fn_args.overlong=9",), "algorithm.advantage_fn_args.overlong", "must be a section", ""),
     (
-        ("algorithm.sample_strategy=mix", f"{AUXILIARY}.e.path=x", "algorithm.sample_strategy_args={inner: [a]}"),
+        ("algorithm.algorithm_type=mix", f"{AUXILIARY}.e.path=x", "algorithm.sample_strategy_args={inner: [a]}"),
         "algorithm.sample_strategy_args.inner",
         "must be one of default, fifo",
         "",
@@ -293,8 +293,43 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "below 1",
         "",
     ),
-    ((f"{AUXILIARY}.expert.split=train",), f"{AUXILIARY}.expert.path", "must be given", ""),
-    ((f"{AUXILIARY}.gsm8k_buffer.path=x",), f"{AUXILIARY}.gsm8k_buffer.name", "two buffers are called", ""),
+    (
+        ("algorithm.algorithm_type=mix", f"{AUXILIARY}.expert.split=train"),
+        f"{AUXILIARY}.expert.path",
+        "must be given",
+        "",
+    ),
+    (
+        ("algorithm.algorithm_type=mix", f"{AUXILIARY}.gsm8k_buffer.path=x"),
+        f"{AUXILIARY}.gsm8k_buffer.name",
+        "two buffers are called",
+        "",
+    ),
+    (
+        (f"{AUXILIARY}.expert.path=x",),
+        AUXILIARY,
+        "cannot go with grpo, whose loss 'ppo' would take expert data for rollouts; those that can use it are mix, "
+        "mix_chord, sft and dpo.",
+        "",
+    ),
+    (
+        ("algorithm.sample_strategy=mix",),
+        "algorithm.sample_strategy",
+        "cannot go with grpo, whose loss 'ppo'",
+        "",
+    ),
+    (
+        ("algorithm.algorithm_type=mix", "algorithm.sample_strategy=fifo", f"{AUXILIARY}.expert.path=x"),
+        AUXILIARY,
+        "is not drawn from by the sample strategy 'fifo'",
+        "",
+    ),
+    (
+        ("algorithm.algorithm_type=mix", f"{AUXILIARY}.expert={{path: x, storage_type: queue}}"),
+        f"{AUXILIARY}.expert.storage_type",
+        "must be file or sql",
+        "",
+    ),
     (
         ("explorer.auxiliary_models=[{name: j}]", "cluster.gpu_per_node=4"),
         "explorer.auxiliary_models[0].model_path",

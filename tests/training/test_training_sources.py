@@ -63,3 +63,22 @@ def test_resumed_run_may_be_longer_and_data_may_move(opened: Any) -> None:
 
 def test_run_without_recorded_order_resumes(opened: Any) -> None:
     opened().rewind(2)
+
+
+def test_auxiliary_buffers_join_sft_by_their_shares(opened: Any, tmp_path: Any) -> None:
+    others = make_problems(7, 8, 1, 1)["train"]
+    write_jsonl(tmp_path / "other.jsonl", others)
+    form = "{prompt_key: question, response_key: answer}"
+
+    def mixed(share: float) -> SupervisedSource:
+        other = f"{{other: {{path: {tmp_path / 'other.jsonl'}, share: {share}, format: {form}}}}}"
+        return opened(buffer__trainer_input__auxiliary_buffers=other)
+
+    source = mixed(1 / 3)
+    batch = source.draw(1, lambda: False, print)
+    assert batch is not None and [row.group.split("/")[0] for row in batch].count("other") == 2 and len(batch) == 8
+    assert source.data.steps(1, 8) == 4, "all 20 rows of the experience buffer: 6 a step"
+    source.before_save(2)
+    source.rewind(2)
+    with pytest.raises(DataError, match="share of each data set was"):
+        mixed(1.0).rewind(2)

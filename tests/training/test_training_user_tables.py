@@ -60,8 +60,8 @@ def test_trainer_reads_a_table(make_config: Any, tmp_path: Path, url: str, algor
 
 
 def test_a_missing_table_or_database_is_named(url: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"has no table 'ansers'; it has .*{NAME}"):
-        read_rows(url, storage="sql", table="ansers")
+    with pytest.raises(DataError, match=rf"has no table 'answer_of_user'; it has {NAME}"):
+        read_rows(url, storage="sql", table="answer_of_user")
     with pytest.raises(DataError, match="there is no database"):
         read_rows(f"sqlite:///{tmp_path / 'gone.db'}", storage="sql", table=NAME)
     assert not (tmp_path / "gone.db").exists()

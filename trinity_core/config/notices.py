@@ -19,7 +19,14 @@ POLICY_ONLY = ("custom_chat_template", "chat_template_path", "enable_thinking")
 
 def notices(config: Config) -> list[str]:
     """One sentence each, for a log or a terminal; empty for most configurations."""
-    return [*_ignored(config), *_repeats(config), *_batches(config), *_budget(config), *_pushed(config)]
+    return [
+        *_ignored(config),
+        *_mixed(config),
+        *_repeats(config),
+        *_batches(config),
+        *_budget(config),
+        *_pushed(config),
+    ]
 
 
 def _ignored(config: Config) -> list[str]:
@@ -35,8 +42,9 @@ def _unread(config: Config) -> list[str]:
     buffer, known = config.buffer.trainer_input.experience_buffer, ALGORITHMS[config.algorithm.algorithm_type]
     given = {
         f"{BUFFER}.path": bool(buffer.path)
-        and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts)),
+        and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts and config.mode != "explore")),
         **_unused_replay(config),
+        f"{BUFFER}.share": buffer.share != 1 and not config.is_supervised,
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
         "explorer.feedback_timeout": "feedback_timeout" in (config.given.get("explorer") or {})
         and config.mode != "serve",
@@ -108,6 +116,15 @@ def _repeats(config: Config) -> list[str]:
     if given is None or known.uses_rollouts or given == algorithm.repeat_times:
         return []
     return [f"algorithm.repeat_times is {algorithm.repeat_times} for {known.name}; the {given} given is not used."]
+
+
+def _mixed(config: Config) -> list[str]:
+    inputs = config.buffer.trainer_input
+    if not config.is_supervised or not inputs.auxiliary_buffers:
+        return []
+    shares = {each.name: each.share for each in (inputs.experience_buffer, *inputs.auxiliary_buffers.values())}
+    parts = ", ".join(f"{share / sum(shares.values()):.0%} from '{name}'" for name, share in shares.items())
+    return [f"The rows of a batch come from several data sets: {parts}."]
 
 
 def _batches(config: Config) -> list[str]:

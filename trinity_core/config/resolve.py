@@ -109,7 +109,10 @@ def _buffer(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig
 
 def expert_share(algorithm: AlgorithmConfig) -> float:
     """The share of a batch that expert data makes up; 0 where it is no share at all."""
-    share = algorithm.sample_strategy_args.get("expert_data_ratio") if algorithm.sample_strategy == "mix" else 0
+    if algorithm.sample_strategy != "mix":
+        return 0
+    usual = ALGORITHMS["mix"].sample_strategy_args["expert_data_ratio"]
+    share = algorithm.sample_strategy_args.get("expert_data_ratio", usual)
     return share if isinstance(share, int | float) and 0 <= share < 1 else 0
 
 

@@ -13,10 +13,12 @@ from trinity_core.config.external_rules import external_rules
 from trinity_core.config.openai_api import openai_api_rules
 from trinity_core.config.paths import is_backup, no_database
 from trinity_core.config.problems import Finding, Report, closest
+from trinity_core.config.resolve import expert_share
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.config.serve_rules import serve_rules
 from trinity_core.config.staleness import staleness_rules
 from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.registry import registry_of
 
 INPUT = "buffer.explorer_input"
 BUFFER = "buffer.trainer_input.experience_buffer"
@@ -276,11 +278,33 @@ def _experiences(config: Config) -> Iterator[Finding]:
         if auxiliary.storage_type == "queue":
             message = "must be file or sql: an auxiliary buffer is a data set, which no explorer fills."
             yield Finding(f"{AUXILIARY}.{key}.storage_type", auxiliary.storage_type, message)
-    if config.algorithm.sample_strategy == "mix" and not given.auxiliary_buffers and config.mode in ("both", "train"):
-        message = "must hold the expert data that the sample strategy 'mix' draws from."
-        yield Finding(AUXILIARY, None, message, ("algorithm.sample_strategy", "algorithm.algorithm_type"))
+    yield from _experts(config)
     names = [(f"{AUXILIARY}.{key}.name", auxiliary.name) for key, auxiliary in given.auxiliary_buffers.items()]
     yield from _unique("buffers", [(f"{BUFFER}.name", buffer.name), *names])
+
+
+def _experts(config: Config) -> Iterator[Finding]:
+    """Expert data is given where it is drawn, and to nothing that cannot use it."""
+    if config.mode not in ("both", "train") or config.is_supervised:
+        return
+    algorithm, buffers = config.algorithm, config.buffer.trainer_input.auxiliary_buffers
+    losses, loss = registry_of("algorithm.policy_loss_fn"), algorithm.policy_loss_fn
+    draws, rests_on = algorithm.sample_strategy == "mix", ("algorithm.sample_strategy", "algorithm.algorithm_type")
+    if loss in losses and not losses.uses(loss, "is_expert") and (buffers or (draws and expert_share(algorithm))):
+        key = AUXILIARY if buffers else "algorithm.sample_strategy"
+        able = [name for name, known in ALGORITHMS.items() if losses.uses(known.policy_loss_fn, "is_expert")]
+        message = (
+            f"cannot go with {algorithm.algorithm_type}, whose loss '{loss}' would take expert data for rollouts; "
+            f"those that can use it are {', '.join(able)}, sft and dpo."
+        )
+        yield Finding(key, None, message, (*rests_on, "algorithm.policy_loss_fn"))
+    elif draws and not buffers:
+        yield Finding(AUXILIARY, None, "must hold the expert data that the sample strategy 'mix' draws from.", rests_on)
+    elif buffers and not (draws and expert_share(algorithm)):
+        message = (
+            f"is not drawn from by the sample strategy '{algorithm.sample_strategy}'; it must be mix, with a share."
+        )
+        yield Finding(AUXILIARY, None, message, (*rests_on, "algorithm.sample_strategy_args.expert_data_ratio"))
 
 
 def _synchronizer(config: Config) -> Iterator[Finding]:

@@ -49,11 +49,13 @@ def inspect(config: Config, examples: int = 2) -> list[DataSetReport]:
 def _supervised(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, Kind]]:
     """The trainer's data sets: key, settings, what their rows are."""
     inputs = config.buffer.trainer_input
+    kind: Kind = "demonstrations"
     if config.is_supervised:
         loss = registry_of("algorithm.policy_loss_fn")[config.algorithm.policy_loss_fn]
-        yield BUFFER, inputs.experience_buffer, "preferences" if loss.rows_per_unit == 2 else "demonstrations"
+        kind = "preferences" if loss.rows_per_unit == 2 else kind
+        yield BUFFER, inputs.experience_buffer, kind
     for name, buffer in inputs.auxiliary_buffers.items():
-        yield f"{AUXILIARY}.{name}", buffer, "demonstrations"
+        yield f"{AUXILIARY}.{name}", buffer, kind
 
 
 def _inspect_tasks(

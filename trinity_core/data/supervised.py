@@ -88,9 +88,7 @@ class SupervisedSet:
 
         Batches run across epoch boundaries. Raises DataError if `size` splits a preference pair.
         """
-        if size % self.experiences_per_row:
-            raise DataError(f"a batch of preference pairs needs an even size, not train_batch_size = {size}")
-        count = size // self.experiences_per_row
+        count = rows_of_batch(size, self.experiences_per_row)
         taken = self.order.draw((step - 1) * count, count, ())
         return [
             experience
@@ -101,6 +99,13 @@ class SupervisedSet:
     def steps(self, epochs: int, size: int) -> int:
         """The fewest batches of `size` experiences that train each row at least `epochs` times."""
         return -(-epochs * len(self) * self.experiences_per_row // size)
+
+
+def rows_of_batch(size: int, experiences_per_row: int) -> int:
+    """The rows of a batch of `size` experiences. Raises DataError if `size` splits a preference pair."""
+    if size % experiences_per_row:
+        raise DataError(f"a batch of preference pairs needs an even size, not train_batch_size = {size}")
+    return size // experiences_per_row
 
 
 @dataclass(frozen=True, slots=True)

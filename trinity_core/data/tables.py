@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchTableError, SQLAlchemyError
 from trinity_core.errors import DataError
 
 LISTED = 10
-"""Tables that a message names."""
+"""Tables that a message names, those of a similar name if there are any."""
 
 
 def table_name(subset: str | None, name: str | None) -> str | None:
@@ -51,6 +52,7 @@ def _rows(engine: Engine, url: str, table: str) -> Iterator[dict[str, Any]]:
         except NoSuchTableError as error:
             found = inspect(connection)
             there = [*found.get_table_names(), *found.get_view_names()]
+            there = get_close_matches(table, there) or there
             listed = ", ".join(there[:LISTED]) + (", …" if len(there) > LISTED else "")
             raise DataError(f"{shown(url)} has no table '{table}'; it has {listed or 'none'}") from error
         query = select(source).order_by(*source.primary_key)

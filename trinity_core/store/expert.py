@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 import numpy as np
 
 from trinity_core.data.experience import Experience
+from trinity_core.data.supervised_mixture import SupervisedMixture
 from trinity_core.errors import DataError
 
 
@@ -20,6 +21,25 @@ class ExpertPosition(TypedDict):
 
 
 START = ExpertPosition(epoch=0, offset=0)
+
+
+class ExpertSource(Protocol):
+    """Gives expert rows; the same position always gives the same ones."""
+
+    def take(self, rows: int, position: ExpertPosition = START) -> tuple[list[Experience], ExpertPosition]:
+        """At least `rows` experiences from `position` on, marked `is_expert`, and the position after them."""
+
+
+@dataclass(frozen=True)
+class ExpertMixture:
+    """Rows of several data sets by their shares; its position is the number of rows taken."""
+
+    data: SupervisedMixture
+
+    def take(self, rows: int, position: ExpertPosition = START) -> tuple[list[Experience], ExpertPosition]:
+        """See `ExpertSource`."""
+        start = position["offset"]
+        return self.data.take(start, rows), ExpertPosition(epoch=0, offset=start + rows)
 
 
 @dataclass(frozen=True)

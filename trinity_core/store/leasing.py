@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, func, or_, select, update
 
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.errors import TrinityError
-from trinity_core.store.expert import START, ExpertData, ExpertPosition
+from trinity_core.store.expert import START, ExpertPosition, ExpertSource
 from trinity_core.store.schema import State, Tables, in_queue
 from trinity_core.store.statements import statements
 from trinity_core.store.strategies import Candidate, Choice, Strategy
@@ -93,7 +93,7 @@ def expert_position(connection: Connection, t: Tables, step: int) -> ExpertPosit
     return START if last is None else _position(json.loads(last)["after"])
 
 
-def expert_rows(expert: ExpertData, record: str) -> list[Experience]:
+def expert_rows(expert: ExpertSource, record: str) -> list[Experience]:
     """The expert rows of a recorded lease."""
     value = json.loads(record)
     return expert.take(value["rows"], _position(value["before"]))[0]

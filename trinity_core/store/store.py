@@ -26,7 +26,7 @@ from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store import admission, leasing, ledger, lineage, presence
 from trinity_core.store.database import Database, Unchanged, again_if_away, waits_for_room
-from trinity_core.store.expert import ExpertData
+from trinity_core.store.expert import ExpertSource
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.lineage import Rewound
 from trinity_core.store.presence import Contribution, TrainerPresence
@@ -260,7 +260,7 @@ class ExperienceStore:
     @waits_for_room
     def lease(
         self, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
-        expert: ExpertData | None = None, final: bool = False, now: float | None = None,
+        expert: ExpertSource | None = None, final: bool = False, now: float | None = None,
     ) -> list[Experience] | None:  # fmt: skip
         """The batch of trainer step `step`: at least `rows` rows in whole groups; None: wait for more.
 

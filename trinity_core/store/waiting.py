@@ -8,7 +8,7 @@ from functools import partial
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store.expert import ExpertData
+from trinity_core.store.expert import ExpertSource
 from trinity_core.store.presence import all_is_dropped, describe_explorers
 from trinity_core.store.stats import Stats
 from trinity_core.store.store import ExperienceStore
@@ -18,7 +18,7 @@ from trinity_core.waits import Pauses
 
 def wait_lease(
     store: ExperienceStore, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
-    expert: ExpertData | None = None, timeout: float = 1800.0, stop: Callable[[], bool] | None = None,
+    expert: ExpertSource | None = None, timeout: float = 1800.0, stop: Callable[[], bool] | None = None,
 ) -> list[Experience] | None:  # fmt: skip
     """`ExperienceStore.lease`, waiting until there is a batch; None once `stop()` is true.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
@@ -19,12 +19,13 @@ from trinity_core.data.lengths import training_steps
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, check_order
 from trinity_core.data.supervised import Kind, SupervisedSet
+from trinity_core.data.supervised_mixture import SupervisedMixture
 from trinity_core.data.taskset import open_tasksets
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
-from trinity_core.store.expert import ExpertData
+from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
 from trinity_core.store.presence import SEEN_SECONDS, TRAINER, Contribution, describe_explorers
 from trinity_core.store.store import ExperienceStore
 from trinity_core.store.strategies import make_strategy
@@ -80,10 +81,13 @@ class BatchSource(Protocol):
 
 
 class SupervisedSource:
-    """A data set of given answers or pairs; its order is a pure function of `order` and the step."""
+    """Data sets of given answers or pairs; their order is a pure function of `order` and the step."""
 
-    def __init__(self, config: Config, data: SupervisedSet) -> None:
-        self.data = data
+    def __init__(self, config: Config, data: SupervisedSet, others: Sequence[SupervisedSet] = ()) -> None:
+        """`others` are the auxiliary buffers, in their order."""
+        inputs = config.buffer.trainer_input
+        shares = [buffer.share for buffer in (inputs.experience_buffer, *inputs.auxiliary_buffers.values())]
+        self.data = SupervisedMixture([data, *others], shares) if others else data
         self.rows = config.buffer.train_batch_size
         self.meta = JobLayout(config.job_dir).trainer_meta
         self.order = {
@@ -91,6 +95,11 @@ class SupervisedSource:
             "seed": config.seed,
             "buffer.trainer_input.experience_buffer": f"{len(data)} usable rows (fingerprint {data.fingerprint})",
         }
+        if others:
+            self.order["share of each data set"] = dict(
+                zip([each.name for each in (data, *others)], shares, strict=True)
+            )
+            self.order["buffer.trainer_input.auxiliary_buffers"] = [each.fingerprint for each in others]
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
         """The `rows` experiences of `step`."""
@@ -139,7 +148,7 @@ class SupervisedSource:
 class RolloutSource:
     """The experience store, with expert data if the sampling strategy takes some."""
 
-    def __init__(self, config: Config, expert: ExpertData | None) -> None:
+    def __init__(self, config: Config, expert: ExpertSource | None) -> None:
         buffer, algorithm = config.buffer.trainer_input.experience_buffer, config.algorithm
         self.store = open_store(config)
         self.name = config.trainer.name
@@ -262,22 +271,23 @@ def open_source(config: Config, kind: Kind) -> BatchSource:
     inputs = config.buffer.trainer_input
     if config.is_supervised:
         data = open_supervised(config, inputs.experience_buffer, kind)
-        return SupervisedSource(config, data)
+        others = [open_supervised(config, buffer, kind) for buffer in inputs.auxiliary_buffers.values()]
+        return SupervisedSource(config, data, others)
     return RolloutSource(config, _expert(config))
 
 
-def _expert(config: Config) -> ExpertData | None:
+def _expert(config: Config) -> ExpertSource | None:
+    """The auxiliary buffers, if the sampling strategy takes rows from them."""
     buffers = config.buffer.trainer_input.auxiliary_buffers
     wanted = make_strategy(config.algorithm.sample_strategy, config.algorithm.sample_strategy_args).expert_ratio > 0
     if not wanted:
         return None
-    if len(buffers) != 1:
-        raise DataError(
-            f"sample_strategy '{config.algorithm.sample_strategy}' takes expert rows from one data set, but "
-            f"buffer.trainer_input.auxiliary_buffers has {len(buffers)}"
-        )
-    data = open_supervised(config, next(iter(buffers.values())), "demonstrations")
-    return ExpertData(len(data), data.experiences, config.seed)
+    opened = [open_supervised(config, buffer, "demonstrations") for buffer in buffers.values()]
+    if not opened:
+        raise DataError(f"sample_strategy '{config.algorithm.sample_strategy}' has no auxiliary buffer to draw from")
+    if len(opened) == 1:
+        return ExpertData(len(opened[0]), opened[0].experiences, config.seed)
+    return ExpertMixture(SupervisedMixture(opened, [buffer.share for buffer in buffers.values()]))
 
 
 def total_steps(config: Config, source: BatchSource) -> int:

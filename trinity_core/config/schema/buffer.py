@@ -19,6 +19,7 @@ from trinity_core.config.types import (
     Many,
     Named,
     NonNegative,
+    Positive,
     PositiveShare,
     Seconds,
     Seed,
@@ -177,6 +178,9 @@ class ExperienceBufferConfig(Section):
     """Split of the data set (file)."""
     format: FormatConfig = Field(default_factory=FormatConfig)
     """Columns of the data set."""
+    share: Positive = 1.0
+    """Weight of this data set's rows in a batch relative to others: among auxiliary buffers; with `sft` and `dpo` among
+    these and the experience buffer."""
     max_read_timeout: Seconds = 1800.0
     """How long the trainer waits for experiences before it continues with fewer (queue)."""
     use_priority_queue: Flag = False
@@ -193,7 +197,7 @@ class TrainerInputConfig(Section):
     experience_buffer: ExperienceBufferConfig = Field(default_factory=ExperienceBufferConfig)
     """The explorer's output and the trainer's input."""
     auxiliary_buffers: Named[ExperienceBufferConfig] = EMPTY
-    """Further data sets by name, such as the expert data of `mix`."""
+    """Further data sets by name: the expert data of `mix` and `mix_chord`, or more rows for `sft` and `dpo`."""
 
 
 class BufferConfig(Section):
