@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from filelock import FileLock
 from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict, store_url
+from trinity_core.data.experience import from_json, to_bytes
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
@@ -607,6 +609,26 @@ def test_on_its_own_it_starts_with_what_the_engines_hold(config, engine):
     asyncio.run(Explorer(config(mode="explore"), [engine]).run(explore))
     assert engine.loaded == [] and engine.cache_resets == []
     assert len(engine.calls) == 4
+
+
+def test_storage_type_file_writes_what_was_explored(config, engine, tmp_path):
+    """Each experience of each step is a line, with its tokens; a resumed explorer mends a file that lost some."""
+    settings = config(mode="explore").with_values(
+        {"buffer.trainer_input.experience_buffer.storage_type": "file",
+         "buffer.trainer_input.experience_buffer.path": str(tmp_path / "out")}
+    )  # fmt: skip
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    path = tmp_path / "out/explorer.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [step for step in (1, 2, 3, 4) for _ in range(6)]
+    with ExperienceStore.open(store_url(settings), str(settings.job_dir)) as store:
+        stored = [replace(one, info={}) for step in (1, 2, 3, 4) for one in store.explored("explorer", step)]
+    assert [to_bytes([from_json(line)]) for line in lines] == [to_bytes([one]) for one in stored]
+    assert lines[0]["response"] == "#### 7" and lines[0]["reward"] in (0.0, 1.0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    assert path.read_bytes() == whole
 
 
 class Broken(Workflow):

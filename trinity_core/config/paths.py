@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
+from urllib.parse import quote
 
 from trinity_core.config.schema import Config, ExperienceBufferConfig
 from trinity_core.config.store_backends import STORE_BACKENDS
@@ -18,6 +19,21 @@ def store_url(config: Config) -> str:
     buffer = config.buffer.trainer_input.experience_buffer
     named = buffer.storage_type != "file" and not is_backup(buffer) and not config.is_supervised
     return database_url(buffer.path if named else None, config.job_dir / "buffer")
+
+
+def explored_file(config: Config) -> Path | None:
+    """The JSON lines that an explorer on its own writes beside the store; None unless `storage_type` is `file`.
+
+    `path` names the file, or a folder in which it is called after the explorer.
+    """
+    buffer = config.buffer.trainer_input.experience_buffer
+    if config.mode != "explore" or buffer.storage_type != "file":
+        return None
+    name = f"{quote(config.explorer.name, safe='')}.jsonl"
+    if not buffer.path:
+        return config.job_dir / "buffer" / f"explored-{name}"
+    path = Path(buffer.path).expanduser().absolute()
+    return path if path.suffix in BACKUPS else path / name
 
 
 def database_url(path: str | None, folder: Path) -> str:

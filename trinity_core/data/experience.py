@@ -146,3 +146,19 @@ def scalars(blob: bytes) -> list[dict[str, Json]]:
     header_length = int.from_bytes(blob[:8], "little")
     rows: list[dict[str, Json]] = json.loads(json.loads(blob[8 : 8 + header_length])["__metadata__"]["experiences"])
     return rows
+
+
+def arrays_json(experience: Experience) -> dict[str, Json]:
+    """The arrays of an experience as lists, and its `prompt_length`: what `from_json` makes it from again."""
+    given = {name: getattr(experience, name) for name in (*_ALWAYS, *_ARRAYS)}
+    lists = {name: value.tolist() for name, value in given.items() if value is not None}
+    return {"prompt_length": experience.prompt_length, **lists}
+
+
+def from_json(row: dict[str, Json]) -> Experience:
+    """An experience from JSON that holds `arrays_json` among other fields. Raises DataError if it does not."""
+    try:
+        given: dict[str, Any] = {name: np.asarray(row[name]) for name in (*_ALWAYS, *_ARRAYS) if name in row}
+        return Experience(**given, **{name: row[name] for name in _SCALARS if name in row})
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the row is no experience: {error}") from error

@@ -308,6 +308,7 @@ class Explorer:
                 rollouts.drawn,
             )
         self._step = step
+        await asyncio.to_thread(self._open.explored_file.stored, step)
         await asyncio.to_thread(self._steps.stored)
         await asyncio.to_thread(self._records.write, rollouts, self._open.pool.restarts)
 
@@ -383,6 +384,7 @@ class Explorer:
             self.version = None
         self._lineage, self._step = found.lineage, found.step
         self._evaluated = (found.position or {}).get("evaluated")
+        self._open.explored_file.resume(found.step)
         if self._step:
             log.info("explorer %s resumes after step %d", self.name, self._step)
 

@@ -27,6 +27,7 @@ from trinity_core.inference.requests import Request, Sample, WeightSource
 from trinity_core.inference.tool_parsing import ToolCallReader
 from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.operators import OperatorPipeline, pipeline
+from trinity_core.rollout.explored_file import ExploredFile
 from trinity_core.rollout.external_evaluation import external_model, one_answer_each
 from trinity_core.rollout.judges import Judges, apart, name_of
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
@@ -62,6 +63,7 @@ class Resources:
     weights: WeightVersions
     source: WeightSource
     operators: OperatorPipeline
+    explored_file: ExploredFile
     api: ApiServer | None
     """The server of the OpenAI API, if one is wanted."""
 
@@ -146,6 +148,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         loops,
     )
     processed = config.data_processor.experience_pipeline
+    store = _open_store(config)
     return Resources(
         config=config,
         pool=pool,
@@ -155,10 +158,11 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         reward_pool=reward_pool,
         steps=_steps(config, read, runner, api),
         eval_tasksets=read.eval_tasksets,
-        store=_open_store(config),
+        store=store,
         weights=run_versions(config),
         source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
         operators=pipeline(processed.operators if processed else []),
+        explored_file=ExploredFile(config, store),
         api=api,
     )
 

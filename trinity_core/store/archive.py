@@ -1,8 +1,10 @@
-"""`buffer/experience_buffer.jsonl`: trained experiences for people and scripts, kept after they leave the store.
+"""Experiences as JSON lines for people and scripts.
 
-A line is one experience of a batch; lines ascend by trainer step. They are appended before a checkpoint is named, and
-lines after the checkpoint that a run resumes from are dropped, so that after any crash the file is the history of the
-weights beside it. The file is UTF-8: half of a surrogate pair is written as `?`.
+`buffer/experience_buffer.jsonl` has what was trained on, kept after it leaves the store. A line is one experience of a
+batch; lines ascend by trainer step. They are appended before a checkpoint is named, and lines after the checkpoint that
+a run resumes from are dropped, so that after any crash the file is the history of the weights beside it. An explorer
+with `storage_type: file` writes what it explored in the same way, step by step. Files are UTF-8: half of a surrogate
+pair is written as `?`.
 """
 
 from __future__ import annotations
@@ -13,20 +15,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, arrays_json
 from trinity_core.files import clear_errors, sync_file, when_room
+
+Line = dict[str, Any]
 
 
 class Archive:
     """The only writer of the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, line: Callable[[int, Experience], Line] | None = None) -> None:
+        """`line` makes a line, which names its `step`; by default `as_line`."""
         self.path = path
+        self._line = line or as_line
         self._last: int | None = None
         """The last step in the file; None: not read yet."""
 
     def extend(self, upto: int, batch: Callable[[int], Sequence[Experience]]) -> None:
-        """Append the batches of the trainer steps that are not in the file yet, up to step `upto`."""
+        """Append the batches of the steps that are not in the file yet, up to step `upto`."""
         if self._last is None:
             self._last = self._kept(None)[0]
         if upto <= self._last:
@@ -42,11 +48,11 @@ class Archive:
         with self.path.open("a", encoding="utf-8", errors="replace") as file:
             file.truncate(size)
             for step in steps:
-                file.writelines(json.dumps(as_line(step, each), ensure_ascii=False) + "\n" for each in batch(step))
+                file.writelines(json.dumps(self._line(step, each), ensure_ascii=False) + "\n" for each in batch(step))
         sync_file(self.path)
 
     def rewind(self, step: int) -> None:
-        """Cut the file after trainer step `step`: a trainer always calls this first."""
+        """Cut the file after `step`: its writer always calls this first."""
         self._last, size = self._kept(step)
         if self.path.exists() and size < self.path.stat().st_size:
             with clear_errors("writing", self.path):
@@ -66,7 +72,12 @@ class Archive:
         return last, size
 
 
-def as_line(step: int, experience: Experience) -> dict[str, Any]:
+def whole_line(step: int, experience: Experience) -> Line:
+    """`as_line` with tokens, mask, log-probs and versions, from which `data.experience.from_json` makes it again."""
+    return as_line(step, experience) | arrays_json(experience)
+
+
+def as_line(step: int, experience: Experience) -> Line:
     """An experience as JSON: texts, reward and origin, without tokens.
 
     The workflow's `info` is included, but cannot overwrite the line's own fields, because `rewind` relies on `step`.

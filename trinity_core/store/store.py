@@ -21,7 +21,7 @@ from typing import Any
 
 from sqlalchemy import insert, select, update
 
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store import admission, leasing, ledger, lineage, presence
@@ -149,6 +149,15 @@ class ExperienceStore:
                 self._set_explorer(connection, explorer, waiting=waits_for, finished=False)
             return True
         return False
+
+    @again_if_away
+    def explored(self, explorer: str, step: int) -> list[Experience]:
+        """The experiences of an explore step, unless they were pruned."""
+        g, e = self._tables.groups.c, self._tables.experiences
+        query = select(e.c.blob).join(self._tables.groups, g.id == e.c.group_id)
+        with self._database.read() as connection:
+            blobs = connection.scalars(query.where(g.explorer == explorer, g.step == step).order_by(g.id)).all()
+        return [experience for blob in blobs for experience in from_bytes(blob)]
 
     @waits_for_room
     def expect(self, explorer: str) -> None:

@@ -167,9 +167,10 @@ class ExperienceBufferConfig(Section):
     storage_type: Derived[Literal["queue", "sql", "file"]] = DERIVED
     """`queue` and `sql`: the experience store; `file`: a data set of jsonl, json, csv or parquet. For algorithms that
     learn from data sets (`sft`, `dpo`) and for auxiliary buffers `sql` is a table of yours, which is only read. By
-    default `file` for these, else `queue`."""
+    default `file` for these, else `queue`. In mode `explore` `file` writes the experiences as JSON lines too."""
     path: str | None = None
-    """For a data set its files, or the URL of its database; else the store, `sqlite:///NAME.db` (or `NAME.db`) within
+    """For a data set its files, or the URL of its database; in mode `explore` with `file` the file that is written, or
+    its folder; else the store, `sqlite:///NAME.db` (or `NAME.db`) within
     the run's `buffer` folder, `sqlite:////ABSOLUTE.db` or `postgresql://…`. By default `sqlite:///explorer_output.db`.
     A queue's backup in a `.json` file is accepted without effect: the store is on disk anyway."""
     subset_name: str | None = None
