@@ -327,7 +327,7 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (
         ("algorithm.algorithm_type=mix", f"{AUXILIARY}.expert={{path: x, storage_type: queue}}"),
         f"{AUXILIARY}.expert.storage_type",
-        "must be file or sql",
+        "must be file, sql or rollouts",
         "",
     ),
     (

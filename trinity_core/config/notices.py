@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from trinity_core.config import verl
 from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.experience_rules import AUXILIARY, BUFFER
 from trinity_core.config.named import unread_monitor_args
 from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share
-from trinity_core.config.rules import AUXILIARY, BUFFER, eval_tasksets, training_tasksets
+from trinity_core.config.rules import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
-from trinity_core.config.schema.buffer import TaskSelectorConfig
+from trinity_core.config.schema.buffer import EarlierRolloutsConfig, TaskSelectorConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
 from trinity_core.config.verl import ROOT
 
@@ -79,7 +80,8 @@ def _orders(config: Config) -> dict[str, bool]:
 
 
 def _unused_replay(config: Config) -> dict[str, bool]:
-    """Keys that ask for priorities or reuse where rollouts are not drawn by priority, or where there are none."""
+    """Keys that ask for priorities or reuse where rollouts are not drawn by priority, or that choose among rollouts
+    where there are none."""
     inputs = config.buffer.trainer_input
     unused = config.is_supervised or draws_by(config) != "priority"
     buffers = [(BUFFER, inputs.experience_buffer, unused)]
@@ -89,6 +91,8 @@ def _unused_replay(config: Config) -> dict[str, bool]:
         replay = buffer.replay_buffer
         found[f"{key}.reuse_cooldown_time"] = buffer.reuse_cooldown_time is not None and not_read
         found[f"{key}.use_priority_queue"] = buffer.use_priority_queue and not_read
+        chooses = buffer.rollouts != EarlierRolloutsConfig()
+        found[f"{key}.rollouts"] = chooses and buffer.storage_type != "rollouts"
         found[f"{key}.replay_buffer.enable"] = replay.enable and not_read
         found[f"{key}.replay_buffer.reuse_cooldown_time"] = replay.reuse_cooldown_time is not None and not replay.enable
     return found

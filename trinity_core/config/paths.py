@@ -17,7 +17,7 @@ BACKUPS = (".json", ".jsonl")
 def store_url(config: Config) -> str:
     """The URL of the run's experience store, which is never a data set. Raises TrinityError if `path` is no store's."""
     buffer = config.buffer.trainer_input.experience_buffer
-    named = buffer.storage_type != "file" and not is_backup(buffer) and not config.is_supervised
+    named = buffer.storage_type in ("queue", "sql") and not is_backup(buffer) and not config.is_supervised
     return database_url(buffer.path if named else None, config.job_dir / "buffer")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -119,3 +119,12 @@ class Finding(NamedTuple):
     rests_on: tuple[str, ...] = ()
     """Other settings the rule read."""
     suggestion: str = ""
+
+
+def repeated_names(what: str, named: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """A finding for every name that was seen before."""
+    seen: set[str] = set()
+    for key, name in named:
+        if name in seen:
+            yield Finding(key, name, f"two {what} are called '{name}'; names must differ.")
+        seen.add(name)

@@ -5,24 +5,20 @@ A finding is dropped if one of the settings it rests on is already reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.curriculum_rules import spelled_twice, weight_rules
+from trinity_core.config.experience_rules import experience_rules
 from trinity_core.config.external_rules import external_rules
 from trinity_core.config.openai_api import openai_api_rules
-from trinity_core.config.paths import is_backup, no_database
-from trinity_core.config.problems import Finding, Report, closest
-from trinity_core.config.resolve import expert_share
+from trinity_core.config.problems import Finding, Report, closest, repeated_names
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.config.serve_rules import serve_rules
 from trinity_core.config.staleness import staleness_rules
 from trinity_core.config.sync_methods import SYNC_METHODS
-from trinity_core.registry import registry_of
 
 INPUT = "buffer.explorer_input"
-BUFFER = "buffer.trainer_input.experience_buffer"
-AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 VERL = "trainer.trainer_config"
 ON_CPU = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
 SHARED_GPU_MEMORY = 0.7
@@ -34,13 +30,12 @@ def check(written: Config, config: Config, report: Report) -> None:
     rules = (
         _names,
         _algorithm,
-        _expert_share,
         _model,
         _cluster,
         _batches,
         _tasks,
         _restricted_on_gpu,
-        _experiences,
+        experience_rules,
         _synchronizer,
         staleness_rules,
         _explorer,
@@ -121,13 +116,6 @@ def _algorithm(config: Config) -> Iterator[Finding]:
     elif config.mode in ("both", "explore", "serve"):
         message = f"{name} learns from a data set, without an explorer: the mode must be train, not {config.mode}."
         yield Finding("mode", config.mode, message, (key,))
-
-
-def _expert_share(config: Config) -> Iterator[Finding]:
-    ratio = config.algorithm.sample_strategy_args.get("expert_data_ratio")
-    if isinstance(ratio, float) and not 0 <= ratio < 1:
-        key = "algorithm.sample_strategy_args.expert_data_ratio"
-        yield Finding(key, ratio, f"must be a number, at least 0 and below 1, not {ratio!r}.")
 
 
 def _model(config: Config) -> Iterator[Finding]:
@@ -217,7 +205,7 @@ def _tasks(config: Config) -> Iterator[Finding]:
         if not taskset.path and not produced:
             yield Finding(f"{key}.path", taskset.path, "must be given: a file, a folder or a hub name.")
     yield from weight_rules(training_tasksets(config))
-    yield from _unique("task sets", ((f"{key}.name", taskset.name) for key, taskset in tasksets))
+    yield from repeated_names("task sets", ((f"{key}.name", taskset.name) for key, taskset in tasksets))
 
 
 RESTRICTED_ON_GPU = (
@@ -250,63 +238,6 @@ def _restricted_on_gpu(config: Config) -> Iterator[Finding]:
             yield Finding(key, value, RESTRICTED_ON_GPU, rests_on)
 
 
-def _experiences(config: Config) -> Iterator[Finding]:
-    known = ALGORITHMS.get(config.algorithm.algorithm_type)
-    given = config.buffer.trainer_input
-    buffer, name = given.experience_buffer, config.algorithm.algorithm_type
-    rests_on = ("mode", "algorithm.algorithm_type", f"{BUFFER}.storage_type")
-    if known and not known.uses_rollouts and config.mode == "train":
-        if not buffer.path:
-            yield Finding(
-                f"{BUFFER}.path", buffer.path, f"must be given: the data set that {name} learns from.", rests_on
-            )
-        if buffer.storage_type == "queue":
-            message = f"must be file or sql: {name} learns from a data set, not from an explorer."
-            yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
-    elif known and known.uses_rollouts and config.mode in ("both", "train") and buffer.storage_type == "file":
-        message = f"must be queue or sql in mode {config.mode}: {name} learns from what an explorer stores."
-        yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
-    if buffer.path and buffer.storage_type != "file" and not is_backup(buffer) and (wrong := no_database(buffer.path)):
-        yield Finding(f"{BUFFER}.path", buffer.path, wrong, rests_on)
-    replay, other = buffer.replay_buffer.reuse_cooldown_time, buffer.reuse_cooldown_time
-    if buffer.replay_buffer.enable and replay and other and replay != other:
-        key = f"{BUFFER}.replay_buffer.reuse_cooldown_time"
-        yield Finding(key, replay, f"is {replay:g}, but {BUFFER}.reuse_cooldown_time is {other:g}; give one of them.")
-    for key, auxiliary in given.auxiliary_buffers.items():
-        if not auxiliary.path:
-            yield Finding(f"{AUXILIARY}.{key}.path", auxiliary.path, "must be given: a file, a folder or a hub name.")
-        if auxiliary.storage_type == "queue":
-            message = "must be file or sql: an auxiliary buffer is a data set, which no explorer fills."
-            yield Finding(f"{AUXILIARY}.{key}.storage_type", auxiliary.storage_type, message)
-    yield from _experts(config)
-    names = [(f"{AUXILIARY}.{key}.name", auxiliary.name) for key, auxiliary in given.auxiliary_buffers.items()]
-    yield from _unique("buffers", [(f"{BUFFER}.name", buffer.name), *names])
-
-
-def _experts(config: Config) -> Iterator[Finding]:
-    """Expert data is given where it is drawn, and to nothing that cannot use it."""
-    if config.mode not in ("both", "train") or config.is_supervised:
-        return
-    algorithm, buffers = config.algorithm, config.buffer.trainer_input.auxiliary_buffers
-    losses, loss = registry_of("algorithm.policy_loss_fn"), algorithm.policy_loss_fn
-    draws, rests_on = algorithm.sample_strategy == "mix", ("algorithm.sample_strategy", "algorithm.algorithm_type")
-    if loss in losses and not losses.uses(loss, "is_expert") and (buffers or (draws and expert_share(algorithm))):
-        key = AUXILIARY if buffers else "algorithm.sample_strategy"
-        able = [name for name, known in ALGORITHMS.items() if losses.uses(known.policy_loss_fn, "is_expert")]
-        message = (
-            f"cannot go with {algorithm.algorithm_type}, whose loss '{loss}' would take expert data for rollouts; "
-            f"those that can use it are {', '.join(able)}, sft and dpo."
-        )
-        yield Finding(key, None, message, (*rests_on, "algorithm.policy_loss_fn"))
-    elif draws and not buffers:
-        yield Finding(AUXILIARY, None, "must hold the expert data that the sample strategy 'mix' draws from.", rests_on)
-    elif buffers and not (draws and expert_share(algorithm)):
-        message = (
-            f"is not drawn from by the sample strategy '{algorithm.sample_strategy}'; it must be mix, with a share."
-        )
-        yield Finding(AUXILIARY, None, message, (*rests_on, "algorithm.sample_strategy_args.expert_data_ratio"))
-
-
 def _synchronizer(config: Config) -> Iterator[Finding]:
     key, given = "synchronizer.sync_method", config.synchronizer.sync_method
     method = SYNC_METHODS.get(given)
@@ -331,7 +262,7 @@ def _explorer(config: Config) -> Iterator[Finding]:
         if not model.model_path:
             yield Finding(f"{key}.model_path", model.model_path, "must be given: a Hugging Face folder or hub name.")
     names = ((f"explorer.auxiliary_models[{i}].name", model.name) for i, model in enumerate(models) if model.name)
-    yield from _unique("auxiliary models", names)
+    yield from repeated_names("auxiliary models", names)
     if wrong := _unusable(config.explorer.name):
         yield Finding("explorer.name", config.explorer.name, wrong)
 
@@ -368,12 +299,3 @@ def eval_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
     return [
         (f"{INPUT}.eval_tasksets[{i}]", taskset) for i, taskset in enumerate(config.buffer.explorer_input.eval_tasksets)
     ]
-
-
-def _unique(what: str, named: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """A finding for every name that was seen before."""
-    seen: set[str] = set()
-    for key, name in named:
-        if name in seen:
-            yield Finding(key, name, f"two {what} are called '{name}'; names must differ.")
-        seen.add(name)

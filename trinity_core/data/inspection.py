@@ -7,29 +7,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
 
 from trinity_core.config import Config
-from trinity_core.config.rules import AUXILIARY, BUFFER, eval_tasksets, training_tasksets
+from trinity_core.config.experience_rules import AUXILIARY, BUFFER
+from trinity_core.config.rules import eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.files import RejectedRow, RowLocation
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.reports import DataSetReport, RowLengths, ShownRow
-from trinity_core.data.supervised import Kind, read_supervised, too_long
+from trinity_core.data.supervised import Kind, SupervisedRows, read_supervised, too_long
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, prompt_too_long
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError
 from trinity_core.registry import registry_of
 
+ReadAnswers = Callable[[ExperienceBufferConfig, ChatEncoder, Kind], SupervisedRows]
 
-def inspect(config: Config, examples: int = 2) -> list[DataSetReport]:
-    """A report on each data set of a configuration without stages, with so many rows as the model sees them."""
+
+def inspect(config: Config, examples: int = 2, read: ReadAnswers = read_supervised) -> list[DataSetReport]:
+    """A report on each data set of a configuration without stages, with so many rows as the model sees them.
+
+    `read` reads the trainer's data sets, without a limit of tokens.
+    """
     encoder = None if config.external_model else policy_encoder(config.model)
     reports = [
         _inspect_tasks(config, key, taskset, encoder, use, examples)
@@ -38,7 +44,7 @@ def inspect(config: Config, examples: int = 2) -> list[DataSetReport]:
         if encoder is not None or use == "evaluation"
     ]
     if encoder is not None:
-        reports += [_inspect_answers(config, *each, encoder, examples) for each in _supervised(config)]
+        reports += [_inspect_answers(config, *each, encoder, examples, read) for each in _supervised(config)]
     for report in reports:
         others = [other for other in reports if (other.use == "evaluation") != (report.use == "evaluation")]
         shared = {other.name: len(report.prompts & other.prompts) for other in others}
@@ -98,11 +104,12 @@ def _prompts(tasks: Sequence[Task], encoder: ChatEncoder | None) -> Iterator[tup
 
 
 def _inspect_answers(
-    config: Config, key: str, given: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder, examples: int
-) -> DataSetReport:
+    config: Config, key: str, given: ExperienceBufferConfig, kind: Kind, encoder: ChatEncoder, examples: int,
+    read_rows: ReadAnswers,
+) -> DataSetReport:  # fmt: skip
     report = DataSetReport(key, str(given.name), str(given.path or ""), given.split, kind)
     try:
-        read = read_supervised(given, encoder, kind)
+        read = read_rows(given, encoder, kind)
     except DataError as error:
         report.problem = str(error)
         return report

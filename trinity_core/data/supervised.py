@@ -52,9 +52,24 @@ class SupervisedSet:
         selector: str = "shuffle",
         rejected_rows: RejectedRows | None = None,
     ) -> SupervisedSet:
-        """`read`. Raises DataError if no row is usable, or more are rejected than `rejected_rows` allows."""
+        """The rows of `read_supervised`, in an order; raises DataError as `of` does."""
         read = read_supervised(config, encoder, kind, max_tokens)
-        name = config.name or "dataset"
+        return cls.of(read, config.name or "dataset", kind, seed, selector, rejected_rows)
+
+    @classmethod
+    def of(
+        cls,
+        read: SupervisedRows,
+        name: str,
+        kind: Kind,
+        seed: int,
+        selector: str = "shuffle",
+        rejected_rows: RejectedRows | None = None,
+    ) -> SupervisedSet:
+        """These rows in an order.
+
+        Raises DataError if none is usable, or more are rejected than `rejected_rows` allows.
+        """
         (rejected_rows or RejectedRows()).settle(name, read.rejected, len(read.rows))
         source = SelectorRows(len(read.rows), np.empty((len(read.rows), 0)), (seed, 0))
         order = make_selector(selector, source, {})

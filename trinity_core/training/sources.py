@@ -25,6 +25,7 @@ from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
+from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
 from trinity_core.store.presence import SEEN_SECONDS, TRAINER, Contribution, describe_explorers
 from trinity_core.store.store import ExperienceStore
@@ -261,9 +262,9 @@ def open_store(config: Config) -> ExperienceStore:
 
 def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind) -> SupervisedSet:
     """A data set of the trainer, tokenised; rows beyond `model.max_model_len` are rejected."""
-    encoder, rejected = policy_encoder(config.model), RejectedRows.of(config, config.trainer.name)
-    longest = config.model.max_model_len
-    return SupervisedSet.open(buffer, encoder, config.seed, kind, longest, rejected_rows=rejected)
+    read = read_answers(buffer, policy_encoder(config.model), kind, config.model.max_model_len)
+    rejected = RejectedRows.of(config, config.trainer.name)
+    return SupervisedSet.of(read, buffer.name or "dataset", kind, config.seed, rejected_rows=rejected)
 
 
 def open_source(config: Config, kind: Kind) -> BatchSource:

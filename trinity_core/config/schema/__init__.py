@@ -3,6 +3,7 @@
 from trinity_core.config.schema.algorithm import AlgorithmConfig, OptimizerConfig
 from trinity_core.config.schema.buffer import (
     BufferConfig,
+    EarlierRolloutsConfig,
     ExperienceBufferConfig,
     ExplorerInputConfig,
     FormatConfig,
@@ -40,6 +41,7 @@ __all__ = [
     "Config",
     "DataJuicerConfig",
     "DataProcessorConfig",
+    "EarlierRolloutsConfig",
     "ExperienceBufferConfig",
     "ExperiencePipelineConfig",
     "ExplorerConfig",

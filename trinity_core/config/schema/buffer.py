@@ -19,6 +19,7 @@ from trinity_core.config.types import (
     Many,
     Named,
     NonNegative,
+    Number,
     Positive,
     PositiveShare,
     Seconds,
@@ -159,24 +160,37 @@ class ReplayBufferConfig(Section):
     """Time after which an experience may be used again; null means never."""
 
 
+class EarlierRolloutsConfig(Section):
+    """Which rollouts of an earlier run are learned from."""
+
+    min_reward: Number | None = None
+    """Lowest reward of an answer to imitate; null means the best answer to each task whose answers differ in reward."""
+    min_gap: NonNegative = 0.0
+    """Rewards of the two answers of a pair differ by more than this (`dpo`)."""
+
+
 class ExperienceBufferConfig(Section):
     """What the trainer reads: the explorer's experiences, or a data set."""
 
     name: Derived[str] = DERIVED
     """Name of the buffer; unique within a run."""
-    storage_type: Derived[Literal["queue", "sql", "file"]] = DERIVED
+    storage_type: Derived[Literal["queue", "sql", "file", "rollouts"]] = DERIVED
     """`queue` and `sql`: the experience store; `file`: a data set of jsonl, json, csv or parquet. For algorithms that
-    learn from data sets (`sft`, `dpo`) and for auxiliary buffers `sql` is a table of yours, which is only read. By
-    default `file` for these, else `queue`. In mode `explore` `file` writes the experiences as JSON lines too."""
+    learn from data sets (`sft`, `dpo`) and for auxiliary buffers `sql` is a table of yours and `rollouts` an earlier
+    run, which are only read. By default `file` for these, else `queue`. In mode `explore` `file` writes the experiences
+    as JSON lines too."""
     path: str | None = None
-    """For a data set its files, or the URL of its database; in mode `explore` with `file` the file that is written, or
-    its folder; else the store, `sqlite:///NAME.db` (or `NAME.db`) within
-    the run's `buffer` folder, `sqlite:////ABSOLUTE.db` or `postgresql://…`. By default `sqlite:///explorer_output.db`.
-    A queue's backup in a `.json` file is accepted without effect: the store is on disk anyway."""
+    """For a data set its files, the URL of its database, or the earlier run's folder or database; in mode `explore`
+    with `file` the file that is written, or its folder; else the store, `sqlite:///NAME.db` (or `NAME.db`) within the
+    run's `buffer` folder, `sqlite:////ABSOLUTE.db` or `postgresql://…`. By default `sqlite:///explorer_output.db`. A
+    queue's backup in a `.json` file is accepted without effect: the store is on disk anyway."""
     subset_name: str | None = None
-    """Subset of a hub data set; table of a database, by default `name`."""
+    """Subset of a hub data set; table of a database, by default `name`; run, where an earlier run's database has
+    several."""
     split: str = "train"
     """Split of the data set (file)."""
+    rollouts: EarlierRolloutsConfig = Field(default_factory=EarlierRolloutsConfig)
+    """Which answers of an earlier run are learned from (rollouts)."""
     format: FormatConfig = Field(default_factory=FormatConfig)
     """Columns of the data set."""
     share: Positive = 1.0

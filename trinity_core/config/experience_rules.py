@@ -1,0 +1,85 @@
+"""Rules of what the trainer reads: the experience buffer and the auxiliary buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.paths import is_backup, no_database
+from trinity_core.config.problems import Finding, repeated_names
+from trinity_core.config.resolve import expert_share
+from trinity_core.config.schema import Config
+from trinity_core.registry import registry_of
+
+BUFFER = "buffer.trainer_input.experience_buffer"
+AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
+
+
+def experience_rules(config: Config) -> Iterator[Finding]:
+    known = ALGORITHMS.get(config.algorithm.algorithm_type)
+    given = config.buffer.trainer_input
+    buffer, name = given.experience_buffer, config.algorithm.algorithm_type
+    rests_on = ("mode", "algorithm.algorithm_type", f"{BUFFER}.storage_type")
+    if known and not known.uses_rollouts and config.mode == "train":
+        if not buffer.path:
+            yield Finding(
+                f"{BUFFER}.path", buffer.path, f"must be given: the data set that {name} learns from.", rests_on
+            )
+        if buffer.storage_type == "queue":
+            message = f"must be file, sql or rollouts: {name} learns from a data set, not from an explorer."
+            yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
+    elif (
+        known
+        and known.uses_rollouts
+        and (buffer.storage_type == "rollouts" or (config.mode in ("both", "train") and buffer.storage_type == "file"))
+    ):
+        message = f"must be queue or sql in mode {config.mode}: {name} learns from what an explorer stores."
+        yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
+    is_store = buffer.storage_type in ("queue", "sql") and not is_backup(buffer)
+    if buffer.path and is_store and (wrong := no_database(buffer.path)):
+        yield Finding(f"{BUFFER}.path", buffer.path, wrong, rests_on)
+    replay, other = buffer.replay_buffer.reuse_cooldown_time, buffer.reuse_cooldown_time
+    if buffer.replay_buffer.enable and replay and other and replay != other:
+        key = f"{BUFFER}.replay_buffer.reuse_cooldown_time"
+        yield Finding(key, replay, f"is {replay:g}, but {BUFFER}.reuse_cooldown_time is {other:g}; give one of them.")
+    for key, auxiliary in given.auxiliary_buffers.items():
+        if not auxiliary.path:
+            yield Finding(f"{AUXILIARY}.{key}.path", auxiliary.path, "must be given: a file, a folder or a hub name.")
+        if auxiliary.storage_type == "queue":
+            message = "must be file, sql or rollouts: an auxiliary buffer is a data set, which no explorer fills."
+            yield Finding(f"{AUXILIARY}.{key}.storage_type", auxiliary.storage_type, message)
+    yield from _expert_share(config)
+    yield from _experts(config)
+    names = [(f"{AUXILIARY}.{key}.name", auxiliary.name) for key, auxiliary in given.auxiliary_buffers.items()]
+    yield from repeated_names("buffers", [(f"{BUFFER}.name", buffer.name), *names])
+
+
+def _experts(config: Config) -> Iterator[Finding]:
+    """Expert data is given where it is drawn, and to nothing that cannot use it."""
+    if config.mode not in ("both", "train") or config.is_supervised:
+        return
+    algorithm, buffers = config.algorithm, config.buffer.trainer_input.auxiliary_buffers
+    losses, loss = registry_of("algorithm.policy_loss_fn"), algorithm.policy_loss_fn
+    draws, rests_on = algorithm.sample_strategy == "mix", ("algorithm.sample_strategy", "algorithm.algorithm_type")
+    if loss in losses and not losses.uses(loss, "is_expert") and (buffers or (draws and expert_share(algorithm))):
+        key = AUXILIARY if buffers else "algorithm.sample_strategy"
+        able = [name for name, known in ALGORITHMS.items() if losses.uses(known.policy_loss_fn, "is_expert")]
+        message = (
+            f"cannot go with {algorithm.algorithm_type}, whose loss '{loss}' would take expert data for rollouts; "
+            f"those that can use it are {', '.join(able)}, sft and dpo."
+        )
+        yield Finding(key, None, message, (*rests_on, "algorithm.policy_loss_fn"))
+    elif draws and not buffers:
+        yield Finding(AUXILIARY, None, "must hold the expert data that the sample strategy 'mix' draws from.", rests_on)
+    elif buffers and not (draws and expert_share(algorithm)):
+        message = (
+            f"is not drawn from by the sample strategy '{algorithm.sample_strategy}'; it must be mix, with a share."
+        )
+        yield Finding(AUXILIARY, None, message, (*rests_on, "algorithm.sample_strategy_args.expert_data_ratio"))
+
+
+def _expert_share(config: Config) -> Iterator[Finding]:
+    ratio = config.algorithm.sample_strategy_args.get("expert_data_ratio")
+    if isinstance(ratio, float) and not 0 <= ratio < 1:
+        key = "algorithm.sample_strategy_args.expert_data_ratio"
+        yield Finding(key, ratio, f"must be a number, at least 0 and below 1, not {ratio!r}.")
