@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trinity_core.config import OperatorConfig
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
-from trinity_core.pipelines.operators import OPERATORS, dynamic_sampling, pipeline
+from trinity_core.pipelines.operators import OPERATORS, OperatorPipeline, dynamic_sampling, pipeline
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.schedule import publishes_after, required_version
 
@@ -76,6 +76,26 @@ def test_dropped_rows_are_counted_by_group_and_operator():
         "a": [("reward_filter", 1)],
         "b": [("reward_filter", 1), ("flat_group_filter", 2)],
     }
+
+
+def test_an_operator_that_fails_costs_the_groups_it_fails_with():
+    def shaped(experiences):
+        for e in experiences:
+            e.metrics["shaped"] = e.metrics.get("shaped", 0) + 1
+            e.reward = 1 / (e.reward or 0)
+        return experiences
+
+    seen = []
+    one = OperatorPipeline([("shaped", shaped)])
+    left, dropped = one.run([*_group("a", 2, 4), *_group("b", 1, 0), *_group("c", 5)], seen.append)
+    assert [(e.group, e.reward, e.metrics["shaped"]) for e in left] == [("a", 0.5, 1), ("a", 0.25, 1), ("c", 0.2, 1)]
+    assert dropped == {"b": {"shaped failed": 2}} and [(each.group, each.operator) for each in seen] == [
+        ("b", "shaped")
+    ]
+    for _ in range(7):
+        assert one.run(_group("b", 0)) == ([], {"b": {"shaped failed": 1}}), "a step of a single bad row"
+    with pytest.raises(ZeroDivisionError):
+        one.run(_group("b", 0))
 
 
 variances = st.lists(st.lists(st.booleans(), min_size=2, max_size=4), min_size=1, max_size=6)

@@ -16,6 +16,7 @@ from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict, store_url
 from trinity_core.data.experience import from_json, to_bytes
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
@@ -646,11 +647,11 @@ def test_a_step_whose_tasks_all_fail_ends_the_run(config, engine, monkeypatch):
         asyncio.run(Explorer(settings, [engine]).run(explore))
 
 
-def test_a_few_failures_in_a_row_may_be_those_of_rows():
+def test_a_few_failures_in_a_row_may_be_those_of_rows(tmp_path):
     """A run whose steps have one task does not end at a bad row; one in which nothing succeeds any more ends soon."""
     task = Task(index=3, raw={}, taskset="gsm8k", workflow="w", location="train.jsonl:4")
     failed, fine = Outcome(task, error=KeyError("board")), Outcome(task)
-    watch = FailureWatch()
+    watch = FailureWatch(RejectedRows(folder=tmp_path))
     for step in range(7):
         watch.check(step, [failed])
     watch.check(8, [fine, failed])
@@ -658,6 +659,8 @@ def test_a_few_failures_in_a_row_may_be_those_of_rows():
         watch.check(step, [failed])
     with pytest.raises(TrinityError, match=r"task 3 of gsm8k \(train.jsonl:4\), with KeyError: 'board'"):
         watch.check(9, [failed])
+    lines = [json.loads(line) for line in (tmp_path / "failed_tasks.jsonl").read_text().splitlines()]
+    assert lines == [{"source": "train.jsonl", "line": 4, "reason": "KeyError: 'board'"}] * 16
 
 
 def test_a_step_with_one_failure_goes_on_and_counts_it(config, engine, monkeypatch):

@@ -21,6 +21,11 @@ LISTED = 5
 """Rejected rows listed one by one in messages; the rest are counted."""
 
 
+FAILED_IN_A_ROW = 8
+"""Failed tasks without one that did not, after which the fault is not that of rows: of steps with a task or two, a few
+bad rows may be all."""
+
+
 @dataclass(frozen=True, slots=True)
 class RejectedRows:
     """What happens to the rows of a data set that cannot be used."""
@@ -59,6 +64,14 @@ class RejectedRows:
             f"{self.max_share:g} allows: {list_rejected(rejected)}. `trinity data check` shows what is wrong"
         )
 
+    def append(self, name: str, rejected: Sequence[RejectedRow]) -> None:
+        """Log rows that were found to be bad while they were used, and add them to `<name>.jsonl`."""
+        for row in rejected:
+            logger.warning("set aside: %s", row)
+        if self.folder is not None and rejected:
+            path = self.folder / f"{quote(name, safe='')}.jsonl"
+            when_room(lambda: _append(path, rejected), path)
+
     def _write(self, name: str, rejected: Sequence[RejectedRow]) -> Path | None:
         """The file with the rejected rows; None, and no file of an earlier start, if there are none."""
         if self.folder is None:
@@ -68,9 +81,19 @@ class RejectedRows:
             path.unlink(missing_ok=True)
             return None
         when_room(lambda: folder.mkdir(parents=True, exist_ok=True), folder)
-        lines = (json.dumps(rejected_line(row), ensure_ascii=False) + "\n" for row in rejected)
-        write_atomically(path, "".join(lines).encode(errors="backslashreplace"), durable=False)
+        write_atomically(path, _lines(rejected), durable=False)
         return path
+
+
+def _lines(rejected: Sequence[RejectedRow]) -> bytes:
+    lines = (json.dumps(rejected_line(row), ensure_ascii=False) + "\n" for row in rejected)
+    return "".join(lines).encode(errors="backslashreplace")
+
+
+def _append(path: Path, rejected: Sequence[RejectedRow]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(_lines(rejected))
 
 
 def _counted(rejected: Sequence[RejectedRow], kept: int) -> str:

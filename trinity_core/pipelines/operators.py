@@ -6,15 +6,19 @@ plugin with `@OPERATORS.register("name")`, or name it by its dotted path.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from trinity_core.config import OperatorConfig
 from trinity_core.data.experience import Experience
-from trinity_core.errors import TrinityError
+from trinity_core.data.rejected import FAILED_IN_A_ROW
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.workflows import Registry
+
+log = logging.getLogger(__name__)
 
 Operator = Callable[..., list[Experience]]
 
@@ -65,25 +69,80 @@ def dynamic_sampling(
     return [experiences[i] for i in chosen.tolist()]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class FailedGroup:
+    """A group with whose experiences an operator fails."""
+
+    group: str
+    operator: str
+    error: Exception
+
+
+@dataclass
 class OperatorPipeline:
     """The operators of a run, in order, each with its name."""
 
     operators: Sequence[tuple[str, Callable[[list[Experience]], list[Experience]]]]
+    in_a_row: int = 0
+    """Groups with which an operator failed since a step of which one was left."""
 
-    def run(self, experiences: list[Experience]) -> tuple[list[Experience], dict[str, dict[str, int]]]:
+    def run(
+        self, experiences: list[Experience], failed: Callable[[FailedGroup], object] = lambda _: None
+    ) -> tuple[list[Experience], dict[str, dict[str, int]]]:
         """What the operators leave, and how many experiences each dropped: group -> operator -> number.
 
-        An operator that renames a group has dropped the group and added another one.
+        An operator that renames a group has dropped the group and added another one. Where one fails, the groups with
+        which it fails alone are dropped by `<operator> failed`, and `failed` is told of each. Raises its error if it
+        fails with all groups, and with `FAILED_IN_A_ROW` of them.
         """
         dropped: dict[str, dict[str, int]] = {}
         for name, operator in self.operators:
-            before = Counter(e.group for e in experiences)
-            experiences = operator(experiences)
-            for group, number in (before - Counter(e.group for e in experiences)).items():
+            before = _groups(experiences)
+            wrong: list[FailedGroup] = []
+            try:
+                left = operator(_copies(experiences))
+            except TransientFault:
+                raise
+            except Exception as error:
+                log.warning("the experience operator '%s' fails; groups are tried one by one", name, exc_info=error)
+                fine, wrong = self._tried(name, operator, experiences, error)
+                left = operator(_copies(fine)) if fine else []
+            for each in wrong:
+                failed(each)
+                dropped.setdefault(each.group, {})[f"{name} failed"] = before.pop(each.group)
+            for group, number in (before - _groups(left)).items():
                 by_operator = dropped.setdefault(group, {})
                 by_operator[name] = by_operator.pop(name, 0) + number
+            experiences = left
         return experiences, dropped
+
+    def _tried(
+        self, name: str, operator: Callable[[list[Experience]], list[Experience]], given: list[Experience],
+        error: Exception,
+    ) -> tuple[list[Experience], list[FailedGroup]]:  # fmt: skip
+        """The experiences of groups with which the operator does not fail alone, and the other groups."""
+        wrong: dict[str, FailedGroup] = {}
+        for group in _groups(given):
+            try:
+                operator(_copies([e for e in given if e.group == group]))
+            except Exception as fault:
+                log.debug("the experience operator '%s' fails with group %s", name, group, exc_info=fault)
+                wrong[group] = FailedGroup(group, name, fault)
+        fine = [e for e in given if e.group not in wrong]
+        self.in_a_row = 0 if fine else self.in_a_row + len(wrong)
+        if not wrong or self.in_a_row >= FAILED_IN_A_ROW:
+            raise error
+        return fine, list(wrong.values())
+
+
+def _groups(experiences: Sequence[Experience]) -> Counter[str]:
+    """Group -> experiences."""
+    return Counter(e.group for e in experiences)
+
+
+def _copies(experiences: Sequence[Experience]) -> list[Experience]:
+    """Experiences that an operator may change before it fails."""
+    return [replace(e, metrics=dict(e.metrics), info=dict(e.info)) for e in experiences]
 
 
 def pipeline(configured: Sequence[OperatorConfig]) -> OperatorPipeline:

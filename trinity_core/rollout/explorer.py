@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from trinity_core.config import Config
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
 from trinity_core.rollout.admission import AdmissionWait, staleness_bound
@@ -72,7 +73,7 @@ class Explorer:
         """The version that was evaluated last."""
         self._state = "starting"
         self._records = StepRecords(config)
-        self._failures = FailureWatch()
+        self._failures = FailureWatch(RejectedRows.of(config, self.name))
         self._used: tuple[float, float, float] | None = None
         """What engines and verifiers had done when a wait for rollouts began."""
 

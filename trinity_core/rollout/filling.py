@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trinity_core.data.experience import Experience
 from trinity_core.pipelines.operators import OperatorPipeline
-from trinity_core.rollout.metrics import dropped_whole, experiences_of
+from trinity_core.rollout.metrics import dropped_whole
 from trinity_core.rollout.operated import operated
 from trinity_core.rollout.runner import FailureWatch, Outcome
 from trinity_core.rollout.step_source import StepSource
@@ -37,13 +37,13 @@ async def filled(
     outcomes = await steps.outcomes(step, version)
     failures.check(step, outcomes)
     wanted = len(outcomes)
-    experiences, dropped = await operated(operators, experiences_of(outcomes))
+    experiences, dropped = await operated(operators, outcomes, failures.rejected_rows)
     missing = wanted - _groups(experiences)
     for _ in range(rounds):
         further = await steps.further(step, missing) if missing > 0 else []
         if not further:
             break
-        kept, by_operator = await operated(operators, experiences_of(further))
+        kept, by_operator = await operated(operators, further, failures.rejected_rows)
         outcomes, experiences, dropped = outcomes + further, experiences + kept, dropped | by_operator
         missing = wanted - _groups(experiences)
     if rounds and missing > 0:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from functools import partial
 
 from trinity_core.data.experience import Experience
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.errors import TrinityError
-from trinity_core.pipelines.operators import OperatorPipeline
+from trinity_core.pipelines.operators import FailedGroup, OperatorPipeline
+from trinity_core.rollout.metrics import experiences_of
+from trinity_core.rollout.runner import Outcome, cause, rejected_row
 from trinity_core.threads import DaemonThreads
 
 OPERATOR_SECONDS = 3600.0
@@ -14,12 +19,25 @@ OPERATOR_SECONDS = 3600.0
 
 
 async def operated(
-    operators: OperatorPipeline, experiences: list[Experience]
+    operators: OperatorPipeline, outcomes: Sequence[Outcome], rejected_rows: RejectedRows
 ) -> tuple[list[Experience], dict[str, dict[str, int]]]:
-    """What the operators leave, and what they dropped. They run in a thread, since plugins may take their time."""
-    work = asyncio.get_running_loop().run_in_executor(DaemonThreads("operators"), operators.run, experiences)
+    """What the operators leave of the outcomes' experiences, and what they dropped.
+
+    They run in a thread, since plugins may take their time. Rows with which one fails are noted in `rejected_rows`.
+    """
+    failed: list[FailedGroup] = []
+    run = partial(operators.run, experiences_of(outcomes), failed.append)
+    work = asyncio.get_running_loop().run_in_executor(DaemonThreads("operators"), run)
     try:
-        return await asyncio.wait_for(work, OPERATOR_SECONDS)
+        left = await asyncio.wait_for(work, OPERATOR_SECONDS)
     except TimeoutError:
         names = ", ".join(name for name, _ in operators.operators)
         raise TrinityError(f"the experience operators ({names}) took longer than {OPERATOR_SECONDS:g} s") from None
+    tasks = {outcome.task.group: outcome.task for outcome in outcomes}
+    rows = [
+        rejected_row(tasks[each.group], f"experience operator '{each.operator}' fails: {cause(each.error)}")
+        for each in failed
+        if each.group in tasks  # an operator may have added it
+    ]
+    rejected_rows.append("experience_operators", rows)
+    return left

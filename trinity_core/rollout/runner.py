@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 from trinity_core.data.experience import Experience
+from trinity_core.data.files import RejectedRow, RowLocation
+from trinity_core.data.rejected import FAILED_IN_A_ROW, RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.errors import EndpointError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.inference.openai_api.model import ApiModel, ApiModels, SessionCounts
@@ -20,10 +22,6 @@ from trinity_core.timing import BusyTimer
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
 
 log = logging.getLogger(__name__)
-
-FAILED_IN_A_ROW = 8
-"""Failed tasks without one that did not, after which the fault is not that of rows: of steps with a task or two, a few
-bad rows may be all."""
 
 
 @dataclass(slots=True)
@@ -138,6 +136,13 @@ def cause(error: BaseException | None) -> str:
     return str(error) if isinstance(error, TrinityError) else f"{type(error).__name__}: {error}"
 
 
+def rejected_row(task: Task, reason: str) -> RejectedRow:
+    """The row of a task, for which there is a reason not to use it."""
+    source, _, line = task.location.rpartition(":")
+    where = RowLocation(source, int(line)) if source else RowLocation(task.taskset, task.index + 1)
+    return RejectedRow(where, reason)
+
+
 def _named(task: Task) -> str:
     where = f" ({task.location})" if task.location else ""
     return f"task {task.index} of {task.taskset}{where}"
@@ -147,12 +152,19 @@ def _named(task: Task) -> str:
 class FailureWatch:
     """Tells tasks that fail because of their rows, which cost only themselves, from a run in which all tasks fail."""
 
+    rejected_rows: RejectedRows = field(default_factory=RejectedRows)
+    """Where rows are written down that fail."""
     in_a_row: int = 0
     """Tasks that have failed since the last one that did not."""
 
     def check(self, step: int, outcomes: Sequence[Outcome]) -> None:
-        """Raise `TrinityError` if every task of explore step `step` failed, and `FAILED_IN_A_ROW` tasks in a row."""
-        if not outcomes or not all(outcome.failed for outcome in outcomes):
+        """Write down the rows of failed tasks.
+
+        Raises `TrinityError` if every task of explore step `step` failed, and `FAILED_IN_A_ROW` tasks in a row.
+        """
+        failed = [outcome for outcome in outcomes if outcome.failed]
+        self.rejected_rows.append("failed_tasks", [rejected_row(each.task, cause(each.error)) for each in failed])
+        if len(failed) < len(outcomes) or not outcomes:
             self.in_a_row = 0
             return
         self.in_a_row += len(outcomes)
