@@ -72,6 +72,29 @@ def test_what_is_named_wrongly_is_told(load, override, key, message):
     assert "run.yaml" in problem.file or "override" in problem.file
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "args", "model"),
+    [
+        ("reward_fn", "llm_judge", "reward_fn_args", True),
+        ("reward_fn", "reward_model", "reward_fn_args", True),
+        ("workflow", "rubric_judge_workflow", "reward_fn_args", True),
+        ("workflow", "math_ruler_workflow", "workflow_args", True),
+        ("workflow", "on_policy_distill_math_workflow", "workflow_args", False),
+    ],
+)
+def test_a_judge_that_the_run_does_not_have_is_named(load, kind, name, args, model):
+    override = f"{INPUT}.tasksets.a.default_{kind}_type={name}"
+    with pytest.raises(ConfigError, match=r"asks another model than the policy: add it to explorer\.auxiliary_models"):
+        load(override)
+    judge = "explorer.auxiliary_models=[{model_path: /models/judge, name: judge}]"
+    load(override, judge)
+    load(override, "mode=train", "buffer.total_steps=1")
+    if model:
+        load(override, judge, f"{INPUT}.tasksets.a.{args}.model=judge")
+        with pytest.raises(ConfigError, match="the name of no auxiliary model; there is judge"):
+            load(override, judge, f"{INPUT}.tasksets.a.{args}.model=jugde")
+
+
 def test_stages_are_checked_each_and_told_once(load):
     with pytest.raises(ConfigError) as caught:
         load(f"{INPUT}.tasksets.b.default_reward_fn_type=x", "stages=[{stage_name: a}, {stage_name: b}]")

@@ -193,7 +193,7 @@ def test_rubric_workflow_leaves_out_what_has_no_rating():
     assert "The answer is good." in judge.asked[0][0][-1]["content"]
 
 
-def test_ruler_workflow_measures_the_known_verdict_beside():
+def test_ruler_workflow_measures_the_known_verdict_beside(caplog):
     rows, _ = workflow(
         "math_ruler_workflow", ScriptedModel("#### 2", "#### 3", "2"), lambda _: '{"scores": [0.1, 0.9, 0]}'
     )
@@ -201,6 +201,14 @@ def test_ruler_workflow_measures_the_known_verdict_beside():
     assert [row.metrics["gold_reward"] for row in rows] == [1.0, 0.0, 0.0]
     rows, _ = workflow("math_ruler_workflow", ScriptedModel("#### 2", "#### 3", "2"), lambda _: "nonsense")
     assert all(row.is_unscored and row.metrics["gold_reward"] in (0.0, 1.0) for row in rows)
+    raw = {"question": "1+1?", "answer": "$$"}  # nothing to compare with: the metric is missing, and said to be
+    rows, _ = workflow(
+        "math_ruler_workflow", ScriptedModel("2", "3", "4"), lambda _: '{"scores": [0.1, 0.9, 0]}', raw=raw
+    )
+    assert [row.reward for row in rows] == [0.1, 0.9, 0.0] and {
+        row.metrics["gold_verifier_errors"] for row in rows
+    } == {1}
+    assert "returned none of its answers as unscored" not in caplog.text
 
 
 def test_rm_workflow_takes_the_reward_models_score():

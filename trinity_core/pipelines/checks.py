@@ -16,6 +16,7 @@ from trinity_core.data.selectors import SELECTORS, check_columns
 from trinity_core.errors import TrinityError
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
+from trinity_core.workflows.rewards.models import MODEL_REWARDS
 
 T = TypeVar("T")
 
@@ -34,8 +35,14 @@ def require_names(config: Config) -> Config:
 
 
 def check_names(config: Config, report: Report) -> None:
-    """Report names that are not found and arguments that do not fit. A dotted path is trusted."""
-    _typed(config, report, imports=False)
+    """Report names that are not found, arguments that do not fit, and judges and teachers that the run does not have.
+
+    A dotted path is trusted.
+    """
+    typed = _typed(config, report, imports=False)
+    if config.mode != "train":
+        for key, taskset in (*training_tasksets(typed), *eval_tasksets(typed)):
+            _check_models(config, key, taskset, report)
 
 
 def typed_arguments(config: Config) -> Config:
@@ -97,6 +104,29 @@ def _typed_selector(key: str, given: TaskSelectorConfig, report: Report, imports
     except TrinityError as error:
         report.add(f"{key}.feature_keys", given.feature_keys, f"{error}.")
     return {"task_selector.kwargs": fitting(SELECTORS, selector, name, given.kwargs, f"{key}.kwargs", report)}
+
+
+def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:
+    """Report a task set whose reward or workflow asks a model that the run does not have."""
+    flow = taskset.default_workflow_type
+    workflow = WORKFLOWS.get(flow or "")
+    reward = taskset.default_reward_fn_type or (workflow.default_reward if _is_scored(workflow) else None)
+    names = [model.name or model.model_path for model in config.explorer.auxiliary_models]
+    for asks, default, name, args in (
+        (workflow is not None and workflow.asks_models, "default_workflow_type", flow, "workflow_args"),
+        (reward in MODEL_REWARDS, "default_reward_fn_type", reward, "reward_fn_args"),
+    ):
+        given = getattr(taskset, args)
+        if not asks or given.get("base_url"):
+            continue
+        if not names:
+            where = _place(config, key, default, getattr(taskset, default))
+            report.add(
+                where, name, f"'{name}' asks another model than the policy: add it to explorer.auxiliary_models."
+            )
+        elif given.get("model") and given["model"] not in names:
+            told = f"is the name of no auxiliary model; there is {', '.join(names)}."
+            report.add(f"{key}.{args}.model", given["model"], told)
 
 
 def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:

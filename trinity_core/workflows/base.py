@@ -33,6 +33,8 @@ class Workflow:
 
     arguments: ClassVar[type[BaseModel] | None] = None
     """A pydantic model of the task set's `workflow_args`, which are checked against it; None: any."""
+    asks_models: ClassVar[bool] = False
+    """Whether it asks an auxiliary model, or the endpoint `base_url` of its arguments: a run without is refused."""
 
     def __init__(
         self,

@@ -22,6 +22,8 @@ class DistillMathWorkflow(MathBoxedWorkflow):
     Its log-probs are at temperature 1, so the policy's should be too. The accuracy is measured and no part of the loss.
     """
 
+    asks_models = True
+
     async def run(self) -> list[Experience]:
         """`repeat_times` experiences with the teacher's log-probs."""
         teacher = self.teacher

@@ -37,6 +37,7 @@ class MathRulerWorkflow(SimpleWorkflow):
     measured beside it: the metric `gold_reward`."""
 
     arguments = arguments_model("RulerArguments", [llm_judge], INPUTS)
+    asks_models = True
     default_reward = "math_reward"
 
     async def run(self) -> list[Experience]:

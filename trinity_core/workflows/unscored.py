@@ -79,8 +79,11 @@ class CountedRewards:
         return self._counted(self._rewards.score_sync(name, items))
 
     def warn_if_ignored(self, workflow: str, experiences: Sequence[Experience]) -> None:
-        """Log a warning if verifiers failed and every experience has a score all the same."""
-        if self.errors and not any(_failed(one) for one in experiences):
+        """Log a warning if verifiers failed and no metric of an experience tells of it (`…verifier_errors`)."""
+        told = any(
+            value > 0 for one in experiences for name, value in one.metrics.items() if name.endswith(VERIFIER_ERRORS)
+        )
+        if self.errors and not told:
             log.warning(
                 "workflow '%s' got %d rewards with an error and returned none of its answers as unscored; pass the "
                 "Reward itself (`answer.experience(reward=reward)`), so that a broken verifier is no wrong answer",
