@@ -203,7 +203,10 @@ def test_ruler_workflow_measures_the_known_verdict_beside(caplog):
     assert all(row.is_unscored and row.metrics["gold_reward"] in (0.0, 1.0) for row in rows)
     raw = {"question": "1+1?", "answer": "$$"}  # nothing to compare with: the metric is missing, and said to be
     rows, _ = workflow(
-        "math_ruler_workflow", ScriptedModel("2", "3", "4"), lambda _: '{"scores": [0.1, 0.9, 0]}', raw=raw
+        "math_ruler_workflow",
+        ScriptedModel("#### 2", "#### 3", "#### 4"),
+        lambda _: '{"scores": [0.1, 0.9, 0]}',
+        raw=raw,
     )
     assert [row.reward for row in rows] == [0.1, 0.9, 0.0] and {
         row.metrics["gold_verifier_errors"] for row in rows
