@@ -130,6 +130,11 @@ def test_ineffective_settings_get_a_notice() -> None:
     assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [replay])) == []
     given = load_config(RECIPES / "sft/sft.yaml", [replay])
     assert notices(given) == [f"Accepted, but without effect here: {queue}.replay_buffer.enable."]
+    other = "buffer.trainer_input.auxiliary_buffers.other"
+    alone = load_config(RECIPES / "sft/sft.yaml", [f"{other}.path=x"])
+    assert notices(alone) == [f"Accepted, but without effect here: {other}."]
+    joined = load_config(RECIPES / "sft/sft.yaml", [f"{other}={{path: x, share: 3}}", f"{queue}.name=own"])
+    assert notices(joined) == ["The rows of a batch come from several data sets: 25% from 'own', 75% from 'other'."]
     actor = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
     offload = [f"{actor}.param_offload=true", f"{actor}.optimizer_offload=true"]
     for changes, keys in (

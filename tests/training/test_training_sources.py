@@ -70,7 +70,7 @@ def test_auxiliary_buffers_join_sft_by_their_shares(opened: Any, tmp_path: Any) 
     write_jsonl(tmp_path / "other.jsonl", others)
     form = "{prompt_key: question, response_key: answer}"
 
-    def mixed(share: float) -> SupervisedSource:
+    def mixed(share: float | str) -> SupervisedSource:
         other = f"{{other: {{path: {tmp_path / 'other.jsonl'}, share: {share}, format: {form}}}}}"
         return opened(buffer__trainer_input__auxiliary_buffers=other)
 
@@ -82,3 +82,5 @@ def test_auxiliary_buffers_join_sft_by_their_shares(opened: Any, tmp_path: Any) 
     source.rewind(2)
     with pytest.raises(DataError, match="share of each data set was"):
         mixed(1.0).rewind(2)
+    without = mixed("null").draw(1, lambda: False, print)
+    assert without is not None and not any(row.group.startswith("other") for row in without)

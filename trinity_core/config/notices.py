@@ -7,7 +7,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.experience_rules import AUXILIARY, BUFFER
 from trinity_core.config.named import unread_monitor_args
 from trinity_core.config.paths import is_backup
-from trinity_core.config.resolve import draws_by, expert_share
+from trinity_core.config.resolve import draws_by, expert_share, shares
 from trinity_core.config.rules import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, TaskSelectorConfig
@@ -45,7 +45,11 @@ def _unread(config: Config) -> list[str]:
         f"{BUFFER}.path": bool(buffer.path)
         and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts and config.mode != "explore")),
         **_unused_replay(config),
-        f"{BUFFER}.share": buffer.share != 1 and not config.is_supervised,
+        f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
+        **{
+            f"{AUXILIARY}.{key}": config.is_supervised and each.share is None
+            for key, each in config.buffer.trainer_input.auxiliary_buffers.items()
+        },
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
         "explorer.feedback_timeout": "feedback_timeout" in (config.given.get("explorer") or {})
         and config.mode != "serve",
@@ -123,11 +127,11 @@ def _repeats(config: Config) -> list[str]:
 
 
 def _mixed(config: Config) -> list[str]:
-    inputs = config.buffer.trainer_input
-    if not config.is_supervised or not inputs.auxiliary_buffers:
+    found, inputs = shares(config), config.buffer.trainer_input
+    if not config.is_supervised or len(found) == 1:
         return []
-    shares = {each.name: each.share for each in (inputs.experience_buffer, *inputs.auxiliary_buffers.values())}
-    parts = ", ".join(f"{share / sum(shares.values()):.0%} from '{name}'" for name, share in shares.items())
+    names = {"": inputs.experience_buffer.name, **{key: each.name for key, each in inputs.auxiliary_buffers.items()}}
+    parts = ", ".join(f"{share / sum(found.values()):.0%} from '{names[key]}'" for key, share in found.items())
     return [f"The rows of a batch come from several data sets: {parts}."]
 
 

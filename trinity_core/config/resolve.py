@@ -128,6 +128,19 @@ def sampling_temperature(config: Config) -> float:
     return (tasksets[0].rollout_args.temperature if tasksets else config.model.temperature) or 1.0
 
 
+def shares(config: Config) -> dict[str, float]:
+    """The data sets of which given rows of a batch are made, with their weights, by key of `auxiliary_buffers`.
+
+    In a supervised run the experience buffer, as "", comes first; others take part if they have a share. They are often
+    meant for a later stage.
+    """
+    inputs = config.buffer.trainer_input
+    if not config.is_supervised:
+        return {key: buffer.share or 1.0 for key, buffer in inputs.auxiliary_buffers.items()}
+    others = {key: buffer.share for key, buffer in inputs.auxiliary_buffers.items() if buffer.share}
+    return {"": inputs.experience_buffer.share or 1.0, **others}
+
+
 def draws_by(config: Config) -> str:
     """The strategy by which rollouts are drawn from the queue: with `mix` its inner one."""
     name = _drawn_by(config.algorithm)

@@ -15,6 +15,7 @@ import numpy as np
 
 from trinity_core.config import Config
 from trinity_core.config.experience_rules import AUXILIARY, BUFFER
+from trinity_core.config.resolve import shares
 from trinity_core.config.rules import eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
@@ -61,7 +62,8 @@ def _supervised(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, K
         kind = "preferences" if loss.rows_per_unit == 2 else kind
         yield BUFFER, inputs.experience_buffer, kind
     for name, buffer in inputs.auxiliary_buffers.items():
-        yield f"{AUXILIARY}.{name}", buffer, kind
+        if name in shares(config):
+            yield f"{AUXILIARY}.{name}", buffer, kind
 
 
 def _inspect_tasks(

@@ -65,13 +65,14 @@ class SupervisedSet:
         seed: int,
         selector: str = "shuffle",
         rejected_rows: RejectedRows | None = None,
+        number: int = 0,
     ) -> SupervisedSet:
-        """These rows in an order.
+        """These rows in an order, which differs between data sets of another `number`.
 
         Raises DataError if none is usable, or more are rejected than `rejected_rows` allows.
         """
         (rejected_rows or RejectedRows()).settle(name, read.rejected, len(read.rows))
-        source = SelectorRows(len(read.rows), np.empty((len(read.rows), 0)), (seed, 0))
+        source = SelectorRows(len(read.rows), np.empty((len(read.rows), 0)), (seed, number))
         order = make_selector(selector, source, {})
         return cls(name, kind, read.rows, read.locations, read.rejected, order, read.fingerprint)
 

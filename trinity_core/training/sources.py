@@ -11,7 +11,7 @@ from typing import Protocol
 
 from trinity_core.checkpoints.resume import read_meta, update_meta
 from trinity_core.config.paths import store_url
-from trinity_core.config.resolve import replay_args
+from trinity_core.config.resolve import replay_args, shares
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data.experience import Experience
@@ -85,10 +85,9 @@ class SupervisedSource:
     """Data sets of given answers or pairs; their order is a pure function of `order` and the step."""
 
     def __init__(self, config: Config, data: SupervisedSet, others: Sequence[SupervisedSet] = ()) -> None:
-        """`others` are the auxiliary buffers, in their order."""
-        inputs = config.buffer.trainer_input
-        shares = [buffer.share for buffer in (inputs.experience_buffer, *inputs.auxiliary_buffers.values())]
-        self.data = SupervisedMixture([data, *others], shares) if others else data
+        """`others` are the auxiliary buffers that take part."""
+        weights = list(shares(config).values())
+        self.data = SupervisedMixture([data, *others], weights) if others else data
         self.rows = config.buffer.train_batch_size
         self.meta = JobLayout(config.job_dir).trainer_meta
         self.order = {
@@ -98,7 +97,7 @@ class SupervisedSource:
         }
         if others:
             self.order["share of each data set"] = dict(
-                zip([each.name for each in (data, *others)], shares, strict=True)
+                zip([each.name for each in (data, *others)], weights, strict=True)
             )
             self.order["buffer.trainer_input.auxiliary_buffers"] = [each.fingerprint for each in others]
 
@@ -260,11 +259,11 @@ def open_store(config: Config) -> ExperienceStore:
     return ExperienceStore.open(store_url(config), str(config.job_dir))
 
 
-def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind) -> SupervisedSet:
-    """A data set of the trainer, tokenised; rows beyond `model.max_model_len` are rejected."""
+def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind, number: int = 0) -> SupervisedSet:
+    """Data set `number` of the trainer, tokenised; rows beyond `model.max_model_len` are rejected."""
     read = read_answers(buffer, policy_encoder(config.model), kind, config.model.max_model_len)
     rejected = RejectedRows.of(config, config.trainer.name)
-    return SupervisedSet.of(read, buffer.name or "dataset", kind, config.seed, rejected_rows=rejected)
+    return SupervisedSet.of(read, buffer.name or "dataset", kind, config.seed, rejected_rows=rejected, number=number)
 
 
 def open_source(config: Config, kind: Kind) -> BatchSource:
@@ -272,7 +271,8 @@ def open_source(config: Config, kind: Kind) -> BatchSource:
     inputs = config.buffer.trainer_input
     if config.is_supervised:
         data = open_supervised(config, inputs.experience_buffer, kind)
-        others = [open_supervised(config, buffer, kind) for buffer in inputs.auxiliary_buffers.values()]
+        joined = [inputs.auxiliary_buffers[key] for key in shares(config) if key]
+        others = [open_supervised(config, buffer, kind, number) for number, buffer in enumerate(joined, 1)]
         return SupervisedSource(config, data, others)
     return RolloutSource(config, _expert(config))
 
@@ -283,12 +283,12 @@ def _expert(config: Config) -> ExpertSource | None:
     wanted = make_strategy(config.algorithm.sample_strategy, config.algorithm.sample_strategy_args).expert_ratio > 0
     if not wanted:
         return None
-    opened = [open_supervised(config, buffer, "demonstrations") for buffer in buffers.values()]
+    opened = [open_supervised(config, each, "demonstrations", number) for number, each in enumerate(buffers.values())]
     if not opened:
         raise DataError(f"sample_strategy '{config.algorithm.sample_strategy}' has no auxiliary buffer to draw from")
     if len(opened) == 1:
         return ExpertData(len(opened[0]), opened[0].experiences, config.seed)
-    return ExpertMixture(SupervisedMixture(opened, [buffer.share for buffer in buffers.values()]))
+    return ExpertMixture(SupervisedMixture(opened, list(shares(config).values())))
 
 
 def total_steps(config: Config, source: BatchSource) -> int:

@@ -193,9 +193,9 @@ class ExperienceBufferConfig(Section):
     """Which answers of an earlier run are learned from (rollouts)."""
     format: FormatConfig = Field(default_factory=FormatConfig)
     """Columns of the data set."""
-    share: Positive = 1.0
-    """Weight of this data set's rows in a batch relative to others: among auxiliary buffers; with `sft` and `dpo` among
-    these and the experience buffer."""
+    share: Positive | None = None
+    """Weight of this data set's rows in a batch relative to others, by default 1. With `sft` and `dpo` an auxiliary
+    buffer takes part only if it has one."""
     max_read_timeout: Seconds = 1800.0
     """How long the trainer waits for experiences before it continues with fewer (queue)."""
     use_priority_queue: Flag = False
