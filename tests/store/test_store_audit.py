@@ -23,7 +23,7 @@ from trinity_core.store.archive import Archive
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.store.schema import tables
 from trinity_core.store.store import ExperienceStore
-from trinity_core.store.strategies import Priority, StalenessControl
+from trinity_core.store.strategies import Priority, StalenessControl, make_strategy
 
 PIPELINE = """
 project: project
@@ -205,6 +205,28 @@ def test_reuse_that_was_asked_for_is_no_duplicate(server_url: str, tmp_path: Pat
     run.save(3)
     audit = run.audit()
     assert audit.clean and audit.trained == 3 and audit.trained_at == {1: 3}
+
+
+def test_replay_stays_clean_through_rewind_and_pruning(server_url: str, tmp_path: Path) -> None:
+    """Steps are undone and taken again, and rows that are used up leave the store."""
+    run = Run(tmp_path / "run", server_url)
+    run.explore(1, 0)
+    limited = {"priority_fn": "decay_limit_randomization", "priority_fn_args": {"use_count_limit": 2, "sigma": 1.0}}
+    again = make_strategy("default", replay={"reuse_cooldown_time": 0.5, **limited})
+    for step in (1, 2):
+        run.train(step, strategy=again, now=float(step))
+    run.explore(2, 1)
+    run.train(3, strategy=again, now=3.0)
+    run.save(2)
+    run.store.rewind(2)
+    for step in (3, 4):
+        run.train(step, strategy=again, now=10.0 + step)
+    names = [{one.group for one in run.store.batch(step)} for step in (1, 2, 3, 4)]
+    assert names[0] == names[1] and names[2] == names[3] and not names[0] & names[2], "each is used twice"
+    run.save(4)
+    assert run.store.prune(4, uses=2) == 12 and not run.store.batch(1)
+    audit = run.audit()
+    assert audit.clean and audit.trained == 6 and audit.trained_at == {1: 3, 3: 3}, audit.problems
 
 
 def test_groups_of_an_operator_and_several_explorers(server_url: str, tmp_path: Path) -> None:
