@@ -172,3 +172,26 @@ def test_exit_codes_tell_what_ended_a_command(
     with pytest.raises(SystemExit) as ended:
         run_app(failing)
     assert ended.value.code == code
+
+
+def test_tasks_are_added_counted_and_ended(tmp_path: Path) -> None:
+    config, rows = tmp_path / "run.yaml", tmp_path / "rows.jsonl"
+    config.write_text(
+        f"checkpoint_root_dir: {tmp_path}\nmodel: {{model_path: m, max_model_len: 64}}\n"
+        "buffer: {total_steps: 5, explorer_input: {taskset: {name: asked, storage_type: queue}}}\n"
+    )
+    rows.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+
+    def tasks(*args: str, **given: str) -> str:
+        result = CliRunner().invoke(app, ["tasks", args[0], "--config", str(config), *args[1:]], **given)
+        return result.output if result.exit_code == 0 else f"{result.exit_code}: {result.exception}"
+
+    assert "added 2 tasks to 'asked' in " in tasks("add", "--file", str(rows))
+    assert "added 1 tasks" in tasks("add", "--file", "-", input='{"prompt": "c"}\n')
+    assert "no JSON object" in tasks("add", "--file", "-", input="3\n")
+    rows.write_text('{"prompt": "a"}\n{"prompt":\n')
+    assert "nothing was added" in tasks("add", "--file", str(rows))
+    assert "'asked' has 3 tasks (" in tasks("count")
+    assert "no task set called 'other' of storage_type: queue" in tasks("end", "--taskset", "other")
+    assert "'asked' ends after 3 tasks" in tasks("end") and "has ended" in tasks("count")
+    assert "has ended after 3 tasks" in tasks("add", "--file", "-", input='{"prompt": "d"}\n')

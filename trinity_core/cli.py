@@ -10,12 +10,15 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trinity_core import __version__
 from trinity_core.errors import TransientFault, TrinityError
+
+if TYPE_CHECKING:
+    from trinity_core.data.task_queue import TaskQueue
 
 app = typer.Typer(
     name="trinity",
@@ -170,6 +173,60 @@ def check_data(
             typer.echo(f"{name}\n\n{text}\n", color=colour)
     if any(each.problem for found in reports.values() for each in found):
         raise typer.Exit(1)
+
+
+tasks_app = typer.Typer(name="tasks", help="Task sets that grow while a run goes on.", no_args_is_help=True)
+app.add_typer(tasks_app)
+TasksetName = Annotated[str | None, typer.Option("--taskset", help="The task set, where there are several queues.")]
+
+
+@tasks_app.command("add")
+def add_tasks(
+    config: ConfigOption,
+    file: Annotated[str, typer.Option(help="Tasks as jsonl, json, csv or parquet; - reads JSON lines from the input.")],
+    overrides: Overrides = None,
+    taskset: TasksetName = None,
+) -> None:
+    """Add tasks to a task set of `storage_type: queue`, before or while its run goes on. All are added, or none."""
+    from trinity_core.data.files import read_rows
+    from trinity_core.data.rejected import list_rejected
+    from trinity_core.data.task_queue import read_task
+
+    queue = _queue(config, overrides, taskset)
+    if file == "-":
+        rows = [read_task(line) for line in sys.stdin if line.strip()]
+    else:
+        read = read_rows(file)
+        if read.rejected:
+            raise TrinityError(f"nothing was added, as rows cannot be read: {list_rejected(read.rejected)}")
+        rows = read.rows
+    typer.echo(f"added {queue.add(rows)} tasks to '{queue.name}' in {queue.path}")
+
+
+@tasks_app.command("end")
+def end_tasks(config: ConfigOption, overrides: Overrides = None, taskset: TasksetName = None) -> None:
+    """Say that no more tasks come: the explorer ends when it has taken those that are there."""
+    queue = _queue(config, overrides, taskset)
+    queue.end()
+    typer.echo(f"'{queue.name}' ends after {queue.count()[0]} tasks")
+
+
+@tasks_app.command("count")
+def count_tasks(config: ConfigOption, overrides: Overrides = None, taskset: TasksetName = None) -> None:
+    """Print how many tasks were added so far."""
+    queue = _queue(config, overrides, taskset)
+    count, ended = queue.count()
+    typer.echo(f"'{queue.name}' has {count} tasks{' and has ended' if ended else ''} ({queue.path})")
+
+
+def _queue(config: Path, overrides: list[str] | None, taskset: str | None) -> TaskQueue:
+    from trinity_core.config import stages
+    from trinity_core.data.queue_taskset import find_queue
+    from trinity_core.runtime.configuration import load_checked
+
+    queue = find_queue(stages(load_checked(config, overrides or [])), taskset)
+    queue.create()
+    return queue
 
 
 def run_app(application: Callable[[], object]) -> None:

@@ -22,6 +22,7 @@ SFT: dict[str, Any] = {
 AUXILIARY = "buffer.trainer_input.auxiliary_buffers"
 BUFFER = "buffer.trainer_input.experience_buffer"
 INPUT = "buffer.explorer_input"
+STYLE = "synchronizer.sync_style=trainer_driven"
 
 
 def problems(*changes: dict[str, Any], overrides: tuple[str, ...] = ()) -> list[Problem]:
@@ -650,3 +651,34 @@ def test_weights_fit_together(weights: tuple[dict[str, Any], ...], key: str, mes
     with pytest.raises(ConfigError) as caught:
         config_from_dict(tree)
     assert [(each.key, message in each.message) for each in caught.value.problems] == [(f"{INPUT}.{key}", True)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "message"),
+    [
+        (("buffer.total_steps=null",), "buffer.total_steps", "must be given: nobody knows how many tasks"),
+        ((f"{INPUT}.taskset.task_selector.selector_type=shuffle",), f"{INPUT}.taskset.task_selector", "order of arriv"),
+        ((f"{INPUT}.taskset.path=postgresql://h/db",), f"{INPUT}.taskset.path", "must be a SQLite file"),
+        (("synchronizer.max_staleness=4", STYLE), "synchronizer.max_staleness", "when tasks will arrive"),
+        ((f"{INPUT}.eval_tasksets.0.storage_type=queue",), f"{INPUT}.eval_tasksets[0].storage_type", "same tasks each"),
+        ((f"{INPUT}.taskset.path=null",), "", ""),
+    ],
+)
+def test_queues_of_tasks_fit_the_run(changes: tuple[str, ...], key: str, message: str) -> None:
+    queue = (f"{INPUT}.taskset.storage_type=queue", f"{INPUT}.taskset.path=''", "buffer.total_steps=9")
+    tree = merge(GOOD, {"buffer": {"explorer_input": {"taskset": {"task_selector": None}}}})
+    if not key:
+        config_from_dict(tree, queue)
+        return
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict(tree, (*queue, *changes))
+    assert [(each.key, message in each.message) for each in caught.value.problems] == [(key, True)]
+
+
+def test_a_queue_beside_other_task_sets_needs_a_weight() -> None:
+    inputs = {"tasksets": [{"name": "a", "storage_type": "queue"}, {"name": "b", "path": "x"}]}
+    tree = merge(GOOD, {"buffer": {"total_steps": 5, "explorer_input": inputs}})
+    del tree["buffer"]["explorer_input"]["taskset"]
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict(tree)
+    assert [each.key for each in caught.value.problems] == [f"{INPUT}.tasksets[0].weight"]

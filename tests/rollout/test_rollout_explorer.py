@@ -16,6 +16,7 @@ from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict, store_url
 from trinity_core.data.experience import from_json, to_bytes
+from trinity_core.data.queue_taskset import queue_of
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
@@ -802,6 +803,43 @@ def test_a_learned_curriculum_resumes_with_the_same_tasks(config, engine, odd_ta
         assert [each["step"] for each in positions] == [1, 2, 3, 4]
         assert all(len(each["observed"]["taskset"]["rates"]) >= 3 for each in positions)
     assert rows[0] == rows[1] and len(rows[0]) == 24
+
+
+@pytest.mark.parametrize("mode", ["both", "explore"])
+def test_tasks_that_arrive_meanwhile_are_explored(config, engine, mode):
+    """It says what it waits for, goes on after a restart, and finishes when the queue has ended."""
+    settings = config(mode=mode, buffer={"batch_size": 3, "total_steps": 99})
+    (taskset,) = settings.buffer.explorer_input.tasksets
+    arriving = taskset.with_values({"storage_type": "queue", "path": "arriving.db"})
+    settings = settings.with_values({"buffer.explorer_input.tasksets": [arriving]})
+    publish(settings, 0, 1, 2, 3)
+    queue = queue_of(settings, arriving)
+    queue.create()
+    assert queue.path == settings.job_dir / "buffer" / "arriving.db"
+    queue.add({"question": str(number), "answer": "#### 7"} for number in range(4))
+
+    async def main(added, *, end):
+        explorer = Explorer(settings, [engine])
+        running = asyncio.create_task(explorer.run(explore))
+        while "tasks" not in (progress := await explorer.progress())["waits"] and not running.done():
+            await asyncio.sleep(0.01)
+        queue.add({"question": str(number), "answer": "#### 7"} for number in added)
+        if end:
+            queue.end()
+        else:
+            await explorer.stop()
+        return progress, await running
+
+    progress, summary = asyncio.run(main(range(4, 5), end=False))
+    assert "waits for tasks" in progress["waits"] and "explore step 2 takes 2 more of 'taskset'" in progress["waits"]
+    assert summary["ended"] == "stopped" and summary["step"] == 1
+    progress, summary = asyncio.run(main(range(5, 8), end=True))
+    assert "explore step 2 takes 1 more of 'taskset'" in progress["waits"]
+    assert (summary["ended"], summary["step"]) == ("finished", 3)
+    rows = stored(settings).lease(1, 99, 9, final=True)
+    assert [row.task_index for row in rows] == [number for number in range(8) for _ in range(2)]
+    assert stored(settings).stats().explorers["explorer"]["finished"]
+    assert asyncio.run(Explorer(settings, [engine]).run(explore))["step"] == 3, "nothing is left for another start"
 
 
 async def stopped_after(step, settings, engine):

@@ -47,6 +47,34 @@ def weight_rules(tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]
         yield Finding(f"{first}.weight", 0, f"all training task sets have weight 0 at explore step {empty}.")
 
 
+def queue_rules(
+    config: Config, training: list[tuple[str, TasksetConfig]], evals: list[tuple[str, TasksetConfig]]
+) -> Iterator[Finding]:
+    """Task sets of `storage_type: queue`, whose tasks arrive while the run goes on."""
+    for key, taskset in evals:
+        if taskset.storage_type == "queue":
+            yield Finding(
+                f"{key}.storage_type", "queue", "must be file or sql: an evaluation has the same tasks each time."
+            )
+    queues = [(key, taskset) for key, taskset in training if taskset.storage_type == "queue"]
+    for key, taskset in queues:
+        if "://" in taskset.path and not taskset.path.startswith("sqlite:///"):
+            message = "must be a SQLite file: name.db (in the run's buffer folder), or sqlite:////folder/name.db."
+            yield Finding(f"{key}.path", None, message)
+        if taskset.task_selector != TaskSelectorConfig():
+            message = "must be left out: tasks of a queue are taken once each, in the order of arrival."
+            yield Finding(f"{key}.task_selector", None, message)
+        if len(training) > 1 and taskset.weight_points is None:
+            message = "must be given, for all training task sets: nobody knows how many tasks a queue will have."
+            yield Finding(f"{key}.weight", None, message)
+    if queues and config.mode in ("both", "explore", "train") and config.buffer.total_steps is None:
+        message = "must be given: nobody knows how many tasks a queue will have."
+        yield Finding("buffer.total_steps", None, message, ("trainer.total_steps",))
+    if queues and config.synchronizer.max_staleness is not None:
+        message = "must be left out with a queue of tasks: nobody can tell when tasks will arrive."
+        yield Finding("synchronizer.max_staleness", config.synchronizer.max_staleness, message)
+
+
 def _unfilled(weights: list[dict[int, float]]) -> int | None:
     """A step at which all weights are 0; None if there is none. Weights are linear between their steps."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
-from trinity_core.config.schema import Config, ExperienceBufferConfig
+from trinity_core.config.schema import Config, ExperienceBufferConfig, TasksetConfig
 from trinity_core.config.store_backends import STORE_BACKENDS
 from trinity_core.errors import TrinityError
 
 DEFAULT_DATABASE = "explorer_output.db"
+DEFAULT_QUEUE = "tasks.db"
 DATABASES = (".db", ".sqlite", ".sqlite3")
 BACKUPS = (".json", ".jsonl")
 
@@ -49,6 +50,11 @@ def database_url(path: str | None, folder: Path) -> str:
     if _scheme(path) not in ("", "sqlite"):
         return path
     return f"sqlite:///{folder / Path(path.removeprefix('sqlite:///') or DEFAULT_DATABASE).expanduser()}"
+
+
+def task_queue_path(config: Config, taskset: TasksetConfig) -> Path:
+    """The SQLite file of a task set of `storage_type: queue`; a relative one lies in the run's buffer folder."""
+    return config.job_dir / "buffer" / Path(taskset.path.removeprefix("sqlite:///") or DEFAULT_QUEUE).expanduser()
 
 
 def no_database(path: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.config.curriculum_rules import spelled_twice, weight_rules
+from trinity_core.config.curriculum_rules import queue_rules, spelled_twice, weight_rules
 from trinity_core.config.experience_rules import experience_rules
 from trinity_core.config.external_rules import external_rules
 from trinity_core.config.openai_api import openai_api_rules
@@ -202,9 +202,10 @@ def _tasks(config: Config) -> Iterator[Finding]:
     tasksets = [*training_tasksets(config), *eval_tasksets(config)]
     produced = config.data_processor.task_pipeline is not None
     for key, taskset in tasksets:
-        if not taskset.path and not produced:
+        if not taskset.path and not produced and taskset.storage_type != "queue":
             yield Finding(f"{key}.path", taskset.path, "must be given: a file, a folder or a hub name.")
     yield from weight_rules(training_tasksets(config))
+    yield from queue_rules(config, training_tasksets(config), eval_tasksets(config))
     yield from repeated_names("task sets", ((f"{key}.name", taskset.name) for key, taskset in tasksets))
 
 

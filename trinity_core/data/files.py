@@ -73,7 +73,7 @@ def read_rows(
         name = table_name(subset, table)
         return _numbered(f"{shown(path)} {name}", read_table(path, name))
     if storage == "queue":
-        raise DataError(f"a data set of tasks is read from files or a database, not from a queue: {path}")
+        raise DataError(f"this data set is read from files or a database, not from a queue: {path}")
     local = Path(path).expanduser()
     if local.is_file():
         return _read_files([local])

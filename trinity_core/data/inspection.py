@@ -36,13 +36,14 @@ def inspect(config: Config, examples: int = 2, read: ReadAnswers = read_supervis
     """A report on each data set of a configuration without stages, with so many rows as the model sees them.
 
     `read` reads the trainer's data sets, without a limit of tokens.
+    Queues are left out: their tasks are checked as they arrive.
     """
     encoder = None if config.external_model else policy_encoder(config.model)
     reports = [
         _inspect_tasks(config, key, taskset, encoder, use, examples)
         for use, tasksets in (("tasks", training_tasksets(config)), ("evaluation", eval_tasksets(config)))
         for key, taskset in tasksets
-        if encoder is not None or use == "evaluation"
+        if (encoder is not None or use == "evaluation") and taskset.storage_type != "queue"
     ]
     if encoder is not None:
         reports += [_inspect_answers(config, *each, encoder, examples, read) for each in _supervised(config)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from trinity_core.config.resolve import expert_share
 from trinity_core.config.schema import Config
+from trinity_core.data.mixture import Weighted
 from trinity_core.data.schedule import TaskSchedule
 
 
@@ -50,7 +53,11 @@ def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:
 
 
 def _tasks_taken(config: Config, schedule: TaskSchedule) -> int:
-    """Tasks per train step, in whole groups of the task sets' mean size."""
-    rollouts = rollouts_taken(config)
-    an_epoch = sum(len(taskset) * (taskset.config.repeat_times or 1) for taskset in schedule.tasksets)
+    """Tasks per train step, in whole groups of the mean size; where that changes with the weights, of the smallest."""
+    rollouts, mixture = rollouts_taken(config), schedule.mixture
+    repeats = [taskset.config.repeat_times or 1 for taskset in schedule.tasksets]
+    if isinstance(mixture, Weighted):
+        steps = {step for points in mixture.weights for step in points}  # linear between them, so extreme at them
+        return math.ceil(rollouts / min(float(mixture.shares(step) @ repeats) for step in steps) - 1e-9)
+    an_epoch = sum(size * times for size, times in zip(schedule.sizes, repeats, strict=True))
     return -(-rollouts * schedule.epoch_length // an_epoch)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trinity_core.data.mixture import Mixture, Proportional, Weighted
+from trinity_core.data.queue_taskset import QueueTaskset
 from trinity_core.data.selectors import SelectorRows, TaskSelector, make_selector
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
@@ -45,6 +46,8 @@ class TaskSchedule:
     _selector_rows: list[SelectorRows] = field(init=False, repr=False)
     _drawn: list[int] = field(init=False)
     """Tasks drawn so far from each task set."""
+    _slots: int = field(init=False)
+    """Tasks asked for in the step in progress."""
     _rows: list[list[int]] = field(init=False)
     """Rows of each task set drawn for the step in progress."""
     _rates: list[dict[int, list[float]]] = field(init=False)
@@ -55,7 +58,7 @@ class TaskSchedule:
     def __post_init__(self) -> None:
         if not self.tasksets:
             raise DataError("there is no task set to explore; set buffer.explorer_input.taskset")
-        self.sizes = tuple(map(len, self.tasksets))
+        self.sizes = tuple(0 if isinstance(each, QueueTaskset) else len(each) for each in self.tasksets)
         self.mixture = self._mixture()
         self._selector_rows = [
             SelectorRows(len(taskset), taskset.features(), (self._seed(source), source))
@@ -65,10 +68,14 @@ class TaskSchedule:
 
     def _mixture(self) -> Mixture:
         configs = [taskset.config for taskset in self.tasksets]
-        mixed = Proportional(self.sizes, self._seed(0))
-        if len(configs) == 1 or all(config.weight_points is None for config in configs):
-            return mixed
+        unmixed = len(configs) == 1 or all(config.weight_points is None for config in configs)
+        if unmixed and not self._queues:
+            return Proportional(self.sizes, self._seed(0))
         return Weighted(tuple(config.weight_points or {1: 1.0} for config in configs), self._seed(0))
+
+    @property
+    def _queues(self) -> list[QueueTaskset]:
+        return [taskset for taskset in self.tasksets if isinstance(taskset, QueueTaskset)]
 
     def _seed(self, source: int) -> int:
         seed = self.tasksets[source].config.task_selector.seed
@@ -86,7 +93,7 @@ class TaskSchedule:
 
     @property
     def epoch_length(self) -> int:
-        """Tasks of an epoch: as many as the task sets have."""
+        """Tasks of an epoch: as many as the task sets have, but for queues."""
         return sum(self.sizes)
 
     def steps(self, epochs: int) -> int:
@@ -100,25 +107,60 @@ class TaskSchedule:
 
     def begin(self, step: int) -> None:
         """Begin a step."""
-        self.step, self._learned = step, {}
+        self.step, self._slots, self._learned = step, 0, {}
         self._rows = [[] for _ in self.tasksets]
         self._rates = [defaultdict(list) for _ in self.tasksets]
 
     def draw(self, count: int) -> list[Task]:
-        """The next `count` tasks of the step in progress, each with its group."""
-        slot, start = sum(map(len, self._rows)), sum(self._drawn)
+        """The next `count` tasks of the step in progress, each with its group; fewer where a queue has none."""
+        slot, start = self._slots, sum(self._drawn)
+        self._slots += count
         sources = self.mixture.sources(self.step, slot, start, count)
         rows = [iter(self._take(source, sources.count(source))) for source in range(len(self.tasksets))]
+        drawn = [(place, source, next(rows[source], None)) for place, source in enumerate(sources, slot)]
         return [
-            replace(self.tasksets[source][next(rows[source])], group=f"{self.explorer}/{self.step}/{place}")
-            for place, source in enumerate(sources, slot)
+            replace(self.tasksets[source][row], group=f"{self.explorer}/{self.step}/{place}")
+            for place, source, row in drawn
+            if row is not None
         ]
+
+    def missing(self, step: int) -> dict[str, int]:
+        """How many tasks the queues lack for a step, by task set; what has arrived is read. Empty if none is lacking.
+
+        Queues that have ended lack nothing.
+        """
+        sources = self.mixture.sources(step, 0, sum(self._drawn), self.batch_size) if self._queues else []
+        lacking: dict[str, int] = {}
+        for source, taskset in enumerate(self.tasksets):
+            if isinstance(taskset, QueueTaskset):
+                taskset.grow()
+                lack = self._drawn[source] + sources.count(source) - len(taskset)
+                if lack > 0 and not taskset.ended:
+                    lacking[taskset.name] = lack
+        return lacking
+
+    @property
+    def has_queues(self) -> bool:
+        """True if tasks may have to be waited for."""
+        return bool(self._queues)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if a queue has ended and all its tasks have been drawn."""
+        return any(
+            isinstance(taskset, QueueTaskset) and taskset.ended and self._drawn[source] >= len(taskset)
+            for source, taskset in enumerate(self.tasksets)
+        )
 
     def _take(self, source: int, count: int) -> list[int]:
         if not count:
             return []
-        rows = self.selectors[source].draw(self._drawn[source], count, self._rows[source])
-        self._drawn[source] += count
+        taskset, start = self.tasksets[source], self._drawn[source]
+        if isinstance(taskset, QueueTaskset):
+            rows = list(range(start, min(start + count, len(taskset))))
+        else:
+            rows = self.selectors[source].draw(start, count, self._rows[source])
+        self._drawn[source] += len(rows)
         self._rows[source] += rows
         return rows
 
@@ -138,7 +180,7 @@ class TaskSchedule:
                 self._learned[self.tasksets[source].name] = {"rows": list(rates), "rates": list(rates.values())}
         self._rates = [defaultdict(list) for _ in self.tasksets]
         drawn = sum(self._drawn)
-        epoch, offset = divmod(drawn, self.epoch_length)
+        epoch, offset = divmod(drawn, self.epoch_length or drawn + 1)
         found = {"step": self.step, "epoch": epoch, "offset": offset, "drawn": drawn, "drawn_from": self._drawn.copy()}
         learned = {"observed": self._learned, "state": self._states()} if self._learns else {}
         return {**found, **learned, **self._order_inputs()}
@@ -159,8 +201,10 @@ class TaskSchedule:
         check_order(found, self._order_inputs())
         self._start()
         drawn = found.get("drawn", found.get("step", 0) * self.batch_size)
-        self._drawn = list(found.get("drawn_from") or Proportional(self.sizes, self._seed(0)).counts(drawn))
+        if found:
+            self._drawn = list(found.get("drawn_from") or Proportional(self.sizes, self._seed(0)).counts(drawn))
         self.step = found.get("step", 0)
+        self._check_queues()
         if not found or not self._learns:
             return
         for each in positions():
@@ -173,6 +217,16 @@ class TaskSchedule:
                 "continue_from_checkpoint: false"
             )
 
+    def _check_queues(self) -> None:
+        for taskset, drawn in zip(self.tasksets, self._drawn, strict=True):
+            if isinstance(taskset, QueueTaskset):
+                taskset.grow()
+                if len(taskset) < drawn:
+                    raise DataError(
+                        f"the run cannot go on after explore step {self.step}: {drawn} tasks of '{taskset.name}' were "
+                        f"drawn, but its queue has {len(taskset)}. Bring its file back, or start anew"
+                    )
+
     def _relearn(self, observed: Mapping[str, Any]) -> None:
         for selector, taskset in zip(self.selectors, self.tasksets, strict=True):
             if seen := observed.get(taskset.name):
@@ -184,7 +238,10 @@ class TaskSchedule:
         found: dict[str, Any] = {
             "batch_size": self.batch_size,
             "seed": self.seed,
-            "tasksets": dict(zip(given, self.sizes, strict=True)),
+            "tasksets": {
+                each.name: "queue" if isinstance(each, QueueTaskset) else size
+                for each, size in zip(self.tasksets, self.sizes, strict=True)
+            },
             "task_selector.selector_type": {name: one.task_selector.selector_type for name, one in given.items()},
             "task_selector.seed": {name: self._seed(source) for source, name in enumerate(given)},
             "task_selector.kwargs": {name: dict(one.task_selector.kwargs) for name, one in given.items()},

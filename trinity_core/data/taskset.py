@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder
@@ -84,7 +83,7 @@ class Taskset:
         opened = cls(config, [], [], list(read.rejected), is_eval, seed)
         for start in range(0, len(read.rows), CHUNK):
             rows, locations = read.rows[start : start + CHUNK], read.locations[start : start + CHUNK]
-            problems = _problems(rows, config.format, answered, features, prompts)
+            problems = row_problems(rows, config.format, answered, features, prompts)
             for row, location, problem in zip(rows, locations, problems, strict=True):
                 if problem is not None:
                     opened.rejected.append(RejectedRow(location, str(problem)))
@@ -132,18 +131,6 @@ class Taskset:
         return [self[index] for index in range(len(self) if limit is None else min(limit, len(self)))]
 
 
-def open_tasksets(
-    config: Config, encoder: ChatEncoder | None, rejected_rows: RejectedRows | None = None, is_eval: bool = False
-) -> list[Taskset]:
-    """The task sets of a run, for training or for evaluation. Without an encoder (an external model) prompts are not
-    rendered. Raises DataError as `Taskset.open` does."""
-    given, model = config.buffer.explorer_input, config.model
-    longest = None if model.enable_prompt_truncation else model.max_prompt_tokens
-    prompts = PromptCheck(encoder, longest) if encoder else None
-    sets = given.eval_tasksets if is_eval else given.tasksets
-    return [Taskset.open(one, config.seed, is_eval, prompts, rejected_rows) for one in sets]
-
-
 def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
     """Why a prompt of `count` tokens cannot be used; None if it can."""
     if count <= max_tokens:
@@ -151,7 +138,7 @@ def prompt_too_long(count: int, max_tokens: int) -> DataError | None:
     return DataError(f"the prompt has {count} tokens, more than the {max_tokens} allowed (model.max_prompt_tokens)")
 
 
-def _problems(
+def row_problems(
     rows: Sequence[Row], form: FormatConfig, answered: bool, features: Sequence[str], check: PromptCheck | None
 ) -> list[DataError | None]:
     """Why each row cannot be used; None for those that can."""

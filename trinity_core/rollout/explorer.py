@@ -189,6 +189,14 @@ class Explorer:
         while not self._is_done and not self._stopping and not self._watch.has_finished():
             yield self._step + 1
 
+    async def version_due(self, step: int) -> int | None:
+        """The version that `step` uses if the explorer is synchronous. Waits for it, and for tasks of queues.
+
+        None after `stop`, if the trainer has finished, and if a queue has ended.
+        """
+        version = await self.wait_for(self.due_version(step))
+        return version if version is None else await self._arrival(version)
+
     async def newest_version(self, step: int) -> int | None:
         """The version that `step` uses if the explorer is asynchronous: the newest one, looked for every few steps.
 
@@ -329,17 +337,23 @@ class Explorer:
 
     @property
     def _is_done(self) -> bool:
-        return self.total_steps is not None and self._step >= self.total_steps
+        last = self.total_steps is not None and self._step >= self.total_steps
+        return last or self._steps.is_exhausted
 
     async def _arrival(self, version: int) -> int | None:
-        """Wait until there are rollouts for a step, and load new weights meanwhile; the version that is loaded then."""
+        """Wait until there are tasks or rollouts for a step; the version that is loaded then, None if none will come.
+
+        An asynchronous explorer loads new weights meanwhile.
+        """
         arriving = self._steps.arrival(self._is_over)
         if arriving is None:
             return version
         await self.load(version)
-        self._state, self._wait, self._used = "serving", self._steps, self._open.usage()
+        self._state = "serving" if self.config.mode == "serve" else "waiting for tasks"
+        self._wait, self._used = self._steps, self._open.usage()
+        waiting = arriving if self.is_synchronous else loading_meanwhile(arriving, self._load_newest)
         try:
-            return self.version or 0 if await loading_meanwhile(arriving, self._load_newest) else None
+            return self.version or 0 if await waiting else None
         finally:
             self._wait = None
 
@@ -347,7 +361,7 @@ class Explorer:
         """True if no further step is needed. Raises `LineageChanged` if the trainer went back."""
         trainer = self._open.store.trainer()
         if trainer.lineage != self._lineage:
-            raise LineageChanged("the trainer went back while feedback was waited for")
+            raise LineageChanged("the trainer went back while the explorer waited for its next step")
         return self._stopping or self._watch.has_finished(trainer)
 
     async def _waited(self, wait: VersionWait | AdmissionWait) -> int | None:

@@ -15,7 +15,8 @@ from trinity_core.data.lengths import explore_steps
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.task import Task
-from trinity_core.data.taskset import Taskset, open_tasksets
+from trinity_core.data.taskset import Taskset
+from trinity_core.data.tasksets import open_tasksets
 from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
 from trinity_core.inference.engine_model import EngineModel, auxiliary_limits, policy_limits
 from trinity_core.inference.external_model import ExternalModel

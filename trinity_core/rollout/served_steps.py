@@ -38,6 +38,7 @@ class ServedSteps:
     temperature: float
     """Of the policy's answers."""
     total_steps: None = None
+    is_exhausted: bool = False
     text: str = ""
     _count: int = 0
     """Groups of all steps so far."""

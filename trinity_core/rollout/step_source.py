@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,6 +10,10 @@ from typing import Any, Protocol
 from trinity_core.data.schedule import Positions, TaskSchedule
 from trinity_core.rollout.metrics import scores_of
 from trinity_core.rollout.runner import Outcome, TaskRunner
+from trinity_core.waits import Wait
+
+LOOK_SECONDS = 0.2
+"""Between two looks for tasks that are waited for."""
 
 
 class StepSource(Protocol):
@@ -21,6 +26,10 @@ class StepSource(Protocol):
     @property
     def text(self) -> str:
         """What is waited for, in words; "" if nothing is."""
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if there will be no further step, whatever `total_steps` says."""
 
     def rows(self, step: int) -> int:
         """Experiences that a step is expected to give."""
@@ -62,8 +71,27 @@ class TaskSteps:
         """See `StepSource`."""
         return self.schedule.rollouts(step)
 
-    def arrival(self, is_over: Callable[[], bool]) -> None:
-        """Tasks are always there."""
+    @property
+    def is_exhausted(self) -> bool:
+        """See `StepSource`."""
+        return self.schedule.is_exhausted
+
+    def arrival(self, is_over: Callable[[], bool]) -> Awaitable[bool] | None:
+        """See `StepSource`. Only tasks of queues are waited for."""
+        return self._arrived(is_over) if self.schedule.has_queues else None
+
+    async def _arrived(self, is_over: Callable[[], bool]) -> bool:
+        step, wait = self.schedule.step + 1, Wait("tasks")
+        try:
+            while lacking := await asyncio.to_thread(self.schedule.missing, step):
+                if await asyncio.to_thread(is_over):
+                    return False
+                named = ", ".join(f"{count} more of '{name}'" for name, count in lacking.items())
+                self.text = wait.note(f"explore step {step} takes {named}: `trinity tasks add` adds some")
+                await asyncio.sleep(LOOK_SECONDS)
+            return not self.is_exhausted
+        finally:
+            self.text = ""
 
     async def outcomes(self, step: int, version: int) -> list[Outcome]:
         """See `StepSource`."""

@@ -39,11 +39,11 @@ async def explore(explorer: Explorer) -> None:
     """
     for step in explorer.steps():
         if explorer.is_synchronous:
-            version = await explorer.wait_for(explorer.due_version(step))
+            version = await explorer.version_due(step)
         else:
             version = await explorer.newest_version(step)
         if version is None:
-            return  # asked to stop
+            return  # asked to stop, or there is nothing to explore any more
         await explorer.load(version)
         await explorer.evaluate_if_due()
         rollouts = await explorer.generate_and_score(step)

@@ -20,7 +20,7 @@ from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule, check_order
 from trinity_core.data.supervised import Kind, SupervisedSet
 from trinity_core.data.supervised_mixture import SupervisedMixture
-from trinity_core.data.taskset import open_tasksets
+from trinity_core.data.tasksets import open_tasksets
 from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.layout import JobLayout

@@ -93,9 +93,10 @@ class TasksetConfig(Section):
     name: Derived[str] = DERIVED
     """Name in metrics and logs; unique within a run."""
     storage_type: Literal["file", "queue", "sql"] = "file"
-    """How the tasks are stored."""
+    """How the tasks are stored. `queue`: in a table to which tasks are added while the run goes on."""
     path: str = ""
-    """File or folder of jsonl, json, csv or parquet, hub name, or database URL."""
+    """File or folder of jsonl, json, csv or parquet, hub name, or database URL. For `queue` a SQLite file, by default
+    `tasks.db` in the run's `buffer` folder."""
     subset_name: str | None = None
     """Subset of a hub data set; table of a database, by default `name`."""
     split: str = "train"

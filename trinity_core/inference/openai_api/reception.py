@@ -40,9 +40,9 @@ class Reception:
         path = scope["path"].rstrip("/")
         try:
             if path == "/sessions":
-                await answer(send, 200, self._begin(scope, await _json(scope, receive)))
+                await answer(send, 200, self._begin(scope, await json_body(scope, receive)))
             elif path == "/feedback":
-                await answer(send, 200, self._judge(await _json(scope, receive)))
+                await answer(send, 200, self._judge(await json_body(scope, receive)))
             elif path in ASKS and scope["method"] == "POST":
                 await self._ask(path, scope, receive, send)
             else:
@@ -88,7 +88,7 @@ class Reception:
                 self._gate.close(session)
 
 
-async def _json(scope: Scope, receive: Receive) -> Any:
+async def json_body(scope: Scope, receive: Receive) -> Any:
     """The body of a POST request as JSON, None if it is empty. Raises Refusal."""
     if scope["method"] != "POST":
         raise Refusal(405, "method_not_allowed", "send a POST request.")

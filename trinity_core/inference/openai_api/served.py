@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config, RolloutModelConfig
+from trinity_core.data.queue_taskset import queue_of
 from trinity_core.data.session_log import SessionLog, read_sessions, session_log_path
 from trinity_core.data.tokenizer import configured_chat_template
 from trinity_core.files import read_json, write_json
@@ -66,6 +67,8 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
     buffer = JobLayout(config.job_dir).buffer
     log = SessionLog(session_log_path(buffer, explorer.name))
     server = ApiServer(models, explorer.listen_address, explorer.api_port, log)
+    queues = [each for each in config.buffer.explorer_input.tasksets if each.storage_type == "queue"]
+    server.queues = {str(each.name): queue_of(config, each) for each in queues}
     if config.mode == "serve":
         server.book = _book(config, buffer)
         server.key = (read_json(address_file(config)) or {}).get("api_key", server.key)

@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.addresses import LOOPBACK, own_address
 from trinity_core.data.session_log import SessionLog
+from trinity_core.data.task_queue import TaskQueue
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.imports import lean_transformers
 from trinity_core.inference.openai_api.book import SessionBook
-from trinity_core.inference.openai_api.gate import PREFIX, Gate
+from trinity_core.inference.openai_api.gate import PREFIX, App, Gate
 from trinity_core.inference.openai_api.live import RecordedSession
 from trinity_core.inference.openai_api.reception import Reception
+from trinity_core.inference.openai_api.task_door import TaskDoor
 from trinity_core.inference.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ class ApiServer:
     """0: any free port."""
     sessions: SessionLog | None = None
     """Where ended sessions are noted."""
+    queues: Mapping[str, TaskQueue] = field(default_factory=dict)
+    """Queues of tasks that programs may add to, by the names of their task sets."""
     key: str = field(default_factory=lambda: "sk-" + secrets.token_urlsafe(24), repr=False)
     book: SessionBook | None = None
     """Of mode `serve`: clients open sessions themselves, and give feedback."""
@@ -136,7 +140,9 @@ class ApiServer:
         except (TypeError, ValueError) as error:
             raise TrinityError(f"the OpenAI API cannot be served as configured: {error}") from error
         self._gate = Gate(app, self.key)
-        door = self._gate if self.book is None else self._reception(self.book)
+        door: App = self._gate if self.book is None else self._reception(self.book)
+        if self.queues:
+            door = TaskDoor(self._gate, door, self.queues)
         self._server = Server(Config(door, log_config=None, access_log=False, lifespan="off"))
         assert self._socket is not None
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))

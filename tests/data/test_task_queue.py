@@ -1,0 +1,143 @@
+"""Task sets that grow while a run goes on: the table, what is read from it, and the order of draws."""
+
+import sqlite3
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinity_core.config.schema.buffer import TaskSelectorConfig, TasksetConfig
+from trinity_core.data.files import RowLocation
+from trinity_core.data.queue_taskset import QueueTaskset
+from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.task_queue import TaskQueue
+from trinity_core.data.taskset import Taskset
+from trinity_core.errors import DataError
+
+TABLE = '"of ""users"""'
+INSERT = f"INSERT INTO {TABLE} (task) VALUES (?)"
+
+
+@pytest.fixture
+def queue(tmp_path):
+    made = TaskQueue(tmp_path / "new" / "tasks.db", 'of "users"')
+    made.create()
+    return made
+
+
+def opened(queue, **settings):
+    config = TasksetConfig(name="q", storage_type="queue", **settings)
+    taskset = QueueTaskset(config, [], [], queue=queue)
+    taskset.grow()
+    return taskset
+
+
+def test_tasks_come_in_order_whoever_adds_them(queue):
+    assert queue.add([{"prompt": "a"}, {"prompt": "b"}]) == 2
+    with sqlite3.connect(queue.path) as anyone:
+        anyone.execute(INSERT, ('{"prompt": "ü"}',))
+    taskset = opened(queue)
+    queue.add([{"prompt": "d"}])
+    assert [row["prompt"] for row in taskset.rows] == ["a", "b", "ü"] and not taskset.ended
+    taskset.grow()
+    assert taskset[3].messages[-1]["content"] == "d" and queue.count() == (4, False)
+
+
+def test_a_queue_ends_once(queue):
+    queue.add([{"prompt": "a"}])
+    queue.end()
+    taskset = opened(queue)
+    assert taskset.ended and len(taskset) == 1 and queue.count() == (1, True)
+    with pytest.raises(DataError, match="has ended after 1 tasks"):
+        queue.add([{"prompt": "b"}])
+    with sqlite3.connect(queue.path) as anyone:
+        anyone.execute(INSERT, ('{"prompt": "late"}',))
+    taskset.grow()
+    assert len(taskset) == len(opened(queue)) == 1, "what comes after the end is not read"
+
+
+def test_bad_tasks_are_set_aside_with_their_number(queue, caplog):
+    with sqlite3.connect(queue.path) as anyone:
+        for text in ('{"prompt": "a"}', "{", "[1]", '{"question": "b"}', '{"prompt": "c"}'):
+            anyone.execute(INSERT, (text,))
+    taskset = opened(queue)
+    assert [row["prompt"] for row in taskset.rows] == ["a", "c"]
+    assert [each.location.line for each in taskset.rejected] == [2, 3, 4]
+    assert "is no JSON" in str(taskset.rejected[0]) and "no JSON object" in str(taskset.rejected[1])
+    assert caplog.text.count("a task is rejected") == 3
+
+
+def test_if_the_first_task_has_an_answer_each_needs_one(queue):
+    queue.add([{"prompt": "a", "response": "1"}])
+    taskset = opened(queue)
+    queue.add([{"prompt": "b"}, {"prompt": "c", "response": "2"}])
+    taskset.grow()
+    assert [row["prompt"] for row in taskset.rows] == ["a", "c"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.integers(1, 3), st.data())
+def test_arrivals_and_resumes_never_change_the_order(tmp_path_factory, arrivals, batch_size, data):
+    """Whatever arrives when, and wherever the run is killed: each task once, in the order of arrival."""
+    queue = TaskQueue(tmp_path_factory.mktemp("queue") / "tasks.db", "q")
+    queue.create()
+    made = TaskSchedule([opened(queue)], batch_size, 0)
+    drawn, added, position = [], 0, None
+    for count in [*arrivals, None]:
+        if count is None:
+            queue.end()
+        else:
+            queue.add([{"prompt": str(added + i)} for i in range(count)])
+            added += count
+        if data.draw(st.booleans()):
+            made = TaskSchedule([opened(queue)], batch_size, 0)
+            made.resume(position)
+        while not made.missing(made.step + 1) and not made.is_exhausted:
+            made.begin(made.step + 1)
+            tasks = made.draw(batch_size)
+            if data.draw(st.booleans()):  # killed before the step was stored
+                made = TaskSchedule([opened(queue)], batch_size, 0)
+                made.resume(position)
+                continue
+            drawn += [task.index for task in tasks]
+            assert len(tasks) == batch_size or made.is_exhausted
+            position = made.position()
+    assert drawn == list(range(added)) and made.is_exhausted
+
+
+def test_a_queue_is_mixed_with_other_tasks_by_weight(queue):
+    rows = [{"prompt": str(i)} for i in range(9)]
+    config = TasksetConfig(name="file", path="x", weight=1, task_selector=TaskSelectorConfig(selector_type="shuffle"))
+    own = Taskset(config, rows, [RowLocation("x", i) for i in range(9)])
+    made = TaskSchedule([own, opened(queue, weight=3)], 4, 0)
+    assert made.missing(1) == {"q": 3}
+    queue.add([{"prompt": "a"}, {"prompt": "b"}])
+    assert made.missing(1) == {"q": 1}
+    queue.add([{"prompt": "c"}, {"prompt": "d"}])
+    assert made.missing(1) == {}
+    made.begin(1)
+    assert sorted(task.taskset for task in made.draw(4)) == ["file", "q", "q", "q"]
+    queue.end()
+    assert made.missing(2) == {} and not made.is_exhausted
+    made.begin(2)
+    tasks = made.draw(4)
+    assert sorted(task.taskset for task in tasks) == ["file", "q"] and made.is_exhausted
+    assert len({task.group for task in tasks + made.draw(2)}) >= len(tasks)
+
+
+def test_a_queue_that_lost_tasks_is_refused(queue):
+    queue.add([{"prompt": "a"}, {"prompt": "b"}])
+    made = TaskSchedule([opened(queue)], 2, 0)
+    made.begin(1)
+    made.draw(2)
+    position = made.position()
+    with sqlite3.connect(queue.path) as anyone:
+        anyone.execute(f"DELETE FROM {TABLE}")
+    with pytest.raises(DataError, match="2 tasks of 'q' were drawn, but its queue has 0"):
+        TaskSchedule([opened(queue)], 2, 0).resume(position)
+
+
+def test_a_file_that_is_no_queue_is_refused(tmp_path):
+    (tmp_path / "tasks.db").write_text("not a database " * 100)
+    with pytest.raises(DataError, match="cannot be used: file is not a database"):
+        TaskQueue(tmp_path / "tasks.db", "q").create()
