@@ -37,7 +37,7 @@ HOMES = {
     "default_workflow_type": "trinity_core.workflows:WORKFLOWS",
     "default_reward_fn_type": "trinity_core.workflows:REWARD_FNS",
     "selector_type": "trinity_core.data.selectors:SELECTORS",
-    "operators": "trinity_core.pipelines.operators:OPERATORS",
+    "operators": "trinity_core.pipelines:OPERATORS",
 }
 """Key of a configuration → where the registry of its names is, which imports the built-in parts."""
 

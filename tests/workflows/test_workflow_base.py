@@ -110,7 +110,7 @@ def test_numbers_may_be_of_numpy(monkeypatch, reward):
     monkeypatch.setitem(WORKFLOWS, "measures", Measures)
     (one,) = from_bytes(to_bytes(run(make_task("measures"), ScriptedModel("a"))))
     assert (one.reward, one.metrics) == (0.5, {"length": 2.0})
-    assert one.info == {"parts": "{1}", "scores": [0, 1], "best": 0.5}
+    assert one.info == {"parts": "{1}", "scores": [0, 1], "best": 0.5, "taskset": "t"}
 
 
 @pytest.mark.parametrize("reward", ["good", [1, 2], float("nan"), np.float32("inf")])

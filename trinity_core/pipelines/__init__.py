@@ -1,1 +1,6 @@
-"""Pipelines: operators on tasks and on experiences."""
+"""Pipelines: operators on tasks and on experiences. Importing this registers the built-in ones."""
+
+from trinity_core.pipelines import shaping
+from trinity_core.pipelines.operators import OPERATORS
+
+__all__ = ["OPERATORS", "shaping"]

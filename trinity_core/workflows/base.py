@@ -97,6 +97,7 @@ async def run_workflow(
     for number, one in enumerate(experiences):
         _plain_numbers(one, task.workflow)
         one.group, one.task_index = task.group, task.index
+        one.info = {**one.info, "taskset": task.taskset}
         if unnumbered:
             one.run = number
     exclude_unscored(experiences)

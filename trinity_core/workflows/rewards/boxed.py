@@ -124,6 +124,11 @@ def _overlong(tokens: int | None, longest: int | None, cache: int | None, factor
             "math_dapo_reward cannot tell how long an answer is: the workflow gives no number of tokens "
             "(RewardItem.response_tokens); leave enable_overlong_penalty out"
         )
+    return overlong_punishment(tokens, longest, cache, factor)
+
+
+def overlong_punishment(tokens: int, longest: int, cache: int, factor: float) -> float:
+    """DAPO's soft punishment (arXiv 2503.14476, eq. 13): 0 up to longest - cache tokens, then to -factor at longest."""
     return -factor * min(1.0, max(0.0, (tokens - (longest - cache)) / cache))
 
 

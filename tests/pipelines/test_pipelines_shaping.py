@@ -1,0 +1,123 @@
+"""Operators that change rewards and losses, on values worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trinity_core.config import OperatorConfig
+from trinity_core.config.named import fitting
+from trinity_core.config.problems import Report
+from trinity_core.data.experience import Experience, from_bytes, to_bytes
+from trinity_core.errors import InputError, TrinityError
+from trinity_core.pipelines import OPERATORS
+from trinity_core.pipelines.operators import pipeline
+from trinity_core.pipelines.shaping import (
+    mask_response_truncated,
+    overlong_penalty,
+    pass_rate_calculator,
+    reward_shaping_mapper,
+    taskset_balance_filter,
+)
+
+
+def answer(reward, group="g", run=0, tokens=2, truncated=False, **given):
+    unscored = reward is None
+    mask = np.zeros(tokens, bool) if unscored else np.ones(tokens, bool)
+    return Experience(
+        np.arange(2 + tokens), 2, mask, reward=reward, group=group, run=run, truncated=truncated,
+        metrics=given.get("metrics", {}), info=given.get("info", {}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shaping", "reward"),
+    [
+        ({"stats_key": "quality"}, 1.5),
+        ({"stats_key": "quality", "op_type": "ADD", "weight": 2.0}, 2.0),
+        ({"stats_key": "quality", "op_type": "SUB", "weight": 3.0}, -0.5),
+        ({"stats_key": "quality", "op_type": "MUL", "weight": 0.5}, 0.25),
+        ({"stats_key": "quality", "op_type": "DIV"}, 2.0),
+        ({"stats_key": "turns", "op_type": "DIV", "weight": 2}, 0.125),
+    ],
+)
+def test_a_statistic_shapes_the_reward(shaping, reward):
+    rows = [answer(1.0, info={"quality": 0.5}, metrics={"turns": 4.0}), answer(None)]
+    shaped, unscored = reward_shaping_mapper(rows, [shaping])
+    assert shaped.reward == reward and shaped.metrics["unshaped_reward"] == 1.0
+    assert unscored.reward is None and rows[0].reward == 1.0
+    twice = reward_shaping_mapper(rows, [shaping, {"stats_key": "turns", "op_type": "SUB"}])
+    assert twice[0].reward == reward - 4.0
+
+
+def test_a_statistic_that_is_not_there_is_named():
+    with pytest.raises(TrinityError, match=r"no number 'qualty' .* there is quality, turns"):
+        told = answer(1.0, info={"quality": 1, "text": "x"}, metrics={"turns": 1.0})
+        reward_shaping_mapper([told], [{"stats_key": "qualty"}])
+    with pytest.raises(TrinityError, match="divide by the statistic 'quality'"):
+        reward_shaping_mapper([answer(1.0, info={"quality": 0})], [{"stats_key": "quality", "op_type": "DIV"}])
+
+
+@pytest.mark.parametrize(
+    ("args", "key"),
+    [
+        ({"reward_shaping_configs": [{"stats_key": "a", "op_type": "POW"}]}, "op_type"),
+        ({"reward_shaping_configs": [{"op_type": "ADD"}]}, "stats_key"),
+        ({"reward_shaping_configs": [{"stats_key": "a", "wieght": 1}]}, "wieght"),
+    ],
+)
+def test_wrong_shapings_are_refused_at_load(args, key):
+    report, name = Report(), "reward_shaping_mapper"
+    fitting(OPERATORS, OPERATORS[name], name, args, "operators[0].args", report)
+    assert [problem for problem in report.problems if key in problem.key]
+
+
+def test_the_guides_operator_runs():
+    given = {"reward_shaping_configs": [{"stats_key": "llm_quality_score", "op_type": "ADD", "weight": 1.0}]}
+    run = pipeline([OperatorConfig(name="reward_shaping_mapper", args=given)])
+    [left], dropped = run.run([answer(1.0, info={"llm_quality_score": 0.25})])
+    assert left.reward == 1.25 and dropped == {}
+    assert from_bytes(to_bytes([left]))[0].reward == 1.25
+
+
+def test_pass_rates_are_those_of_a_groups_runs():
+    rows = [
+        answer(5.0, "a", 0, metrics={"accuracy": 1.0}),
+        answer(-1.0, "a", 1, metrics={"accuracy": 0.0}),
+        answer(None, "a", 2),
+        answer(3.0, "b", 0),  # no part `accuracy`: the reward, cut to 1
+        answer(0.25, "b", 1),
+        answer(0.75, "b", 1),  # a later turn of that run counts for it
+        answer(None, "c", 0),
+    ]
+    rates = [row.metrics.get("pass_rate") for row in pass_rate_calculator(rows)]
+    assert rates == [0.5, 0.5, 0.5, 0.875, 0.875, 0.875, None]
+
+
+def test_long_answers_are_punished_softly():
+    rows = [answer(1.0, tokens=tokens) for tokens in (6, 7, 8, 10, 12)] + [answer(None)]
+    rewards = [row.reward for row in overlong_penalty(rows, max_response_length=10, cache_length=4)]
+    assert rewards == [1.0, 0.75, 0.5, 0.0, 0.0, None]
+    assert overlong_penalty(rows, 10, 4, penalty_factor=0.5)[1].metrics["overlong_penalty"] == -0.125
+    with pytest.raises(InputError, match="cache_length 11"):
+        overlong_penalty(rows, 10, 11)
+
+
+def test_cut_answers_carry_no_loss_and_keep_their_reward():
+    whole, cut = mask_response_truncated([answer(1.0), answer(0.0, truncated=True)])
+    assert whole.action_mask.all() and not cut.action_mask.any() and cut.reward == 0.0 and not cut.is_unscored
+
+
+def balanced(names, shares=None):
+    rows = [answer(1.0, f"{name}{place}", info={"taskset": name}) for place, name in enumerate(names) for _ in range(2)]
+    return [row.group for row in taskset_balance_filter(rows, shares)[::2]]
+
+
+def test_task_sets_are_balanced_by_whole_groups():
+    assert balanced("aaabab") == ["a0", "a1", "b3", "b5"]
+    assert balanced("aaabab", {"a": 1, "b": 2}) == ["a0", "b3", "b5"]
+    assert balanced("aaabab", {"a": 1, "b": 0}) == ["a0", "a1", "a2", "a4"]
+    assert balanced("aaabc", {"a": 1, "b": 1}) == ["a0", "b3", "c4"]
+    assert balanced("aaa", {"a": 1, "b": 1}) == ["a0", "a1", "a2"]
+    assert balanced("aaabb", {"a": 0.6, "b": 0.4}) == ["a0", "a1", "a2", "b3", "b4"]
+    assert balanced("") == []

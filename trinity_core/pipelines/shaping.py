@@ -1,0 +1,148 @@
+"""Experience operators that change rewards or what carries loss, and that balance task sets."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import numpy as np
+from annotated_types import Ge
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import InputError, TrinityError
+from trinity_core.pipelines.operators import OPERATORS
+from trinity_core.signatures import Arguments
+from trinity_core.workflows.rewards.boxed import overlong_punishment
+
+
+class Shaping(Arguments):
+    """One change of the reward."""
+
+    stats_key: str
+    """A number in the experience's `info` or `metrics`."""
+    op_type: Literal["ADD", "SUB", "MUL", "DIV"] = "ADD"
+    weight: float = 1.0
+
+
+@OPERATORS.register("reward_shaping_mapper")
+def reward_shaping_mapper(
+    experiences: list[Experience], reward_shaping_configs: list[Shaping] | None = None
+) -> list[Experience]:
+    """Add `weight` times a statistic to the reward, subtract it, multiply by it or divide by it, one after the other.
+
+    Answers without a verdict stay without one. Raises TrinityError where an experience lacks the statistic, or where it
+    would be divided by 0.
+    """
+    shapings = [Shaping.model_validate(each) for each in reward_shaping_configs or ()]
+    return [one if one.reward is None else _shaped(one, shapings) for one in experiences]
+
+
+def _shaped(one: Experience, shapings: Sequence[Shaping]) -> Experience:
+    reward = float(one.reward or 0.0)
+    for shaping in shapings:
+        value = shaping.weight * _statistic(one, shaping.stats_key)
+        match shaping.op_type:
+            case "ADD":
+                reward += value
+            case "SUB":
+                reward -= value
+            case "MUL":
+                reward *= value
+            case _ if value:
+                reward /= value
+            case _:
+                raise TrinityError(f"reward_shaping_mapper would divide by the statistic '{shaping.stats_key}', a 0")
+    return replace(one, reward=reward, metrics={**one.metrics, "unshaped_reward": float(one.reward or 0.0)})
+
+
+def _statistic(one: Experience, name: str) -> float:
+    found = {**one.metrics, **one.info}.get(name)
+    if not isinstance(found, int | float):
+        known = sorted(key for key, value in {**one.metrics, **one.info}.items() if isinstance(value, int | float))
+        raise TrinityError(
+            f"reward_shaping_mapper finds no number '{name}' in an experience's info or metrics; there is "
+            f"{', '.join(known) or 'none'}"
+        )
+    return float(found)
+
+
+@OPERATORS.register("pass_rate_calculator")
+def pass_rate_calculator(experiences: list[Experience]) -> list[Experience]:
+    """Note the pass rate of each group as the metric `pass_rate` of its experiences.
+
+    It is the mean over the group's runs of the reward's part `accuracy`, or of the reward where there is none, cut to
+    0 … 1. Answers without a verdict do not count, and a group of none but those has no pass rate.
+    """
+    scores: dict[str, dict[int, float]] = defaultdict(dict)
+    for one in experiences:
+        if one.reward is not None:
+            scores[one.group][one.run] = min(1.0, max(0.0, one.metrics.get("accuracy", one.reward)))
+    rates = {group: sum(runs.values()) / len(runs) for group, runs in scores.items()}
+    return [
+        replace(one, metrics={**one.metrics, "pass_rate": rates[one.group]}) if one.group in rates else one
+        for one in experiences
+    ]
+
+
+@OPERATORS.register("overlong_penalty")
+def overlong_penalty(
+    experiences: list[Experience],
+    max_response_length: Annotated[int, Ge(1)],
+    cache_length: Annotated[int, Ge(1)],
+    penalty_factor: Annotated[float, Ge(0)] = 1.0,
+) -> list[Experience]:
+    """Add DAPO's soft punishment of long answers to the reward (arXiv 2503.14476, eq. 13).
+
+    It is 0 up to `max_response_length - cache_length` sampled tokens, and falls to `-penalty_factor` at
+    `max_response_length`.
+    """
+    if cache_length > max_response_length:
+        raise InputError(f"overlong_penalty: cache_length {cache_length} is over max_response_length")
+
+    def punished(one: Experience) -> Experience:
+        if one.reward is None:
+            return one
+        tokens = int(one.action_mask.sum())
+        punishment = overlong_punishment(tokens, max_response_length, cache_length, penalty_factor)
+        return replace(one, reward=one.reward + punishment, metrics={**one.metrics, "overlong_penalty": punishment})
+
+    return [punished(one) for one in experiences]
+
+
+@OPERATORS.register("mask_response_truncated")
+def mask_response_truncated(experiences: list[Experience]) -> list[Experience]:
+    """Take answers that a limit cut out of the loss; their rewards still count in their groups.
+
+    DAPO's overlong filtering (arXiv 2503.14476, section 3.4).
+    """
+    return [replace(one, action_mask=np.zeros_like(one.action_mask)) if one.truncated else one for one in experiences]
+
+
+@OPERATORS.register("taskset_balance_filter")
+def taskset_balance_filter(
+    experiences: list[Experience], shares: dict[str, Annotated[float, Ge(0)]] | None = None
+) -> list[Experience]:
+    """Drop groups so that those of the task sets stand in the ratio of `shares` (name → share; by default equal).
+
+    The groups that are kept are the first of each task set. A task set without a share is kept whole, and so is each
+    where one with a share has no group in the step: there is nothing to balance.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for one in experiences:
+        name = str(one.info.get("taskset", ""))
+        if one.group not in groups[name]:
+            groups[name].append(one.group)
+    wanted = dict.fromkeys(groups, 1.0) if shares is None else {name: s for name, s in shares.items() if s > 0}
+    if not wanted or any(not groups.get(name) for name in wanted):
+        return experiences
+    unit = min(len(groups[name]) / share for name, share in wanted.items())
+    none = set() if shares is None else {name for name, share in shares.items() if share == 0}
+    kept = {
+        group
+        for name, members in groups.items()
+        if name not in none
+        for group in (members[: int(unit * wanted[name] + 1e-9)] if name in wanted else members)
+    }
+    return [one for one in experiences if one.group in kept]
