@@ -77,9 +77,8 @@ def test_model_has_the_parameters_of_the_part(key: str, name: str) -> None:
     model = registry.arguments(registry[name], name)
     assert model is not None
     if key != "default_workflow_type":  # a workflow says by a model of its own what it takes
-        assert {field: default_of(info) for field, info in model.model_fields.items()} == parameters(
-            registry[name], key
-        )
+        fields = {field: default_of(info) for field, info in model.model_fields.items()}
+        assert fields == parameters(registry[name], key)
 
 
 def test_checking_a_configuration_imports_no_torch() -> None:

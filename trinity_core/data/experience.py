@@ -149,10 +149,10 @@ def scalars(blob: bytes) -> list[dict[str, Json]]:
 
 
 def arrays_json(experience: Experience) -> dict[str, Json]:
-    """The arrays of an experience as lists, and its `prompt_length`: what `from_json` makes it from again."""
+    """The arrays of an experience as lists, and what they are read by: what `from_json` makes it from again."""
     given = {name: getattr(experience, name) for name in (*_ALWAYS, *_ARRAYS)}
     lists = {name: value.tolist() for name, value in given.items() if value is not None}
-    return {"prompt_length": experience.prompt_length, **lists}
+    return {name: getattr(experience, name) for name in ("prompt_length", "state", "temperature")} | lists
 
 
 def from_json(row: dict[str, Json]) -> Experience:
