@@ -57,8 +57,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--steps", type=int, help="Steps of each but sft.")
     args = parser.parse_args()
-    if not (FOLDER / "data" / "dpo.jsonl").exists():
-        subprocess.run([trinity(), "tiny", "--out", str(FOLDER), "--seed", "1"], check=True, cwd=ROOT)
+    make_data()
     failed = []
     for name in args.only:
         steps = args.steps if args.steps and name != "sft" else RECIPES[name].steps
@@ -66,6 +65,12 @@ def main() -> None:
         if not learns(name, RECIPES[name], steps, model):
             failed.append(name)
     sys.exit(f"did not improve: {', '.join(failed)}" if failed else 0)
+
+
+def make_data() -> None:
+    """The small model and its data, made once."""
+    if not (FOLDER / "data" / "dpo.jsonl").exists():
+        subprocess.run([trinity(), "tiny", "--out", str(FOLDER), "--seed", "1"], check=True, cwd=ROOT)
 
 
 def learns(name: str, recipe: Recipe, steps: int, model: Path) -> bool:
