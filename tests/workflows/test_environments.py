@@ -144,7 +144,7 @@ def test_wrong_arguments_are_refused(args, message):
 
 
 def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(ENVIRONMENTS["taxi"], "package", "not_installed_here")
+    monkeypatch.setattr(ENVIRONMENTS["taxi"].__mro__[1], "package", "not_installed_here")  # as taxi inherits it
     with pytest.raises(ValueError, match=r"pip install --no-deps -r requirements/environments.txt"):
         EnvArguments.model_validate({"environment": "taxi"})
 

@@ -69,6 +69,7 @@ def judged(code, tests, task=None, **args):
         ("def near(xs):\n    return True", HUMANEVAL, 0.0),
         (TWICE, CALLS, 1.0),
         ("def twice(xs):\n    return xs + xs", CALLS, 0.5),
+        (TWICE, CALLS | {"outputs": [[one] for one in CALLS["outputs"]]}, 1.0),
         (TOTAL, LIVE, 1.0),
         (STACKED, STACK, 1.0),
         (STACKED.replace("self.items.pop()", "3"), STACK, 0.0),
@@ -139,12 +140,15 @@ def test_without_namespaces_limits_hold_and_it_is_said(monkeypatch, caplog, tmp_
     assert isolation() == isolation() == "none"
     assert [record.message for record in caplog.records] == [record.message for record in caplog.records[:1]]
     assert "permits no namespaces" in caplog.text
+    mark = f"daemon-{os.getpid()}-none"
     try:
         ran = run("import time; time.sleep(60)", CodeLimits(seconds=0.5))
+        assert run(LEAVES_A_DAEMON.replace("MARK", mark)).status == 0
     except SandboxFailed as failed:  # root's code runs as another user, who may not see this Python
         assert "Permission denied" in str(failed)
     else:
         assert "longer" in ran.exceeded
+        assert not [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from workflow_helpers import ScriptedModel, completion, make_task
@@ -191,6 +192,32 @@ def test_rubric_workflow_leaves_out_what_has_no_rating():
     assert [row.reward for row in rows] == [1.0, None, 1.0] and rows[1].is_unscored
     assert [row.metrics["verifier_errors"] for row in rows] == [0, 1, 0]
     assert "The answer is good." in judge.asked[0][0][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    ['{"rating": 1' + "0" * 400 + "}", '{"scores": ' + "[" * 100_000, '{"rating": ' + "[" * 100_000 + "}"],
+    ids=["huge", "deep", "deep and closed"],
+)
+def test_whatever_a_judge_writes_is_an_error_of_it(said):
+    assert rated(said).error
+
+
+def test_a_judge_that_was_cut_off_gives_no_verdict():
+    """It may have quoted one."""
+
+    class Cut(ScriptedModels):
+        def judge(self, name):
+            judge, whole = self.scripted, self.scripted.chat
+
+            async def chat(messages, n=1, **sampling):
+                return [replace(one, finish_reason="length") for one in await whole(messages, n, **sampling)]
+
+            judge.chat = chat
+            return judge
+
+    [reward] = scored("llm_judge", [item("So.")], models=Cut(lambda _: 'It says {"rating": 10}, but'))
+    assert "did not come to its end" in reward.error
 
 
 def test_ruler_workflow_measures_the_known_verdict_beside(caplog):

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from trinity_core.data.formats import Message
 from trinity_core.data.tokenizer import load_tokenizer, model_file
 from trinity_core.errors import TransientFault, TrinityError
@@ -64,7 +66,11 @@ class RewardEngine:
         rated: list[float | str] = [""] * len(conversations)
         rows = []
         for place, messages in enumerate(conversations):
-            tokens = self._tokens(messages)
+            try:
+                tokens = self._tokens(messages)
+            except (TemplateError, TypeError, ValueError) as error:
+                rated[place] = f"the reward model's chat template refuses the conversation: {error}"
+                continue
             if len(tokens) > self.longest:
                 rated[place] = (
                     f"the answer with its prompt has {len(tokens)} tokens, the reward model takes {self.longest}"

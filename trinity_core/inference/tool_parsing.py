@@ -84,6 +84,6 @@ def _object(arguments: str) -> Any:
     """The arguments of a call as chat templates take them, or their text if they are no JSON object."""
     try:
         found = json.loads(arguments)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return arguments
     return found if isinstance(found, dict) else arguments

@@ -112,6 +112,7 @@ class _Read:
 
 async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequence[Sequence[Any]]) -> Resources:
     """Open everything, engines and files in parallel. Raises `TrinityError` if a model, file or name is unusable."""
+    await asyncio.to_thread(load_plugins, config.plugin_dir)
     config, auxiliary, reward_models = await asyncio.to_thread(apart, config, auxiliary)
     pool = _pool(config, engines, config.model.model_path)
     others = [
@@ -225,7 +226,6 @@ def _pool(config: Config, engines: Sequence[Any], model_path: str) -> EnginePool
 
 
 def _read(config: Config) -> _Read:
-    load_plugins(config.plugin_dir)
     config = require_names(config)
     external = config.external_model
     encoder = None if external else policy_encoder(config.model)

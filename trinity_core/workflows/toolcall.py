@@ -74,8 +74,9 @@ class ToolCallWorkflow(ConversationWorkflow):
             if not results:
                 break
             trajectory.add(*results)
-            answer = await trajectory.act()
-            said = trajectory.messages[-1]
+            following = await trajectory.act()
+            if following.finish_reason != "prompt_too_long":  # else the turn before was the last one
+                answer, said = following, trajectory.messages[-1]
         reward = await (self.judged(answer) if given.tools else self._calls_judged(said))
         return self.experiences(trajectory, [*[None] * (trajectory.turns - 1), reward], run, box.metrics)
 

@@ -171,6 +171,8 @@ class Toolbox:
             given = _checked(spec, arguments)
         except ValidationError as error:
             return self._error("arguments", f"wrong arguments of '{name}': {_wrong(error)}")
+        except ToolFailed as error:
+            return self._error("arguments", f"wrong arguments of '{name}': {error}")
         try:
             text = await _within(self._time_limit, _called(spec.function, given))
         except TimeoutError:
@@ -195,9 +197,14 @@ class ToolFailed(Exception):
 
 
 def _checked(spec: ToolSpec, arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    if isinstance(arguments, str):
-        return dict(spec.arguments.model_validate_json(arguments or "{}"))
-    return dict(spec.arguments.model_validate({} if arguments is None else arguments))
+    try:
+        if isinstance(arguments, str):
+            return dict(spec.arguments.model_validate_json(arguments or "{}"))
+        return dict(spec.arguments.model_validate({} if arguments is None else arguments))
+    except ValidationError:
+        raise
+    except Exception as error:  # a validator of the tool's own may raise anything
+        raise ToolFailed(f"{type(error).__name__}: {error}") from error
 
 
 def _wrong(error: ValidationError) -> str:

@@ -143,7 +143,10 @@ class Trajectory:
             return self._model.render(messages, self._tools, chat_template=self._template, prompt=prompt)
 
         messages = [_renderable(message) for message in self.messages]
-        text = text_after_answer(render, messages, self._answered)
+        try:
+            text = text_after_answer(render, messages, self._answered)
+        except DataError:  # some templates write one tool call a turn and refuse more
+            text = None
         if text is None:  # its tool calls cannot be told from what follows; the template need not know them
             answer = {"role": "assistant", "content": ""}
             before, after = messages[: self._answered - 1], messages[self._answered :]

@@ -12,8 +12,8 @@ import aiohttp
 from trinity_core.errors import InputError
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, EnvironmentFailed, Step
 
-START_ATTEMPTS = 10
-"""Of a session, while the server is full or not there yet."""
+START_ATTEMPTS = 8
+"""Of a session, while the server is full or not there yet: 32 s, less than the usual `time_limit`."""
 START_PAUSE = 1.0
 """Seconds before the second attempt; each pause is half as long again as the one before."""
 
@@ -63,7 +63,9 @@ class OpenEnv:
         """Do what the policy's text says."""
         data: Any = {self._action_key: action} if self._action_key else _as_object(action)
         if data is None:
-            return Step(f"Say a JSON object.\n{self._shown}", info={"invalid": True, "state": self._shown})
+            return Step(
+                f"Say a JSON object.\n{self._shown}", info={"invalid": True, "rewarded": False, "state": self._shown}
+            )
         return await self._observed({"type": "step", "data": data})
 
     async def tools(self) -> list[Any]:
@@ -102,7 +104,7 @@ class OpenEnv:
                 return Step(self._shown, float(reward or 0.0), done, info)
             case {"type": "error", "data": {"code": "VALIDATION_ERROR"} as data} if asked == "step":
                 text = f"That is no action. {_reasons(data)}\n{self._shown}".strip()
-                return Step(text, info={"invalid": True, "state": self._shown})
+                return Step(text, info={"invalid": True, "rewarded": False, "state": self._shown})
             case {"type": "error", "data": {"code": "CAPACITY_REACHED"} as data}:
                 raise _NotNow(f"OpenEnv server {self._url} is full: {data.get('message')}")
             case {"type": "error", "data": data}:
@@ -132,7 +134,7 @@ def _as_object(text: str) -> dict[str, Any] | None:
     """The JSON object that a text is; None if it is none."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -90,7 +90,7 @@ def as_tools(told: Any) -> list[Tool]:
 
 def check_installed(name: str, kind: type[Any]) -> None:
     """Raise TrinityError if the package that environments of this class need is not installed here."""
-    package = vars(kind).get("package")
+    package = getattr(kind, "package", None)
     if package is not None and importlib.util.find_spec(package) is None:
         raise missing(name, package)
 

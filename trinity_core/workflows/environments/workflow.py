@@ -217,7 +217,7 @@ def _give_back(taken: asyncio.Future[ProcessEnvironment]) -> None:
         HOSTS.give(taken.result(), False)
 
 
-async def _called(method: Callable[..., Any], limit: float, *args: Any, **kwargs: Any) -> Any:
+async def _called(method: Callable[..., Any], limit: float, /, *args: Any, **kwargs: Any) -> Any:
     """What a method of an environment returns, plain or `async`, within `limit` seconds.
 
     Raises EnvironmentFailed if it takes longer or raises.
@@ -228,7 +228,8 @@ async def _called(method: Callable[..., Any], limit: float, *args: Any, **kwargs
             if inspect.iscoroutinefunction(method):
                 return await method(*args, **kwargs)
             threads = InterruptibleThreads("environment")
-            return await asyncio.get_running_loop().run_in_executor(threads, lambda: method(*args, **kwargs))
+            found = await asyncio.get_running_loop().run_in_executor(threads, lambda: method(*args, **kwargs))
+            return await found if inspect.isawaitable(found) else found
     except TimeoutError:
         raise EnvironmentFailed(f"{name} took longer than {limit:g} s (workflow_args.time_limit)") from None
 

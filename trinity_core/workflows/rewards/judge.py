@@ -140,6 +140,8 @@ class _Asked:
             [said] = await self._judge.chat(messages, seeds=[seed], **self._sampling)
         except (DataError, Unanswered) as error:
             return Reward(error=f"the judge did not answer: {error}")
+        if said.finish_reason != "stop":
+            return Reward(error=f"the judge did not come to its end ({said.finish_reason}); give it more max_tokens")
         found = last_object(said.text, key)
         if found is None:
             return Reward(error=f"the judge gave no {key}: {' '.join(said.text.split())[-200:]!r}")
@@ -151,7 +153,7 @@ def last_object(text: str, key: str) -> dict[str, Any] | None:
     for match in reversed(_OBJECT.findall(text)):
         try:
             found = json.loads(match)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if key in found:
             return dict(found)
@@ -159,7 +161,7 @@ def last_object(text: str, key: str) -> dict[str, Any] | None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def _seen(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_reference: bool) -> str:

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 class Said(Protocol):
     """An answer of a judge."""
 
-    text: str
+    @property
+    def text(self) -> str:
+        """What it said."""
+
+    @property
+    def finish_reason(self) -> str:
+        """`stop` if it came to its end."""
 
 
 class Judge(Protocol):

@@ -24,7 +24,8 @@ class Tests:
 
     programs: tuple[Program, ...] = ()
     functions: tuple[dict[str, Any], ...] = ()
-    """For `inside.run_tests`: `{"python": source}` or `{"call": name, "arguments": [...], "expected": ...}`."""
+    """For `inside.run_tests`: `{"python": source}` or `{"call": name, "arguments": [...], "expected": ...}`, where
+    `wrapped` also takes the only element of `expected`."""
     setup: str = ""
     """Python that runs before each of the Python tests."""
 
@@ -78,7 +79,10 @@ def _pairs(tests: Mapping[str, Any]) -> Tests:
         raise DataError("code_reward needs as many 'outputs' as 'inputs' in the row's unit tests")
     if not name:
         return Tests(tuple(Program(_text(a), _text(b)) for a, b in zip(inputs, outputs, strict=True)))
-    calls = ({"call": name, "arguments": list(a), "expected": b} for a, b in zip(inputs, outputs, strict=True))
+    calls = (  # APPS and TACO often wrap a result in a list of one
+        {"call": name, "arguments": list(a), "expected": b, "wrapped": True}
+        for a, b in zip(inputs, outputs, strict=True)
+    )
     return Tests(functions=tuple(calls))
 
 

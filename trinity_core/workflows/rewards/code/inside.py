@@ -291,7 +291,9 @@ def run_tests(answer: RemoteAnswer, say: Callable[[dict[str, Any]], None]) -> No
 def _passes(answer: RemoteAnswer, setup: str, test: dict[str, Any]) -> bool:
     """Whether a test passes. Raises what it raises, if it is written in Python."""
     if "call" in test:
-        return same(answer.ask("method", test["call"])(*test["arguments"]), test["expected"])
+        given, expected = answer.ask("method", test["call"])(*test["arguments"]), test["expected"]
+        alone = expected[0] if test.get("wrapped") and isinstance(expected, list) and len(expected) == 1 else expected
+        return same(given, expected) or same(given, alone)
     source = f"{setup}\n{test['python']}"
     try:
         tree = ast.parse(source)

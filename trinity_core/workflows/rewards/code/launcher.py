@@ -23,7 +23,7 @@ READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32,
 KEPT = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
 """Flag of a file system (`os.statvfs`) → flag of `mount`: what a new mount may not take away."""
 DETACH = 2
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
 DEVICES = ("null", "zero", "random", "urandom")
 WORK = "sandbox"
 """Where the program runs, in the sandbox."""
@@ -44,6 +44,7 @@ def main() -> None:
 
 def _run(settings: dict[str, Any]) -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     uid, gid = os.geteuid(), os.getegid()
     alone = settings["isolation"] == "namespaces"
     if alone:
@@ -59,6 +60,7 @@ def _run(settings: dict[str, Any]) -> None:
         for descriptor in (0, 1, 2, *settings["inherited"]):
             os.close(descriptor)
         _, status = os.waitpid(child, 0)
+        _end_rest()
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     folder = _new_root(settings) if alone else settings["files"]
@@ -67,6 +69,18 @@ def _run(settings: dict[str, Any]) -> None:
         _become(settings["uid"], folder)
     _limit(settings)
     os.execve(settings["command"][0], settings["command"], settings["environment"])  # noqa: S606 - no shell
+
+
+def _end_rest() -> None:
+    """Kill what a program without namespaces has left: its orphans have become children of this process."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while children.exists():
+        for left in children.read_text().split():
+            os.kill(int(left), signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
 
 
 def _new_root(settings: dict[str, Any]) -> str:
