@@ -95,6 +95,15 @@ def test_a_judge_that_the_run_does_not_have_is_named(load, kind, name, args, mod
             load(override, judge, f"{INPUT}.tasksets.a.{args}.model=jugde")
 
 
+def test_turns_of_an_environment_fit_the_algorithm(load):
+    given = (f"{INPUT}.tasksets.a.default_workflow_type=env_workflow", "algorithm.algorithm_type=multi_step_grpo")
+    args = f"{INPUT}.tasksets.a.workflow_args={{environment: frozen_lake, step_wise: true%s}}"
+    load(*given, args % ", turn_rewards: rollout")
+    load(given[0], "algorithm.algorithm_type=gigpo", args % "")
+    with pytest.raises(ConfigError, match=r"turn_rewards: .*must be rollout for step_wise_grpo"):
+        load(*given, args % "")
+
+
 def test_stages_are_checked_each_and_told_once(load):
     with pytest.raises(ConfigError) as caught:
         load(f"{INPUT}.tasksets.b.default_reward_fn_type=x", "stages=[{stage_name: a}, {stage_name: b}]")

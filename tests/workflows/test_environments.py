@@ -103,6 +103,13 @@ def test_turns_get_the_returns_that_follow_them():
     assert returns([1.0, 2.0, 4.0], 0.5) == [3.0, 4.0, 4.0]
 
 
+def test_turns_may_have_the_rollouts_reward():
+    """What `multi_step_grpo` compares: the last turn's own reward says nothing of the moves before it."""
+    args = {"environment": "frozen_lake", "step_wise": True, "turn_rewards": "rollout", "discount": 0.5}
+    rows, _ = play("down", "down", "right", "right", "down", "right", **args)
+    assert [row.reward for row in rows] == [1.0] * 6 and {row.metrics["return"] for row in rows} == {1.0}
+
+
 def test_turns_and_moves_are_limited():
     assert play(*["left"] * 9, environment="frozen_lake", max_turns=3)[0][0].metrics["turns"] == 3
     [one], _ = play(*["left"] * 9, workflow="frozen_lake_workflow", env_max_steps=4, agent_max_steps=6)
@@ -134,6 +141,7 @@ def test_taxi_and_blackjack_are_told_in_words():
     ("args", "message"),
     [
         ({"environment": "frozen_lak"}, "frozen_lake"),
+        ({"environment": "frozen_lake", "turn_rewards": "rolout"}, "turn_rewards"),
         ({"environment": "frozen_lake", "environment_args": {"slippery": True}}, "slippery"),
         ({"environment": "frozen_lake", "environment_args": {"p": "much"}}, "p: "),
     ],

@@ -16,6 +16,7 @@ from trinity_core.data.selectors import SELECTORS, check_columns
 from trinity_core.errors import TrinityError
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
+from trinity_core.workflows.environments.workflow import EnvWorkflow
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ def check_names(config: Config, report: Report) -> None:
     if config.mode != "train":
         for key, taskset in (*training_tasksets(typed), *eval_tasksets(typed)):
             _check_models(config, key, taskset, report)
+            _check_turns(config, key, taskset, report)
 
 
 def typed_arguments(config: Config) -> Config:
@@ -127,6 +129,16 @@ def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Repo
         elif given.get("model") and given["model"] not in names:
             told = f"is the name of no auxiliary model; there is {', '.join(names)}."
             report.add(f"{key}.{args}.model", given["model"], told)
+
+
+def _check_turns(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:
+    """Report an environment whose turns have rewards that the algorithm cannot compare."""
+    workflow, args = WORKFLOWS.get(taskset.default_workflow_type or ""), taskset.workflow_args
+    if workflow is None or not issubclass(workflow, EnvWorkflow) or not args.get("step_wise"):
+        return
+    if config.algorithm.advantage_fn == "step_wise_grpo" and args.get("turn_rewards", "return") != "rollout":
+        message = "must be rollout for step_wise_grpo, which compares the rewards of last turns."
+        report.add(f"{key}.workflow_args.turn_rewards", args.get("turn_rewards"), message)
 
 
 def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:

@@ -43,6 +43,7 @@ async def filled(
         further = await steps.further(step, missing) if missing > 0 else []
         if not further:
             break
+        failures.note(further)
         kept, by_operator = await operated(operators, further, failures.rejected_rows)
         outcomes, experiences, dropped = outcomes + further, experiences + kept, dropped | by_operator
         missing = wanted - _groups(experiences)

@@ -190,7 +190,7 @@ def _is_unanswered(outcome: Outcome) -> bool:
 
 
 def _score(experience: Experience) -> float | None:
-    """The score of an answer, None if its verifier failed."""
+    """The score of an answer, None if its verifier failed; of a turn of a rollout with a `return`, that."""
     if experience.metrics.get(VERIFIER_ERRORS):
         return None
-    return experience.metrics.get("accuracy", experience.reward or 0.0)
+    return experience.metrics.get("accuracy", experience.metrics.get("return", experience.reward or 0.0))

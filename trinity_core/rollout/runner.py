@@ -158,18 +158,22 @@ class FailureWatch:
     """Tasks that have failed since the last one that did not."""
 
     def check(self, step: int, outcomes: Sequence[Outcome]) -> None:
-        """Write down the rows of failed tasks.
+        """Note the rows of failed tasks.
 
         Raises `TrinityError` if every task of explore step `step` failed, and `FAILED_IN_A_ROW` tasks in a row.
         """
-        failed = [outcome for outcome in outcomes if outcome.failed]
-        self.rejected_rows.append("failed_tasks", [rejected_row(each.task, cause(each.error)) for each in failed])
-        if len(failed) < len(outcomes) or not outcomes:
+        self.note(outcomes)
+        if not outcomes or not all(outcome.failed for outcome in outcomes):
             self.in_a_row = 0
             return
         self.in_a_row += len(outcomes)
         if self.in_a_row >= FAILED_IN_A_ROW:
             check_failures(f"explore step {step}", outcomes)
+
+    def note(self, outcomes: Sequence[Outcome]) -> None:
+        """Write down the rows of failed tasks."""
+        failed = [outcome for outcome in outcomes if outcome.failed]
+        self.rejected_rows.append("failed_tasks", [rejected_row(each.task, cause(each.error)) for each in failed])
 
 
 def check_failures(where: str, outcomes: Sequence[Outcome]) -> None:

@@ -47,7 +47,10 @@ class EnvArguments(Arguments):
     """Arguments of its class. A task's column of the same name takes precedence, and the column `seed` is its seed."""
     max_turns: int = Field(10, ge=1)
     step_wise: bool = False
-    """One experience for each turn, whose reward is the return from there on; else one for the rollout."""
+    """One experience for each turn; else one for the rollout."""
+    turn_rewards: Literal["return", "rollout"] = "return"
+    """With `step_wise`: each turn's reward is the return from there on, or that of the whole rollout, which algorithms
+    that judge a run by its last turn compare."""
     discount: float = Field(1.0, ge=0, le=1)
     """Of the returns of `step_wise`, a turn."""
     process: bool = False
@@ -119,7 +122,8 @@ class Episode:
         """Counts of the episode."""
         invalid = sum(bool(step.info.get("invalid")) for step in self.steps)
         done = bool(self.steps) and self.steps[-1].done
-        return {"turns": float(len(self.steps)), "invalid_actions": float(invalid), "episode_ended": float(done)}
+        counts = {"turns": float(len(self.steps)), "invalid_actions": float(invalid), "episode_ended": float(done)}
+        return counts | ({"return": sum(self.rewards)} if self.judged else {})
 
 
 @WORKFLOWS.register("env_workflow")
@@ -256,7 +260,9 @@ def experiences_of(trajectory: Trajectory, episode: Episode, given: EnvArguments
     if not given.step_wise or not episode.judged:
         reward = sum(episode.rewards) if episode.judged else None
         return [trajectory.experience(reward, **fields, info={"state": episode.first.state})]
-    steps = trajectory.step_experiences(list(returns(episode.rewards, given.discount)), **fields)
+    whole = [sum(episode.rewards)] * len(episode.rewards)
+    rewards = whole if given.turn_rewards == "rollout" else returns(episode.rewards, given.discount)
+    steps = trajectory.step_experiences(rewards, **fields)
     for one, state in zip(steps, episode.states, strict=False):
         one.state, one.info = state, {**one.info, "state": state}
     return steps
@@ -271,6 +277,12 @@ class FrozenLakeArguments(EnvArguments):
     env_max_steps: int = Field(8, ge=1)
     """Most moves; an answer that names no move is none."""
     is_slippery: bool = False
+
+    @model_validator(mode="after")
+    def _named_as_there(self) -> Self:
+        if "max_turns" in self.model_fields_set:
+            raise ValueError("frozen_lake_workflow has agent_max_steps in place of max_turns")
+        return self
 
     @property
     def all_arguments(self) -> dict[str, Any]:
