@@ -25,6 +25,8 @@ from written_code import (
     SIMILAR,
     STACK,
     STACKED,
+    STANDARD,
+    STANDARD_TESTS,
     SUM,
     SUMMED,
     TOTAL,
@@ -70,6 +72,7 @@ def judged(code, tests, task=None, **args):
         (TWICE, CALLS, 1.0),
         ("def twice(xs):\n    return xs + xs", CALLS, 0.5),
         (TWICE, CALLS | {"outputs": [[one] for one in CALLS["outputs"]]}, 1.0),
+        (STANDARD, STANDARD_TESTS, 1.0),
         (TOTAL, LIVE, 1.0),
         (STACKED, STACK, 1.0),
         (STACKED.replace("self.items.pop()", "3"), STACK, 0.0),
@@ -174,6 +177,8 @@ def test_unreadable_tests_end_the_run(tests, said):
         ("class V: pass", ["assert V() == V()"], "only the answer could judge"),
         ("def apply(f): return f()", ["assert apply(lambda: 1) == 1"], "only plain data can cross"),
         (SIMILAR, ["assert similar("], "is no Python"),
+        ("class A: pass", ["assert isinstance(A(), A)"], "an object's class"),
+        ("class A: pass", ["import types\nassert A() != types.SimpleNamespace()"], "only the answer could judge"),
     ],
 )
 def test_what_cannot_be_judged_is_an_error(code, tests, said):

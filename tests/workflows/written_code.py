@@ -16,6 +16,33 @@ def check(candidate):
 """
 CALLS = {"fn_name": "twice", "inputs": [[[1, 2]], [[]]], "outputs": [[2, 4], []]}
 TWICE = "class Solution:\n    def twice(self, xs):\n        return [2 * x for x in xs]"
+STANDARD = dedent("""
+    from collections import deque
+    from datetime import date, datetime, timedelta
+    from decimal import Decimal
+    from fractions import Fraction
+
+    def made(kind):
+        return {
+            "date": date(2024, 2, 29), "then": datetime(2024, 2, 29, 12, 30), "long": timedelta(days=1, seconds=2),
+            "decimal": Decimal("1.5"), "third": Fraction(1, 3), "queue": deque([1, (2,)]), "range": range(0, 9, 3),
+            "keys": {"a": 1}.keys(), "items": {"a": 1}.items(),
+        }[kind]
+
+    def next_day(day):
+        return day + timedelta(days=1)
+""")
+STANDARD_TESTS = [
+    "from datetime import date\nassert made('date') == date(2024, 2, 29) and made('date').year == 2024",
+    "from datetime import date\nassert next_day(date(2024, 2, 29)) == date(2024, 3, 1)",
+    "from datetime import datetime\nassert made('then') == datetime(2024, 2, 29, 12, 30)",
+    "from datetime import timedelta\nassert made('long') == timedelta(days=1, seconds=2)",
+    "from decimal import Decimal\nassert made('decimal') == Decimal('1.5') == 1.5",
+    "from fractions import Fraction\nassert made('third') == Fraction(1, 3) and made('third') * 3 == 1",
+    "from collections import deque\nassert made('queue') == deque([1, (2,)])",
+    "assert made('range') == range(0, 9, 3) and list(made('range')) == [0, 3, 6]",
+    "assert made('keys') == {'a'} and made('items') == {('a', 1)}",
+]
 LIVE = [
     {"input": "[1, 2]\n3", "output": "6", "testtype": "functional", "metadata": {"func_name": "total"}},
     {"input": "2 2", "output": "4", "testtype": "stdin"},

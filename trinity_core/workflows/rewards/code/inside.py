@@ -2,8 +2,8 @@
 
 `inside.py answer FD` loads `solution.py` and answers calls. `inside.py tests FD VERDICTS` runs the tests of
 `tests.json` and writes a verdict for each. Only plain data crosses between them, as JSON: numbers, texts, lists,
-tuples, sets, dicts, bytes. Everything else stays where it is and is known by a number, so that no comparison that
-decides a verdict ever runs an answer's code.
+tuples, sets, dicts, bytes, and the standard library's dates, times, fractions, decimals, ranges and deques. Everything
+else stays where it is and is known by a number, so no comparison that decides a verdict ever runs an answer's code.
 """
 
 from __future__ import annotations
@@ -16,15 +16,47 @@ import os
 import socket
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 MAX_MESSAGE = 64 << 20
 SCALARS = (bool, int, float, str, type(None))
+KEYS: type = type({}.keys())
+ITEMS: type = type({}.items())
+STANDARD: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "date": (date, date.isoformat, date.fromisoformat),
+    "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
+    "time": (time, time.isoformat, time.fromisoformat),
+    "timedelta": (timedelta, lambda it: [it.days, it.seconds, it.microseconds], lambda given: timedelta(*given)),
+    "Decimal": (Decimal, str, Decimal),
+    "Fraction": (Fraction, lambda it: [it.numerator, it.denominator], lambda given: Fraction(*given)),
+    "range": (range, lambda it: [it.start, it.stop, it.step], lambda given: range(*given)),
+    "deque": (deque, list, deque),
+    "keys": (KEYS, list, lambda given: dict.fromkeys(given).keys()),
+    "items": (ITEMS, list, lambda given: dict(given).items()),
+}
+"""Name → type, what it is made of, and how."""
 SPECIALS = ("__iter__", "__len__", "__getitem__", "__str__", "__repr__", "__next__", "__enter__", "__exit__")
 """Methods of an answer's objects that tests may call by syntax."""
 TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "and", "or", "xor")
+
+
+PLAIN: tuple[Any, ...] = (
+    *SCALARS,
+    list,
+    tuple,
+    set,
+    frozenset,
+    dict,
+    bytes,
+    complex,
+    *(kind for kind, _, _ in STANDARD.values()),
+)
 
 
 class Unjudged(Exception):
@@ -51,6 +83,9 @@ def encoded(value: Any, keep: Callable[[Any], int]) -> Any:
         return {"b": value.hex()}
     if type(value) is complex:
         return {"c": [value.real, value.imag]}
+    for name, (kind, parts, _) in STANDARD.items():
+        if type(value) is kind:
+            return {"x": [name, encoded(parts(value), keep)]}
     return {"o": keep(value)}
 
 
@@ -69,6 +104,8 @@ def decoded(value: Any, known: Callable[[int], Any]) -> Any:
         return bytes.fromhex(content)
     if tag == "c":
         return complex(*content)
+    if tag == "x":
+        return STANDARD[content[0]][2](decoded(content[1], known))
     if tag == "o" and type(content) is int:
         return known(content)
     raise ValueError("no encoded value")
@@ -161,12 +198,15 @@ class Remote:
         answer.ask("set", self, name, value)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Remote) and other is not self:
+        if other is not self and not isinstance(other, PLAIN):
             raise Unjudged("the tests compare objects of the answer's own classes, which only the answer could judge")
         return other is self
 
     def __hash__(self) -> int:
         return hash(self.__dict__["_remote"][1])
+
+    def __instancecheck__(self, one: object) -> bool:
+        raise Unjudged("the tests ask for an object's class, which is the answer's own")
 
 
 def _special(name: str) -> Callable[..., Any]:
