@@ -139,6 +139,7 @@ def test_without_namespaces_limits_hold_and_it_is_said(monkeypatch, caplog, tmp_
         return first(self, isolation)
 
     monkeypatch.setattr(sandbox.Sandbox, "start", start)
+    monkeypatch.setattr(sandbox, "_require_python", lambda: None)
     monkeypatch.setattr(sandbox, "best_isolation", isolation := sandbox.cache(best_isolation.__wrapped__))
     assert isolation() == isolation() == "none"
     assert [record.message for record in caplog.records] == [record.message for record in caplog.records[:1]]
@@ -151,7 +152,18 @@ def test_without_namespaces_limits_hold_and_it_is_said(monkeypatch, caplog, tmp_
         assert "Permission denied" in str(failed)
     else:
         assert "longer" in ran.exceeded
+        fills = "for n in range(64):\n    open(f'f{n}', 'wb').write(bytes(1 << 20))\nimport time\ntime.sleep(60)"
+        assert "wrote more than 8 MiB" in run(fills, CodeLimits(disk_bytes=8 << 20)).exceeded
         assert not [one for one in psutil.process_iter(["cmdline"]) if mark in (one.info["cmdline"] or [])]
+
+
+def test_where_python_cannot_be_run_the_run_ends(monkeypatch):
+    def start(self, isolation):
+        raise SandboxFailed("Permission denied")
+
+    monkeypatch.setattr(sandbox.Sandbox, "start", start)
+    with pytest.raises(DataError, match=r"cannot be run here \(Permission denied\).*readable to all"):
+        sandbox.cache(best_isolation.__wrapped__)()
 
 
 @pytest.mark.parametrize(

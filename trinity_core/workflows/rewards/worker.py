@@ -34,7 +34,8 @@ def main(descriptor: int, parent: int, memory_bytes: int, plugin_dir: str | None
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             return
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]  # stays: a sandbox that is started here has a limit of its own
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, most))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the parent's to handle
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     connection = Connection(descriptor)

@@ -25,6 +25,7 @@ from types import TracebackType
 
 import psutil
 
+from trinity_core.errors import DataError
 from trinity_core.waits import is_readable
 from trinity_core.workflows.rewards.code import launcher
 
@@ -72,6 +73,7 @@ class Sandbox:
     stdout: int = subprocess.DEVNULL
     descriptors: Sequence[int] = ()
     """Passed on."""
+    _isolation: str = "none"
     _places: list[tempfile.TemporaryDirectory[str]] = field(default_factory=list)
 
     def __enter__(self) -> Sandbox:
@@ -84,6 +86,7 @@ class Sandbox:
 
     def start(self, isolation: str) -> Sandbox:
         """Start the program. Raises `SandboxFailed` if the sandbox cannot be entered or the program is not there."""
+        self._isolation = isolation
         reading, writing = os.pipe()
         try:
             self.process = self._launch(isolation, writing)
@@ -101,6 +104,8 @@ class Sandbox:
     def exceeded(self) -> str:
         """The limit that the program has exceeded, in words; "" if none. Raises `SandboxFailed` on a busy machine."""
         members = self._members()
+        if self._isolation == "none" and _size(Path(self._places[1].name)) > self.limits.disk_bytes:
+            return f"wrote more than {self.limits.disk_bytes >> 20} MiB to its folder"
         memory = sum(_resident(member) for member in members)
         if memory > self.limits.memory_bytes:
             return f"used more than {self.limits.memory_bytes >> 20} MiB of memory"
@@ -240,13 +245,35 @@ def best_isolation() -> str:
             "processes, but can reach the network and read files (%s)",
             failed,
         )
+        _require_python()
         return "none"
     return "namespaces"
+
+
+def _require_python() -> None:
+    """Raise DataError where no code can run: root's code runs as another user, who may not be allowed to."""
+    probe = Sandbox({}, python("-c", ""), CodeLimits())
+    try:
+        probe.start("none").end()
+    except SandboxFailed as failed:
+        raise DataError(
+            f"code that a model wrote cannot be run here ({failed}): root's runs as another user, and {sys.executable} "
+            "must be readable to all; run as another user, or install Python outside /root"
+        ) from failed
 
 
 def _python() -> list[str]:
     folders = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     return sorted(str(Path(folder).absolute()) for folder in folders)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            found += path.lstat().st_blocks * 512
+    return found
 
 
 def _resident(process: psutil.Process) -> int:
