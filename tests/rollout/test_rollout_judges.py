@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import closing
 
 import numpy as np
@@ -83,7 +84,6 @@ def test_a_reward_model_that_hangs_is_named():
 
     async def main():
         engines = RewardEngines([Hangs("m", 64)], "the judge", 10.0, 0.05)
-        engines._busy = [0]
         try:
             await engines.rate([TALK])
         finally:
@@ -94,6 +94,19 @@ def test_a_reward_model_that_hangs_is_named():
     released = threading.Event()
     with pytest.raises(TransientFault, match="the judge did not rate within"):
         asyncio.run(main())
+
+
+def test_calls_before_it_are_no_part_of_a_calls_time():
+    class Slow(RewardEngine):
+        def rate(self, conversations):
+            time.sleep(0.2)
+            return [1.0] * len(conversations)
+
+    async def main():
+        engines = RewardEngines([Slow("m", 64)], "the judge", 10.0, 0.5)
+        return await asyncio.gather(*(engines.rate([TALK]) for _ in range(5)))
+
+    assert asyncio.run(main()) == [[1.0]] * 5
 
 
 def test_an_endpoint_judges_with_a_key_from_the_environment(tiny_folders, tmp_path, monkeypatch):

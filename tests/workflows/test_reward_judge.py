@@ -126,6 +126,12 @@ def test_rubrics_as_text(rubric, text):
     assert rubric_text(rubric) == text
 
 
+def test_one_criterion_may_stand_alone():
+    assert rubric_text({"description": "Short.", "weight": 2}) == rubric_text([{"description": "Short.", "weight": 2}])
+    with pytest.raises(TrinityError, match="a rubric is"):
+        rubric_text({"short": "yes"})
+
+
 def test_an_unreadable_rubric_ends_the_run():
     with pytest.raises(TrinityError, match="a rubric is"):
         rubric_text([{"weight": 1}])

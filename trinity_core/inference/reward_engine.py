@@ -144,12 +144,15 @@ class RewardEngines:
     name: str
     start_seconds: float
     seconds: float
-    """For one call."""
-    _busy: list[int] = field(default_factory=list)
+    """For one call, waits for calls before it not counted."""
+    _busy: list[int] = field(init=False)
+    _turns: list[asyncio.Lock] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._busy, self._turns = [0] * len(self.engines), [asyncio.Lock() for _ in self.engines]
 
     async def start(self) -> None:
         """Load the models."""
-        self._busy = [0] * len(self.engines)
         await asyncio.gather(*(self._call(index, "start", self.start_seconds) for index in range(len(self.engines))))
 
     async def rate(self, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
@@ -157,7 +160,8 @@ class RewardEngines:
         index = min(range(len(self.engines)), key=self._busy.__getitem__)
         self._busy[index] += 1
         try:
-            return await self._call(index, "rate", self.seconds, list(conversations))
+            async with self._turns[index]:
+                return await self._call(index, "rate", self.seconds, list(conversations))
         finally:
             self._busy[index] -= 1
 

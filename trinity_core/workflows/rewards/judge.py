@@ -171,19 +171,18 @@ def _seen(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_r
     if with_reference:
         parts.append(f"<reference_answer>\n{item.truth}\n</reference_answer>")
     criteria = rubric_text(item.task.get(key) if rubric is None else rubric)
-    parts.append(
-        f"<criteria>\n{criteria or 'Whether the response is correct, complete and to the point.'}\n</criteria>"
-    )
+    parts.append(f"<criteria>\n{criteria or USUAL_CRITERIA}\n</criteria>")
     return "\n\n".join(parts)
 
 
 def rubric_text(rubric: Any) -> str:
-    """A rubric as text: a text itself, or a list of texts or of objects with `description` and `weight`.
+    """A rubric as text: a text itself, an object with `description` and `weight`, or a list of texts and such objects.
 
     Raises TrinityError for anything else.
     """
     if rubric is None or isinstance(rubric, str):
         return rubric or ""
+    rubric = [rubric] if isinstance(rubric, Mapping) else rubric
     lines = []
     for number, one in enumerate(rubric, 1):
         if isinstance(one, Mapping) and "description" in one:
