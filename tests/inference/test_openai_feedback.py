@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+import signal
 
 import numpy as np
 import pytest
@@ -50,6 +52,26 @@ def answered(session, *calls, messages=HELLO):
         exchange.messages, exchange.calls = messages, {("r", 0): one}
         exchange.keep({0: {"role": "assistant", "content": "hi"}})
         exchange.close()
+
+
+def test_a_full_disk_leaves_what_is_there_readable(tmp_path):
+    """Part of a line is taken back, so that what is written once there is room again is a line of its own."""
+    journal = Journal(tmp_path / "journal")
+    journal.begin("s", "task")
+    [path] = (tmp_path / "journal").iterdir()
+    before, most = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (before + 10, most[1]))
+    try:
+        with pytest.raises(OSError):
+            journal.feedback("s", {"reward": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert path.stat().st_size == before
+    journal.feedback("s", {"reward": 0.5})
+    [entry] = journal.read()
+    assert (entry.task, entry.feedback) == ("task", {"reward": 0.5})
 
 
 def judged(book, reward=1.0, task="", **how):

@@ -9,15 +9,16 @@ from trinity_core.inference.openai_api import served
 from trinity_core.inference.pool import EnginePool
 
 
-def config(tmp_path, rollout_model=None, **explorer):
+def config(tmp_path, rollout_model=None, mode="explore", **explorer):
     return config_from_dict({
-        "mode": "bench",
+        "mode": mode,
         "project": "p",
         "name": "n",
         "checkpoint_root_dir": str(tmp_path),
         "model": {"model_path": "m", "max_model_len": 99, "max_response_tokens": 9, "temperature": 0.7},
         "explorer": {"rollout_model": rollout_model or {}, **explorer},
-        "buffer": {"explorer_input": {"eval_tasksets": [{"name": "e", "path": "d"}]}},
+        "algorithm": {"algorithm_type": "grpo"},
+        "buffer": {"explorer_input": {"taskset": {"path": "t"}, "eval_tasksets": [{"name": "e", "path": "d"}]}},
     })  # fmt: skip
 
 
@@ -49,3 +50,12 @@ def test_each_server_has_a_key_of_its_own_for_its_owner(tmp_path):
     path = served.address_file(given)
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text()) == {"base_url": first.base_url(), "api_key": first.key}
+
+
+def test_an_evaluation_leaves_address_and_port_to_its_run(tmp_path):
+    """It has the run's folder and the explorer's name, and the run may be serving."""
+    asked = {"enable_openai_api": True}
+    assert served.is_told(config(tmp_path, asked)) and not served.is_told(config(tmp_path, asked, mode="bench"))
+    given = config(tmp_path, asked, mode="bench", listen_address="0.0.0.0", api_port=1)
+    server = served.api_server(given, (EnginePool([], "m"), ()), [])
+    assert (server.host, server.port) == ("127.0.0.1", 0)

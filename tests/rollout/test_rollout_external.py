@@ -12,8 +12,10 @@ import pytest
 from endpoint_server import Asked, Reply, completion, serving
 
 from trinity_core.config import Config, ConfigError, config_from_dict, notices, public_dict
+from trinity_core.config.schema.external import ExternalModelConfig
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import EndpointError, TransientFault, TrinityError
+from trinity_core.inference.external_session import ExternalSession
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.score_fingerprint import score_fingerprint, valid_scores
 from trinity_core.runtime.evaluation import unscored_targets
@@ -240,3 +242,13 @@ def test_wrong_settings_are_reported_without_secrets(
     with pytest.raises(ConfigError, match=re.escape(f"explorer.external_model.{message}")) as caught:
         config_of(tmp_path, tiny_folders, URL, **wrong)
     assert "hunter2" not in str(caught.value) and "hunter2" not in repr(caught.value.problems)
+
+
+def test_an_agents_client_has_a_key_and_ends_in_time() -> None:
+    """Clients refuse to start without a key; and one that waits longer than its workflow would count as wrong."""
+    settings = ExternalModelConfig(base_url="http://127.0.0.1:1/v1", model_name="m", timeout=300, max_retry_times=6)
+    session = ExternalSession(settings, "", budget=810.0)
+    assert session.api_key and session.openai_client.api_key == session.api_key
+    client = session.openai_async_client
+    assert (client.max_retries + 1) * float(str(client.timeout)) <= 810.0
+    assert ExternalSession(settings, "k", budget=9000.0).openai_client.timeout == 300

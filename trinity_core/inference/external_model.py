@@ -38,6 +38,8 @@ class ExternalModel:
     key: str = field(default="", repr=False)
     usual: dict[str, Any] = field(default_factory=dict)
     """Sampling of calls that do not say."""
+    budget: float = 800.0
+    """Seconds for a request of an agent's client with all its retries."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     version: int = 0
     _warned: bool = False
@@ -89,7 +91,7 @@ class ExternalModel:
 
     def session(self, run: int = 0) -> ExternalSession:
         """The endpoint for an agent: address, key and clients."""
-        return ExternalSession(self.settings, self.key)
+        return ExternalSession(self.settings, self.key, self.budget)
 
     def _body(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, seed: int | None, sampling: dict[str, Any]

@@ -42,7 +42,14 @@ class ExternalSession:
     """
 
     settings: ExternalModelConfig
-    api_key: str = field(repr=False)
+    key: str = field(repr=False)
+    budget: float = 800.0
+    """Seconds for a request of a client with all its retries."""
+
+    @property
+    def api_key(self) -> str:
+        """The endpoint's key; any text where it has none, since clients insist on one."""
+        return self.key or "none"
 
     @property
     def base_url(self) -> str:
@@ -73,8 +80,8 @@ class ExternalSession:
         given = self.settings
         return {
             "base_url": given.base_url,
-            "api_key": self.api_key or "none",  # the client insists on one
-            "timeout": given.timeout,
+            "api_key": self.api_key,
+            "timeout": min(given.timeout, self.budget / (given.max_retry_times + 1)),
             "max_retries": given.max_retry_times,
         }
 
@@ -89,7 +96,7 @@ class ExternalSession:
         from openai import APIError, APIStatusError
 
         if isinstance(error, APIError):
-            why = f"{endpoint_name(self.settings)} failed an agent: {without_key(str(error), self.api_key)}"
+            why = f"{endpoint_name(self.settings)} failed an agent: {without_key(str(error), self.key)}"
             refused = isinstance(error, APIStatusError) and error.status_code in REFUSED
             raise (EndpointError if refused else Unanswered)(why) from None
 

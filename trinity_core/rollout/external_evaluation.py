@@ -34,8 +34,9 @@ class EndpointOutside:
 def external_model(config: Config, external: ExternalModelConfig, loops: WorkflowLoops) -> ExternalModel:
     """The model of `explorer.external_model`. Raises TrinityError if its key is not set."""
     key = key_of_endpoint(config)
-    endpoint = Endpoint(external, key, budget=SHARE * config.explorer.max_timeout)
-    return ExternalModel(EndpointOutside(endpoint, loops), external, key, usual_sampling(config))
+    budget = SHARE * config.explorer.max_timeout
+    endpoint = EndpointOutside(Endpoint(external, key, budget=budget), loops)
+    return ExternalModel(endpoint, external, key, usual_sampling(config), budget)
 
 
 def one_answer_each(tasks: Sequence[Task]) -> list[Task]:

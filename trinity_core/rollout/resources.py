@@ -89,7 +89,7 @@ class Resources:
         self.runner.loops.close()
         if self.api is not None:
             self.api.stop()
-            if self.config.mode != "serve":  # its clients come back
+            if served.is_told(self.config) and self.config.mode != "serve":  # whose clients come back
                 served.address_file(self.config).unlink(missing_ok=True)
         self.reward_pool.close()
         self.store.close()
@@ -215,7 +215,8 @@ async def _serve(
     stops = [one[1] for one in read.others]
     api = served.api_server(config, (pool, read.stop_token_ids), list(zip(others, stops, strict=True)))
     await api.start()
-    served.write_address(config, api)
+    if served.is_told(config):
+        served.write_address(config, api)
     return api
 
 

@@ -6,6 +6,7 @@ when it is started again. What the kernel has taken survives the process, not a 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -75,8 +76,14 @@ class Journal:
 
     def _append(self, name: str, value: Mapping[str, Any]) -> None:
         data = (json.dumps(value, default=str) + "\n").encode()
-        with open(self._folder / f"{name}{SUFFIX}", "ab", opener=_private) as file:
-            file.write(data)
+        with open(self._folder / f"{name}{SUFFIX}", "ab", buffering=0, opener=_private) as file:
+            whole = file.tell()
+            try:
+                if file.write(data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+            except OSError:
+                file.truncate(whole)  # nobody is told of a part, and what follows stays readable
+                raise
 
 
 def _private(path: str, flags: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trinity_core.addresses import LOOPBACK
 from trinity_core.config import Config, RolloutModelConfig
 from trinity_core.data.queue_taskset import queue_of
 from trinity_core.data.session_log import SessionLog, read_sessions, session_log_path
@@ -66,7 +67,8 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
             models.append(ModelOnPool(served, front, pool, stops))
     buffer = JobLayout(config.job_dir).buffer
     log = SessionLog(session_log_path(buffer, explorer.name))
-    server = ApiServer(models, explorer.listen_address, explorer.api_port, log)
+    listening = (explorer.listen_address, explorer.api_port) if is_told(config) else (LOOPBACK, 0)
+    server = ApiServer(models, *listening, log)
     queues = [each for each in config.buffer.explorer_input.tasksets if each.storage_type == "queue"]
     server.queues = {str(each.name): queue_of(config, each) for each in queues}
     if config.mode == "serve":
@@ -100,6 +102,12 @@ def sampling(config: Config) -> dict[str, Any]:
 def address_file(config: Config) -> Path:
     """Where programs find the address and the key of the explorer's API. Only its owner may read it."""
     return config.job_dir / f"openai_api-{config.explorer.name}.json"
+
+
+def is_told(config: Config) -> bool:
+    """Whether programs outside are told the address. An evaluation serves its own workflows alone: the run that it
+    belongs to may be serving."""
+    return config.mode != "bench"
 
 
 def write_address(config: Config, server: ApiServer) -> None:
