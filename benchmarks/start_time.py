@@ -27,22 +27,22 @@ PARTS = {
     "engine": """
 import sys
 import ray
-from trinity_core.imports import lean_transformers
-lean_transformers()
-from vllm import EngineArgs
-from vllm.v1.engine.llm_engine import LLMEngine
-arguments = EngineArgs(sys.argv[1], dtype="float32", max_model_len=256, enforce_eager=True, disable_log_stats=True,
-                       enable_chunked_prefill=False, max_num_batched_tokens=16384)
-LLMEngine.from_engine_args(arguments)
+from trinity_core.imports import lean_imports
+with lean_imports():
+    from vllm import EngineArgs
+    from vllm.v1.engine.llm_engine import LLMEngine
+    arguments = EngineArgs(sys.argv[1], dtype="float32", max_model_len=256, enforce_eager=True, disable_log_stats=True,
+                           enable_chunked_prefill=False, max_num_batched_tokens=16384)
+    LLMEngine.from_engine_args(arguments)
 """,
     "trainer": """
 import sys
 import ray
-from trinity_core.imports import lean_transformers
-lean_transformers()
-import deepspeed
-from transformers import AutoModelForCausalLM
-AutoModelForCausalLM.from_pretrained(sys.argv[1])
+from trinity_core.imports import lean_imports
+with lean_imports():
+    import deepspeed
+    from transformers import AutoModelForCausalLM
+    AutoModelForCausalLM.from_pretrained(sys.argv[1])
 """,
 }
 ENVIRONMENT = {

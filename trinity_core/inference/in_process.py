@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.imports import lean_transformers
+from trinity_core.imports import lean_imports
 from trinity_core.inference import vllm_types
 from trinity_core.inference.requests import EngineLost, Request, Sample, WeightSource
 from trinity_core.inference.settings import EngineSettings
@@ -174,14 +174,14 @@ class InProcessBackend:
                 job()
 
     def _build(self) -> LLMEngine:
-        lean_transformers()
         vllm_types.check_model(self.settings.model_path)
         vllm_types.check_compiler(self.settings)
-        from vllm import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
+        with lean_imports():
+            from vllm import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
 
-        began = time.perf_counter()
-        engine = LLMEngine.from_engine_args(EngineArgs(**vllm_types.engine_arguments(self.settings)))
+            began = time.perf_counter()
+            engine = LLMEngine.from_engine_args(EngineArgs(**vllm_types.engine_arguments(self.settings)))
         engine.set_weight_version(str(self.version))
         engine.collective_rpc("use_seeded_sampler")
         log.info("engine built in %.1f s", time.perf_counter() - began)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config.schema import Config
+from trinity_core.imports import lean_imports
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.tracking.logs import Logged, start_log
 from trinity_core.training.distributed import meeting_point
@@ -55,17 +56,12 @@ class TrainerWorker:
 
         Returns `progress()`. Collective. Raises TrinityError for a model, data set or checkpoint that cannot be used.
         """
-        from trinity_core.imports import lean_transformers
-
-        lean_transformers()
-        from trinity_core.training.start import make_trainer
-
         if self.rank == 0:
             hold(self.config.job_dir, TRAINER, LINGER_SECONDS)
-        if master_port == 0:
-            master_addr, master_port = self.rendezvous()
-        with Logged(f"the start of trainer rank {self.rank} of {self.world_size}", log):
-            master = (master_addr, master_port)
+        with lean_imports(), Logged(f"the start of trainer rank {self.rank} of {self.world_size}", log):
+            from trinity_core.training.start import make_trainer
+
+            master = (master_addr, master_port) if master_port else self.rendezvous()
             self._trainer = make_trainer(self.config, self.rank, self.world_size, master, self._stopping)
         return self.progress()
 

@@ -21,7 +21,7 @@ from trinity_core.addresses import LOOPBACK, own_address
 from trinity_core.data.session_log import SessionLog
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.imports import lean_transformers
+from trinity_core.imports import lean_imports
 from trinity_core.inference.openai_api.book import SessionBook
 from trinity_core.inference.openai_api.gate import PREFIX, App, Gate
 from trinity_core.inference.openai_api.live import RecordedSession
@@ -130,13 +130,13 @@ class ApiServer:
                 started.set_exception(error)
 
     async def _serve(self, there: asyncio.AbstractEventLoop, started: Future[None]) -> None:
-        lean_transformers()
         for name, value in QUIET.items():
             os.environ.setdefault(name, value)
         from uvicorn import Config, Server
 
         try:
-            app = _app([_served(model, there) for model in self.models])
+            with lean_imports():
+                app = _app([_served(model, there) for model in self.models])
         except (TypeError, ValueError) as error:
             raise TrinityError(f"the OpenAI API cannot be served as configured: {error}") from error
         self._gate = Gate(app, self.key)

@@ -1,0 +1,30 @@
+"""`lean_imports`: garbage is not collected within it, and is again whatever happens there."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import transformers.utils
+
+from trinity_core.imports import lean_imports
+
+
+def test_garbage_waits_while_libraries_are_imported() -> None:
+    with lean_imports():
+        assert not gc.isenabled()
+        with lean_imports():
+            pass
+        assert not gc.isenabled(), "the inner block has ended, the outer one has not"
+    assert gc.isenabled()
+
+
+def test_garbage_is_collected_after_an_import_that_failed() -> None:
+    with pytest.raises(ImportError), lean_imports():
+        raise ImportError("no such library")
+    assert gc.isenabled()
+
+
+def test_transformers_is_told_to_do_without_scipy() -> None:
+    with lean_imports():
+        assert not transformers.utils.is_scipy_available() and not transformers.utils.is_sklearn_available()
