@@ -84,6 +84,27 @@ def read_rows(
     return _numbered(f"{path} ({split})", read_hub(path, subset, split))
 
 
+def data_files(path: str, split: str = "train") -> list[Path]:
+    """The local files of a split. Raises DataError if there are none, or the data set is no file or folder."""
+    local = Path(path).expanduser()
+    if local.is_file():
+        return [local]
+    if local.is_dir():
+        return find_files(local, split)
+    raise DataError(f"there is no file or folder {path}; this needs a data set in local files")
+
+
+def stream_rows(path: str, split: str = "train") -> Iterator[tuple[RowLocation, Row | str]]:
+    """The rows of local files one by one; in place of a row that cannot be used, the reason.
+
+    Only a `.json` file is read whole. Raises DataError as `data_files` does.
+    """
+    for file in data_files(path, split):
+        for line, row in _lines(file):
+            problem = None if isinstance(row, str) else row_problem(row)
+            yield RowLocation(str(file), line), f"the row {problem}" if problem else row
+
+
 def looks_local(path: str) -> bool:
     """True if a missing path was meant as a local path rather than as a hub name (`owner/name` or `name`)."""
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix in READERS
@@ -258,10 +279,10 @@ def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:
 
     try:
         with parquet.ParquetFile(file) as table:
-            batches = [batch.to_pylist() for batch in table.iter_batches()]
+            rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
+            yield from enumerate(rows, 1)
     except ArrowException as error:
         raise DataError(f"{file} is no parquet file that can be read: {error}") from error
-    yield from enumerate((row for batch in batches for row in batch), 1)
 
 
 READERS: dict[str, Reader] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
