@@ -38,6 +38,7 @@ HOMES = {
     "default_reward_fn_type": "trinity_core.workflows:REWARD_FNS",
     "selector_type": "trinity_core.data.selectors:SELECTORS",
     "operators": "trinity_core.pipelines:OPERATORS",
+    "task_operators": "trinity_core.pipelines.tasks:TASK_OPERATORS",
 }
 """Key of a configuration → where the registry of its names is, which imports the built-in parts."""
 

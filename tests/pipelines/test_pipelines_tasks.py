@@ -1,0 +1,296 @@
+"""The task pipeline on values worked out by hand: operators, order, rejected rows, fingerprints, kill and retry."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity_core.config import OperatorConfig
+from trinity_core.errors import DataError, InputError, TransientFault, TrinityError
+from trinity_core.pipelines.tasks import TASK_OPERATORS, TaskOperator, TaskPipeline, curate
+from trinity_core.pipelines.tasks.words import ngrams, words
+from trinity_core.runlock import hold, release
+
+
+def write(path: Path, rows: list[Any]) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def asked(*questions: str) -> list[dict[str, str]]:
+    return [{"question": question, "answer": "#### 1"} for question in questions]
+
+
+def operator(name: str, **args: Any) -> OperatorConfig:
+    return OperatorConfig(name=name, args=args)
+
+
+def output(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def plugin():
+    """Registers operators for one test."""
+    added: list[str] = []
+
+    def add(name: str, kind: type[TaskOperator]) -> str:
+        TASK_OPERATORS.register(name)(kind)
+        added.append(name)
+        return name
+
+    yield add
+    for name in added:
+        del TASK_OPERATORS[name]
+
+
+def questions_left(tmp_path: Path, rows: list[Any], *operators: OperatorConfig, **given: Any) -> list[str]:
+    pipeline = TaskPipeline([write(tmp_path / "in.jsonl", rows)], operators, **given)
+    return [row["question"] for row in output(curate(pipeline, tmp_path / "out").folder)]
+
+
+def test_length_bounds_are_inclusive(tmp_path: Path) -> None:
+    chosen = operator("text_length_filter", input_keys=["question"], min_len=2, max_len=3)
+    assert questions_left(tmp_path, asked("a", "ab", "abc", "abcd"), chosen) == ["ab", "abc"]
+
+
+def test_first_of_duplicates_stays(tmp_path: Path) -> None:
+    rows = asked("What is 1 + 2?", "what is  1 2", "What is 1.2?", "What is -1 + 2?", "∑", "∏")
+    kept = ["What is 1 + 2?", "What is 1.2?", "What is -1 + 2?", "∑", "∏"]
+    assert questions_left(tmp_path, rows, operator("duplicate_filter", input_keys=["question"])) == kept
+    exact = operator("duplicate_filter", input_keys=["question"], ignore_format=False)
+    assert questions_left(tmp_path, rows + rows[:1], exact) == [row["question"] for row in rows]
+
+
+def test_two_duplicate_filters_do_not_share_memory(tmp_path: Path) -> None:
+    same = operator("duplicate_filter", input_keys=["question"])
+    assert questions_left(tmp_path, asked("a", "b", "a"), same, same) == ["a", "b"]
+
+
+def test_format_check_keeps_answers_that_match(tmp_path: Path) -> None:
+    rows = [{"question": "a", "answer": "so\n#### -1,000"}, {"question": "b", "answer": "so 7"}]
+    chosen = operator("format_check_filter", input_key="answer", pattern=r"#### -?[\d.,]+$")
+    assert questions_left(tmp_path, rows, chosen) == ["a"]
+
+
+def test_contamination_is_removed_or_marked(tmp_path: Path) -> None:
+    evals = write(tmp_path / "evals/test.jsonl", asked("Tom has three red apples", "two words"))
+    rows = asked("Why has Tom three red apples?", "If TOM has three, red then?", "two words", "two words more")
+    args = {"eval_paths": [evals], "input_keys": ["question"], "ngram": 4}
+    kept = ["Why has Tom three red apples?", "two words more"]
+    assert questions_left(tmp_path, rows, operator("contamination_filter", **args)) == kept
+    marking = operator("contamination_filter", **args, remove=False)
+    made = curate(TaskPipeline([str(tmp_path / "in.jsonl")], [marking]), tmp_path / "out")
+    assert [row["contaminated"] for row in output(made.folder)] == [False, True, True, False]
+
+
+def test_ngrams_of_short_and_empty_texts() -> None:
+    assert words("It's $1,000.50, or -5!") == ["it", "s", "1,000.50", "or", "-5"]
+    assert list(ngrams(["a", "b", "c"], 2)) == ["a b", "b c"]
+    assert list(ngrams(["a"], 2)) == ["a"]
+    assert list(ngrams([], 2)) == []
+
+
+def test_priorities_order_rows_and_target_size_cuts(tmp_path: Path) -> None:
+    rows = [
+        {"question": "a", "hard": 0.5, "old": 1},
+        {"question": "b", "hard": 1.0, "old": 4},
+        {"question": "c", "hard": 0.5, "old": 1},
+        {"question": "d", "hard": 0.1, "old": 0},
+        {"question": "e", "old": 0},
+    ]
+    weights = {"hard": 2.0, "old": -0.5}  # a 0.5, b 0.0, c 0.5, d 0.2, e has no number
+    assert questions_left(tmp_path, rows, priority_weights=weights, target_size=3) == ["a", "c", "d"]
+    made = curate(TaskPipeline([str(tmp_path / "in.jsonl")], priority_weights=weights), tmp_path / "out")
+    (rejected,) = map(json.loads, (made.folder / "rejected.jsonl").read_text().splitlines())
+    assert (rejected["line"], made.rejected, made.rows) == (5, 1, 4)
+    assert "no number in the column 'hard'" in rejected["reason"]
+
+
+def test_bad_rows_are_set_aside_with_line_and_reason(tmp_path: Path) -> None:
+    rows = ["{broken\n", *asked("a"), {"answer": "1"}, {"question": 3}]
+    chosen = operator("text_length_filter", input_keys=["question"])
+    assert questions_left(tmp_path, rows, chosen) == ["a"]
+    made = curate(TaskPipeline([str(tmp_path / "in.jsonl")], [chosen]), tmp_path / "out")
+    lines = [json.loads(line) for line in (made.folder / "rejected.jsonl").read_text().splitlines()]
+    found = {each["line"]: each["reason"] for each in lines}
+    assert set(found) == {1, 3, 4}
+    assert "no JSON" in found[1]
+    assert "text_length_filter" in found[3]
+    assert "has no column 'question'" in found[3]
+    strict = TaskPipeline([str(tmp_path / "in.jsonl")], [chosen], max_rejected_share=0.5)
+    with pytest.raises(DataError, match=r"3 of 4 rows cannot be used, more than max_rejected_share = 0\.5"):
+        curate(strict, tmp_path / "out")
+
+
+def test_failing_row_leaves_no_trace_in_memory(tmp_path: Path, plugin: Any) -> None:
+    class RemembersThenFails(TaskOperator):
+        def row(self, row, memory):  # type: ignore[no-untyped-def]
+            new = memory.add(self.label, row["question"].encode())
+            if row["answer"] == "bad":
+                raise ValueError("cannot")
+            return [row] if new else []
+
+    rows = [{"question": "a", "answer": "bad"}, {"question": "a", "answer": "good"}]
+    assert questions_left(tmp_path, rows, operator(plugin("remembers", RemembersThenFails))) == ["a"]
+
+
+def test_operator_may_make_several_rows_of_one(tmp_path: Path, plugin: Any) -> None:
+    class Rewrites(TaskOperator):
+        def row(self, row, memory):  # type: ignore[no-untyped-def]
+            return [row, {**row, "question": row["question"].upper()}]
+
+    assert questions_left(tmp_path, asked("a", "b"), operator(plugin("rewrites", Rewrites))) == ["a", "A", "b", "B"]
+
+
+def test_transient_faults_travel_and_nothing_is_rejected(tmp_path: Path, plugin: Any) -> None:
+    down = tmp_path / "down"
+    down.touch()
+
+    class NeedsService(TaskOperator):
+        def row(self, row, memory):  # type: ignore[no-untyped-def]
+            if down.exists():
+                raise TransientFault("the service is away")
+            return [row]
+
+    pipeline = TaskPipeline(
+        [write(tmp_path / "in.jsonl", asked("a"))], [operator(plugin("needs_service", NeedsService))]
+    )
+    with pytest.raises(TransientFault):
+        curate(pipeline, tmp_path / "out")
+    down.unlink()
+    made = curate(pipeline, tmp_path / "out")
+    assert (made.rows, made.rejected) == (1, 0)
+
+
+def test_pipeline_that_keeps_nothing_says_why(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no row of 1 is left; dropped: 1 by 1 text_length_filter"):
+        questions_left(tmp_path, asked("a"), operator("text_length_filter", input_keys=["question"], min_len=9))
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "problem"),
+    [
+        ("text_length_filter", {"input_keys": ["a"], "min_len": 3, "max_len": 2}, "max_len 2 is below min_len 3"),
+        ("duplicate_filter", {"input_keys": []}, "at least one column"),
+        ("format_check_filter", {"input_key": "a", "pattern": "("}, "no regular expression"),
+        ("text_lenght_filter", {}, "did you mean 'text_length_filter'"),
+    ],
+)
+def test_wrong_operators_are_refused_at_once(tmp_path: Path, name: str, args: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        questions_left(tmp_path, asked("a"), operator(name, **args))
+    assert not (tmp_path / "out").exists()
+
+
+def test_unreadable_eval_set_ends_the_pipeline(tmp_path: Path) -> None:
+    evals = write(tmp_path / "evals/test.jsonl", ["{broken\n"])
+    args = {"eval_paths": [evals], "input_keys": ["question"]}
+    with pytest.raises(DataError, match="cannot read the eval set"):
+        questions_left(tmp_path, asked("a"), operator("contamination_filter", **args))
+
+
+def test_fingerprint_is_of_contents(tmp_path: Path) -> None:
+    evals = tmp_path / "evals/test.jsonl"
+    write(evals, asked("x y"))
+    path = write(tmp_path / "in.jsonl", asked("a b c", "d"))
+    args = {"eval_paths": [str(evals)], "input_keys": ["question"], "ngram": 2}
+
+    def made(source: str = path, size: int | None = None, **changed: Any) -> str:
+        chosen = operator("contamination_filter", **{**args, **changed})
+        return curate(TaskPipeline([source], [chosen], target_size=size), tmp_path / "out").fingerprint
+
+    first = made()
+    assert made(write(tmp_path / "moved.jsonl", asked("a b c", "d"))) == first
+    others = [made(ngram=3), made(size=1), made(write(tmp_path / "other.jsonl", asked("a b c")))]
+    write(evals, asked("z z"))
+    assert len({first, *others, made()}) == 5
+
+
+def test_same_pipeline_is_not_run_twice(tmp_path: Path, plugin: Any) -> None:
+    calls: list[str] = []
+
+    class Counts(TaskOperator):
+        def row(self, row, memory):  # type: ignore[no-untyped-def]
+            calls.append(row["question"])
+            return [row]
+
+    pipeline = TaskPipeline([write(tmp_path / "in.jsonl", asked("a", "b"))], [operator(plugin("counts", Counts))])
+    assert curate(pipeline, tmp_path / "out") == curate(pipeline, tmp_path / "out")
+    assert calls == ["a", "b"]
+
+
+def test_two_processes_do_not_make_one_data_set(tmp_path: Path) -> None:
+    pipeline = TaskPipeline([write(tmp_path / "in.jsonl", asked("a"))])
+    name = curate(pipeline, tmp_path / "elsewhere").fingerprint
+    folder = tmp_path / "out" / name
+    folder.mkdir(parents=True)
+    hold(folder, "curate")
+    release(folder, "curate")
+    program = f"from trinity_core.runlock import hold; from pathlib import Path; hold(Path({str(folder)!r}), 'curate')"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{program}; print('held', flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(TrinityError, match="already going on"):
+            curate(pipeline, tmp_path / "out")
+    finally:
+        holder.communicate("\n", timeout=30)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trinity_core.config import OperatorConfig
+from trinity_core.pipelines.tasks import TASK_OPERATORS, TaskOperator, TaskPipeline, curate
+
+folder = Path(sys.argv[1])
+
+@TASK_OPERATORS.register("counts_and_dies")
+class CountsAndDies(TaskOperator):
+    def row(self, row, memory):
+        with (folder / "calls").open("a") as calls:
+            calls.write(row["question"] + "\\n")
+        if row["question"] == "q2500" and not (folder / "died").exists():
+            (folder / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [row]
+
+chosen = [OperatorConfig(name="counts_and_dies"),
+          OperatorConfig(name="duplicate_filter", args={"input_keys": ["question"]})]
+made = curate(TaskPipeline([str(folder / "in.jsonl")], chosen), folder / "out")
+print(made.folder)
+"""
+
+
+def test_killed_pipeline_goes_on_where_it_was(tmp_path: Path) -> None:
+    rows = asked(*(f"q{number}" for number in range(3000)), *(f"q{number}" for number in range(100)))
+    write(tmp_path / "in.jsonl", rows)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+    assert run().returncode == -signal.SIGKILL
+    done = run()
+    assert done.returncode == 0, done.stderr
+    made = Path(done.stdout.strip())
+    assert output(made) == rows[:3000]
+    assert json.loads((made / "dataset.json").read_text())["dropped"] == {"2 duplicate_filter": 100}
+    calls = (tmp_path / "calls").read_text().split()
+    assert len(calls) == 2501 + 3100 - 2048  # two chunks of 1024 rows were done before the kill
+    assert not list(made.glob("progress.db*"))

@@ -1,0 +1,18 @@
+"""The task pipeline: operators on rows before a run. Importing this registers the built-in ones."""
+
+from trinity_core.pipelines.tasks import answer_format, contamination, duplicates, length
+from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
+from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, TaskOperator
+
+__all__ = [
+    "TASK_OPERATORS",
+    "CuratedDataset",
+    "Memory",
+    "TaskOperator",
+    "TaskPipeline",
+    "answer_format",
+    "contamination",
+    "curate",
+    "duplicates",
+    "length",
+]

@@ -1,0 +1,223 @@
+"""A task pipeline: rows of data sets, through operators, to a data set on disk. See docs/data.md.
+
+Rows stream in chunks: memory holds one chunk, whatever the size of the data set (a `.json` file, unlike `.jsonl`, is
+read whole). The output is `<root>/<fingerprint>/`; `dataset.json` is written last and marks it as whole.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trinity_core.config import OperatorConfig
+from trinity_core.data.files import RejectedRow, Row, RowLocation, data_files, stream_rows
+from trinity_core.data.rejected import LISTED
+from trinity_core.errors import DataError, TransientFault
+from trinity_core.files import clear_errors, read_json, remove_leftovers, sync_file, temporary_sibling, write_json
+from trinity_core.pipelines.tasks.fingerprint import fingerprint
+from trinity_core.pipelines.tasks.progress import PipelineProgress
+from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, TaskOperator
+from trinity_core.runlock import hold, release
+
+log = logging.getLogger(__name__)
+
+CHUNK = 1024
+"""Rows between commits: what a killed pipeline does again."""
+LOCK = "curate"
+Located = tuple[RowLocation, Row]
+
+
+@dataclass(frozen=True)
+class TaskPipeline:
+    """What is read, what happens to it and how much of it is wanted."""
+
+    inputs: Sequence[str]
+    """Local files, or folders whose files are named by split."""
+    operators: Sequence[OperatorConfig] = ()
+    split: str = "train"
+    priority_weights: Mapping[str, float] = field(default_factory=dict)
+    """Column of numbers → weight; rows are ordered by the weighted sum, highest first. Empty: as they are read."""
+    target_size: int | None = None
+    """Rows of the output at most, the first in that order; None: all."""
+    max_rejected_share: float = 1.0
+    """The largest share of rows that may be set aside."""
+
+
+@dataclass(frozen=True)
+class CuratedDataset:
+    """A data set that a pipeline wrote."""
+
+    folder: Path
+    fingerprint: str
+    rows: int
+    """Rows in `train.jsonl`."""
+    read: int
+    rejected: int
+    """Rows set aside, in `rejected.jsonl` with file, line and reason."""
+    dropped: dict[str, int]
+    """Operator → rows that it dropped."""
+
+
+def curate(pipeline: TaskPipeline, root: Path) -> CuratedDataset:
+    """The pipeline's data set below `root`: read if it is there, continued if it was begun, otherwise made.
+
+    Raises TrinityError if another process makes it, an input is missing, an operator does not exist, too many rows are
+    set aside, or no row is left.
+    """
+    operators = _made(pipeline.operators)
+    files = [file for path in pipeline.inputs for file in data_files(path, pipeline.split)]
+    choices = {
+        "priority_weights": dict(pipeline.priority_weights),
+        "target_size": pipeline.target_size,
+        "max_rejected_share": pipeline.max_rejected_share,
+    }
+    name = fingerprint(files, pipeline.operators, operators, choices)
+    folder = root / name
+    if made := _finished(folder):
+        return made
+    with clear_errors("making", folder, "choose another folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+    hold(folder, LOCK)
+    try:
+        return _finished(folder) or _run(pipeline, operators, folder, name)
+    finally:
+        release(folder, LOCK)
+
+
+def _finished(folder: Path) -> CuratedDataset | None:
+    found = read_json(folder / "dataset.json")
+    return CuratedDataset(folder=folder, **found) if found else None
+
+
+def _made(configured: Sequence[OperatorConfig]) -> list[TaskOperator]:
+    """The operators, each labelled by its place and name: two of one kind do not share what they remember."""
+    made = []
+    for place, each in enumerate(configured, 1):
+        operator = TASK_OPERATORS.resolve(each.name)(**each.args)
+        operator.label = f"{place} {each.name}"
+        made.append(operator)
+    return made
+
+
+def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path, name: str) -> CuratedDataset:
+    remove_leftovers(folder)
+    progress = PipelineProgress(folder / "progress.db")
+    try:
+        for operator in operators:
+            operator.start()
+        if begun := progress.read:
+            log.info("%s goes on after %d rows", folder, begun)
+        everything = (each for path in pipeline.inputs for each in stream_rows(path, pipeline.split))
+        rows = islice(everything, begun, None)
+        while chunk := list(islice(rows, CHUNK)):
+            with progress.chunk():
+                _chunk(pipeline, operators, chunk, progress)
+                if len(chunk) == CHUNK and progress.rejected == progress.read:
+                    raise DataError(
+                        f"task pipeline: none of the first {progress.read} rows can be used: {_first(progress)}"
+                    )
+        _check(pipeline, progress)
+        made = CuratedDataset(
+            folder, name, _write(folder / "train.jsonl", progress.ordered(pipeline.target_size)),
+            progress.read, progress.rejected, progress.dropped,
+        )  # fmt: skip
+        _write(folder / "rejected.jsonl", map(_rejected_line, progress.set_aside()))
+    finally:
+        progress.close()
+    write_json(folder / "dataset.json", {key: value for key, value in vars(made).items() if key != "folder"})
+    (folder / "progress.db").unlink()
+    return made
+
+
+def _chunk(
+    pipeline: TaskPipeline, operators: Sequence[TaskOperator], chunk: Sequence[tuple[RowLocation, Row | str]],
+    progress: PipelineProgress,
+) -> None:  # fmt: skip
+    progress.advance(len(chunk))
+    located: list[Located] = []
+    for location, row in chunk:
+        if isinstance(row, str):
+            progress.reject(RejectedRow(location, row))
+        else:
+            located.append((location, row))
+    for operator in operators:
+        located = _operated(operator, located, progress)
+    for location, row in located:
+        try:
+            progress.keep(row, _priority(row, pipeline.priority_weights))
+        except (DataError, TypeError, ValueError) as error:  # the latter two: a value that JSON or UTF-8 cannot hold
+            progress.reject(RejectedRow(location, str(error)))
+
+
+def _operated(operator: TaskOperator, located: Sequence[Located], progress: PipelineProgress) -> list[Located]:
+    """What an operator leaves; rows with which it fails alone are set aside."""
+    try:
+        with progress.attempt():
+            given = [row for _, row in located]
+            results = operator.rows(given, progress)
+            if len(results) != len(given):
+                raise DataError(f"the operator gave {len(results)} results for {len(given)} rows")
+            dropped = sum(not made for made in results)
+    except TransientFault:
+        raise
+    except Exception as error:
+        if len(located) == 1:
+            log.warning("%s: %s fails: %s", located[0][0], operator.label, error)
+            reason = f"{operator.label}: {type(error).__name__}: {error}"
+            progress.reject(RejectedRow(located[0][0], reason))
+            return []
+        log.debug("%s fails with a chunk; its rows are tried one by one", operator.label, exc_info=error)
+        return [left for each in located for left in _operated(operator, [each], progress)]
+    if dropped:
+        progress.drop(operator.label, dropped)
+    return [(location, row) for (location, _), made in zip(located, results, strict=True) for row in made]
+
+
+def _priority(row: Row, weights: Mapping[str, float]) -> float:
+    total = 0.0
+    for key, weight in weights.items():
+        value: Any = row.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+            raise DataError(f"priority_weights: the row has no number in the column '{key}'")
+        total += weight * value
+    return total
+
+
+def _check(pipeline: TaskPipeline, progress: PipelineProgress) -> None:
+    rejected, read = progress.rejected, progress.read
+    first = _first(progress)
+    if rejected > pipeline.max_rejected_share * read:
+        raise DataError(
+            f"task pipeline: {rejected} of {read} rows cannot be used, more than max_rejected_share = "
+            f"{pipeline.max_rejected_share:g} allows: {first}"
+        )
+    if not progress.kept:
+        lost = ", ".join(f"{number} by {operator}" for operator, number in progress.dropped.items())
+        raise DataError(f"task pipeline: no row of {read} is left; dropped: {lost or 'none'}; set aside: {first or 0}")
+
+
+def _first(progress: PipelineProgress) -> str:
+    return "; ".join(f"{source}:{line}: {reason}" for source, line, reason in progress.set_aside(LISTED))
+
+
+def _rejected_line(each: tuple[str, int, str]) -> str:
+    return json.dumps(dict(zip(("source", "line", "reason"), each, strict=True)), ensure_ascii=False)
+
+
+def _write(path: Path, lines: Iterator[str]) -> int:
+    """Write the lines, all or nothing; returns their number."""
+    temporary = temporary_sibling(path)
+    with clear_errors("writing", path, "choose another folder"):
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                number = sum(file.write(f"{line}\n") > 0 for line in lines)
+            sync_file(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    return number

@@ -1,0 +1,122 @@
+"""How far a task pipeline is: position, kept rows and what operators remember, in one SQLite file.
+
+Everything that a chunk of rows changes is one transaction. A killed pipeline therefore stands at the end of a chunk,
+and the rest gives the output of a pipeline that was never killed. Rows wait on disk, so sorting them takes no memory.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trinity_core.data.files import RejectedRow, Row
+
+CACHE_KIB = 16384
+TABLES = """
+create table if not exists position (one integer primary key check (one = 1), read integer not null);
+create table if not exists kept (id integer primary key, priority real not null, row text not null);
+create table if not exists seen (operator text not null, key blob not null, primary key (operator, key)) without rowid;
+create table if not exists dropped (operator text primary key, number integer not null) without rowid;
+create table if not exists rejected (id integer primary key, source text not null, line integer not null,
+    reason text not null);
+insert or ignore into position values (1, 0);
+"""
+
+
+class PipelineProgress:
+    """The state of one pipeline, opened by one process at a time. It is also the memory of its operators."""
+
+    def __init__(self, path: Path) -> None:
+        self._database = sqlite3.connect(path, isolation_level=None)
+        self._database.execute(f"pragma cache_size = -{CACHE_KIB}")
+        self._database.executescript(TABLES)
+
+    def close(self) -> None:
+        """Close the file; what was committed stays."""
+        self._database.close()
+
+    @contextmanager
+    def chunk(self) -> Iterator[None]:
+        """All changes within are made together, or none of them."""
+        with self._between("begin immediate", "commit", "rollback"):
+            yield
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Changes within, part of a chunk, are taken back if it raises."""
+        with self._between("savepoint attempt", "release attempt", "rollback to attempt"):
+            yield
+
+    @contextmanager
+    def _between(self, begin: str, end: str, undo: str) -> Iterator[None]:
+        self._database.execute(begin)
+        try:
+            yield
+        except BaseException:
+            self._database.execute(undo)
+            raise
+        self._database.execute(end)
+
+    @property
+    def read(self) -> int:
+        """Rows of the inputs that are done, rejected ones included."""
+        return self._number("select read from position")
+
+    @property
+    def kept(self) -> int:
+        """Rows that all operators have kept or made."""
+        return self._number("select count(*) from kept")
+
+    @property
+    def rejected(self) -> int:
+        """Rows that could not be read, or with which an operator failed."""
+        return self._number("select count(*) from rejected")
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Operator → rows that it dropped."""
+        return dict(self._database.execute("select operator, number from dropped"))
+
+    def advance(self, rows: int) -> None:
+        """Count rows of the inputs as done."""
+        self._database.execute("update position set read = read + ?", (rows,))
+
+    def keep(self, row: Row, priority: float) -> None:
+        """Add a row to the output."""
+        text = json.dumps(row, ensure_ascii=False)
+        self._database.execute("insert into kept (priority, row) values (?, ?)", (priority, text))
+
+    def drop(self, operator: str, number: int) -> None:
+        """Count rows that an operator dropped."""
+        self._database.execute(
+            "insert into dropped values (?, ?) on conflict do update set number = number + excluded.number",
+            (operator, number),
+        )
+
+    def reject(self, row: RejectedRow) -> None:
+        """Set a row aside."""
+        self._database.execute(
+            "insert into rejected (source, line, reason) values (?, ?, ?)",
+            (row.location.source, row.location.line, row.reason),
+        )
+
+    def add(self, operator: str, key: bytes) -> bool:
+        """As `Memory`."""
+        return self._database.execute("insert or ignore into seen values (?, ?)", (operator, key)).rowcount == 1
+
+    def ordered(self, limit: int | None) -> Iterator[str]:
+        """The first `limit` kept rows as JSON, highest priority first; of equal ones the earlier first."""
+        limit = -1 if limit is None else limit
+        query = "select row from kept order by priority desc, id limit ?"
+        return (text for (text,) in self._database.execute(query, (limit,)))
+
+    def set_aside(self, limit: int | None = None) -> Iterator[tuple[str, int, str]]:
+        """File, line and reason of the first `limit` rejected rows."""
+        limit = -1 if limit is None else limit
+        return iter(self._database.execute("select source, line, reason from rejected order by id limit ?", (limit,)))
+
+    def _number(self, query: str) -> int:
+        return int(self._database.execute(query).fetchone()[0])
