@@ -736,6 +736,26 @@ def test_operators_change_what_is_stored(config, engine):
     assert all(line.metrics["experiences/dropped/zero_variance_group_filter"] for line in lines)
 
 
+def test_what_operators_are_given_is_saved(config, engine, tmp_path):
+    """A step that was written down but never stored, as the run was killed between, is cut off and written again."""
+    pipeline = {
+        "operators": [{"name": "zero_variance_group_filter"}],
+        "input_save_path": str(tmp_path / "given.jsonl"),
+    }
+    settings = config(mode="explore", data_processor={"experience_pipeline": pipeline})
+    asyncio.run(stopped_after(2, settings, engine))
+    path = tmp_path / "given.jsonl"
+    two_steps = path.read_text()
+    path.write_text(two_steps + two_steps.splitlines()[-1].replace('"step": 2', '"step": 3') + "\n")
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert path.read_text().startswith(two_steps)
+    sizes = [line.metrics["experiences"] for line in read_metrics(settings.job_dir) if line.source == "explorer"]
+    assert list(Counter(line["step"] for line in lines).items()) == list(enumerate(sizes, 1))
+    assert len({(line["group"], line["run"]) for line in lines}) == len(lines)
+    assert stored(settings).stats().ready == 0 and len(from_json(lines[0]).tokens) > 1
+
+
 @pytest.fixture
 def odd_tasks_are_dropped():
     @OPERATORS.register("even_tasks")

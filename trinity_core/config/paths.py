@@ -30,10 +30,25 @@ def explored_file(config: Config) -> Path | None:
     buffer = config.buffer.trainer_input.experience_buffer
     if config.mode != "explore" or buffer.storage_type != "file":
         return None
+    return _lines_file(config, buffer.path, "explored")
+
+
+def operator_input_file(config: Config) -> Path | None:
+    """The JSON lines of what the experience operators are given; None unless they are wanted."""
+    pipeline = config.data_processor.experience_pipeline
+    explores = config.mode in ("both", "explore", "serve")
+    if pipeline is None or not explores:
+        return None
+    wanted = bool(pipeline.input_save_path) if pipeline.save_input is None else pipeline.save_input
+    return _lines_file(config, pipeline.input_save_path, "operator-input") if wanted else None
+
+
+def _lines_file(config: Config, given: str | None, kind: str) -> Path:
+    """The file of an explorer that is given as a path or as a folder, or not at all."""
     name = f"{quote(config.explorer.name, safe='')}.jsonl"
-    if not buffer.path:
-        return config.job_dir / "buffer" / f"explored-{name}"
-    path = Path(buffer.path).expanduser().absolute()
+    if not given:
+        return config.job_dir / "buffer" / f"{kind}-{name}"
+    path = Path(given).expanduser().absolute()
     return path if path.suffix in BACKUPS else path / name
 
 

@@ -295,7 +295,7 @@ class Explorer:
         numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}
         if generate:
             numbers["tokens_per_second"] = tokens / generate
-        return StepRollouts(step, experiences, drawn_tasks(outcomes, dropped), numbers, began)
+        return StepRollouts(step, experiences, experiences_of(outcomes), drawn_tasks(outcomes, dropped), numbers, began)
 
     async def store(self, rollouts: StepRollouts) -> None:
         """Store the rollouts of a step with the position after it, and write its metrics.
@@ -306,6 +306,7 @@ class Explorer:
         position = self._steps.position(step) | {"evaluated": self._evaluated}
         waits = self.is_synchronous and step < (self.total_steps or 0)
         with self._records.spent("store"):
+            await asyncio.to_thread(self._open.operator_input.append, step, rollouts.given)
             await asyncio.to_thread(
                 store.put,
                 self.name,
@@ -399,6 +400,7 @@ class Explorer:
             self.version = None
         self._lineage, self._step = found.lineage, found.step
         self._evaluated = (found.position or {}).get("evaluated")
+        self._open.operator_input.resume(found.step)
         self._open.explored_file.resume(found.step)
         if self._step:
             log.info("explorer %s resumes after step %d", self.name, self._step)

@@ -28,6 +28,8 @@ class StepRollouts:
     step: int
     experiences: list[Experience]
     """What the operators left."""
+    given: list[Experience]
+    """What the operators were given."""
     drawn: list[DrawnTask]
     numbers: dict[str, float]
     began: float = field(default_factory=time.perf_counter)

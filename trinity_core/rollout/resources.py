@@ -31,6 +31,7 @@ from trinity_core.pipelines.operators import OperatorPipeline, pipeline
 from trinity_core.rollout.explored_file import ExploredFile
 from trinity_core.rollout.external_evaluation import external_model, one_answer_each
 from trinity_core.rollout.judges import Judges, apart, name_of
+from trinity_core.rollout.operator_input import OperatorInput
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
 from trinity_core.rollout.served_steps import ServedSteps
 from trinity_core.rollout.step_source import StepSource, TaskSteps
@@ -64,6 +65,7 @@ class Resources:
     weights: WeightVersions
     source: WeightSource
     operators: OperatorPipeline
+    operator_input: OperatorInput
     explored_file: ExploredFile
     api: ApiServer | None
     """The server of the OpenAI API, if one is wanted."""
@@ -164,6 +166,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         weights=run_versions(config),
         source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
         operators=pipeline(processed.operators if processed else []),
+        operator_input=OperatorInput(config),
         explored_file=ExploredFile(config, store),
         api=api,
     )

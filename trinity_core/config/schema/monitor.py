@@ -66,6 +66,10 @@ class ExperiencePipelineConfig(Section):
 
     operators: Many[OperatorConfig] = ()
     """Steps, in order."""
+    save_input: Flag | None = None
+    """Write what the operators are given to a file of JSON lines; by default where `input_save_path` is given."""
+    input_save_path: str | None = None
+    """That file, or a folder in which it is called after the explorer; by default in the run's `buffer` folder."""
 
 
 class DataProcessorConfig(Section):
