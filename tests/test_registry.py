@@ -44,6 +44,7 @@ GIVEN = {
     "response_tokens",
     "task",
     "experiences",
+    "data_juicer_server",
     "info",
     "items",
     "models",

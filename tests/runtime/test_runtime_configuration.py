@@ -50,6 +50,11 @@ def load(tmp_path):
         ("buffer.default_workflow_type=x", None, "no workflow 'x'"),
         (f"{OPERATORS}=[{{name: dynamic_smapling}}]", f"{OPERATORS}[0].name", "operator .*'dynamic_sampling'"),
         (f"{OPERATORS}=[{{name: dynamic_sampling, args: {{row: 9}}}}]", f"{OPERATORS}[0].args.row", "takes .*rows"),
+        (
+            f"{OPERATORS}=[{{name: data_juicer, args: {{operators: [{{document_deduplicator: {{}}}}]}}}}]",
+            f"{OPERATORS}[0].name",
+            "needs a server: give service.data_juicer",
+        ),
         (f"{INPUT}.tasksets.a.reward_fn_args.format_wieght=1", None, "no argument of 'math_reward', .*format_weight"),
         (f"{INPUT}.tasksets.a.reward_fn_args.format_weight=high", None, "must be a number, not 'high'"),
         (f"{INPUT}.tasksets.a.task_selector.selector_type=shufle", "selector_type", "no task selector .*'shuffle'"),

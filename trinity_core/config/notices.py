@@ -54,7 +54,7 @@ def _unread(config: Config) -> list[str]:
         "explorer.feedback_timeout": "feedback_timeout" in (config.given.get("explorer") or {})
         and config.mode != "serve",
         "explorer.max_refill_rounds": config.explorer.max_refill_rounds > 0 and config.mode not in ("both", "explore"),
-        "service.data_juicer": config.service.data_juicer is not None,
+        "service.data_juicer": config.service.data_juicer is not None and not _asks_data_juicer(config),
         "synchronizer.sync_offset": config.synchronizer.sync_offset > 0 and not config.is_synchronous,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
@@ -69,6 +69,13 @@ def _unread(config: Config) -> list[str]:
         given[f"{ROOT}.{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
         given[f"{ROOT}.{name}.fsdp_config.optimizer_offload"] = fsdp.optimizer_offload and whole
     return [key for key, there in (given | _rows(config)).items() if there]
+
+
+def _asks_data_juicer(config: Config) -> bool:
+    """Whether an operator of this run uses Data-Juicer."""
+    pipeline = config.data_processor.experience_pipeline
+    explores = config.mode in ("both", "explore", "serve")
+    return explores and pipeline is not None and any(each.name == "data_juicer" for each in pipeline.operators)
 
 
 def _orders(config: Config) -> dict[str, bool]:

@@ -14,6 +14,8 @@ from trinity_core.config.rules import INPUT, eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import TaskSelectorConfig
 from trinity_core.data.selectors import SELECTORS, check_columns
 from trinity_core.errors import TrinityError
+from trinity_core.pipelines.data_juicer.client import steps_of
+from trinity_core.pipelines.data_juicer.local import require_installed, starts_own
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
 from trinity_core.workflows.environments.workflow import EnvWorkflow
@@ -45,6 +47,8 @@ def check_names(config: Config, report: Report) -> None:
         for key, taskset in (*training_tasksets(typed), *eval_tasksets(typed)):
             _check_models(config, key, taskset, report)
             _check_turns(config, key, taskset, report)
+    if config.mode in ("both", "explore", "serve"):
+        _check_data_juicer(typed, report)
 
 
 def typed_arguments(config: Config) -> Config:
@@ -106,6 +110,24 @@ def _typed_selector(key: str, given: TaskSelectorConfig, report: Report, imports
     except TrinityError as error:
         report.add(f"{key}.feature_keys", given.feature_keys, f"{error}.")
     return {"task_selector.kwargs": fitting(SELECTORS, selector, name, given.kwargs, f"{key}.kwargs", report)}
+
+
+def _check_data_juicer(config: Config, report: Report) -> None:
+    """Report operators that use Data-Juicer wrongly, or where the run has none."""
+    pipeline, service = config.data_processor.experience_pipeline, config.service.data_juicer
+    for index, operator in enumerate(pipeline.operators if pipeline else ()):
+        if operator.name != "data_juicer":
+            continue
+        key = f"{OPERATED}[{index}]"
+        if service is None:
+            told = "needs a server: give service.data_juicer, with `auto_start: true` or the `server_url` of one."
+            report.add(f"{key}.name", operator.name, told)
+        try:
+            steps_of(operator.args.get("operators"), operator.args.get("config_path"))
+            if service is not None and starts_own(service):
+                require_installed()
+        except TrinityError as error:
+            report.add(f"{key}.args", operator.args, f"{error}.")
 
 
 def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:

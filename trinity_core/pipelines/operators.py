@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 Operator = Callable[..., list[Experience]]
 
-OPERATORS: Registry[Operator] = Registry("experience operator", leading=1)
+OPERATORS: Registry[Operator] = Registry("experience operator", inputs=("data_juicer_server",), leading=1)
 
 
 @OPERATORS.register("reward_filter")
@@ -145,6 +145,16 @@ def _copies(experiences: Sequence[Experience]) -> list[Experience]:
     return [replace(e, metrics=dict(e.metrics), info=dict(e.info)) for e in experiences]
 
 
-def pipeline(configured: Sequence[OperatorConfig]) -> OperatorPipeline:
-    """The operators of a configuration. Raises `TrinityError` where one does not exist."""
-    return OperatorPipeline([(each.name, partial(OPERATORS.resolve(each.name), **each.args)) for each in configured])
+def pipeline(configured: Sequence[OperatorConfig], **inputs: object) -> OperatorPipeline:
+    """The operators of a configuration, each with those of the run's `inputs` that it takes.
+
+    Raises `TrinityError` where one does not exist.
+    """
+    return OperatorPipeline(
+        [(each.name, partial(OPERATORS.resolve(each.name), **_args(each, inputs))) for each in configured]
+    )
+
+
+def _args(configured: OperatorConfig, inputs: Mapping[str, object]) -> dict[str, object]:
+    taken = {name: value for name, value in inputs.items() if OPERATORS.uses(configured.name, name)}
+    return {**configured.args, **taken}

@@ -27,6 +27,7 @@ from trinity_core.inference.remote import as_handle
 from trinity_core.inference.requests import Request, Sample, WeightSource
 from trinity_core.inference.tool_parsing import ToolCallReader
 from trinity_core.pipelines.checks import require_names
+from trinity_core.pipelines.data_juicer import DataJuicer, LocalDataJuicer, open_data_juicer
 from trinity_core.pipelines.operators import OperatorPipeline, pipeline
 from trinity_core.rollout.explored_file import ExploredFile
 from trinity_core.rollout.external_evaluation import external_model, one_answer_each
@@ -65,6 +66,8 @@ class Resources:
     weights: WeightVersions
     source: WeightSource
     operators: OperatorPipeline
+    data_juicer: DataJuicer | LocalDataJuicer | None
+    """For operators that use it, if the run has one."""
     operator_input: OperatorInput
     explored_file: ExploredFile
     api: ApiServer | None
@@ -94,6 +97,8 @@ class Resources:
             if served.is_told(self.config) and self.config.mode != "serve":  # whose clients come back
                 served.address_file(self.config).unlink(missing_ok=True)
         self.reward_pool.close()
+        if isinstance(self.data_juicer, LocalDataJuicer):
+            self.data_juicer.close()
         self.store.close()
 
 
@@ -151,7 +156,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         served.workflow_models(config, api, pool),
         loops,
     )
-    processed = config.data_processor.experience_pipeline
+    processed, data_juicer = config.data_processor.experience_pipeline, open_data_juicer(config)
     store = _open_store(config)
     return Resources(
         config=config,
@@ -165,7 +170,8 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         store=store,
         weights=run_versions(config),
         source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
-        operators=pipeline(processed.operators if processed else []),
+        operators=pipeline(processed.operators if processed else [], data_juicer_server=data_juicer),
+        data_juicer=data_juicer,
         operator_input=OperatorInput(config),
         explored_file=ExploredFile(config, store),
         api=api,

@@ -25,9 +25,9 @@ class DataJuicerConfig(Section):
     """A Data-Juicer server."""
 
     server_url: str | None = None
-    """Address of a running server."""
+    """Address of a running server, unless `auto_start`."""
     auto_start: Flag = False
-    """Start a server for the run."""
+    """Start a server for the run; also without a `server_url`."""
     port: Annotated[Integer, Ge(1), Le(65535)] = 5005
     """Port of the server that is started."""
 

@@ -1,0 +1,141 @@
+"""Data-Juicer's own operators on GSM8K's rows and on experiences, in a server of the run's own."""
+
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from trinity_core.config import OperatorConfig
+from trinity_core.data.experience import Experience
+from trinity_core.errors import InputError, TransientFault, TrinityError
+from trinity_core.pipelines.data_juicer import DataJuicer, LocalDataJuicer, process_rows
+from trinity_core.pipelines.data_juicer.client import steps_of
+from trinity_core.pipelines.data_juicer.local import ENVIRONMENT, MISSING
+from trinity_core.pipelines.operators import pipeline
+
+installed = pytest.mark.skipif(not ENVIRONMENT.exists(), reason=MISSING)
+
+ROWS = [
+    {"question": "Natalia sold clips to 48 of her friends. How many?", "answer": "48"},  # 50 characters
+    {"question": "2 + 2?", "answer": "4"},
+    {"question": "Natalia sold clips to 48 of her friends. How many?", "answer": "48"},
+    {"question": "Weng earns $12 an hour. How   much in 2 hours?", "answer": "24"},
+]
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = LocalDataJuicer()
+    yield server
+    server.close()
+
+
+@installed
+def test_rows_are_filtered_deduplicated_and_mapped(server):
+    operators = [
+        {"text_length_filter": {"text_key": "question", "min_len": 10}},
+        {"document_deduplicator": {"text_key": "question"}},
+        {"whitespace_normalization_mapper": {"text_key": "question"}},
+    ]
+    left = process_rows(ROWS, server, operators)
+    assert [row["question"] for row in left] == [ROWS[0]["question"], ROWS[3]["question"]]
+    assert [row["__dj__stats__"]["text_len"] for row in left] == [50, 46]
+    assert process_rows([], server, operators) == []
+
+
+@installed
+def test_a_killed_server_is_started_again(server):
+    operators = [{"words_num_filter": {"text_key": "question", "min_num": 5}}]
+    assert len(process_rows(ROWS, server, operators)) == 3
+    before = server._process
+    os.kill(before.pid, signal.SIGKILL)
+    assert len(process_rows(ROWS, server, operators)) == 3
+    assert server._process is not before
+
+
+@installed
+def test_faults_name_the_operator(server):
+    with pytest.raises(TrinityError, match="Data-Juicer has no operator text_lenght_filter"):
+        process_rows(ROWS, server, [{"text_lenght_filter": {}}])
+    with pytest.raises(TrinityError, match="text_length_filter: TypeError"):
+        process_rows(ROWS, server, [{"text_length_filter": {"text_key": "txt"}}])
+
+
+@installed
+def test_a_server_refuses_whoever_lacks_its_key(server):
+    process_rows(ROWS, server, [{"words_num_filter": {"text_key": "question"}}])
+    stranger = DataJuicer(server._client.url)
+    with pytest.raises(TrinityError, match="the key is wrong"):
+        stranger.process(ROWS, [{"words_num_filter": {}}])
+    assert (
+        httpx.get(stranger.url, headers={"Authorization": f"Bearer {server._client.key}"}).json()["version"] == "1.6.1"
+    )
+
+
+def _experience(response, run):
+    info = {"prompt": "2 + 2?", "response": response}
+    return Experience(np.arange(4), 2, np.ones(2, bool), reward=1.0, group="a", run=run, info=info)
+
+
+@installed
+def test_experiences_are_dropped_and_their_numbers_shape_rewards(server):
+    operators = [
+        OperatorConfig(
+            name="data_juicer",
+            args={"operators": [{"text_length_filter": {"text_key": "response", "min_len": 2, "max_len": 10}}]},
+        ),
+        OperatorConfig(
+            name="reward_shaping_mapper",
+            args={"reward_shaping_configs": [{"stats_key": "text_len", "op_type": "SUB", "weight": 0.125}]},
+        ),
+    ]
+    rows = [_experience("four", 0), _experience("4", 1), _experience("it is 4.", 2)]
+    left, dropped = pipeline(operators, data_juicer_server=server).run(rows)
+    assert [(e.run, e.reward) for e in left] == [(0, 0.5), (2, 0.0)] and dropped == {"a": {"data_juicer": 1}}
+
+
+@installed
+def test_texts_of_experiences_stay_as_their_tokens_are(server):
+    args = {"operators": [{"whitespace_normalization_mapper": {"text_key": "response"}}]}
+    one = pipeline([OperatorConfig(name="data_juicer", args=args)], data_juicer_server=server)
+    with pytest.raises(TrinityError, match="an operator changes the response"):
+        one.in_a_row = 7
+        one.run([_experience("it  is 4. ", 0)])
+
+
+def test_a_configuration_of_data_juicer_gives_operators(tmp_path, caplog):
+    path = tmp_path / "dj.yaml"
+    path.write_text(
+        "np: 4\ntext_keys: question\nprocess:\n  - words_num_filter: {min_num: 5}\n  - document_deduplicator:\n"
+    )
+    assert steps_of(None, str(path)) == [
+        {"words_num_filter": {"text_key": "question", "min_num": 5}},
+        {"document_deduplicator": {"text_key": "question"}},
+    ]
+    assert "without effect" in caplog.text and ": np" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("operators", "content", "message"),
+    [
+        (None, None, "either `operators` or `config_path`"),
+        ([{"a": {}}], "process: [{a: {}}]", "either `operators` or `config_path`"),
+        ([], None, "`process` must be a list of operators"),
+        (None, "process: words_num_filter", "`process` must be a list of operators"),
+        (None, "- a", "has no keys"),
+        (None, "process: [", "cannot be read"),
+    ],
+)
+def test_a_list_of_operators_that_is_none_is_refused(operators, content, message, tmp_path):
+    path = tmp_path / "dj.yaml"
+    Path(path).write_text(content or "")
+    with pytest.raises(InputError, match=message):
+        steps_of(operators, None if content is None else str(path))
+
+
+def test_a_server_that_is_not_there_is_named():
+    with pytest.raises(TransientFault, match=r"server at http://127\.0\.0\.1:1 does not answer"):
+        DataJuicer("http://127.0.0.1:1").process(ROWS, [])

@@ -1,0 +1,6 @@
+"""Data-Juicer, in a process and an environment of its own: its operators on rows and on experiences."""
+
+from trinity_core.pipelines.data_juicer.client import DataJuicer, process_rows
+from trinity_core.pipelines.data_juicer.local import LocalDataJuicer, open_data_juicer
+
+__all__ = ["DataJuicer", "LocalDataJuicer", "open_data_juicer", "process_rows"]

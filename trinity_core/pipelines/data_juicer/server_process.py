@@ -1,0 +1,108 @@
+"""Data-Juicer behind HTTP on the loopback interface: in an environment of its own, importing nothing of this project.
+
+`POST /process` takes `{"rows": [...], "process": [{operator: args}, ...]}` and answers `{"rows": [...]}`, or
+`{"error": ...}` with status 400 for a list of operators that cannot be made and 500 where one fails; `GET /` says which
+version answers. With the environment variable of `KEY`, each request has to bear that key: some of Data-Juicer's
+operators run code. The server writes its port to standard output once it listens, and ends with its standard input,
+after the request in progress. It has a single thread, since Data-Juicer forks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import importlib.metadata
+import json
+import os
+import select
+import signal
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+KEY = "TRINITY_DATA_JUICER_KEY"
+NO_DOWNLOADS = {"UV_OFFLINE": "1", "PIP_NO_INDEX": "1"}
+"""Data-Juicer installs what an operator lacks, in any version, while it runs: here it says what is missing instead."""
+
+
+class OperatorError(Exception):
+    """An operator fails on the rows."""
+
+
+def process(rows: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the operators leave of the rows. Raises ValueError for operators that cannot be made, OperatorError."""
+    from data_juicer.core.data import NestedDataset
+    from data_juicer.ops import OPERATORS, load_ops
+
+    unknown = [name for each in operators for name in each if name not in OPERATORS.modules]
+    if unknown:
+        raise ValueError(f"Data-Juicer has no operator {', '.join(unknown)}")
+    try:
+        made = load_ops([{name: {"num_proc": 1, **args} for name, args in each.items()} for each in operators])
+    except (TypeError, ValueError, ImportError) as error:
+        raise ValueError(f"Data-Juicer cannot make the operators: {error}") from error
+    dataset = NestedDataset.from_list(rows)
+    for operator, each in zip(made, operators, strict=True):
+        try:
+            dataset = dataset.process([operator], open_monitor=False) if len(dataset) else dataset
+        except Exception as error:
+            raise OperatorError(f"{next(iter(each))}: {type(error).__name__}: {error}") from error
+    return list(dataset)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    def do_GET(self) -> None:
+        """The version."""
+        if self._is_allowed():
+            self._answer(200, {"version": importlib.metadata.version("py-data-juicer")})
+
+    def do_POST(self) -> None:
+        """Process rows."""
+        if not self._is_allowed():
+            return
+        try:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self._answer(200, {"rows": process(asked["rows"], asked["process"])})
+        except ValueError as error:
+            self._answer(400, {"error": str(error)})
+        except OperatorError as error:
+            self._answer(500, {"error": str(error)})
+
+    def _is_allowed(self) -> bool:
+        key = os.environ.get(KEY, "")
+        given = self.headers.get("Authorization", "")
+        if key and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            self._answer(401, {"error": "the key is wrong"})
+            return False
+        return True
+
+    def _answer(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content, default=str).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Data-Juicer's own log is enough."""
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=5005, help="0: any free one")
+    port = parser.parse_args().port
+    os.environ.update(NO_DOWNLOADS)
+    server = HTTPServer(("127.0.0.1", port), Handler)
+    print(server.server_address[1], flush=True)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads what operators print
+    while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
+        server.handle_request()
+    os.killpg(0, signal.SIGKILL)  # processes that operators have left
+
+
+if __name__ == "__main__":
+    main()
