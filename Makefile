@@ -15,6 +15,7 @@ install:
 
 dev:
 	@requirements/install.sh dev
+	@requirements/data-juicer.sh || echo "install: without Data-Juicer; its tests will be skipped" >&2
 
 quickstart: install
 	@.venv/bin/trinity quickstart --out "$$OUT" --seed "$$SEED"
@@ -28,4 +29,4 @@ test: lint
 	$(PY) -m pytest -q
 
 clean:
-	rm -rf .venv runs checkpoints
+	rm -rf .venv .venv-data-juicer runs checkpoints

@@ -104,6 +104,10 @@ def test_ineffective_settings_get_a_notice() -> None:
     assert "critic.strategy" in ignored and "1024 experiences" in batches and "2048 tokens" in budget
     unread = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["service.data_juicer.auto_start=true"])
     assert notices(unread) == ["Accepted, but without effect here: service.data_juicer."]
+    filtered = ["data_processor.experience_pipeline.operators=[{name: reward_filter}]"]
+    assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", filtered)) == []
+    trainer = load_config(RECIPES / "gsm8k/trainer.yaml", filtered)
+    assert notices(trainer) == ["Accepted, but without effect here: data_processor.experience_pipeline."]
     other = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["monitor.monitor_args={uri: a, mode: offline, api_key: b}"])
     keys = "monitor.monitor_args.mode, monitor.monitor_args.api_key"
     assert notices(other) == [f"Accepted, but without effect here: {keys}."]

@@ -57,6 +57,8 @@ def _unread(config: Config) -> list[str]:
         "service.data_juicer": config.service.data_juicer is not None and not _asks_data_juicer(config),
         "synchronizer.sync_offset": config.synchronizer.sync_offset > 0 and not config.is_synchronous,
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
+        "data_processor.experience_pipeline": config.data_processor.experience_pipeline is not None
+        and not config.explores,
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
     }
     given |= dict.fromkeys(unread_monitor_args(config), True)
@@ -74,8 +76,7 @@ def _unread(config: Config) -> list[str]:
 def _asks_data_juicer(config: Config) -> bool:
     """Whether an operator of this run uses Data-Juicer."""
     pipeline = config.data_processor.experience_pipeline
-    explores = config.mode in ("both", "explore", "serve")
-    return explores and pipeline is not None and any(each.name == "data_juicer" for each in pipeline.operators)
+    return config.explores and pipeline is not None and any(each.name == "data_juicer" for each in pipeline.operators)
 
 
 def _orders(config: Config) -> dict[str, bool]:

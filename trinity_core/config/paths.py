@@ -36,8 +36,7 @@ def explored_file(config: Config) -> Path | None:
 def operator_input_file(config: Config) -> Path | None:
     """The JSON lines of what the experience operators are given; None unless they are wanted."""
     pipeline = config.data_processor.experience_pipeline
-    explores = config.mode in ("both", "explore", "serve")
-    if pipeline is None or not explores:
+    if pipeline is None or not config.explores:
         return None
     wanted = bool(pipeline.input_save_path) if pipeline.save_input is None else pipeline.save_input
     return _lines_file(config, pipeline.input_save_path, "operator-input") if wanted else None

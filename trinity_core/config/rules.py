@@ -113,7 +113,7 @@ def _algorithm(config: Config) -> Iterator[Finding]:
                 message = f"{name} compares rollouts of the same task, so it needs at least {least}, not {times}."
                 yield Finding(where, times, message, (key, "algorithm.repeat_times"))
                 break
-    elif config.mode in ("both", "explore", "serve"):
+    elif config.explores:
         message = f"{name} learns from a data set, without an explorer: the mode must be train, not {config.mode}."
         yield Finding("mode", config.mode, message, (key,))
 

@@ -47,7 +47,7 @@ def check_names(config: Config, report: Report) -> None:
         for key, taskset in (*training_tasksets(typed), *eval_tasksets(typed)):
             _check_models(config, key, taskset, report)
             _check_turns(config, key, taskset, report)
-    if config.mode in ("both", "explore", "serve"):
+    if config.explores:
         _check_data_juicer(typed, report)
 
 

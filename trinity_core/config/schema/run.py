@@ -99,6 +99,11 @@ class Config(Section):
         return self.mode in ("explore", "serve")
 
     @property
+    def explores(self) -> bool:
+        """Whether an explorer of this run produces experiences."""
+        return self.mode in ("both", "explore", "serve")
+
+    @property
     def is_synchronous(self) -> bool:
         """True if each explore step waits for the version that is due: fixed style, trainer and explorer in one run."""
         return self.mode == "both" and self.synchronizer.sync_style == "fixed"

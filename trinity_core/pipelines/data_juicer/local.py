@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from trinity_core.config.schema.monitor import DataJuicerConfig
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.pipelines.data_juicer import server_process
 from trinity_core.pipelines.data_juicer.client import DataJuicer, Row, Step
+from trinity_core.waits import is_readable
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class LocalDataJuicer:
         )
         out = self._process.stdout
         assert out is not None
-        port = out.readline().strip() if select.select([out], [], [], START_SECONDS)[0] else ""
+        port = out.readline().strip() if is_readable(out.fileno(), START_SECONDS) else ""
         if not port:
             self.close()
             raise TrinityError(f"the Data-Juicer server does not start on port {self.port} (is the port in use?)")
