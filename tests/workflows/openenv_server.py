@@ -1,4 +1,4 @@
-"""A server of OpenEnv's protocol, as its `http_server.py` (0.10) answers on `/ws`: guess the number."""
+"""A server of OpenEnv's protocol, as openenv-core 0.3.0 answers on `/ws`: guess the number."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def error(code: str, message: str, **more: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
-    """The address of a server of `app`, in a thread."""
+def serving(app: FastAPI, **settings: Any) -> Iterator[str]:
+    """The address of a server of `app`, in a thread, with these settings of uvicorn."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", **settings))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         deadline = time.monotonic() + 30

@@ -1,9 +1,14 @@
-"""Environments behind HTTP, against a server of OpenEnv's protocol."""
+"""Environments behind HTTP, against a server of OpenEnv's protocol; and against openenv-core itself, where
+TRINITY_OPENENV_PYTHON names an interpreter that has it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from workflows.chatting import Turns
@@ -97,6 +102,52 @@ def test_a_full_server_is_asked_again(monkeypatch):
 
         with pytest.raises(EnvironmentFailed, match="is full: no room"):
             asyncio.run(both())
+
+
+def test_a_session_outlives_a_long_turn():
+    """A server ends sessions whose client does not answer its pings, while the policy writes too."""
+
+    async def turn(url):
+        environment = OpenEnv(url, observation_key="text")
+        await environment.reset(3)
+        await asyncio.sleep(2.0)
+        try:
+            return await environment.step("3")
+        finally:
+            await environment.close()
+
+    with serving(make_app(), ws_ping_interval=0.2, ws_ping_timeout=1.0) as url:
+        assert asyncio.run(turn(url)).observation == "Right."
+
+
+def is_open(port):
+    with socket.socket() as trying:
+        return trying.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.skipif("TRINITY_OPENENV_PYTHON" not in os.environ, reason="needs an interpreter with openenv-core")
+def test_openenv_core_itself_is_played():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("openenv_guess.py")
+    server = subprocess.Popen([os.environ["TRINITY_OPENENV_PYTHON"], script, str(port)])
+    try:
+        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 60
+        while not is_open(port) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        rows, _ = play(url, "3", "3", "3", repeat_times=3)  # of two sessions at a time
+        assert [row.reward for row in rows] == [1.0, 1.0, 1.0]
+        [one], model = play(url, "1", "3")
+        assert one.reward == 1.0 and model.tokenizer.decode(one.tokens) == "<uPlay.\nGuess.><a1><uNo.><a3>"
+        assert play(url, "unrewarded")[0][0].is_unscored
+        [one], model = play(url, '{"messag": "3"}', '{"message": "3"}', action_key=None)
+        assert one.reward == 1.0 and one.metrics["invalid_actions"] == 1
+        with pytest.raises(EnvironmentFailed, match="it broke"):
+            play(url, "raise")
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):

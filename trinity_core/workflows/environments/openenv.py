@@ -14,6 +14,8 @@ from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Environme
 
 START_ATTEMPTS = 8
 """Of a session, while the server is full or not there yet: 32 s, less than the usual `time_limit`."""
+MOST_BYTES = 16 << 20
+"""Longest message."""
 START_PAUSE = 1.0
 """Seconds before the second attempt; each pause is half as long again as the one before."""
 
@@ -42,8 +44,7 @@ class OpenEnv:
         self._url = f"{'wss' if scheme in ('https', 'wss') else 'ws'}://{rest.rstrip('/')}/ws"
         self._action_key, self._observation_key = action_key, observation_key
         self._reset_args, self._send_seed = reset_args or {}, send_seed
-        self._session: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._channel: Channel | None = None
         self._shown = ""
 
     async def reset(self, seed: int) -> Step:
@@ -74,18 +75,16 @@ class OpenEnv:
 
     async def close(self) -> None:
         """End the session."""
-        socket, session, self._socket, self._session = self._socket, self._session, None, None
-        if socket is not None:
-            await socket.close()
-        if session is not None:
-            await session.close()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
 
     async def _observed(self, message: Mapping[str, Any]) -> Step:
         """What the server answers. Raises EnvironmentFailed if it cannot be reached, refuses or answers nonsense."""
         try:
-            socket = await self._connected()
-            await socket.send_str(json.dumps(message))
-            reply = await socket.receive()
+            if self._channel is None:
+                self._channel = await Channel.opened(self._url)
+            reply = await self._channel.ask(json.dumps(message))
         except (aiohttp.ClientError, ConnectionError) as error:
             raise _NotNow(f"OpenEnv server {self._url}: {error}") from error
         if reply.type is not aiohttp.WSMsgType.TEXT:
@@ -119,11 +118,38 @@ class OpenEnv:
         found = seen[self._observation_key]
         return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
-    async def _connected(self) -> aiohttp.ClientWebSocketResponse:
-        if self._socket is None:
-            self._session = aiohttp.ClientSession()
-            self._socket = await self._session.ws_connect(self._url, max_msg_size=16 << 20)
-        return self._socket
+
+class Channel:
+    """A WebSocket on which the next message is always awaited: only then does aiohttp answer pings, with which a server
+    finds out whether anybody is there while the policy writes."""
+
+    def __init__(self, session: aiohttp.ClientSession, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._session, self._socket = session, socket
+        self._next = asyncio.ensure_future(socket.receive())
+
+    @classmethod
+    async def opened(cls, url: str) -> Channel:
+        """Connect. Raises aiohttp.ClientError."""
+        session = aiohttp.ClientSession()
+        try:
+            return cls(session, await session.ws_connect(url, max_msg_size=MOST_BYTES))
+        except BaseException:
+            await session.close()
+            raise
+
+    async def ask(self, text: str) -> aiohttp.WSMessage:
+        """The message that follows on `text`. Raises ConnectionError if the channel is closed."""
+        await self._socket.send_str(text)
+        reply = await self._next
+        self._next = asyncio.ensure_future(self._socket.receive())
+        return reply
+
+    async def close(self) -> None:
+        """Close it."""
+        self._next.cancel()
+        await asyncio.wait([self._next])
+        await self._socket.close()
+        await self._session.close()
 
 
 class _NotNow(EnvironmentFailed):
