@@ -115,13 +115,26 @@ def test_completions_of_a_text(api):
 
 def test_errors_are_openais(api):
     client = api.client()
-    assert refused(answer, api.client(key="sk-wrong"))[0] == 401
-    assert refused(answer, client, [{"role": "user", "content": "word " * 600}])[0] == 400
-    status, body = refused(client.chat.completions.create, model="other", messages=ASK)
-    assert status == 404 and "other" in body["message"]
-    assert refused(answer, client, max_tokens=10_000)[0] == 400
-    assert refused(answer, client, temperature=-1)[0] == 400
-    assert refused(answer, client, messages=[])[0] == 400
+    with pytest.raises(openai.AuthenticationError) as wrong_key:
+        answer(api.client(key="sk-wrong"))
+    assert (wrong_key.value.type, wrong_key.value.code) == ("authentication_error", "invalid_api_key")
+    for unknown in ({}, {"tools": [ADD]}, {"stream": True}):
+        with pytest.raises(openai.NotFoundError) as no_model:
+            client.chat.completions.create(model="other", messages=ASK, **unknown)
+        assert no_model.value.body == {
+            "message": "The model `other` does not exist.", "type": "invalid_request_error", "param": None,
+            "code": "model_not_found",
+        }  # fmt: skip
+    assert refused(client.models.retrieve, "other")[1]["code"] == "model_not_found"
+    assert refused(client.get, "/nothing", cast_to=object)[1]["code"] == "not_found"
+    for more in ({}, {"max_tokens": 100}):
+        with pytest.raises(openai.BadRequestError) as too_long:
+            answer(client, [{"role": "user", "content": "word " * 600}], **more)
+        assert too_long.value.type == "invalid_request_error" and too_long.value.code == "context_length_exceeded"
+    for wrong in ({"max_tokens": 10_000}, {"temperature": -1}, {"messages": []}, {"messages": "hello"}, {"top_p": "much"}):
+        with pytest.raises(openai.BadRequestError) as not_valid:
+            answer(client, **wrong)
+        assert not_valid.value.type == "invalid_request_error" and not_valid.value.code is None
     assert "at most 128" in refused(answer, client, n=129)[1]["message"]
     assert "tool_call_parser" in refused(answer, client, tools=[ADD])[1]["message"]
     for forced in (
@@ -144,6 +157,7 @@ def test_errors_are_openais(api):
         headers={"authorization": f"Bearer {client.api_key}", "content-type": "application/json"},
     )
     assert raw.status_code == 400 and "JSON" in raw.json()["error"]["message"]
+    assert raw.json()["error"]["type"] == "invalid_request_error"
     missing = api.session()
     api.server.close(missing)
     assert refused(answer, api.client(missing)) == (410, {

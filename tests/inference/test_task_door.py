@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from trinity_core.data.task_queue import TaskQueue
-from trinity_core.inference.openai_api.gate import Gate, answer
+from trinity_core.inference.openai_api.asgi import answer
+from trinity_core.inference.openai_api.gate import Gate
 from trinity_core.inference.openai_api.task_door import TaskDoor
 
 KEY = {"authorization": "Bearer secret"}

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
+from trinity_core.inference.openai_api.asgi import App, Message, Receive, Scope, Send, refuse
+from trinity_core.inference.openai_api.body import again, whole_body
+from trinity_core.inference.openai_api.error_bodies import SpelledErrors
+from trinity_core.inference.openai_api.feedback import Refusal
 from trinity_core.inference.openai_api.live import EXCHANGE, RecordedSession
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PREFIX = "/sessions/"
 REMEMBERED = 100_000
@@ -48,15 +44,22 @@ class Gate:
             await self._app(scope, receive, send)
         elif not self.has_key(scope):
             await refuse(send, 401, "Incorrect API key provided.", "authentication_error", "invalid_api_key")
-        elif scope["path"].startswith(PREFIX):
-            await self._in_session(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await self._with_key(scope, receive, send)
 
     def has_key(self, scope: Scope) -> bool:
         """Whether a request brings the key."""
         given = dict(scope["headers"]).get(b"authorization", b"")
         return secrets.compare_digest(given, f"Bearer {self._key}".encode())
+
+    async def _with_key(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            receive = again(await whole_body(receive), receive)
+        except Refusal as refusal:
+            await refuse(send, refusal.status, str(refusal), "invalid_request_error", refusal.code, refusal.param)
+            return
+        serve = self._in_session if scope["path"].startswith(PREFIX) else self._app
+        await serve(scope, receive, SpelledErrors(send))
 
     async def _in_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         name, slash, rest = scope["path"][len(PREFIX) :].partition("/")
@@ -92,20 +95,7 @@ class Answering:
         self._send = send
         self.begun = False
 
-    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+    async def __call__(self, message: Message) -> None:
         """See ASGI."""
         self.begun = True
         await self._send(message)
-
-
-async def refuse(send: Send, status: int, message: str, kind: str, code: str, param: str | None = None) -> None:
-    """An error as OpenAI's API spells it."""
-    await answer(send, status, {"error": {"message": message, "type": kind, "param": param, "code": code}})
-
-
-async def answer(send: Send, status: int, value: Any) -> None:
-    """A response in JSON."""
-    body = json.dumps(value).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -9,20 +9,18 @@ The answer to the last names its session in a header of the same name. All else 
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
+from trinity_core.inference.openai_api.asgi import Message, Receive, Scope, Send, answer, refuse
+from trinity_core.inference.openai_api.body import json_body
 from trinity_core.inference.openai_api.book import SessionBook
 from trinity_core.inference.openai_api.feedback import Refusal, task_of
-from trinity_core.inference.openai_api.gate import PREFIX, Gate, Receive, Scope, Send, answer, refuse
+from trinity_core.inference.openai_api.gate import PREFIX, Gate
 from trinity_core.inference.openai_api.live import RecordedSession
 
 SESSION_HEADER = b"x-trinity-session"
 ASKS = ("/v1/chat/completions", "/v1/completions")
-BODY_BYTES, BODY_SECONDS = 1 << 20, 60.0
-"""Of a request for a session, or of feedback."""
 
 
 class Reception:
@@ -74,7 +72,7 @@ class Reception:
         name = session.name if session is not None else (named or b"").decode("latin-1")
         inside = f"{PREFIX}{name}{path}"
 
-        async def naming(message: MutableMapping[str, Any]) -> None:
+        async def naming(message: Message) -> None:
             if message["type"] == "http.response.start":
                 header = (SESSION_HEADER, name.encode("latin-1"))
                 message = {**message, "headers": [*message.get("headers", ()), header]}
@@ -86,30 +84,3 @@ class Reception:
             self._book.used(name)
             if session is not None and self._book.forget(session):
                 self._gate.close(session)
-
-
-async def json_body(scope: Scope, receive: Receive) -> Any:
-    """The body of a POST request as JSON, None if it is empty. Raises Refusal."""
-    if scope["method"] != "POST":
-        raise Refusal(405, "method_not_allowed", "send a POST request.")
-    try:
-        body = await asyncio.wait_for(_body(receive), BODY_SECONDS)
-    except TimeoutError:
-        raise Refusal(408, "request_timeout", f"the body did not come within {BODY_SECONDS:g} s.") from None
-    try:
-        return json.loads(body) if body.strip() else None
-    except ValueError as error:
-        raise Refusal(400, "invalid_json", f"the body is no JSON: {error}.") from None
-
-
-async def _body(receive: Receive) -> bytes:
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Refusal(400, "disconnected", "the client went away.")
-        body += message.get("body", b"")
-        if len(body) > BODY_BYTES:
-            raise Refusal(413, "too_large", f"the body has more than {BODY_BYTES} bytes.")
-        if not message.get("more_body"):
-            return bytes(body)

@@ -22,8 +22,9 @@ from trinity_core.data.session_log import SessionLog
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.imports import lean_imports
+from trinity_core.inference.openai_api.asgi import App
 from trinity_core.inference.openai_api.book import SessionBook
-from trinity_core.inference.openai_api.gate import PREFIX, App, Gate
+from trinity_core.inference.openai_api.gate import PREFIX, Gate
 from trinity_core.inference.openai_api.live import RecordedSession
 from trinity_core.inference.openai_api.reception import Reception
 from trinity_core.inference.openai_api.task_door import TaskDoor
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 START_SECONDS = 600.0
 """For vLLM's server code to be imported, which takes long on a busy machine, and to listen."""
 STOP_SECONDS = 5.0
+EVERYWHERE = "::"
+"""All addresses of this machine, of IPv4 too."""
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 """Read by vLLM when it is imported."""
 
@@ -163,14 +166,15 @@ class ApiServer:
 def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        both = host == EVERYWHERE and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
     except OSError as error:
         raise TransientFault(f"the OpenAI API cannot listen on {host}:{port}: {error}") from error
 
 
 def _reached_at(host: str) -> str:
     """The host of the URL of a server that listens at `host`, which may stand for all addresses of this machine."""
-    if host in ("", "0.0.0.0", "::"):  # noqa: S104
+    if host in ("", "0.0.0.0", EVERYWHERE):  # noqa: S104
         host = own_address()
     return f"[{host}]" if ":" in host else host
 

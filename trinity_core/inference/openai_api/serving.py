@@ -21,7 +21,7 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelList
 from vllm.entrypoints.serve.utils.request_logger import RequestLogger
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 from vllm.parser.abstract_parser import Parser
 from vllm.renderers import ChatParams
 from vllm.renderers.online_renderer import OnlineRenderer
@@ -269,8 +269,13 @@ class ServedModels:
         self._served = served
 
     def _of(self, name: str | None) -> Served:
-        """The model of that name. The first one answers for models that there are not, with vLLM's own error."""
-        return next((one for one in self._served if name in one.model.names), self._served[0])
+        """The model of that name; the first for a request that names none. Raises VLLMNotFoundError."""
+        if name is None:
+            return self._served[0]
+        found = next((one for one in self._served if name in one.model.names), None)
+        if found is None:
+            raise VLLMNotFoundError(f"The model `{name}` does not exist.")
+        return found
 
     async def create_chat_completion(self, request: ChatCompletionRequest, raw_request: HttpRequest) -> Any:
         """See `OpenAIServingChat`."""

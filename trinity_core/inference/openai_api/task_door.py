@@ -16,9 +16,10 @@ from typing import Any
 from trinity_core.data.row_validation import row_problem
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.errors import DataError
+from trinity_core.inference.openai_api.asgi import App, Receive, Scope, Send, answer, refuse
+from trinity_core.inference.openai_api.body import json_body
 from trinity_core.inference.openai_api.feedback import Refusal
-from trinity_core.inference.openai_api.gate import App, Gate, Receive, Scope, Send, answer, refuse
-from trinity_core.inference.openai_api.reception import json_body
+from trinity_core.inference.openai_api.gate import Gate
 
 
 class TaskDoor:
