@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_core.data.session_log import SessionLog, read_sessions, session_log_path
+from trinity_core.data.session_log import SessionLog, read_endings, read_sessions, session_log_path
 from trinity_core.errors import TrinityError
 
 
@@ -19,7 +19,9 @@ def test_a_line_cut_by_a_crash_spoils_no_other(tmp_path: Path) -> None:
         file.write(b'{"session": "b", "ans')
     SessionLog(path).add("c", ["2"])
     SessionLog(session_log_path(tmp_path, "other")).add("d", [])
-    assert read_sessions(tmp_path) == {"a": Counter(["1", "1"]), "c": Counter(["2"]), "d": Counter()}
+    SessionLog(path).add("e", [], "without_feedback")
+    assert read_sessions(tmp_path) == {"a": Counter(["1", "1"]), "c": Counter(["2"]), "d": Counter(), "e": Counter()}
+    assert read_endings(tmp_path) == {"a": "", "c": "", "d": "", "e": "without_feedback"}
 
 
 def test_what_finds_no_room_is_noted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,13 @@ def test_errors_are_openais(api):
         with pytest.raises(openai.BadRequestError) as too_long:
             answer(client, [{"role": "user", "content": "word " * 600}], **more)
         assert too_long.value.type == "invalid_request_error" and too_long.value.code == "context_length_exceeded"
-    for wrong in ({"max_tokens": 10_000}, {"temperature": -1}, {"messages": []}, {"messages": "hello"}, {"top_p": "much"}):
+    for wrong in (
+        {"max_tokens": 10_000},
+        {"temperature": -1},
+        {"messages": []},
+        {"messages": "hello"},
+        {"top_p": "much"},
+    ):
         with pytest.raises(openai.BadRequestError) as not_valid:
             answer(client, **wrong)
         assert not_valid.value.type == "invalid_request_error" and not_valid.value.code is None

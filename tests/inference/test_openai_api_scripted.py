@@ -200,6 +200,18 @@ def test_reasoning_stays_in_the_recorded_tokens(api, speaker):
     assert "Two, three, five.</think>5<|im_end|>\n<|im_start|>user\nsure?" in text
 
 
+def test_requests_are_logged_where_that_is_wanted(speaker, folder, caplog):
+    say(speaker, "four", "five")
+    with caplog.at_level("INFO", "trinity_core"), serving(folder, speaker, log_requests=True) as api:
+        answer = {"messages": ASK, "model": "policy", "temperature": 0.5}
+        api.client().chat.completions.create(**answer)
+        api.client().completions.create(model="policy", prompt="two and two")
+    chat, completion = [record.getMessage() for record in caplog.records if "request" in record.getMessage()]
+    assert "user\\n2 + 3?" in chat and "temperature=0.5" in chat
+    count = len(speaker.tokenizer.encode("two and two"))
+    assert f": {count} tokens, 'two and two', " in completion
+
+
 def test_an_engine_lost_in_mid_stream_is_not_noticed(api, speaker):
     say(speaker, "hm</think>one two three four five six", seconds=0.02, dies_in=(0,))
     session, before = api.session(), api.pool.restarts

@@ -178,10 +178,11 @@ def test_a_restart_loses_no_answer_and_no_feedback(open_book):
     session = book.begin("a")
     answered(session)
     done = judged(book)
-    again = open_book(ended=[done])
+    again = open_book(ended={done: "", "late": "without_feedback"})
     [mine] = again.sessions
     assert mine.name == session.name and again.judged[0].name == done
     assert refusal(again, session_id=done, reward=1)[1] == "feedback_already_given"
+    assert refusal(again, session_id="late", reward=1)[:2] == (410, "session_ended")
     found, count = mine.continued("", [*HELLO, {"role": "assistant", "content": "hi"}, HELLO[0]])
     assert count == 2 and found.digest == call().digest
     assert mine.sequences()[0].logprobs.dtype == np.float32
@@ -212,6 +213,24 @@ def test_tokens_of_weights_that_are_gone_are_dropped(open_book):
     old, new = judged(book, version=3), judged(book, version=1)
     groups = book.take(8, 2)
     assert {group.sessions[0].name: group.dropped for group in groups} == {old: "weights_taken_back", new: ""}
+
+
+def test_weights_with_the_number_of_others_are_told_apart(open_book):
+    book = open_book()
+    gone, kept = judged(book, version=6), judged(book, version=5)
+    mine, asking = book.begin(), book.begin()
+    answered(mine, call(version=6))
+    answered(asking, call(version=5))
+    request = asking.begin()
+    book.take_back(5)  # and the trainer makes another version 6, and a 7
+    request.close()
+    book = open_book()  # whatever is started again meanwhile
+    for name in (mine.name, asking.name):
+        book.give({"session_id": name, "reward": 1.0})
+    after = judged(book, version=6)
+    dropped = {group.sessions[0].name: group.dropped for group in book.take(8, 7)}
+    taken_back = dict.fromkeys((gone, mine.name, asking.name), "weights_taken_back")
+    assert dropped == taken_back | {kept: "", after: ""}
 
 
 def test_a_line_that_was_cut_off_is_left_out(open_book, tmp_path):

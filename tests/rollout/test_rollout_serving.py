@@ -8,6 +8,7 @@ import json
 import time
 
 import httpx
+import torch
 from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict, store_url
@@ -17,6 +18,7 @@ from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
+from trinity_core.sync.methods import open_versions
 from trinity_core.tracking.metrics_file import read_metrics
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -150,3 +152,36 @@ def test_users_are_served_on_when_the_trainer_goes_back(tiny_folders, tmp_path):
     asyncio.run(main())
     [audit] = audit_runs(settings.job_dir).values()
     assert audit.clean and audit.pending == 2
+
+
+def test_weights_that_were_made_again_are_not_taken_for_the_old(tiny_folders, tmp_path):
+    settings = config_of(tiny_folders, tmp_path)
+    weights = open_versions("checkpoint", settings.job_dir)
+
+    def publish(*versions):
+        for version in versions:
+            weights.publish(version, [("w", torch.zeros(1))], keep=99)
+
+    async def main():
+        async with Serving(settings, FakeEngine()) as serving:
+            publish(0)
+            assert await serving.judge(await serving.ask()) == 200
+            await until(lambda: serving.store.stats().ready == 1)
+            assert len(serving.store.lease(1, 1, 0)) == 1
+            publish(1, 2)
+            await until(lambda: serving.explorer.version == 2)
+            old = await serving.ask()
+            weights.rewind(0)
+            serving.store.rewind(0)
+            publish(0)
+            await until(lambda: serving.explorer.version == 0)
+            publish(1, 2, 3)
+            await until(lambda: serving.explorer.version == 3)
+            new = await serving.ask()
+            assert [await serving.judge(one) for one in (old, new)] == [200, 200]
+            await until(lambda: serving.store.stats().ready == 2)
+
+    asyncio.run(main())
+    [audit] = audit_runs(settings.job_dir).values()
+    assert audit.clean, audit.problems
+    assert dict(audit.dropped_by) == {"weights_taken_back": 1} and audit.pending == 2

@@ -62,7 +62,7 @@ def _unread(config: Config) -> list[str]:
         "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
     }
     given |= dict.fromkeys(unread_monitor_args(config), True)
-    given |= _orders(config)
+    given |= _orders(config) | _unserved(config)
     if config.external_model:
         given |= {f"model.{name}": bool(getattr(config.model, name)) for name in POLICY_ONLY}
     reference, actor = verl.actor_rollout_ref.ref.fsdp_config, verl.actor_rollout_ref.actor.fsdp_config
@@ -77,6 +77,26 @@ def _asks_data_juicer(config: Config) -> bool:
     """Whether an operator of this run uses Data-Juicer."""
     pipeline = config.data_processor.experience_pipeline
     return config.explores and pipeline is not None and any(each.name == "data_juicer" for each in pipeline.operators)
+
+
+def _unserved(config: Config) -> dict[str, bool]:
+    """Keys about the OpenAI API, of models that are not served through it."""
+    explorer = config.explorer
+    keys: dict[str, bool] = {}
+    models = {"explorer.rollout_model": explorer.rollout_model}
+    models |= {f"explorer.auxiliary_models[{place}]": each for place, each in enumerate(explorer.auxiliary_models)}
+    for key, model in models.items():
+        calls = model is explorer.rollout_model and model.tool_call_parser is not None  # which workflows read too
+        unserved = {
+            "enable_auto_tool_choice": model.enable_auto_tool_choice,
+            "enable_log_requests": model.enable_log_requests,
+            "tool_call_parser": model.tool_call_parser is not None and not calls,
+            "reasoning_parser": model.reasoning_parser is not None and not calls,
+        }
+        keys |= {f"{key}.{name}": there and not model.enable_openai_api for name, there in unserved.items()}
+    listens = any(model.enable_openai_api for model in models.values()) and config.mode != "bench"
+    given = config.given.get("explorer") or {}
+    return keys | {f"explorer.{name}": name in given and not listens for name in ("listen_address", "api_port")}
 
 
 def _orders(config: Config) -> dict[str, bool]:

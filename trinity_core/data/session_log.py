@@ -11,10 +11,11 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 SESSION, ANSWERS = "session", "answers"
 """Keys in `info` of an experience: the name of its session, and first and last + 1 place of each answer that counts."""
+WHY = "why"
+"""Key of a line: why the session ended, if not as usual."""
 
 
 def answer_digest(tokens: np.ndarray, start: int, logprobs: np.ndarray, versions: np.ndarray) -> str:
@@ -58,9 +61,10 @@ class SessionLog:
         self._waiting: list[bytes] = []
         path.parent.mkdir(parents=True, exist_ok=True)
 
-    def add(self, session: str, answers: Sequence[str]) -> None:
-        """Note a session that has ended, with the digests of its answers."""
-        line = json.dumps({SESSION: session, ANSWERS: list(answers)}).encode() + b"\n"
+    def add(self, session: str, answers: Sequence[str], why: str = "") -> None:
+        """Note a session that has ended, with the digests of its answers; `why` unless as usual."""
+        ended = {SESSION: session, ANSWERS: list(answers)} | ({WHY: why} if why else {})
+        line = json.dumps(ended).encode() + b"\n"
         with self._lock:
             self._waiting.append(line)
             try:
@@ -91,11 +95,17 @@ def session_log_path(buffer: Path, explorer: str) -> Path:
 
 def read_sessions(buffer: Path) -> dict[str, Counter[str]]:
     """By session, the digests of its answers, of all explorers. Lines that were cut off are left out."""
-    found: dict[str, Counter[str]] = {}
+    return {line[SESSION]: Counter(line[ANSWERS]) for line in _lines(buffer)}
+
+
+def read_endings(buffer: Path) -> dict[str, str]:
+    """By session, why it ended; "" as usual. Of all explorers."""
+    return {line[SESSION]: line.get(WHY, "") for line in _lines(buffer)}
+
+
+def _lines(buffer: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(buffer.glob("sessions-*.jsonl")):
         with path.open("rb") as file:
             for raw in file:
                 with suppress(json.JSONDecodeError):
-                    line = json.loads(raw)
-                    found[line[SESSION]] = Counter(line[ANSWERS])
-    return found
+                    yield json.loads(raw)

@@ -44,6 +44,8 @@ NEWER_THAN_DUE = (
 )
 PULL_ATTEMPTS = 3
 """Attempts to load a version, since the one that was found may be removed before it is loaded."""
+LINEAGE = "lineage"
+"""Key of a stored position."""
 
 
 class Explorer:
@@ -69,6 +71,8 @@ class Explorer:
         self._stopping = False
         self._step = 0
         self._lineage: int | None = None
+        self._left: int | None = None
+        """The version to which the trainer went back, until the engines have weights of the new lineage."""
         self._evaluated: int | None = None
         """The version that was evaluated last."""
         self._state = "starting"
@@ -258,6 +262,9 @@ class Explorer:
                     version = newest
         self.version = self._open.model.version = version
         self._records.loaded(done)
+        if self._left is not None:
+            self._steps.went_back(self._left)
+            self._left = None
 
     async def evaluate_if_due(self) -> None:
         """Evaluate at the start of a new run (`eval_on_startup`), and when the version passes an `eval_interval`."""
@@ -303,7 +310,7 @@ class Explorer:
         A synchronous explorer also says which version it waits for next, so that the trainer need not wait for more.
         """
         store, step = self._open.store, rollouts.step
-        position = self._steps.position(step) | {"evaluated": self._evaluated}
+        position = self._steps.position(step) | {"evaluated": self._evaluated, LINEAGE: self._lineage}
         waits = self.is_synchronous and step < (self.total_steps or 0)
         with self._records.spent("store"):
             await asyncio.to_thread(self._open.operator_input.append, step, rollouts.given)
@@ -396,10 +403,12 @@ class Explorer:
         """Continue at the position in the store; after a rewind the engines' weights count as unknown."""
         found = self._open.store.position(self.name)
         self._steps.resume(found.position, lambda: self._open.store.positions(self.name))
-        if self._lineage is not None and found.lineage != self._lineage:
-            self.version = None
+        position = found.position or {}
+        before = position.get(LINEAGE, found.lineage if position else 0) if self._lineage is None else self._lineage
+        if before != found.lineage:
+            self.version, self._left = None, self._open.store.trainer().committed
         self._lineage, self._step = found.lineage, found.step
-        self._evaluated = (found.position or {}).get("evaluated")
+        self._evaluated = position.get("evaluated")
         self._open.operator_input.resume(found.step)
         self._open.explored_file.resume(found.step)
         if self._step:

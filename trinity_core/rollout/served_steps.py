@@ -9,7 +9,7 @@ from typing import Any
 
 from trinity_core.data.schedule import Positions
 from trinity_core.data.task import Task
-from trinity_core.inference.openai_api.book import ServedGroup, SessionBook
+from trinity_core.inference.openai_api.book import WITHOUT_FEEDBACK, ServedGroup, SessionBook
 from trinity_core.inference.openai_api.model import OpenSession, SessionCounts
 from trinity_core.inference.openai_api.served import POLICY
 from trinity_core.inference.openai_api.server import ApiServer
@@ -65,7 +65,7 @@ class ServedSteps:
 
     def _has_come(self) -> bool:
         for session in self.book.expire():
-            self.server.close(session)
+            self.server.close(session, WITHOUT_FEEDBACK)
         groups, seconds = self.book.complete()
         gathered = bool(groups) and seconds >= GATHER_SECONDS
         return groups >= self.batch_size or gathered or self.book.counts[2] >= DROPPED_HELD
@@ -109,8 +109,12 @@ class ServedSteps:
         found = position or {}
         self._count = found.get("served", 0)
         for session in self.book.resume(found.get("sessions", ())):
-            self.server.close(session)
+            self.server.close(session, WITHOUT_FEEDBACK)
 
     def stored(self) -> None:
         """See `StepSource`."""
         self.book.stored()
+
+    def went_back(self, version: int) -> None:
+        """See `StepSource`: what was sampled by weights that are gone is not trained on."""
+        self.book.take_back(version)

@@ -55,6 +55,9 @@ class StepSource(Protocol):
     def stored(self) -> None:
         """The last step is in the store."""
 
+    def went_back(self, version: int) -> None:
+        """The trainer went back to `version`; the engines now hold weights that it has."""
+
 
 @dataclass
 class TaskSteps:
@@ -115,3 +118,6 @@ class TaskSteps:
 
     def stored(self) -> None:
         """Nothing to do: a task is known by its place."""
+
+    def went_back(self, version: int) -> None:
+        """Nothing to do: all steps after the one of `version` are made again."""

@@ -61,7 +61,7 @@ class RolloutModelConfig(Section):
     reasoning_parser: str | None = None
     """vLLM's parser that separates reasoning from the answer, such as `qwen3`."""
     enable_log_requests: Flag = False
-    """Log every request to the OpenAI API."""
+    """Log every request to the OpenAI API: its prompt and how it is sampled."""
     seed: Seed | None = None
     """Seed of the engine; by default the run's `seed`."""
 

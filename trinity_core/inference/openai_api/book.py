@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +34,8 @@ class ServedSession:
     seen: float
     """When it was last asked or judged."""
     feedback: Feedback | None = None
+    taken_back: bool = False
+    """Whether weights that the trainer no longer has sampled some of it."""
 
     @property
     def name(self) -> str:
@@ -63,12 +65,12 @@ class SessionBook:
         terms: SessionTerms,
         patience: float,
         repeats: int = 1,
-        ended: Collection[str] = (),
+        ended: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`patience`: seconds from the last answer of a session to its feedback. `repeats`: sessions of a group.
 
-        `ended`: names of sessions of earlier processes.
+        `ended`: sessions of earlier processes, with the reason.
         """
         self._journal, self._terms, self._patience, self._repeats = journal, terms, patience, repeats
         self._clock = clock
@@ -77,7 +79,7 @@ class SessionBook:
         self._judged: list[ServedSession] = []
         self._dropped: list[ServedGroup] = []
         self._taken: list[ServedGroup] = []
-        self._ended: dict[str, str] = dict.fromkeys(ended, "")
+        self._ended: dict[str, str] = dict(ended or {})
         self._began = 0.0
         """When the first of the groups that are complete now was."""
         for entry in journal.read():
@@ -87,7 +89,7 @@ class SessionBook:
         session = self._session(entry.name)
         for setting, kept in entry.requests:
             session.restore(setting, kept)
-        mine = ServedSession(session, entry.task, self._clock())
+        mine = ServedSession(session, entry.task, self._clock(), taken_back=entry.taken_back)
         if entry.feedback is None:
             self._open[mine.name] = mine
             self._ended.pop(mine.name, None)
@@ -193,10 +195,10 @@ class SessionBook:
     def take(self, most: int, version: int) -> list[ServedGroup]:
         """Up to `most` groups, and all that was dropped. They count as taken until `stored`, or `give_back`.
 
-        Sessions with tokens of newer weights than `version` are dropped: the trainer went back, and has others.
+        Sessions with tokens of weights that the trainer took back, or of newer ones than `version`, are dropped.
         """
         with self._lock:
-            for mine in [one for one in self._judged if one.session.newest_version > version]:
+            for mine in [one for one in self._judged if one.taken_back or one.session.newest_version > version]:
                 self._judged.remove(mine)
                 self._dropped.append(ServedGroup([mine], TAKEN_BACK))
             groups = self._groups()[:most]
@@ -206,6 +208,17 @@ class SessionBook:
             self._dropped = []
             self._began = self._clock()
             return list(self._taken)
+
+    def take_back(self, version: int) -> None:
+        """The trainer went back to `version`, and will give later ones the same numbers again.
+
+        Sessions with tokens of newer ones are marked, and those with a request in flight, which older weights began.
+        """
+        with self._lock:
+            for mine in [*self._open.values(), *self._judged]:
+                if not mine.taken_back and (mine.session.newest_version > version or mine.session.in_flight):
+                    mine.taken_back = True
+                    self._journal.take_back(mine.name)
 
     def stored(self) -> None:
         """What was taken is in the store."""

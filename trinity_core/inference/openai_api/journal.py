@@ -32,6 +32,8 @@ class JournalEntry:
     requests: list[tuple[str, list[Kept]]] = field(default_factory=list)
     """Setting and answers of each request."""
     feedback: dict[str, Any] | None = None
+    taken_back: bool = False
+    """Whether weights that the trainer no longer has sampled some of it."""
 
 
 class Journal:
@@ -52,6 +54,10 @@ class Journal:
     def feedback(self, name: str, feedback: Mapping[str, Any]) -> None:
         """The session has feedback."""
         self._append(name, {"feedback": dict(feedback)})
+
+    def take_back(self, name: str) -> None:
+        """The trainer went back behind weights that sampled some of the session."""
+        self._append(name, {"taken_back": True})
 
     def remove(self, name: str) -> None:
         """The session is stored, or was empty."""
@@ -101,6 +107,8 @@ def _add(entry: JournalEntry, line: Mapping[str, Any]) -> None:
         entry.requests.append((line["setting"], [_kept(each) for each in line["answers"]]))
     elif "feedback" in line:
         entry.feedback = line["feedback"]
+    elif "taken_back" in line:
+        entry.taken_back = True
     else:
         entry.task = line["task"]
 

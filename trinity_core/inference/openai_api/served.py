@@ -9,7 +9,7 @@ from typing import Any
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import Config, RolloutModelConfig
 from trinity_core.data.queue_taskset import queue_of
-from trinity_core.data.session_log import SessionLog, read_sessions, session_log_path
+from trinity_core.data.session_log import SessionLog, read_endings, session_log_path
 from trinity_core.data.tokenizer import configured_chat_template
 from trinity_core.files import read_json, write_json
 from trinity_core.inference.openai_api.book import SessionBook
@@ -84,7 +84,7 @@ def _book(config: Config, buffer: Path) -> SessionBook:
         SessionTerms(None, sampling(config), {**UNCHANGED, **sampling(config)}),
         config.explorer.feedback_timeout,
         config.algorithm.repeat_times or 1,
-        ended=read_sessions(buffer),
+        ended=read_endings(buffer),
     )
 
 

@@ -93,15 +93,15 @@ class ApiServer:
         """Serve a session."""
         self._opened.open(session)
 
-    def note(self, session: RecordedSession) -> None:
-        """Note in the log what was sampled in a session that has ended."""
+    def note(self, session: RecordedSession, why: str = "") -> None:
+        """Note in the log what was sampled in a session that has ended, and why it did unless as usual."""
         if self.sessions is not None:
-            self.sessions.add(session.name, session.digests)
+            self.sessions.add(session.name, session.digests, why)
 
-    def close(self, session: RecordedSession) -> None:
-        """End a session, and note in the log what was sampled in it."""
+    def close(self, session: RecordedSession, why: str = "") -> None:
+        """End a session, and note it in the log."""
         if self._opened.close(session):
-            self.note(session)
+            self.note(session, why)
 
     def base_url(self, session: RecordedSession | None = None) -> str:
         """The address of the API, or of a session, as clients take it."""

@@ -20,7 +20,6 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelList
-from vllm.entrypoints.serve.utils.request_logger import RequestLogger
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 from vllm.parser.abstract_parser import Parser
 from vllm.renderers import ChatParams
@@ -30,6 +29,7 @@ from trinity_core.data.turns import Message, continued_prompt, text_after_answer
 from trinity_core.errors import TrinityError
 from trinity_core.inference.openai_api.client import PoolClient
 from trinity_core.inference.openai_api.live import EXCHANGE, Exchange, setting_of
+from trinity_core.inference.openai_api.request_log import RequestLog
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,6 @@ TOO_LONG = (
     "answer. Please reduce the length of the messages."
 )
 PLAIN = (OpenAIServingChat, OpenAIServingCompletion)
-MAX_LOGGED = 2000
-"""Characters of a prompt in the log of requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +238,7 @@ class Served:
         self.model = model
         paths = [BaseModelPath(name=name, model_path=model.path) for name in model.names]
         self.models = OpenAIServingModels(client, paths)
-        requests = RequestLogger(max_log_len=MAX_LOGGED) if model.log_requests else None
+        requests = RequestLog(client.renderer.get_tokenizer()) if model.log_requests else None
         parsing: dict[str, Any] = {
             "enable_auto_tools": model.enable_auto_tool_choice,
             "tool_parser": model.tool_call_parser,
