@@ -49,8 +49,9 @@ async def end_tasks() -> None:
 
 
 @contextmanager
-def serving(folder, *engines, max_model_len=256, server=None, **served) -> Iterator[Api]:
-    """A server of the model in `folder` on these engines, as the model `policy`; `server`: more of `ApiServer`."""
+def serving(folder, *engines, max_model_len=256, server=None, judge=False, **served) -> Iterator[Api]:
+    """A server of the model in `folder` on these engines, as the model `policy`, and as the auxiliary model `judge` if
+    that is wanted; `server`: more of `ApiServer`."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -61,7 +62,10 @@ def serving(folder, *engines, max_model_len=256, server=None, **served) -> Itera
     async def start():
         pool = EnginePool(engines, str(folder))
         await pool.start()
-        api = ApiServer([ModelOnPool(model, settings, pool)], **(server or {}))
+        models = [ModelOnPool(model, settings, pool)]
+        if judge:
+            models.append(ModelOnPool({"names": ("judge",), "path": str(folder), "recorded": False}, settings, pool))
+        api = ApiServer(models, **(server or {}))
         await api.start()
         return Api(api, pool, load_tokenizer(str(folder)), loop)
 
