@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trinity_core import __version__
+from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TransientFault, TrinityError
 
 if TYPE_CHECKING:
@@ -133,6 +134,25 @@ def audit(
     typer.echo(dumps(audit_json(audits), indent=2) if json else "\n".join(audit_text(*each) for each in audits.items()))
     if not all(each.clean for each in audits.values()):
         raise typer.Exit(1)
+
+
+@app.command()
+def view(
+    checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
+    overrides: Overrides = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
+    ] = None,
+    store: Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")] = None,
+    host: Annotated[str, typer.Option(help="Address to serve on; there is no password.")] = LOOPBACK,
+    port: Annotated[int, typer.Option(help="Port of the page; 0: any that is free.", min=0, max=65535)] = 4210,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+) -> None:
+    """Show what a run sampled, token by token, and its eval samples as a page. Changes nothing."""
+    from trinity_core.view.serving_page import serve
+    from trinity_core.view.viewed_run import viewed_runs
+
+    serve(viewed_runs(checkpoint_dir, config, overrides or [], store), host, port, browser, typer.echo)
 
 
 data_app = typer.Typer(name="data", help="The data sets of a configuration.", no_args_is_help=True)

@@ -8,7 +8,10 @@ from threading import Event
 import torch
 
 from trinity_core.algorithms.objective import Objective
+from trinity_core.checkpoints.resume import model_name, update_meta
+from trinity_core.config import to_dict
 from trinity_core.config.schema import Config
+from trinity_core.layout import JobLayout
 from trinity_core.plugins import load_plugins
 from trinity_core.sync.methods import run_versions
 from trinity_core.tracking import metrics_file
@@ -31,6 +34,9 @@ def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, 
     source = open_first(config, ranks)
     total = int(broadcast_bytes(str(total_steps(config, source)).encode() if source else None, ranks))
     learner = Learner(config, total, ranks)
+    if ranks.first:
+        algorithm, model_path = to_dict(config.algorithm), model_name(config.model.model_path)
+        update_meta(JobLayout(config.job_dir).trainer_meta, algorithm=algorithm, tokenizer=model_path)
     savepoints = Savepoints(config, ranks, learner.engine.module.lm)
     publisher = None if config.is_supervised else _open_publisher(config, learner, source, stopping)
     step = savepoints.latest()

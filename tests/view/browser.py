@@ -1,0 +1,107 @@
+"""Chromium without a window, driven through its debugging protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+SECONDS = 30.0
+"""For Chromium to start, and for what a test waits for; a machine may be busy."""
+
+
+class Page:
+    """A page of a browser."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._count = 0
+        self.said: list[str] = []
+        """Errors and dialogs of the page."""
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command; its result."""
+        self._count += 1
+        await self._socket.send_json({"id": self._count, "method": method, "params": parameters})
+        while True:
+            message = json.loads((await self._socket.receive(SECONDS)).data)
+            if message.get("method") in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening", "Log.entryAdded"):
+                self.said.append(json.dumps(message["params"]))
+            if message.get("id") == self._count:
+                assert "error" not in message, message
+                return message["result"]
+
+    async def value(self, script: str) -> Any:
+        """The value of an expression in the page, by JSON: of an element only an empty dict arrives."""
+        found = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    async def until(self, script: str) -> Any:
+        """The value of an expression, once it is true."""
+        deadline = asyncio.get_running_loop().time() + SECONDS
+        while not (found := await self.value(script)):
+            assert asyncio.get_running_loop().time() < deadline, f"never true: {script}; the page said {self.said}"
+            await asyncio.sleep(0.05)
+        return found
+
+    async def text(self, selector: str) -> str:
+        """The text of an element as a person sees it."""
+        return await self.value(f"document.querySelector({json.dumps(selector)}).innerText")
+
+    async def press(self, *keys: str) -> None:
+        """Press keys, as on a keyboard."""
+        for key in keys:
+            named = {"key": key, **({"text": key} if len(key) == 1 else {"code": key})}
+            await self.call("Input.dispatchKeyEvent", type="keyDown", **named)
+            await self.call("Input.dispatchKeyEvent", type="keyUp", **named)
+
+    async def picture(self, path: Path, width: int = 1280, height: int = 760) -> None:
+        """Save what is to be seen."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        await self.call("Emulation.setDeviceMetricsOverride", **size)
+        await asyncio.sleep(0.3)
+        path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"]))
+
+
+@asynccontextmanager
+async def opened(address: str, folder: Path) -> AsyncIterator[Page]:
+    """A page in a browser of its own; skipped where there is no Chromium."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("Chromium is not installed (Debian's package: chromium)")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    data = folder / "chromium"
+    command = [program, *options, f"--user-data-dir={data}", "--remote-debugging-port=0", "about:blank"]
+    browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        async with aiohttp.ClientSession() as session, asyncio.timeout(10 * SECONDS):
+            port = await _port(data / "DevToolsActivePort", browser)
+            async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
+                [target] = [each for each in await answer.json() if each["type"] == "page"]
+            async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                page = Page(socket)
+                for domain in ("Page", "Runtime", "Log"):
+                    await page.call(f"{domain}.enable")
+                await page.call("Page.navigate", url=address)
+                yield page
+    finally:
+        browser.terminate()
+        browser.wait(SECONDS)
+
+
+async def _port(path: Path, browser: subprocess.Popen[bytes]) -> int:
+    deadline = asyncio.get_running_loop().time() + SECONDS
+    while not (path.exists() and path.read_text().count("\n")):
+        assert browser.poll() is None and asyncio.get_running_loop().time() < deadline, "Chromium does not start"
+        await asyncio.sleep(0.05)
+    return int(path.read_text().split("\n")[0])

@@ -1,0 +1,75 @@
+"""A run's folder with a store made through the store's own API, and the page of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from viewing import NASTY, rollout
+
+from trinity_core.checkpoints.resume import update_meta
+from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.store.ledger import DrawnTask
+from trinity_core.store.store import ExperienceStore
+from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_folder):
+    return load_tokenizer(str(tiny_folder))
+
+
+@pytest.fixture
+def run_folder(tmp_path, tokenizer, tiny_folder) -> Path:
+    """Three explore steps of two tasks each; the last has what a model should not be able to do to the page."""
+    folder = tmp_path / "project" / "run"
+    with ExperienceStore.open(folder / "buffer" / "explorer_output.db", str(folder)) as store:
+        for step in (1, 2, 3):
+            rows, drawn = [], []
+            for task in (0, 1):
+                group = f"explorer/{step}/{task}"
+                drawn.append(DrawnTask(group, f"{'sums' if task else 'words'}/{step}", 2))
+                for run in (0, 1):
+                    answer = NASTY if (step, task, run) == (3, 1, 1) else f"It is {run}.\n#### {run}"
+                    rows.append(rollout(tokenizer, "What is 2 + 2?", answer, float(run * task), group, run, step - 1))
+            if step == 2:
+                drawn.append(DrawnTask("explorer/2/2", "sums/9", 0, tries=2, failure=f"broke on {NASTY}"))
+            store.put("explorer", step, {}, rows, versions_used=step - 1, drawn=drawn)
+        assert store.lease(1, 4, newest_version=0) is not None
+    update_meta(folder / "trainer_meta.json", tokenizer=str(tiny_folder), algorithm={"advantage_fn": "grpo"})
+    for step, answer in ((0, "It is 5."), (6, NASTY)):
+        save_rollouts(folder, "eval/test", step, [SampledRollout("What is 2 + 2?", answer, step / 6, task_index=7)])
+    return folder
+
+
+@pytest.fixture
+def serving() -> Callable[[Path], Iterator[str]]:
+    """Serves the page of a run's folder, as the command does: its address."""
+    from uvicorn import Config, Server
+
+    from trinity_core.view.app import make_app
+    from trinity_core.view.serving_page import OWN_NAMES
+    from trinity_core.view.viewed_run import viewed_runs
+
+    @contextmanager
+    def serve(folder: Path) -> Iterator[str]:
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = Server(Config(make_app(viewed_runs(folder), OWN_NAMES), log_config=None, lifespan="off"))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not server.started:
+            assert thread.is_alive() and time.monotonic() < deadline, "the page is not served"
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(60)
+
+    return serve

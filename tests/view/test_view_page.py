@@ -1,0 +1,150 @@
+"""The page over HTTP and in a real browser: what it shows, and that a run is not touched by it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+
+import httpx
+import numpy as np
+import pytest
+from browser import opened
+from viewing import NASTY, rollout
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import DataError
+from trinity_core.store.store import ExperienceStore
+from trinity_core.view.viewed_run import viewed_runs
+
+
+def store_file(folder):
+    return folder / "buffer" / "explorer_output.db"
+
+
+def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
+    with serving(run_folder) as address, httpx.Client(base_url=address) as client:
+        about = client.get("/api/runs").json()["run"]
+        assert about["store"]["tasksets"] == ["sums", "words"] and about["store"]["explorers"] == {"explorer": 3}
+        assert about["samples"] == {"eval-test": [0, 6]}
+        page = client.get("/api/runs/run/groups", params={"taskset": "sums", "reward_min": 1}).json()
+        assert [each["task"] for each in page["groups"]] == ["sums/3", "sums/2", "sums/1"] and page["before"] is None
+        group = client.get(f"/api/runs/run/groups/{page['groups'][0]['id']}").json()
+        assert [each["reward"] for each in group["rollouts"]] == [0.0, 1.0]
+        assert np.allclose([each["advantage"] for each in group["rollouts"]], [-(0.5**0.5), 0.5**0.5], atol=1e-3)
+        assert group["rollouts"][1]["response"] == NASTY
+        tokens = client.get(f"/api/runs/run/groups/{group['id']}/rollouts/1/tokens").json()
+        assert "".join(tokens["text"]) == "What is 2 + 2?" + NASTY
+        assert tokens["logprob"][tokens["prompt_length"]] == -0.1
+        pairs = client.get("/api/runs/run/samples/eval-test/0", params={"beside": 6}).json()["pairs"]
+        assert [(pair["left"]["response"], pair["right"]["response"]) for pair in pairs] == [("It is 5.", NASTY)]
+
+
+def test_the_page_refuses_what_it_is_not_for(run_folder, serving) -> None:
+    """Other sites' pages, writing, and what there is not; models' text cannot become code."""
+    with serving(run_folder) as address, httpx.Client(base_url=address) as client:
+        page = client.get("/")
+        assert "script-src 'self'" in page.headers["content-security-policy"]
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert client.get("/api/runs", headers={"Host": "evil.example"}).status_code == 400
+        assert client.post("/api/runs").status_code == 405
+        for missing in (
+            "/api/runs/other/groups", "/api/runs/run/groups/99", "/api/runs/run/groups/1/rollouts/2/tokens",
+            "/api/runs/run/samples/eval-test/3", "/api/runs/run/groups?state=odd", "/static/../app.py",
+        ):  # fmt: skip
+            assert client.get(missing).status_code == 404, missing
+        assert client.get("/api/runs/run/groups?limit=100000").status_code == 422
+
+
+def test_a_run_that_goes_on_is_read_but_not_touched(run_folder, serving, tokenizer) -> None:
+    """The page reads while an explorer writes, and sees what was committed; its reads change no byte of the store."""
+    with (
+        ExperienceStore.open(store_file(run_folder), str(run_folder)) as store,
+        serving(run_folder) as address,
+        httpx.Client(base_url=address) as client,
+    ):
+        with store._database.write():
+            digest = hashlib.sha256(store_file(run_folder).read_bytes()).hexdigest()
+            assert len(client.get("/api/runs/run/groups").json()["groups"]) == 7
+        assert hashlib.sha256(store_file(run_folder).read_bytes()).hexdigest() == digest
+        store.put("explorer", 4, {}, [rollout(tokenizer, "2?", "4", 1.0, "new", 0)], versions_used=3)
+        assert client.get("/api/runs/run/groups").json()["groups"][0]["group"] == "new"
+
+
+def test_only_a_run_can_be_viewed(run_folder, tmp_path) -> None:
+    with pytest.raises(DataError, match="no folder"):
+        viewed_runs(tmp_path / "nothing")
+    with pytest.raises(DataError, match="neither an experience store nor sampled rollouts"):
+        viewed_runs(tmp_path)
+    shutil.rmtree(run_folder / "buffer")
+    [run] = viewed_runs(run_folder).values()
+    assert not run.has_store, "an evaluation has samples only"
+
+
+def test_a_browser_shows_text_as_text(run_folder, serving, tmp_path, tokenizer) -> None:
+    """Filter, open, colour and compare by keyboard; code in a model's answer is text; 30,000 tokens open at once."""
+    long = Experience(
+        np.tile(tokenizer("What is 2 + 2?\n", add_special_tokens=False)["input_ids"], 5000)[:30_000], 100,
+        np.ones(29_900, bool), np.where(np.arange(29_900) == 29_000, -4.0, -0.01), np.full(29_900, 3), group="long",
+    )  # fmt: skip
+    with ExperienceStore.open(store_file(run_folder), str(run_folder)) as store:
+        store.put("explorer", 4, {}, [long], versions_used=3)
+
+    async def look(address: str) -> None:
+        async with opened(address, tmp_path) as page:
+            await page.until("document.querySelectorAll('.item').length === 8")
+            await _filters(page)
+            await _nasty(page)
+            await _two_versions(page)
+            await _long(page)
+            assert page.said == []
+
+    with serving(run_folder) as address:
+        asyncio.run(look(address))
+
+
+async def _filters(page) -> None:
+    fill = "{ const f = document.forms.filter; f.reset(); %s; f.dispatchEvent(new Event('input')); }"
+    for what, count in (("f.step.value = '2'", 3), ("f.reward_min.value = '1'", 3), ("f.state.value = 'failed'", 1)):
+        await page.value(fill % what)
+        await page.until(f"document.querySelectorAll('.item').length === {count}")
+        assert "groups" in await page.text("#count")
+        await page.value(fill % "")
+        await page.until("document.querySelectorAll('.item').length === 8")
+
+
+async def _nasty(page) -> None:
+    """The group with the script, by keyboard: the second in the list, its second rollout."""
+    await page.press("j", "j")
+    await page.until("document.querySelector('#group .facts')?.innerText.includes('sums/3')")
+    await page.press("l")
+    await page.until(f"document.querySelector('.tokens')?.innerText.includes({NASTY!r})")
+    assert not await page.value("!!document.querySelector('#group script, #group img, #list script, #list img')")
+    colours = "[...new Set([...document.querySelectorAll('.t.a')].map((t) => t.style.background))].length"
+    assert await page.value(colours) > 3, "each log-prob has its own shade"
+    await page.press("3")
+    assert await page.value(colours) == 1, "the advantage of a rollout is one"
+    assert await page.text("#colours [aria-checked=true]") == "advantage"
+
+
+async def _two_versions(page) -> None:
+    """A kept rollout stays on the left; eval samples of two checkpoints stand beside each other."""
+    await page.press("b", "j")
+    await page.until("document.querySelectorAll('.pane').length === 2")
+    assert "sums/3, step 3" in await page.text(".pane.left .facts")
+    await page.press("b", "s")
+    await page.until("document.querySelectorAll('.pair pre').length === 3")
+    assert NASTY in await page.text("#pairs") and "1 better, 0 worse" in await page.text("#verdict")
+    assert not await page.value("!!document.querySelector('#pairs script, #pairs img')")
+    await page.press("e")
+
+
+async def _long(page) -> None:
+    await page.press(*"kkkkk")
+    await page.until("document.querySelector('#group .facts')?.innerText.includes('long')")
+    await page.until("document.querySelectorAll('.t').length >= 2000")
+    assert await page.value("document.querySelectorAll('.t').length") < 10_000, "the rest waits until it is in sight"
+    await page.value("document.querySelector('.tokens').scrollTo(0, 1e9); true")
+    await page.until("!!document.querySelector('.chunk:last-child .t')")
+    await page.press("p", "n")
+    await page.until("document.querySelector('#status').innerText.startsWith('token 29100 of 30000')")

@@ -1,0 +1,83 @@
+"""Where the experience store of a run, or of each stage of a pipeline, is; opened to be read only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trinity_core.config import Config, stages, store_url
+from trinity_core.config.paths import DATABASES
+from trinity_core.errors import DataError
+from trinity_core.files import read_json
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.store.database import Database, namespaces
+from trinity_core.store.schema import tables
+
+
+def stores_of(
+    folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
+) -> dict[str, str]:
+    """The stores of the run in `folder`, or of the stages of the pipeline in it: folder's name -> URL.
+
+    A store is `url`'s, else that of `config`, a YAML file (which may hold a password and names the stages), else the
+    SQLite file in the run's `buffer` folder.
+    """
+    if config is not None:
+        configured = _configured(folder, load_checked(config, overrides))
+        return {name: url or found for name, found in configured.items()}
+    if url is not None:
+        return {folder.name: url}
+    return {run.name: found for run in runs_in(folder) if (found := _sqlite(run)) is not None}
+
+
+def open_store(folder: Path, url: str) -> Database:
+    """The store at `url` of the run in `folder`: nothing can be changed through it."""
+    namespace = _namespace(folder, namespaces(url), url)
+    return Database(url, tables(namespace), namespace, read_only=True)
+
+
+def runs_in(folder: Path) -> Sequence[Path]:
+    """The folder itself if a run lies in it, else those of the stages of its pipeline, which lie beside it.
+
+    Before a pipeline's summary names them, all folders named after it count as its stages.
+    """
+    if _sqlite(folder) or any(folder.glob(".training.lock")) or any(folder.glob(".explorer_*.lock")):
+        return [folder]
+    named = (read_json(folder / "summary.json") or {}).get("steps")
+    if isinstance(named, dict):
+        return [folder.with_name(f"{folder.name}_{stage}") for stage in named]
+    return sorted(folder.parent.glob(f"{folder.name}_*"))
+
+
+def _sqlite(folder: Path) -> str | None:
+    """The URL of the run's own SQLite file."""
+    found = [path for path in sorted((folder / "buffer").glob("*")) if path.suffix in DATABASES]
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise DataError(f"{folder / 'buffer'} has several databases ({names}): say with --store which one is the run's")
+    return f"sqlite:///{found[0].absolute()}" if found else None
+
+
+def _configured(folder: Path, config: Config) -> dict[str, str]:
+    """Name -> store of the run in `folder`, or of each stage of the pipeline in it that has one, by the configuration.
+
+    The folder of a configuration without stages may have been moved or renamed.
+    """
+    found = stages(config)
+    runs = [each for each in found if each.name == folder.name]
+    if not config.stages:
+        runs = [found[0].with_values({"name": folder.name})]
+    elif not runs:
+        own = [each for each in found if each.algorithm_type.uses_rollouts and each.mode != "bench"]
+        runs = [each.with_values({"name": folder.name + each.name.removeprefix(config.name)}) for each in own]
+    place = {"checkpoint_root_dir": str(folder.parent.parent), "project": folder.parent.name}
+    placed = [run.with_values(place) for run in runs]
+    return {run.name: store_url(run) for run in placed if run.job_dir.is_dir()}
+
+
+def _namespace(folder: Path, known: Sequence[str], url: str) -> str:
+    """The run's name in a database: its folder, or the only one there is (a folder may have been moved)."""
+    mine = [name for name in known if name and Path(name).resolve() == folder]
+    if mine or (len(known) == 1 and url.startswith("sqlite")):
+        return (mine or list(known))[0]
+    raise DataError(f"the database has no run of {folder}, but of {', '.join(known) or 'none'}")

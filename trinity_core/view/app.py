@@ -1,0 +1,150 @@
+"""The page and the JSON behind it. Only GET, only reading; text of a model leaves here as JSON and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.store.schema import State
+from trinity_core.view.groups import GroupFilter, find_groups, group_row, overview
+from trinity_core.view.samples import read_samples, sample_steps, side_by_side
+from trinity_core.view.tokens import PAGE, token_page
+from trinity_core.view.viewed_run import ViewedRun
+
+STATIC = Path(__file__).parent / "static"
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
+"""What a browser lets the page do: nothing from elsewhere, no code within its HTML."""
+HEADERS = {
+    "Content-Security-Policy": f"{POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+TEXT = 20_000
+"""Characters of a prompt or an answer in a group; the rest is read token by token."""
+
+Id = Annotated[int, Query(ge=0)]
+
+
+def make_app(runs: Mapping[str, ViewedRun], hosts: list[str]) -> FastAPI:
+    """The application; it answers requests for these hosts only, so that no other site's page can read through it."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+    app.mount("/static", StaticFiles(directory=STATIC))
+
+    @app.middleware("http")
+    async def guard(request: Request, call_next: Any) -> Response:
+        response: Response = await call_next(request)
+        response.headers.update(HEADERS)
+        return response
+
+    @app.exception_handler(TrinityError)
+    async def refused(request: Request, error: TrinityError) -> Response:
+        return JSONResponse({"detail": str(error)}, 404)
+
+    @app.exception_handler(TransientFault)
+    async def away(request: Request, error: TransientFault) -> Response:
+        return JSONResponse({"detail": str(error)}, 503)
+
+    @app.get("/")
+    def page() -> Response:
+        return FileResponse(STATIC / "index.html", media_type="text/html; charset=utf-8")
+
+    _add_data(app, runs)
+    return app
+
+
+def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
+    def run_named(name: str) -> ViewedRun:
+        if name not in runs:
+            raise HTTPException(404, f"there is no run {name}")
+        return runs[name]
+
+    @app.get("/api/runs")
+    def all_runs() -> dict[str, Any]:
+        return {name: _run(run) for name, run in runs.items()}
+
+    @app.get("/api/runs/{name}/groups")
+    def groups(
+        name: str, step: int | None = None, version: int | None = None, taskset: str = "", group: str = "",
+        state: str = "", reward_min: float | None = None, reward_max: float | None = None, before: int | None = None,
+        limit: Annotated[int, Query(ge=1, le=100)] = 30,
+    ) -> dict[str, Any]:  # fmt: skip
+        if state and state.upper() not in State.__members__:
+            raise HTTPException(404, f"there is no state {state}")
+        wanted = GroupFilter(step, version, taskset, group, state, reward_min, reward_max)
+        with run_named(name).read() as (connection, t):
+            found = find_groups(connection, t, wanted, before, limit)
+        return {"groups": found.groups, "before": found.before}
+
+    @app.get("/api/runs/{name}/groups/{group_id}")
+    def one_group(name: str, group_id: int) -> dict[str, Any]:
+        run = run_named(name)
+        with run.read() as (connection, t):
+            row = group_row(connection, t, group_id)
+        if row is None:
+            raise HTTPException(404, f"there is no group {group_id}")
+        shown, experiences = run.advantages(group_id), run.experiences(group_id)
+        values: Sequence[np.ndarray] | repeat[None] = shown.values or repeat(None)
+        return row | {"rollouts": list(map(_rollout, experiences, values)), "note": shown.note}
+
+    @app.get("/api/runs/{name}/groups/{group_id}/rollouts/{place}/tokens")
+    def tokens(
+        name: str, group_id: int, place: int, offset: Id = 0, limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE
+    ) -> dict[str, Any]:
+        run = run_named(name)
+        experiences = run.experiences(group_id)
+        if not 0 <= place < len(experiences):
+            raise HTTPException(404, f"group {group_id} has no stored rollout {place}")
+        values = run.advantages(group_id).values
+        return token_page(experiences[place], run.tokenizer, values[place] if values else None, offset, limit)
+
+    @app.get("/api/runs/{name}/samples/{source}/{step}")
+    def samples(name: str, source: str, step: int, beside: int | None = None) -> dict[str, Any]:
+        """Those of a step; with `beside`, those of that step next to them."""
+        folder = run_named(name).folder
+        left = read_samples(folder, source, step)
+        right = [] if beside is None else read_samples(folder, source, beside)
+        return {"source": source, "step": step, "beside": beside, "pairs": side_by_side(left, right)}
+
+
+def _run(run: ViewedRun) -> dict[str, Any]:
+    found: dict[str, Any] = {"folder": str(run.folder), "samples": sample_steps(run.folder), "store": None}
+    if run.has_store:
+        with run.read() as (connection, t):
+            found["store"] = overview(connection, t)
+    return found
+
+
+def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:
+    """An experience without its tokens, with the mean of its advantages. Long texts are cut."""
+    in_loss = None if advantages is None else advantages[experience.action_mask]
+    sampled = [] if experience.versions is None else [each for each in experience.versions.tolist() if each >= 0]
+    known = ("prompt", "response", "truth")
+    return {
+        "run": experience.run, "turn": experience.turn, "reward": experience.reward, "metrics": experience.metrics,
+        "prompt_length": experience.prompt_length, "response_length": experience.response_length,
+        "actions": int(experience.action_mask.sum()), "truncated": experience.truncated,
+        "is_expert": experience.is_expert, "task_index": experience.task_index,
+        "oldest": min(sampled, default=-1), "newest": max(sampled, default=-1),
+        "advantage": None if in_loss is None else float(in_loss.mean()) if len(in_loss) else 0.0,
+        **{name: _cut(experience.info.get(name, "")) for name in known},
+        "info": {name: _cut(value) for name, value in experience.info.items() if name not in known},
+    }  # fmt: skip
+
+
+def _cut(value: Any) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return (
+        text if len(text) <= TEXT else f"{text[: TEXT // 2]}\n… {len(text) - TEXT} characters …\n{text[-TEXT // 2 :]}"
+    )

@@ -1,0 +1,51 @@
+"""Serves the page until it is interrupted."""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+import time
+import webbrowser
+from collections.abc import Callable, Mapping
+
+from trinity_core.addresses import LOOPBACK
+from trinity_core.errors import TrinityError
+from trinity_core.view.viewed_run import ViewedRun
+
+OWN_NAMES = ["127.0.0.1", "localhost", "[::1]"]
+
+
+def serve(
+    runs: Mapping[str, ViewedRun], host: str, port: int, open_browser: bool, say: Callable[[str], object]
+) -> None:
+    """Serve until SIGINT or SIGTERM. Raises TrinityError if the port is taken."""
+    import socket
+
+    from uvicorn import Config, Server
+
+    from trinity_core.view.app import make_app
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise TrinityError(f"the page cannot be served on {host}:{port}: {error}; give another --port") from error
+    named = f"[{host}]" if ":" in host else host
+    address = f"http://{named}:{listening.getsockname()[1]}"
+    loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    if not loopback:
+        say(f"warning: anyone who reaches {host} can read what this run sampled; there is no password")
+    say(f"{address}   (Ctrl+C ends it)")
+    app = make_app(runs, OWN_NAMES if host == LOOPBACK or loopback else ["*"])
+    server = Server(Config(app, log_config=None, access_log=False, lifespan="off"))
+    if open_browser:
+        threading.Thread(target=_open, args=(server, address), daemon=True).start()
+    server.run(sockets=[listening])
+
+
+def _open(server: object, address: str) -> None:
+    """Open a browser once the page is there."""
+    deadline = time.monotonic() + 10.0
+    while not vars(server).get("started") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    webbrowser.open(address)

@@ -1,0 +1,51 @@
+// Elements and requests. Text reaches the page as text nodes only: nothing here makes HTML from a string.
+
+export const byId = (id) => document.getElementById(id);
+
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return element;
+}
+
+export function fact(name, value, kind = "") {
+  return make("span", { class: kind }, `${name} `, make("b", {}, value));
+}
+
+export function options(select, values, chosen, all) {
+  const listed = values.map((value) => make("option", { value }, value));
+  select.replaceChildren(...(all === undefined ? [] : [make("option", { value: "" }, all)]), ...listed);
+  select.value = chosen ?? "";
+}
+
+export const shown = (value, digits = 3) =>
+  value === null || value === undefined ? "–" : Number.isInteger(value) ? String(value) : value.toFixed(digits);
+
+export const kind = (reward) => (reward === null || reward === undefined ? "quiet" : reward > 0 ? "good" : "bad");
+
+export async function get(path, parameters = {}) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const query = new URLSearchParams(given).toString();
+  const answer = await fetch(`/api/${path}${query ? `?${query}` : ""}`);
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(typeof body.detail === "string" ? body.detail : JSON.stringify(body.detail));
+  return body;
+}
+
+export function attempt(action) {
+  // What goes wrong is said on the page, until something works again.
+  return async (...given) => {
+    try {
+      const result = await action(...given);
+      byId("problem").hidden = true;
+      return result;
+    } catch (error) {
+      byId("problem").textContent = error.message;
+      byId("problem").hidden = false;
+    }
+  };
+}

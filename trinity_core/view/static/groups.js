@@ -1,0 +1,158 @@
+// The page of experiences: a filtered list of groups, one group, one rollout or two beside each other.
+import { attempt, byId, fact, get, kind, make, options, shown } from "./dom.js";
+import { tokenPane } from "./tokens.js";
+
+export const place = { run: "", group: null, rollout: 0 };
+let items = [];
+let before = null;
+let asked = 0;
+let group = null;
+let kept = null;
+
+export function showRun(name, about) {
+  place.run = name;
+  kept = group = null;
+  const filter = byId("filter");
+  options(filter.taskset, about.store?.tasksets ?? [], "", "any");
+  options(filter.state, about.store?.states ?? [], "", "any");
+  byId("list").replaceChildren();
+  byId("group").replaceChildren(make("p", { class: "quiet" }, about.store ? "Choose a group." : "This run has no experience store."));
+}
+
+const base = () => `runs/${encodeURIComponent(place.run)}`;
+
+export const list = attempt(async () => {
+  const mine = ++asked;
+  const found = await get(`${base()}/groups`, Object.fromEntries(new FormData(byId("filter"))));
+  if (mine !== asked) return;
+  items = [];
+  byId("list").replaceChildren();
+  add(found);
+});
+
+export const more = attempt(async () => {
+  const mine = ++asked;
+  const found = await get(`${base()}/groups`, { ...Object.fromEntries(new FormData(byId("filter"))), before });
+  if (mine === asked) add(found);
+});
+
+function add(found) {
+  before = found.before;
+  items.push(...found.groups);
+  byId("list").append(...found.groups.map(item));
+  byId("more").hidden = before === null;
+  byId("count").textContent = `${items.length} groups${before === null ? "" : `; not searched yet: those before #${before}`}`;
+  mark();
+}
+
+function item(each) {
+  const mean = each.rewards.filter((reward) => reward !== null);
+  const average = mean.length ? mean.reduce((sum, reward) => sum + reward, 0) / mean.length : null;
+  return make("div", { class: "item", role: "option", "data-id": each.id, onclick: () => open(each.id) },
+    make("div", { class: "line" },
+      make("span", {}, make("b", {}, each.task ?? each.group), make("span", { class: "quiet" }, ` step ${each.step} · v${each.newest}`)),
+      make("span", { class: kind(average) }, each.rewards.length ? shown(average) : each.state)),
+    make("div", { class: "line" }, make("span", { class: "excerpt" }, each.prompt || each.failure || each.state), bars(each.rewards)));
+}
+
+function bars(rewards) {
+  const judged = rewards.filter((reward) => reward !== null);
+  const [low, high] = [Math.min(0, ...judged), Math.max(1e-9, ...judged)];
+  const drawn = rewards.slice(0, 32).map((reward) => {
+    const bar = make("i", { class: reward === null ? "none" : "" });
+    if (reward !== null) bar.style.height = `${2 + (12 * (reward - low)) / (high - low)}px`;
+    return bar;
+  });
+  return make("span", { class: "bars", title: rewards.map((reward) => shown(reward)).join("  ") }, ...drawn);
+}
+
+function mark() {
+  for (const each of byId("list").children) each.setAttribute("aria-selected", Number(each.dataset.id) === place.group);
+  byId("list").querySelector("[aria-selected=true]")?.scrollIntoView({ block: "nearest" });
+}
+
+export const open = attempt(async (id, rollout = 0) => {
+  place.group = id;
+  mark();
+  const found = await get(`${base()}/groups/${id}`);
+  if (place.group !== id) return;
+  group = found;
+  choose(Math.min(rollout, Math.max(0, group.rollouts.length - 1)));
+});
+
+function choose(number) {
+  place.rollout = number;
+  location.replace(`#${new URLSearchParams({ run: place.run, group: place.group, rollout: number })}`);
+  const one = group.rollouts[number];
+  const panes = one ? [pane(group, number)] : [make("p", { class: "quiet" }, gone(group))];
+  if (kept && one && !(kept.group.id === group.id && kept.number === number)) panes.unshift(pane(kept.group, kept.number, true));
+  byId("group").replaceChildren(...head(), make("div", { class: "panes" }, ...panes));
+}
+
+function gone(each) {
+  if (each.failure) return `This task failed after ${each.tries} tries: ${each.failure}`;
+  if (each.state === "dropped") return `Operators dropped all rollouts of this task: ${JSON.stringify(each.dropped)}`;
+  return "The rollouts of this group have left the store; buffer/experience_buffer.jsonl has their texts.";
+}
+
+function head() {
+  const facts = make("p", { class: "facts" },
+    fact("task", group.task ?? "–"), fact("group", group.group || `#${group.id}`), fact("explore step", group.step),
+    fact("versions", group.oldest === group.newest ? group.newest : `${group.oldest} – ${group.newest}`),
+    fact("state", group.state), fact("in batches of steps", group.train_steps.join(", ") || "none yet"));
+  const buttons = group.rollouts.map((each, i) =>
+    make("button", { "aria-pressed": i === place.rollout, onclick: () => choose(i) },
+      `${each.run}${each.turn ? `.${each.turn}` : ""} `, make("span", { class: kind(each.reward) }, shown(each.reward))));
+  const tools = [
+    make("button", { onclick: sameTask, title: "All groups of this task (t)" }, "this task's groups"),
+    make("button", { onclick: keep, title: "Keep this rollout on the left, beside others (b)", "aria-pressed": kept !== null }, "keep beside"),
+  ];
+  return [facts, make("div", { class: "rollouts" }, ...buttons, make("span", { class: "grow" }), ...tools), make("div", { class: "quiet" }, group.note)];
+}
+
+function pane(owner, number, left = false) {
+  const one = owner.rollouts[number];
+  const facts = make("p", { class: "facts" },
+    ...(left ? [make("b", {}, `${owner.task ?? owner.group}, step ${owner.step}`)] : []),
+    fact("rollout", one.run), fact("reward", shown(one.reward), kind(one.reward)), fact("advantage", shown(one.advantage)),
+    fact("version", one.oldest === one.newest ? one.newest : `${one.oldest} – ${one.newest}`),
+    fact("tokens", `${one.prompt_length} + ${one.response_length} (${one.actions} in the loss)`),
+    ...(one.truncated ? [make("b", { class: "bad" }, "cut off")] : []), ...(one.is_expert ? [make("b", {}, "expert")] : []),
+    ...(one.truth ? [fact("reference", one.truth.slice(0, 200))] : []),
+    ...Object.entries(one.metrics).slice(0, 12).map(([name, value]) => fact(name, shown(value))));
+  const tokens = tokenPane(`${base()}/groups/${owner.id}/rollouts/${number}/tokens`, one);
+  return make("div", { class: left ? "pane left" : "pane" }, facts, tokens);
+}
+
+const keep = () => {
+  if (!group?.rollouts.length) return;
+  kept = kept ? null : { group, number: place.rollout };
+  choose(place.rollout);
+};
+
+const sameTask = () => {
+  if (!group?.task) return;
+  byId("filter").reset();
+  byId("filter").group.value = group.task;
+  list();
+};
+
+const current = () => byId("group").querySelector(".pane:not(.left) .tokens");
+
+function step(by) {
+  const at = items.findIndex((each) => each.id === place.group);
+  const next = items[Math.max(0, Math.min(items.length - 1, at + by))];
+  if (at + by >= items.length && before !== null) more().then(() => items[at + by] && open(items[at + by].id));
+  else if (next) open(next.id);
+}
+
+function turn(by) {
+  const count = group?.rollouts.length ?? 0;
+  if (count) choose((place.rollout + by + count) % count);
+}
+
+export const keys = {
+  j: () => step(1), k: () => step(-1), l: () => turn(1), h: () => turn(-1), b: keep, t: sameTask,
+  a: () => current()?.goTo(group.rollouts[place.rollout].prompt_length), p: () => current()?.goTo(0),
+  n: () => current()?.nextSurprise(),
+};

@@ -1,0 +1,112 @@
+// A rollout token by token. Pages of tokens are asked for when they come into sight, so a rollout of any length opens
+// at once.
+import { attempt, byId, get, make, shown } from "./dom.js";
+
+const PAGE = 2000;
+const KINDS = { p: "prompt", a: "in the loss", c: "context, no loss" };
+let colour = "logprob";
+
+export function setColour(name) {
+  colour = name;
+  for (const button of byId("colours").children) button.setAttribute("aria-checked", button.dataset.colour === name);
+  for (const pane of document.querySelectorAll(".tokens")) pane.paint?.();
+}
+
+function background(page, i, largest) {
+  const kind = page.kind[i];
+  if (colour === "mask") return kind === "a" ? "rgb(46 160 95 / .3)" : kind === "c" ? "rgb(128 128 128 / .28)" : "";
+  if (kind !== "a") return "";
+  if (colour === "logprob") {
+    const logprob = page.logprob[i];
+    return logprob === null ? "" : `rgb(226 110 30 / ${Math.min(1, -logprob / 5) * 0.75})`;
+  }
+  if (colour === "advantage") {
+    const advantage = page.advantage[i];
+    if (!advantage) return "";
+    return `rgb(${advantage > 0 ? "46 160 95" : "214 69 65"} / ${0.15 + 0.55 * Math.min(1, Math.abs(advantage) / largest)})`;
+  }
+  if (colour === "version") return page.version[i] === null ? "" : `hsl(${(page.version[i] * 67) % 360} 70% 55% / .35)`;
+  return "";
+}
+
+export function describe(page, i) {
+  const logprob = page.logprob[i];
+  const parts = [`token ${page.offset + i} of ${page.total}`, `id ${page.ids[i]}`, JSON.stringify(page.text[i]), KINDS[page.kind[i]]];
+  if (logprob !== null) parts.push(`log-prob ${logprob.toFixed(4)} (${(100 * Math.exp(logprob)).toPrecision(3)} %)`);
+  if (page.version[i] !== null) parts.push(`version ${page.version[i]}`);
+  if (page.advantage[i] !== null) parts.push(`advantage ${page.advantage[i].toFixed(4)}`);
+  if (page.reward[i]) parts.push(`reward ${shown(page.reward[i])}`);
+  if (page.teacher[i] !== null) parts.push(`teacher ${page.teacher[i].toFixed(4)}`);
+  return parts.join("   ");
+}
+
+function token(page, i) {
+  const text = page.text[i];
+  const first = page.offset + i === page.prompt_length;
+  const span = make("span", { class: `t ${page.kind[i]}${first ? " first" : ""}`, "data-i": i });
+  if (text.includes("\n") && text.trim() === "") span.append(make("span", { class: "hidden-text" }, "↵"), text);
+  else if (text === "") span.append(make("span", { class: "hidden-text" }, "·"));
+  else span.append(text);
+  return span;
+}
+
+// The scrolling element of one rollout; `where` is the path of its tokens.
+export function tokenPane(where, rollout) {
+  const total = rollout.prompt_length + rollout.response_length;
+  const pane = make("div", { class: "tokens", tabindex: 0, "aria-label": "Tokens" });
+  const pages = new Map();
+  const largest = () => Math.max(1e-9, ...[...pages.values()].map((page) => page.largest));
+
+  const load = attempt(async (chunk) => {
+    if (!chunk.classList.contains("waiting") || chunk.asked) return;
+    chunk.asked = true;
+    const page = await get(where, { offset: chunk.dataset.offset, limit: PAGE });
+    page.largest = Math.max(0, ...page.advantage.map((value) => Math.abs(value ?? 0)));
+    pages.set(chunk, page);
+    chunk.replaceChildren(...page.ids.map((_, i) => token(page, i)));
+    chunk.classList.remove("waiting");
+    pane.paint();
+  });
+
+  pane.paint = () => {
+    const scale = largest();
+    for (const [chunk, page] of pages) {
+      for (let i = 0; i < chunk.children.length; i++) chunk.children[i].style.background = background(page, i, scale);
+    }
+  };
+
+  const seen = new IntersectionObserver((entries) => entries.filter((e) => e.isIntersecting).forEach((e) => load(e.target)), {
+    root: pane, rootMargin: "400px",
+  });
+  for (let offset = 0; offset < total; offset += PAGE) {
+    const chunk = make("div", { class: "chunk waiting", "data-offset": offset });
+    pane.append(chunk);
+    seen.observe(chunk);
+  }
+
+  const chunkOf = (place) => pane.children[Math.floor(place / PAGE)];
+  pane.goTo = async (place) => {
+    const chunk = chunkOf(place);
+    await load(chunk);
+    const span = chunk.children[place % PAGE];
+    pane.querySelector(".found")?.classList.remove("found");
+    span?.scrollIntoView({ block: "center" });
+    span?.classList.add("found");
+    if (span && pages.has(chunk)) byId("status").textContent = describe(pages.get(chunk), place % PAGE);
+    pane.place = place;
+  };
+  pane.nextSurprise = async () => {
+    for (let place = (pane.place ?? -1) + 1; place < total; place++) {
+      const chunk = chunkOf(place);
+      await load(chunk);
+      const logprob = pages.get(chunk)?.logprob[place % PAGE];
+      if (logprob !== null && logprob !== undefined && logprob < Math.log(0.1)) return pane.goTo(place);
+    }
+    byId("status").textContent = "no further token with a probability below 10 %";
+  };
+  pane.addEventListener("mouseover", (event) => {
+    const span = event.target.closest(".t");
+    if (span) byId("status").textContent = describe(pages.get(span.parentElement), Number(span.dataset.i));
+  });
+  return pane;
+}

@@ -1,0 +1,91 @@
+"""A rollout token by token: text, log-prob, mask, policy version and advantage, in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+
+PAGE = 2_000
+"""Tokens of one page."""
+LONGEST_CHARACTER = 4
+"""Bytes, and so at most as many tokens."""
+
+
+def token_texts(tokenizer: Any, ids: Sequence[int], before: int | None = None) -> list[str]:
+    """The text that each token adds after the one before it, special tokens included.
+
+    The bytes of one character may be spread over several tokens: the first of them has its text, the others none.
+    Without a tokenizer the texts are the ids.
+    """
+    if tokenizer is None:
+        return [f"⟨{token}⟩" for token in ids]
+    known = len(tokenizer)
+    texts: list[str] = []
+    while len(texts) < len(ids):
+        at = len(texts)
+        if not 0 <= ids[at] < known:
+            texts.append(f"⟨{ids[at]}⟩")
+            before = None
+            continue
+        text, used = "", 1
+        for used in range(1, LONGEST_CHARACTER + 1):
+            text = _added(tokenizer, before, [each for each in ids[at : at + used] if 0 <= each < known])
+            if "\ufffd" not in text:
+                break
+        else:
+            text, used = _added(tokenizer, before, [ids[at]]), 1
+        used = min(used, len(ids) - at)
+        texts += [text, *[""] * (used - 1)]
+        before = ids[at + used - 1]
+    return texts
+
+
+def _added(tokenizer: Any, before: int | None, ids: list[int]) -> str:
+    """What `ids` add to the text of the token before them."""
+    if before is None:
+        return _decoded(tokenizer, ids)
+    alone, both = _decoded(tokenizer, [before]), _decoded(tokenizer, [before, *ids])
+    return both[len(alone) :] if both.startswith(alone) else _decoded(tokenizer, ids)
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def token_page(
+    experience: Experience, tokenizer: Any, advantages: np.ndarray | None, offset: int = 0, limit: int = PAGE
+) -> dict[str, Any]:
+    """Tokens from `offset` of the whole sequence on, as columns; what a token does not have is null.
+
+    `kind` is `p` for the prompt, `a` for an action (in the loss), `c` for context within the response (masked out).
+    """
+    start = max(0, offset)
+    end = min(len(experience.tokens), start + max(1, min(limit, PAGE)))
+    ids = experience.tokens[start:end].tolist()
+    response = slice(max(0, start - experience.prompt_length), max(0, end - experience.prompt_length))
+    mask = experience.action_mask[response]
+    nothing = [None] * (len(ids) - len(mask))
+
+    def column(values: np.ndarray | None, digits: int = 5) -> list[Any]:
+        if values is None:
+            return [None] * len(ids)
+        numbers = [_number(value, digits) for value in values[response].tolist()]
+        return nothing + [number if own else None for number, own in zip(numbers, mask, strict=True)]
+
+    before = int(experience.tokens[start - 1]) if start else None
+    return {
+        "offset": start, "total": len(experience.tokens), "prompt_length": experience.prompt_length, "ids": ids,
+        "text": token_texts(tokenizer, ids, before),
+        "kind": "p" * len(nothing) + "".join("a" if own else "c" for own in mask),
+        "logprob": column(experience.logprobs), "version": column(experience.versions),
+        "reward": column(experience.token_rewards), "teacher": column(experience.teacher_logprobs),
+        "advantage": column(advantages),
+    }  # fmt: skip
+
+
+def _number(value: float, digits: int) -> float | None:
+    return round(value, digits) if np.isfinite(value) else None
