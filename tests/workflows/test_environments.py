@@ -127,7 +127,7 @@ def test_columns_of_a_task_are_arguments_and_seed():
 
 def test_taxi_and_blackjack_are_told_in_words():
     taxi = ENVIRONMENTS["taxi"](show_rules=False)
-    said = "Taxi: row 3 column 0. Passenger: at blue (row 4 column 3). Destination: yellow (row 4 column 0)."
+    said = "Taxi 3,0. Passenger 4,3. Destination 4,0."
     assert taxi.reset(0)[:3] == (said, 0.0, False)
     _, reward, *_ = taxi.step("south, then pickup")
     assert reward == -10

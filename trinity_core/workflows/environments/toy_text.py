@@ -6,10 +6,15 @@ This file imports nothing of ours, so that a process with an interpreter of its 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import product
 from typing import Any, ClassVar
 
 Told = tuple[str, float, bool, dict[str, Any]]
+Outcome = tuple[float, Any, float, bool]
+"""Probability, next state, reward, whether the episode ends: as in gymnasium's `P`."""
 
 
 class ToyText:
@@ -27,12 +32,18 @@ class ToyText:
         self._invalid_reward, self._show_rules = invalid_reward, show_rules
         self._env: Any = None
         self.seen: Any = None
-        """gymnasium's observation: the number of the state, for those with `transitions`."""
+        """gymnasium's observation: the state of `transitions`."""
 
     @property
-    def transitions(self) -> dict[int, dict[int, list[tuple[float, int, float, bool]]]]:
-        """state → move → (probability, next state, reward, episode ends); empty where gymnasium does not tell."""
+    def transitions(self) -> dict[Any, dict[int, list[Outcome]]]:
+        """state → move → its outcomes; empty where they are not known."""
         return self._env.unwrapped.P
+
+    @property
+    def starts(self) -> dict[Any, float]:
+        """state → the probability that an episode begins in it."""
+        chances = self._env.unwrapped.initial_state_distrib
+        return {state: float(chance) for state, chance in enumerate(chances) if chance > 0}
 
     def reset(self, seed: int) -> Told:
         """Begin a new episode."""
@@ -124,13 +135,11 @@ class Taxi(ToyText):
     """Taxi-v3. Reward 20 for the passenger delivered, -1 a step, -10 for a wrong pickup or dropoff."""
 
     moves = ("south", "north", "east", "west", "pickup", "dropoff")
-    rules = "You drive a taxi on a grid of 5 by 5 with walls. Fetch the passenger and drop them off at the destination."
-    places: ClassVar[dict[str, str]] = {
-        "red": "row 0 column 0",
-        "green": "row 0 column 4",
-        "yellow": "row 4 column 0",
-        "blue": "row 4 column 3",
-    }
+    rules = (
+        "You drive a taxi on a grid of 5 by 5 with walls. Fetch the passenger and drop them off at the destination. "
+        "Places are row,column."
+    )
+    places = ("0,0", "0,4", "4,0", "4,3")
 
     def __init__(self, max_steps: int = 200, invalid_reward: float = -1.0, show_rules: bool = True) -> None:
         super().__init__(invalid_reward, show_rules)
@@ -140,9 +149,8 @@ class Taxi(ToyText):
 
     def _shown(self, seen: Any) -> str:
         row, column, passenger, destination = (int(part) for part in self._env.unwrapped.decode(int(seen)))
-        places = [f"at {name} ({place})" for name, place in self.places.items()]
-        where = [*places, "in the taxi"][passenger]
-        return f"Taxi: row {row} column {column}. Passenger: {where}. Destination: {places[destination][3:]}."
+        where = (*self.places, "in taxi")[passenger]
+        return f"Taxi {row},{column}. Passenger {where}. Destination {self.places[destination]}."
 
 
 class Blackjack(ToyText):
@@ -159,12 +167,59 @@ class Blackjack(ToyText):
         import gymnasium
 
         self._env = gymnasium.make("Blackjack-v1", natural=natural, sab=sab)
+        self._plain = not natural and not sab
 
     @property
-    def transitions(self) -> dict[int, Any]:
-        """Not told."""
-        return {}
+    def transitions(self) -> dict[Any, dict[int, list[Outcome]]]:
+        """Worked out from an infinite deck; empty with `natural` or `sab`, whose rewards the state does not tell."""
+        return dict(_hands()) if self._plain else {}
+
+    @property
+    def starts(self) -> dict[Any, float]:
+        """See `ToyText`."""
+        chances: defaultdict[Any, float] = defaultdict(float)
+        for first, second, dealer in product(CARDS, repeat=3):
+            total, ace = _with_card(*_with_card(0, 0, first), second)
+            chances[total, dealer, ace] += CARDS[first] * CARDS[second] * CARDS[dealer]
+        return dict(chances)
 
     def _shown(self, seen: Any) -> str:
         total, dealer, ace = (int(part) for part in seen)
         return f"Your sum: {total}{' with a usable ace' if ace else ''}. Dealer shows {dealer}."
+
+
+CARDS = {**dict.fromkeys(range(1, 10), 1 / 13), 10: 4 / 13}
+"""card → its chance in gymnasium's deck, from which cards are drawn with replacement; an ace is 1."""
+
+
+def _with_card(total: int, ace: int, card: int) -> tuple[int, int]:
+    """The sum of a hand and whether it has a usable ace (one that counts as 11), after another card."""
+    total += card - 10 * ace
+    usable = int((ace or card == 1) and total <= 11)
+    return total + 10 * usable, usable
+
+
+@cache
+def _dealer_ends(total: int, ace: int) -> dict[int, float]:
+    """final sum → its chance, 0 for more than 21: the dealer draws below 17."""
+    if total >= 17:
+        return {total if total <= 21 else 0: 1.0}
+    ends: defaultdict[int, float] = defaultdict(float)
+    for card, chance in CARDS.items():
+        for end, after in _dealer_ends(*_with_card(total, ace, card)).items():
+            ends[end] += chance * after
+    return dict(ends)
+
+
+def _hands() -> Iterator[tuple[Any, dict[int, list[Outcome]]]]:
+    """Every state of Blackjack (sum, the dealer's card, usable ace) with the outcomes of `stick` and `hit`."""
+    for dealer, (total, ace) in product(CARDS, [(n, 0) for n in range(4, 22)] + [(n, 1) for n in range(12, 22)]):
+        state = (total, dealer, ace)
+        stick: defaultdict[float, float] = defaultdict(float)
+        hit: list[Outcome] = []
+        for end, chance in _dealer_ends(*_with_card(0, 0, dealer)).items():
+            stick[float(total > end) - float(total < end)] += chance
+        for card, chance in CARDS.items():
+            after, usable = _with_card(total, ace, card)
+            hit.append((chance, state, -1.0, True) if after > 21 else (chance, (after, dealer, usable), 0.0, False))
+        yield state, {0: [(chance, state, reward, True) for reward, chance in stick.items()], 1: hit}

@@ -1,4 +1,4 @@
-"""Countdown: make a target out of given numbers, each used once, with + - * / and brackets."""
+"""Countdown: make a target out of given numbers, each used once, with + - * / and brackets. A minus may be a sign."""
 
 from __future__ import annotations
 
@@ -70,5 +70,7 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
             return Fraction(number)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_value(left, numbers), _value(right, numbers))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, numbers)
         case _:
             raise ValueError("not a number, + - * / or a bracket")
