@@ -109,6 +109,15 @@ def test_turns_of_an_environment_fit_the_algorithm(load):
         load(*given, args % "")
 
 
+def test_an_environments_tasks_take_no_reward_function(load):
+    tasks = f"{INPUT}.tasksets.a"
+    lake = (f"{tasks}.default_workflow_type=env_workflow", f"{tasks}.workflow_args={{environment: frozen_lake}}")
+    load(*lake, f"{INPUT}.default_reward_fn_type=math_reward")
+    for given in (f"{tasks}.default_reward_fn_type=math_reward", f"{tasks}.reward_fn_args={{x: 1}}"):
+        with pytest.raises(ConfigError, match=r"is not read by env_workflow, whose rewards are the environment's"):
+            load(*lake, given)
+
+
 def test_stages_are_checked_each_and_told_once(load):
     with pytest.raises(ConfigError) as caught:
         load(f"{INPUT}.tasksets.b.default_reward_fn_type=x", "stages=[{stage_name: a}, {stage_name: b}]")

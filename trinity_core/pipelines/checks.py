@@ -47,6 +47,7 @@ def check_names(config: Config, report: Report) -> None:
         for key, taskset in (*training_tasksets(typed), *eval_tasksets(typed)):
             _check_models(config, key, taskset, report)
             _check_turns(config, key, taskset, report)
+            _check_unread_reward(config, key, taskset, report)
     if config.explores:
         _check_data_juicer(typed, report)
 
@@ -161,6 +162,19 @@ def _check_turns(config: Config, key: str, taskset: TasksetConfig, report: Repor
     if config.algorithm.advantage_fn == "step_wise_grpo" and args.get("turn_rewards", "return") != "rollout":
         message = "must be rollout for step_wise_grpo, which compares the rewards of last turns."
         report.add(f"{key}.workflow_args.turn_rewards", args.get("turn_rewards"), message)
+
+
+def _check_unread_reward(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:
+    """Report a reward function of a task set whose rewards are an environment's. One for all task sets may stay."""
+    workflow, reward = WORKFLOWS.get(taskset.default_workflow_type or ""), taskset.default_reward_fn_type
+    if workflow is None or not issubclass(workflow, EnvWorkflow) or workflow.run is not EnvWorkflow.run:
+        return
+    own = f"{key}.default_reward_fn_type"
+    message = f"is not read by {taskset.default_workflow_type}, whose rewards are the environment's: leave it out."
+    if reward is not None and _place(config, key, "default_reward_fn_type", reward) == own:
+        report.add(own, reward, message)
+    if taskset.reward_fn_args:
+        report.add(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), message)
 
 
 def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:
