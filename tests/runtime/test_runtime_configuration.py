@@ -201,6 +201,45 @@ def test_odd_annotations_are_accepted_and_defaults_kept(load, monkeypatch):
         assert config.buffer.explorer_input.tasksets[0].reward_fn_args == yaml.safe_load(given)
 
 
+ROLLOUTS = ("explorer.rollout_model.tool_call_parser=hermes", "explorer.rollout_model.enable_openai_api=true")
+JUDGED = "default_reward_fn_type: llm_judge, reward_fn_args"
+
+
+@pytest.mark.parametrize(
+    ("taskset", "key", "message"),
+    [
+        (
+            "default_workflow_type: math_workflow, workflow_args: {max_turns: 3}",
+            "workflow_args.max_turns",
+            "no argument",
+        ),
+        ("default_workflow_type: math_rm_workflow, workflow_args: {a: 3}", "workflow_args.a", "no argument"),
+        (
+            "default_workflow_type: multi_turn_workflow, workflow_args: {discount: 0.5}",
+            "workflow_args",
+            "step_wise: true",
+        ),
+        ("default_workflow_type: toolcall_workflow, workflow_args: {time_limit: 3}", "workflow_args", "without tools"),
+        ("default_workflow_type: command_workflow, workflow_args: {command: ''}", "workflow_args", "command is empty"),
+        (f"{JUDGED}: {{base_url: 'http://judge/v1'}}", "reward_fn_args.model_name", "must be given with base_url"),
+        (
+            f"{JUDGED}: {{base_url: 'http://judge/v1', model_name: a, model: b}}",
+            "reward_fn_args.model",
+            "leave one out",
+        ),
+        (f"{JUDGED}: {{api_key_env: KEY}}", "reward_fn_args.api_key_env", "give its base_url too"),
+        (f"{JUDGED}: {{temperature: -1}}", "reward_fn_args.temperature", "at least 0"),
+    ],
+)
+def test_arguments_without_effect_are_refused(load, taskset, key, message):
+    with pytest.raises(ConfigError, match=rf"tasksets\[0\]\.{key}: .*{message}"):
+        load(
+            f"{INPUT}.tasksets=[{{name: a, path: x, {taskset}}}]",
+            "explorer.auxiliary_models=[{model_path: b}]",
+            *ROLLOUTS,
+        )
+
+
 def test_a_default_of_none_is_no_number(load, monkeypatch):
     def limited(*, prompt, response, truth, task, limit: float = None):  # noqa: RUF013
         return 1.0

@@ -61,6 +61,12 @@ def test_an_answer_is_scored_here(tmp_path):
     assert [(row.run, row.reward, row.metrics["accuracy"]) for row in rows] == [(0, 1.0, 1.0), (1, 1.0, 1.0)]
 
 
+def test_a_long_report_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("trinity_core.workflows.command.REPORT_BYTES", 1 << 20)
+    with pytest.raises(CommandFailed, match="more than 1 MiB"):
+        run(tmp_path, SAYS.format("{'answer': 'x' * (1 << 20)}"), "math_reward")
+
+
 def test_it_sees_its_task_and_address_and_little_else(tmp_path, monkeypatch):
     monkeypatch.setenv("PASSWORD", "secret")
     script = """

@@ -9,6 +9,7 @@ import pytest
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task, run
 
+from trinity_core.errors import DataError
 from trinity_core.workflows import TOOLS, WORKFLOWS, Reward, RewardPool
 from trinity_core.workflows.trajectory import returns
 
@@ -136,6 +137,20 @@ def test_calls_are_compared_with_those_of_the_row(rewards, said, reward):
     assert text_of(model, one) == f"[1]<sCall.><u1+1?><a{said}>"
     assert one.reward == reward and one.metrics["accuracy"] == reward
     assert one.info["prompt"] == "1+1?"
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("tools", "[{", "column 'tools' is text that is no JSON"),
+        ("tools", '["add"]', "column 'tools' is no list of functions"),
+        ("conversations", ["1+1?"], "a turn from '1[+]1[?]', not one of system"),
+        ("conversations", [{"from": ["human"]}], "not one of system"),
+    ],
+)
+def test_a_row_that_cannot_be_read_says_why(rewards, column, value, told):
+    with pytest.raises(DataError, match=told):
+        run(task_of("toolcall_workflow", {**ROW, column: value}), Turns("It is 2."), rewards)
 
 
 def test_no_call_may_be_the_right_answer(rewards):

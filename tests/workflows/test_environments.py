@@ -153,8 +153,8 @@ def test_wrong_arguments_are_refused(args, message):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(ENVIRONMENTS["taxi"].__mro__[1], "package", "not_installed_here")  # as taxi inherits it
-    with pytest.raises(ValueError, match=r"pip install --no-deps -r requirements/environments.txt"):
-        EnvArguments.model_validate({"environment": "taxi"})
+    with pytest.raises(TrinityError, match=r"pip install --no-deps -r requirements/environments.txt"):
+        play("x", environment="taxi")
 
 
 def test_a_missing_package_of_a_process_is_named(tmp_path):

@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from workflow_helpers import ScriptedModel, completion, make_task
 
@@ -133,8 +134,14 @@ def test_one_criterion_may_stand_alone():
 
 
 def test_an_unreadable_rubric_ends_the_run():
-    with pytest.raises(TrinityError, match="a rubric is"):
-        rubric_text([{"weight": 1}])
+    for rubric in ([{"weight": 1}], 5):
+        with pytest.raises(TrinityError, match="a rubric is"):
+            rubric_text(rubric)
+
+
+def test_a_reference_that_is_missing_is_not_shown():
+    with pytest.raises(DataError, match="no reference answer"):
+        scored("llm_judge", [RewardItem("So.", args={"with_reference": True})], lambda _: '{"rating": 4}')
 
 
 def test_a_group_is_scored_together_by_question():
@@ -255,3 +262,21 @@ def test_rm_workflow_takes_the_reward_models_score():
 def test_distillation_needs_a_teacher():
     with pytest.raises(TrinityError, match="needs a teacher"):
         workflow("on_policy_distill_math_workflow", ScriptedModel("\\boxed{2}"))
+
+
+def test_a_teacher_without_a_number_teaches_nothing():
+    class Names:
+        def convert_ids_to_tokens(self, tokens):
+            return tokens
+
+    class Teaches(ScriptedModel):
+        tokenizer = Names()
+
+        async def logprobs(self, tokens):
+            return np.array([-1.0] * (len(tokens) - 2) + [-np.inf if len(tokens) == 12 else -1.0])
+
+    task = make_task("on_policy_distill_math_workflow", repeat_times=2)
+    model = Teaches("\\boxed{2}", "\\boxed{2")
+    good, bad = asyncio.run(run_workflow(task, model, [model], rewards=RewardPool(1)))
+    assert not good.is_unscored and good.action_mask.all()
+    assert bad.is_unscored and not bad.action_mask.any() and "not finite" in bad.info["verifier_error"]

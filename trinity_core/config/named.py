@@ -18,7 +18,7 @@ from trinity_core.config.schema import Config
 from trinity_core.config.types import Args
 from trinity_core.config.validation import BAD, convert, key_of
 from trinity_core.registry import Registry, registry_of
-from trinity_core.signatures import Arguments, arguments_model, from_yaml
+from trinity_core.signatures import arguments_model, from_yaml
 
 MONITOR = "monitor.monitor_type"
 REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"
@@ -145,7 +145,7 @@ def _fitting(
     if len(report.problems) == before:
         for name in (name for name, field in fields.items() if field.is_required() and name not in given):
             report.add(f"{key}.{name}", None, f"must be given: '{owner}' has no default for it.")
-    if model is not None and not issubclass(model, Arguments) and len(report.problems) == before:
+    if model is not None and len(report.problems) == before:
         _validate(model, values, key, report)
     return values
 

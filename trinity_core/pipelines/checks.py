@@ -5,6 +5,7 @@ A name that is looked up only when a task needs it fails that task alone, and th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeGuard, TypeVar
 
 from trinity_core.config import Config, OperatorConfig, TasksetConfig
@@ -142,7 +143,10 @@ def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Repo
         (reward in MODEL_REWARDS, "default_reward_fn_type", reward, "reward_fn_args"),
     ):
         given = getattr(taskset, args)
-        if not asks or given.get("base_url"):
+        if not asks:
+            continue
+        _check_endpoint(f"{key}.{args}", given, report)
+        if given.get("base_url"):
             continue
         if not names:
             where = _place(config, key, default, getattr(taskset, default))
@@ -152,6 +156,20 @@ def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Repo
         elif given.get("model") and given["model"] not in names:
             told = f"is the name of no auxiliary model; there is {', '.join(names)}."
             report.add(f"{key}.{args}.model", given["model"], told)
+
+
+def _check_endpoint(key: str, given: Mapping[str, Any], report: Report) -> None:
+    """Report arguments of a judge behind an endpoint without one, and those of another judge beside one."""
+    url = given.get("base_url")
+    if url and not given.get("model_name"):
+        report.add(f"{key}.model_name", given.get("model_name"), "must be given with base_url: the endpoint's model.")
+    if url and given.get("model"):
+        report.add(
+            f"{key}.model", given["model"], "names an auxiliary model, but the judge is at base_url: leave one out."
+        )
+    for name in ("model_name", "api_key_env"):
+        if given.get(name) and not url:
+            report.add(f"{key}.{name}", given[name], "belongs to an endpoint: give its base_url too.")
 
 
 def _check_turns(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:

@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trinity_core.errors import TrinityError
 from trinity_core.signatures import Arguments
@@ -30,6 +30,8 @@ PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
 LIMITED = 'ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec timeout -s KILL "$@"'
 ORPHAN_SECONDS = 30.0
 """After its time limit a command ends by itself, if the explorer that would end it is gone."""
+REPORT_BYTES = 16 << 20
+"""Longest report that is read."""
 SHOWN = 500
 """Last characters of a command's output in the message of its failure."""
 
@@ -51,6 +53,17 @@ class CommandArguments(Arguments):
     """Size of each file that it writes, its output among them, GiB."""
     env: Mapping[str, str] = Field(default_factory=dict)
     """Further environment variables."""
+
+    @property
+    def words(self) -> list[str]:
+        """The command's program and arguments. Raises ValueError for a quotation without end."""
+        return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
+
+    @model_validator(mode="after")
+    def _runs_something(self) -> Self:
+        if not self.words or not self.words[0]:
+            raise ValueError("command is empty")
+        return self
 
 
 @WORKFLOWS.register("command_workflow")
@@ -105,12 +118,11 @@ async def run_command(given: CommandArguments, folder: Path, environment: Mappin
 
     `mark`: an entry of its environment that no other command has.
     """
-    words = shlex.split(given.command) if isinstance(given.command, str) else list(given.command)
     kib, blocks = int(given.memory_gib * (1 << 20)), int(given.file_gib * (1 << 21))  # blocks of 512 bytes
     limits = (str(kib), str(blocks), f"{given.time_limit + ORPHAN_SECONDS:.3f}")
     with tempfile.TemporaryFile() as said:
         process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", LIMITED, "sh", *limits, *words,
+            "/bin/sh", "-c", LIMITED, "sh", *limits, *given.words,
             cwd=folder, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=said,
             start_new_session=True,
         )  # fmt: skip
@@ -145,6 +157,8 @@ def end_processes(mark: str) -> None:
 def _report(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CommandFailed("it left no report (TRINITY_REPORT)")
+    if path.stat().st_size > REPORT_BYTES:
+        raise CommandFailed(f"its report has more than {REPORT_BYTES >> 20} MiB")
     try:
         found = json.loads(path.read_bytes())
     except ValueError as error:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
@@ -26,6 +26,12 @@ class ConversationArguments(Arguments):
     discount: float | None = Field(None, ge=0, le=1)
     """With `step_wise`: each turn gets the rewards after it too, discounted by this per turn; null: its own alone, or
     that of the last turn where it has none."""
+
+    @model_validator(mode="after")
+    def _discounted_by_turn(self) -> Self:
+        if self.discount is not None and not self.step_wise:
+            raise ValueError("discount has no effect without step_wise: true")
+        return self
 
 
 class ConversationWorkflow(SimpleWorkflow):

@@ -49,9 +49,10 @@ class DistillMathWorkflow(MathBoxedWorkflow):
         if words != known:
             raise TrinityError("the teacher's tokenizer is not the policy's: the same token ids stand for other tokens")
         try:
-            return (await teacher.logprobs(tokens))[len(completion.prompt_tokens) - 1 :]
+            taught = (await teacher.logprobs(tokens))[len(completion.prompt_tokens) - 1 :]
         except InputError as error:
             return str(error)
+        return taught if np.isfinite(taught).all() else "some are not finite"
 
     def _distilled(self, completion: Completion, taught: np.ndarray | str, reward: Reward, run: int) -> Experience:
         if isinstance(taught, str):

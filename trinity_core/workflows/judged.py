@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trinity_core.data.experience import Experience
-from trinity_core.signatures import arguments_model
+from trinity_core.signatures import Arguments, arguments_model
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow
 from trinity_core.workflows.rewards import Reward, RewardItem
 from trinity_core.workflows.rewards.base import INPUTS, VERIFIER_ERRORS
@@ -18,6 +18,7 @@ from trinity_core.workflows.rollout_model import Completion
 class MathRewardModelWorkflow(SimpleWorkflow):
     """A problem whose answers a reward model scores: `reward_model` if the task set names no reward function."""
 
+    arguments = Arguments
     default_reward = "reward_model"
 
 
@@ -28,6 +29,7 @@ class RubricJudgeWorkflow(SimpleWorkflow):
     As in "Rubrics as Rewards" (Gunjal et al., arXiv 2507.17746), with one rating for all criteria.
     """
 
+    arguments = Arguments
     default_reward = "llm_judge"
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
@@ -40,6 +40,13 @@ class ToolCallArguments(ConversationArguments):
         except InputError as error:
             raise ValueError(str(error)) from error
         return names
+
+    @model_validator(mode="after")
+    def _limits_of_calls(self) -> Self:
+        unused = sorted({"max_turns", "time_limit"} & self.model_fields_set)
+        if unused and not self.tools:
+            raise ValueError(f"{' and '.join(unused)} without tools: calls are compared with the row's after one turn")
+        return self
 
 
 @WORKFLOWS.register("toolcall_workflow")
@@ -100,15 +107,17 @@ class ToolCallWorkflow(ConversationWorkflow):
 
 def row_tools(row: dict[str, Any], tools: list[Tool] | None) -> list[Tool] | None:
     """The tools of a row: those that the format names, else the column `tools`, a list or its JSON text."""
-    found = tools or _parsed(row.get("tools"))
+    found = tools or _parsed(row, "tools")
     if not found:
         return None
+    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
+        raise DataError(f"column 'tools' is no list of functions: {found!r:.80}")
     return [tool if tool.get("type") == "function" else {"type": "function", "function": tool} for tool in found]
 
 
 def row_messages(row: dict[str, Any]) -> list[Message]:
     """The conversation in the columns `conversations` (`from`, `value`) and `raw_system`; empty without the former."""
-    turns = _parsed(row.get("conversations"))
+    turns = _parsed(row, "conversations")
     if not isinstance(turns, list):
         return []
     system = [{"role": "system", "content": row["raw_system"]}] if row.get("raw_system") else []
@@ -116,11 +125,18 @@ def row_messages(row: dict[str, Any]) -> list[Message]:
 
 
 def _message(turn: dict[str, Any]) -> Message:
-    if turn.get("from") not in ROLES:
-        raise DataError(f"column 'conversations' has a turn from {turn.get('from')!r}, not one of {', '.join(ROLES)}")
+    speaker = turn.get("from") if isinstance(turn, dict) else turn
+    if not isinstance(speaker, str) or speaker not in ROLES:
+        raise DataError(f"column 'conversations' has a turn from {speaker!r:.80}, not one of {', '.join(ROLES)}")
     value = turn.get("value")
     return {"role": ROLES[turn["from"]], "content": value if isinstance(value, str) else json.dumps(value)}
 
 
-def _parsed(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) and value.strip() else value
+def _parsed(row: dict[str, Any], column: str) -> Any:
+    value = row.get(column)
+    if not isinstance(value, str) or not value.strip():
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise DataError(f"column '{column}' is text that is no JSON: {error}") from error

@@ -77,8 +77,6 @@ class EnvArguments(Arguments):
         if ":" not in self.environment:
             kind = ENVIRONMENTS.resolve(self.environment)
             model = ENVIRONMENTS.arguments(kind, self.environment)
-            if self.python is None:
-                check_installed(self.environment, kind)
             if model is not None:
                 _check(model, self.all_arguments, self.environment)
         return self
@@ -152,7 +150,10 @@ class EnvWorkflow(Workflow):
         given = self.arguments.model_validate(self.task.workflow_args)
         if given.environment not in ENVIRONMENTS:
             return given
-        model = ENVIRONMENTS.arguments(ENVIRONMENTS[given.environment], given.environment)
+        kind = ENVIRONMENTS[given.environment]
+        if given.python is None:
+            check_installed(given.environment, kind)
+        model = ENVIRONMENTS.arguments(kind, given.environment)
         own = {name: self.task.raw[name] for name in (model.model_fields if model else ()) if name in self.task.raw}
         return given.model_copy(update={"environment_args": {**given.all_arguments, **own}})
 

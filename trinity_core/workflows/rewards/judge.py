@@ -12,7 +12,9 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from trinity_core.errors import DataError, TrinityError, Unanswered
 from trinity_core.workflows.rewards.base import Reward, RewardItem
@@ -55,8 +57,8 @@ async def llm_judge(
     base_url: str | None = None,
     model_name: str = "",
     api_key_env: str | None = None,
-    temperature: float = 0.0,
-    max_tokens: int | None = None,
+    temperature: Annotated[float, Field(ge=0)] = 0.0,
+    max_tokens: Annotated[int, Field(ge=1)] | None = None,
     **_: Any,
 ) -> list[Reward]:
     """`judge`, from 0 to 1: a rating (`pointwise`), the share of wins (`pairwise`), a score beside others (`group`).
@@ -168,6 +170,8 @@ def _seen(item: RewardItem, rubric: str | Sequence[Any] | None, key: str, with_r
     """What a judge sees of an item beside its answer."""
     shown = "\n\n".join(f"[{message['role']}] {message.get('content', '')}" for message in conversation(item))
     parts = [f"<prompt>\n{shown}\n</prompt>"]
+    if with_reference and item.truth is None:
+        raise DataError("with_reference: the row has no reference answer; set format.response_key to its column")
     if with_reference:
         parts.append(f"<reference_answer>\n{item.truth}\n</reference_answer>")
     criteria = rubric_text(item.task.get(key) if rubric is None else rubric)
@@ -184,7 +188,7 @@ def rubric_text(rubric: Any) -> str:
         return rubric or ""
     rubric = [rubric] if isinstance(rubric, Mapping) else rubric
     lines = []
-    for number, one in enumerate(rubric, 1):
+    for number, one in enumerate(rubric if isinstance(rubric, Sequence) else [rubric], 1):
         if isinstance(one, Mapping) and "description" in one:
             weight = f" (weight {one['weight']})" if "weight" in one else ""
             lines.append(f"{number}. {one['description']}{weight}")
