@@ -16,15 +16,36 @@ from trinity_core.workflows import WORKFLOWS
 PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
 
 
+MAZE = """
+class Maze:
+    def __init__(self, map):
+        self.map, self.at = map, 0
+
+    def reset(self):
+        return "start"
+
+    def step(self, said):
+        right = said == self.map[self.at]
+        self.at += 1
+        won = right and self.at == len(self.map)
+        return f"room {self.at}", won or not right, won
+"""
+
+
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
-    before, after = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    compile(before, "before", "exec")
+    before, after, old_maze, maze = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    for old in (before, old_maze):
+        compile(old, "before", "exec")
+    (tmp_path / "my_games.py").write_text(MAZE)
     (tmp_path / "ported_game.py").write_text(after)
+    (tmp_path / "ported_maze.py").write_text(maze)
     monkeypatch.syspath_prepend(str(tmp_path))
     load_plugins(tmp_path)
     yield
-    del WORKFLOWS["guess_number"], sys.modules["ported_game"]
+    del WORKFLOWS["guess_number"], WORKFLOWS["maze"]
+    for name in ("ported_game", "ported_maze", "my_games"):
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -41,3 +62,21 @@ def test_the_ported_game_is_played(plugin, guesses, reward, said):
     assert text == "".join(expected)
     assert one.reward == reward and one.metrics["turns"] == 3
     assert model.tokenizer.decode(one.tokens[one.prompt_length :][one.action_mask].tolist()) == ">".join(guesses) + ">"
+
+
+@pytest.mark.parametrize(
+    ("said", "reward", "turns"),
+    [(["left", "right"], 1.0, 2), (["right"], -0.1, 1), (["left", "left"], -0.1, 2), (["left"], -0.1, 1)],
+)
+def test_the_ported_maze_is_walked(plugin, said, reward, turns):
+    model = Turns(*said)
+    row = {"question": "?", "answer": "", "map": ["left", "right"]}
+    most = 1 if said == ["left"] else 30
+    task = make_task("maze", raw=row, repeat_times=1, workflow_args={"max_turns": most})
+    steps = run(task, model)
+    assert [(one.turn, one.reward, one.metrics["actual_env_steps"]) for one in steps] == [
+        (turn, reward, turns) for turn in range(turns)
+    ]
+    last = model.tokenizer.decode(steps[-1].tokens.tolist())
+    seen = ["start", "room 1"][:turns]
+    assert last == "<sSay left or right.>" + "".join(f"<u{a}><a{b}>" for a, b in zip(seen, said, strict=True))
