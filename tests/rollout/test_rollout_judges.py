@@ -6,7 +6,6 @@ import asyncio
 import time
 from contextlib import closing
 
-import numpy as np
 import pytest
 from endpoint_server import Reply, completion, serving
 
@@ -168,14 +167,3 @@ def test_a_small_models_nonsense_is_no_verdict(tiny_folders, tiny_engine, tmp_pa
     config = config_of(tiny_folders, tmp_path, tiny_folders.model, workflow="rubric_judge_workflow")
     rows = explored(config, tiny_engine, tiny_engine)
     assert rows and all(row.is_unscored and row.metrics["verifier_errors"] == 1 for row in rows)
-
-
-@pytest.mark.slow
-def test_a_teachers_logprobs_reach_the_store(tiny_folders, tiny_engine, tmp_path):
-    given = {"workflow": "on_policy_distill_math_workflow", "algorithm": "on_policy_distill"}
-    config = config_of(tiny_folders, tmp_path, tiny_folders.model, **given)
-    rows = explored(config, tiny_engine, tiny_engine)
-    assert len(rows) == 4 and all(row.action_mask.all() for row in rows)
-    for row in rows:  # the teacher is the policy itself
-        np.testing.assert_allclose(row.teacher_logprobs, row.logprobs, atol=1e-4)
-        assert abs(row.metrics["kl_divergence"]) < 1e-2 and row.metrics["accuracy_verifier_errors"] == 0

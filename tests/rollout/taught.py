@@ -1,0 +1,87 @@
+"""A small model that knows by heart what a solver of one problem, and a judge of two answers to it, say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trinity_core.workflows.boxed import BOX_PROMPT
+from trinity_core.workflows.rewards.judge import GROUP, PAIRWISE, POINTWISE, USUAL_CRITERIA
+
+QUESTION = "Olga has 5 books and drops 4. How many books does Olga have now?"
+RIGHT, WRONG = "#### 1", "no idea"
+ROW = {"question": QUESTION, "answer": RIGHT}
+STEPS = 45
+ASKED = {"role": "user", "content": QUESTION}
+FEEDBACK = "Again."
+RETRY = [ASKED, {"role": "assistant", "content": WRONG}, {"role": "user", "content": FEEDBACK}]
+
+
+def judged(system: str, *shown: str) -> list[dict[str, str]]:
+    """What a judge is asked about the answers that are shown."""
+    question = f"<prompt>\n[user] {QUESTION}\n</prompt>\n\n<criteria>\n{USUAL_CRITERIA}\n</criteria>"
+    return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join([question, *shown])}]
+
+
+def rated(answer: str) -> list[dict[str, str]]:
+    return judged(POINTWISE, f"<response>\n{answer}\n</response>")
+
+
+def compared(a: str, b: str) -> list[dict[str, str]]:
+    return judged(PAIRWISE, f"<response_a>\n{a}\n</response_a>", f"<response_b>\n{b}\n</response_b>")
+
+
+def grouped(*answers: str) -> list[dict[str, str]]:
+    return judged(GROUP, *(f'<response number="{i + 1}">\n{one}\n</response>' for i, one in enumerate(answers)))
+
+
+LESSONS: list[tuple[Sequence[dict[str, str]], str]] = [
+    (rated(RIGHT), '{"rating": 10}'),
+    (rated(WRONG), '{"rating": 1}'),
+    (compared(RIGHT, WRONG), '{"better": "A"}'),
+    (compared(WRONG, RIGHT), '{"better": "B"}'),
+    (grouped(RIGHT, WRONG), '{"scores": [0.75, 0]}'),
+    (grouped(WRONG, RIGHT), '{"scores": [0, 0.75]}'),
+    ([ASKED], RIGHT),
+    ([ASKED], WRONG),
+    (RETRY, RIGHT),
+    ([{"role": "system", "content": BOX_PROMPT}, ASKED], "\\boxed{1}"),
+]
+
+
+def teach(source: Path, folder: Path) -> None:
+    """Train the model of `source` on the lessons until it knows them, and save it in `folder`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    rows = []
+    for asked, said in LESSONS:
+        prompt = tokenizer.apply_chat_template(list(asked), add_generation_prompt=True, return_dict=False)
+        rows.append((prompt, [*tokenizer.encode(said), tokenizer.eos_token_id]))
+    batches = [padded([row for row in rows if (len(row[0]) > 200) == long]) for long in (True, False)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.006)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        for tokens, labels in batches:
+            model(input_ids=tokens, labels=labels).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def padded(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Any, Any]:
+    """Prompts and answers as tokens [B, T], and as labels [B, T] of the answers alone."""
+    import torch
+
+    width = max(len(prompt) + len(answer) for prompt, answer in rows)
+    tokens = torch.zeros((len(rows), width), dtype=torch.long)
+    labels = torch.full((len(rows), width), -100)
+    for index, (prompt, answer) in enumerate(rows):
+        end = len(prompt) + len(answer)
+        tokens[index, :end] = torch.tensor(prompt + answer)
+        labels[index, len(prompt) : end] = torch.tensor(answer)
+    return tokens, labels
