@@ -1,4 +1,4 @@
-"""`trinity` with the commands that run flows: run, evaluate, quickstart, up, down, status."""
+"""`trinity` with the commands that run flows: run, evaluate, curate, quickstart, up, down, status."""
 
 from __future__ import annotations
 
@@ -61,6 +61,23 @@ def evaluate(
         summary = flow(config=str(config), overrides=given, stage=stage, which=which, run=run)
     typer.echo(json.dumps(summary["scores"], indent=2))
     typer.echo(evaluation_text(summary["evaluation"]), err=True)
+
+
+@app.command()
+def curate(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    plugin_dir: PluginDir = None,
+    stage: Annotated[str, typer.Option(help="Stage of a configuration that has several.")] = "",
+) -> None:
+    """Run a configuration's task pipeline: filter, order and split its tasks before a run does it."""
+    from flows.local.connection import PrefectConnection
+    from trinity_core.runtime.configuration import load_checked
+
+    given = with_plugins(overrides, plugin_dir)
+    with PrefectConnection() as prefect:
+        flow = prefect.flow("curate", load_checked(config, given))
+        typer.echo(json.dumps(flow(config=str(config), overrides=given, stage=stage), indent=2))
 
 
 @app.command()

@@ -12,6 +12,7 @@ from trinity_core.config.rules import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, TaskSelectorConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
+from trinity_core.config.task_output import PIPELINE, pipeline_given, uses_pipeline
 from trinity_core.config.verl import ROOT
 
 POLICY_ONLY = ("custom_chat_template", "chat_template_path", "enable_thinking")
@@ -59,7 +60,8 @@ def _unread(config: Config) -> list[str]:
         "trainer.ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size > 1,
         "data_processor.experience_pipeline": config.data_processor.experience_pipeline is not None
         and not config.explores,
-        "data_processor.task_pipeline": config.data_processor.task_pipeline is not None,
+        PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),
+        f"{PIPELINE}.num_process": "num_process" in pipeline_given(config),
     }
     given |= dict.fromkeys(unread_monitor_args(config), True)
     given |= _orders(config) | _unserved(config)

@@ -17,6 +17,7 @@ from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.config.serve_rules import serve_rules
 from trinity_core.config.staleness import staleness_rules
 from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.config.task_output import pipeline_rules
 
 INPUT = "buffer.explorer_input"
 VERL = "trainer.trainer_config"
@@ -204,6 +205,7 @@ def _tasks(config: Config) -> Iterator[Finding]:
     for key, taskset in tasksets:
         if not taskset.path and not produced and taskset.storage_type != "queue":
             yield Finding(f"{key}.path", taskset.path, "must be given: a file, a folder or a hub name.")
+    yield from pipeline_rules(config, tasksets)
     yield from weight_rules(training_tasksets(config))
     yield from queue_rules(config, training_tasksets(config), eval_tasksets(config))
     yield from repeated_names("task sets", ((f"{key}.name", taskset.name) for key, taskset in tasksets))

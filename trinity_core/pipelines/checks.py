@@ -18,6 +18,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.pipelines.data_juicer.client import steps_of
 from trinity_core.pipelines.data_juicer.local import require_installed, starts_own
 from trinity_core.pipelines.operators import OPERATORS
+from trinity_core.pipelines.tasks import TASK_OPERATORS
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
 from trinity_core.workflows.environments.workflow import EnvWorkflow
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
@@ -25,6 +26,7 @@ from trinity_core.workflows.rewards.models import MODEL_REWARDS
 T = TypeVar("T")
 
 OPERATED = "data_processor.experience_pipeline.operators"
+CURATED = "data_processor.task_pipeline.operators"
 
 
 def require_names(config: Config) -> Config:
@@ -69,18 +71,37 @@ def _typed(config: Config, report: Report, imports: bool) -> Config:
     }
     if pipeline := config.data_processor.experience_pipeline:
         values[OPERATED] = [
-            _typed_operator(operator, f"{OPERATED}[{index}]", report, imports)
+            _typed_operator(OPERATORS, operator, f"{OPERATED}[{index}]", report, imports)
             for index, operator in enumerate(pipeline.operators)
+        ]
+    if tasks := config.data_processor.task_pipeline:
+        values[CURATED] = [
+            _made_operator(operator, f"{CURATED}[{index}]", report, imports)
+            for index, operator in enumerate(tasks.operators)
         ]
     return config.with_values(values)
 
 
-def _typed_operator(operator: OperatorConfig, key: str, report: Report, imports: bool) -> OperatorConfig:
-    function = _found(OPERATORS, operator.name, f"{key}.name", report, imports)
-    if function is None:
+def _typed_operator(
+    registry: Registry[T], operator: OperatorConfig, key: str, report: Report, imports: bool
+) -> OperatorConfig:
+    found = _found(registry, operator.name, f"{key}.name", report, imports)
+    if found is None:
         return operator
-    args = fitting(OPERATORS, function, operator.name, operator.args, f"{key}.args", report)
+    args = fitting(registry, found, operator.name, operator.args, f"{key}.args", report)
     return operator.with_values({"args": args})
+
+
+def _made_operator(operator: OperatorConfig, key: str, report: Report, imports: bool) -> OperatorConfig:
+    """A task operator whose arguments also suit each other."""
+    before = len(report.problems)
+    typed = _typed_operator(TASK_OPERATORS, operator, key, report, imports)
+    if len(report.problems) == before and (imports or "." not in operator.name):
+        try:
+            TASK_OPERATORS.resolve(operator.name)(**typed.args)
+        except TrinityError as error:
+            report.add(f"{key}.args", dict(operator.args), f"{error}.")
+    return typed
 
 
 def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Report, imports: bool) -> TasksetConfig:

@@ -12,6 +12,7 @@ from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, oth
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.config.external_rules import key_of_endpoint
 from trinity_core.errors import TrinityError
+from trinity_core.pipelines.tasks import with_curated_tasks
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.runtime.agreement import agree
 from trinity_core.runtime.cluster import placement_of
@@ -69,7 +70,7 @@ def choose_stage(
     `kind` is the flow's name; by default, the one that runs the stage. `model_path` is the model of the stage before,
     if any. With `base`, the model before all stages is meant, whose scores belong to the pipeline. `run` is the run's
     name where it is not the configuration's: one in a fresh folder. `begun_by` identifies the attempts at one run,
-    which share a fresh folder.
+    which share a fresh folder. A task pipeline whose output the stage reads is run here, unless that is there already.
     """
     config, parent_dir = pick_stage(loaded, stage)
     kind = kind or flow_of(config)
@@ -87,6 +88,7 @@ def choose_stage(
     method, notice = sync_method(config, placement)
     config = config.with_values({"synchronizer.sync_method": method})
     warnings = (*notices(config), *([notice] if notice else []))
+    config = with_curated_tasks(config)
     return Stage(config, placement, stage or kind, parent_dir, warnings=warnings)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config, to_dict
+from trinity_core.config.task_output import curated_folder
 from trinity_core.files import read_json, when_room, write_atomically
 from trinity_core.rollout.score_fingerprint import valid_metrics, valid_scores
 from trinity_core.runtime.session import Session
@@ -49,6 +50,7 @@ def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
         "curve": None if curve is None else str(curve),
         "seconds": round(time.monotonic() - session.began, 2),
         "made_from": digest_of(config),
+        "curated_tasks": curated_folder(config),
         "results": results,
     }
     write_summary(config, summary)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, Lt
+from pydantic import Field
 
 from trinity_core.config.section import Section
-from trinity_core.config.types import EMPTY, Args, Count, Flag, Integer, Many, Named
+from trinity_core.config.types import EMPTY, Args, Count, Flag, Integer, Many, Named, Number
 
 
 class MonitorConfig(Section):
@@ -48,17 +49,37 @@ class OperatorConfig(Section):
     """Arguments of the operator."""
 
 
-class TaskPipelineConfig(Section):
-    """Prepares tasks before the run."""
+class TaskOutputConfig(Section):
+    """Where a task pipeline writes."""
 
-    num_process: Count = 4
-    """Processes that work on it."""
+    path: str | None = None
+    """Folder of its data sets, of which each has a folder named by its fingerprint; by default `curated_tasks` beside
+    the project's runs."""
+
+
+class TaskPipelineConfig(Section):
+    """Makes a task set of others before the run. Its output is read by the task sets that have no `path`; if there is
+    none, by the training task sets whose `path` is among `inputs`."""
+
+    inputs: Many[str] = ()
+    """Local files or folders that it reads."""
+    split: str = "train"
+    """Split of the inputs."""
+    target_fields: Many[str] = ()
+    """Columns of the inputs that are kept; by default all."""
     operators: Many[OperatorConfig] = ()
     """Steps, in order."""
-    inputs: Many[str] = ()
-    """Data sets it reads; its output becomes the explorer's input."""
-    target_fields: Many[str] = ()
-    """Columns it works on."""
+    priority_weights: Named[Number] = EMPTY
+    """Column of numbers and its weight: rows are ordered by the weighted sum, highest first; by default as they are
+    read."""
+    top_k: Annotated[Integer, Ge(-1)] = -1
+    """Rows of the output at most, the first in that order; -1: all."""
+    test_share: Annotated[Number, Ge(0), Lt(1)] = 0.0
+    """Share of the rows that become the output's split `test`; which ones follows from their contents and the seed."""
+    output: TaskOutputConfig = Field(default_factory=TaskOutputConfig)
+    """Where the output goes."""
+    num_process: Count = 4
+    """Processes that work on it."""
 
 
 class ExperiencePipelineConfig(Section):

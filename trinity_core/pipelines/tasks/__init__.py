@@ -1,6 +1,7 @@
 """The task pipeline: operators on rows before a run. Importing this registers the built-in ones."""
 
 from trinity_core.pipelines.tasks import answer_format, contamination, duplicates, length
+from trinity_core.pipelines.tasks.configured import curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, TaskOperator
 
@@ -13,6 +14,8 @@ __all__ = [
     "answer_format",
     "contamination",
     "curate",
+    "curated_tasks",
     "duplicates",
     "length",
+    "with_curated_tasks",
 ]

@@ -6,6 +6,7 @@ read whole). The output is `<root>/<fingerprint>/`; `dataset.json` is written la
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,12 +41,17 @@ class TaskPipeline:
     """Local files, or folders whose files are named by split."""
     operators: Sequence[OperatorConfig] = ()
     split: str = "train"
+    columns: Sequence[str] = ()
+    """Columns of the inputs that are kept; empty: all."""
     priority_weights: Mapping[str, float] = field(default_factory=dict)
     """Column of numbers → weight; rows are ordered by the weighted sum, highest first. Empty: as they are read."""
     target_size: int | None = None
     """Rows of the output at most, the first in that order; None: all."""
     max_rejected_share: float = 1.0
     """The largest share of rows that may be set aside."""
+    test_share: float = 0.0
+    """About this share of the rows becomes the split `test`: which ones follows from their contents and `seed`."""
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class CuratedDataset:
     fingerprint: str
     rows: int
     """Rows in `train.jsonl`."""
+    test_rows: int
+    """Rows in `test.jsonl`."""
     read: int
     rejected: int
     """Rows set aside, in `rejected.jsonl` with file, line and reason."""
@@ -72,9 +80,11 @@ def curate(pipeline: TaskPipeline, root: Path) -> CuratedDataset:
     operators = _made(pipeline.operators)
     files = [file for path in pipeline.inputs for file in data_files(path, pipeline.split)]
     choices = {
+        "columns": list(pipeline.columns),
         "priority_weights": dict(pipeline.priority_weights),
         "target_size": pipeline.target_size,
         "max_rejected_share": pipeline.max_rejected_share,
+        "split": [pipeline.test_share, pipeline.seed],
     }
     name = fingerprint(files, pipeline.operators, operators, choices)
     folder = root / name
@@ -122,10 +132,11 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
                         f"task pipeline: none of the first {progress.read} rows can be used: {_first(progress)}"
                     )
         _check(pipeline, progress)
+        splits = ("train", "test") if pipeline.test_share else ("train",)
+        written = {split: _write(folder / f"{split}.jsonl", _of(split, pipeline, progress)) for split in splits}
         made = CuratedDataset(
-            folder, name, _write(folder / "train.jsonl", progress.ordered(pipeline.target_size)),
-            progress.read, progress.rejected, progress.dropped,
-        )  # fmt: skip
+            folder, name, written["train"], written.get("test", 0), progress.read, progress.rejected, progress.dropped
+        )
         _write(folder / "rejected.jsonl", map(_rejected_line, progress.set_aside()))
     finally:
         progress.close()
@@ -143,8 +154,10 @@ def _chunk(
     for location, row in chunk:
         if isinstance(row, str):
             progress.reject(RejectedRow(location, row))
+        elif missing := [column for column in pipeline.columns if column not in row]:
+            progress.reject(RejectedRow(location, f"the row has no column '{missing[0]}'"))
         else:
-            located.append((location, row))
+            located.append((location, {column: row[column] for column in pipeline.columns or row}))
     for operator in operators:
         located = _operated(operator, located, progress)
     for location, row in located:
@@ -186,6 +199,15 @@ def _priority(row: Row, weights: Mapping[str, float]) -> float:
             raise DataError(f"priority_weights: the row has no number in the column '{key}'")
         total += weight * value
     return total
+
+
+def _of(split: str, pipeline: TaskPipeline, progress: PipelineProgress) -> Iterator[str]:
+    """The rows of a split as JSON. A row is in the test split by a number in [0, 1) that follows from its text."""
+    for text in progress.ordered(pipeline.target_size):
+        digest = hashlib.sha256(f"{pipeline.seed} {text}".encode()).digest()
+        is_test = int.from_bytes(digest[:8], "big") / 2**64 < pipeline.test_share
+        if is_test == (split == "test"):
+            yield text
 
 
 def _check(pipeline: TaskPipeline, progress: PipelineProgress) -> None:

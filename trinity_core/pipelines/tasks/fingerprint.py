@@ -12,7 +12,7 @@ from typing import Any
 from trinity_core.config import OperatorConfig
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, TaskOperator
 
-FORMAT = 1
+FORMAT = 2
 """Raised when the same pipeline would write another output than before."""
 
 

@@ -1,0 +1,18 @@
+"""A task set made of others, before any run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides, StageName
+from tasks.curation import curate_tasks
+from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
+
+
+@flow(name="curate", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
+def curate(config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "") -> dict[str, Any]:
+    """Run the configuration's task pipeline, unless its output is there; a killed one goes on where it was."""
+    with retry_only_transient_faults():
+        return curate_tasks(config, overrides, stage)

@@ -1,0 +1,135 @@
+"""`data_processor.task_pipeline`: which task sets read its output, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity_core.config import Config, ConfigError, config_from_dict
+from trinity_core.config.notices import notices
+from trinity_core.config.problems import Report
+from trinity_core.config.task_output import curated_folder, output_root
+from trinity_core.errors import DataError
+from trinity_core.pipelines.checks import check_names
+from trinity_core.pipelines.tasks import curated_tasks, with_curated_tasks
+from trinity_core.runtime.stage import choose_stage
+
+FORMAT = {"prompt_key": "question", "response_key": "answer"}
+DUPLICATES = {"name": "duplicate_filter", "args": {"input_keys": ["question"]}}
+FLOW = {"default_workflow_type": "math_workflow"}
+
+
+def config_of(
+    root: Path, taskset: dict[str, Any], evals: Sequence[dict[str, Any]] = (), mode: str = "both", **pipeline: Any
+) -> Config:
+    rows = [
+        {"question": f"How many is {number % 40}?", "answer": f"#### {number}", "rank": number} for number in range(50)
+    ]
+    (root / "data").mkdir(exist_ok=True)
+    (root / "data/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    inputs = {
+        "taskset": {**taskset, "format": FORMAT, **FLOW},
+        "eval_tasksets": [{**each, "format": FORMAT, **FLOW} for each in evals],
+    }
+    return config_from_dict({
+        "project": "p", "name": "n", "mode": mode, "checkpoint_root_dir": str(root),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "model": {"model_path": "m", "max_model_len": 64, "max_response_tokens": 16},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {"batch_size": 2, "total_steps": 2, "explorer_input": inputs},
+        "data_processor": {
+            "task_pipeline": {"inputs": [str(root / "data")], "operators": [DUPLICATES], **pipeline}
+        },
+    })  # fmt: skip
+
+
+def rows(folder: str | Path, split: str = "train") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(folder) / f"{split}.jsonl").read_text().splitlines()]
+
+
+def test_a_task_set_without_a_path_reads_the_output(tmp_path: Path) -> None:
+    config = config_of(tmp_path, {"name": "t"}, [{"name": "e", "path": str(tmp_path / "data"), "split": "train"}])
+    stage = choose_stage(config)
+    [tasks], [evaluation] = (
+        stage.config.buffer.explorer_input.tasksets, stage.config.buffer.explorer_input.eval_tasksets,
+    )  # fmt: skip
+    made = curated_tasks(config)
+    assert tasks.path == str(made.folder) == curated_folder(stage.config)
+    assert made.folder == output_root(config) / made.fingerprint
+    assert evaluation.path == str(tmp_path / "data"), "it has a path of its own"
+    assert (made.rows, made.read, made.dropped) == (40, 50, {"1 duplicate_filter": 10})
+    assert notices(config) == []
+    written = (made.folder / "train.jsonl").stat().st_mtime_ns
+    assert with_curated_tasks(config).buffer.explorer_input.tasksets[0].path == tasks.path
+    assert (made.folder / "train.jsonl").stat().st_mtime_ns == written, "it is not made again"
+
+
+def test_the_guides_pipeline_replaces_the_path_it_reads(tmp_path: Path) -> None:
+    """Task set, evaluation and pipeline name the same data; the pipeline's output is for training alone."""
+    path = str(tmp_path / "data")
+    found = with_curated_tasks(config_of(tmp_path, {"path": path}, [{"path": path, "split": "train"}]))
+    [tasks], [evaluation] = found.buffer.explorer_input.tasksets, found.buffer.explorer_input.eval_tasksets
+    assert Path(str(tasks.path)).parent == output_root(found) and evaluation.path == path
+
+
+def test_part_of_the_output_is_for_evaluation(tmp_path: Path) -> None:
+    config = config_of(
+        tmp_path, {"name": "t"}, [{"name": "e", "split": "test"}], test_share=0.25, target_fields=list(FORMAT.values())
+    )
+    folder = str(with_curated_tasks(config).buffer.explorer_input.eval_tasksets[0].path)
+    train, test = rows(folder), rows(folder, "test")
+    assert len(train) + len(test) == 40 and 3 <= len(test) <= 20
+    assert not {row["question"] for row in train} & {row["question"] for row in test}
+    assert all(list(row) == ["question", "answer"] for row in (*train, *test))
+    alone = choose_stage(config, kind="evaluate").config.buffer.explorer_input
+    assert alone.eval_tasksets[0].path == folder, "an evaluation of the run reads what the run read"
+
+
+def test_rows_are_ordered_and_cut(tmp_path: Path) -> None:
+    config = config_of(tmp_path, {"name": "t"}, priority_weights={"rank": 1.0}, top_k=3, operators=[])
+    assert [row["rank"] for row in rows(curated_tasks(config).folder)] == [49, 48, 47]
+
+
+def test_the_output_goes_where_it_is_wanted(tmp_path: Path) -> None:
+    config = config_of(tmp_path, {"name": "t"}, output={"path": str(tmp_path / "chosen")})
+    assert curated_tasks(config).folder.parent == tmp_path / "chosen"
+
+
+def test_rows_without_a_target_field_are_set_aside(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train.jsonl:1: the row has no column 'solution'"):
+        curated_tasks(config_of(tmp_path, {"name": "t"}, target_fields=["solution"]))
+
+
+def test_a_pipeline_that_nobody_reads_is_noticed(tmp_path: Path) -> None:
+    other = tmp_path / "data/train.jsonl"
+    config = config_of(tmp_path, {"path": str(other)}, num_process=8)
+    keys = "data_processor.task_pipeline, data_processor.task_pipeline.num_process"
+    assert notices(config) == [f"Accepted, but without effect here: {keys}."]
+    assert with_curated_tasks(config) == config and not output_root(config).exists()
+
+
+@pytest.mark.parametrize(
+    ("taskset", "pipeline", "message"),
+    [
+        ({"split": "test"}, {}, r"split: must be train: .* reads the output of the task pipeline, .* test_share"),
+        ({"split": "dev"}, {"test_share": 0.1}, "split: must be train or test"),
+        ({}, {"inputs": []}, r"task_pipeline.inputs: must be given"),
+        ({}, {"test_share": 1}, "test_share"),
+        ({}, {"top_k": -2}, "top_k"),
+        ({}, {"operators": [{"name": "duplicate_fliter"}]}, r"operators\[0\].name: .*'duplicate_filter'"),
+        ({}, {"operators": [{"name": "duplicate_filter", "args": {"keys": ["a"]}}]}, r"operators\[0\].args.keys"),
+        ({}, {"operators": [{"name": "duplicate_filter", "args": {"input_keys": []}}]}, "at least one column"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_before_anything_starts(
+    tmp_path: Path, taskset: dict[str, Any], pipeline: dict[str, Any], message: str
+) -> None:
+    report = Report()
+    with pytest.raises(ConfigError, match=message):
+        check_names(config_of(tmp_path, {"name": "t", **taskset}, **pipeline), report)
+        report.check()
+    assert not (tmp_path / "p").exists()

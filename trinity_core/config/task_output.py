@@ -1,0 +1,71 @@
+"""Which task sets read the output of the task pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trinity_core.config.problems import Finding
+from trinity_core.config.schema import Config
+from trinity_core.config.schema.buffer import TasksetConfig
+
+PIPELINE = "data_processor.task_pipeline"
+SPLITS = ("train", "test")
+
+
+def reads_output(config: Config, taskset: TasksetConfig) -> bool:
+    """Whether a task set of this configuration reads the output: without a path, or, if none is, one of the inputs."""
+    pipeline = config.data_processor.task_pipeline
+    if pipeline is None or taskset.storage_type == "queue":
+        return False
+    given = config.buffer.explorer_input
+    if any(not each.path and each.storage_type != "queue" for each in (*given.tasksets, *given.eval_tasksets)):
+        return not taskset.path
+    return taskset in given.tasksets and taskset.path in pipeline.inputs
+
+
+def uses_pipeline(config: Config) -> bool:
+    """Whether this run has a task set that reads the output."""
+    given = config.buffer.explorer_input
+    asked = (*given.tasksets, *given.eval_tasksets) if config.mode in ("both", "explore") else given.eval_tasksets
+    return config.mode != "train" and any(reads_output(config, taskset) for taskset in asked)
+
+
+def pipeline_given(config: Config) -> Mapping[str, Any]:
+    """The section as it was written; empty if it was not."""
+    section = config.given.get("data_processor")
+    pipeline = section.get("task_pipeline") if isinstance(section, Mapping) else None
+    return pipeline if isinstance(pipeline, Mapping) else {}
+
+
+def curated_folder(config: Config) -> str | None:
+    """The output that the run's task sets read, by which its name, the fingerprint, is known; None if none does."""
+    if config.data_processor.task_pipeline is None:
+        return None
+    given, root = config.buffer.explorer_input, output_root(config)
+    paths = (each.path for each in (*given.tasksets, *given.eval_tasksets))
+    return next((path for path in paths if path and Path(path).parent == root), None)
+
+
+def output_root(config: Config) -> Path:
+    """The folder of the pipeline's data sets."""
+    pipeline = config.data_processor.task_pipeline
+    assert pipeline is not None, "only a configuration with a task pipeline has its output"
+    given = pipeline.output.path
+    return Path(given).expanduser().absolute() if given else config.job_dir.parent / "curated_tasks"
+
+
+def pipeline_rules(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
+    """What cannot work in the task pipeline, or in a task set that reads its output."""
+    pipeline = config.data_processor.task_pipeline
+    if pipeline is None or config.mode == "train":
+        return
+    if not pipeline.inputs:
+        yield Finding(f"{PIPELINE}.inputs", None, "must be given: the files or folders that the pipeline reads.")
+    splits = SPLITS if pipeline.test_share else SPLITS[:1]
+    for key, taskset in tasksets:
+        if reads_output(config, taskset) and taskset.split not in splits:
+            message = f"must be {' or '.join(splits)}: {key} reads the output of the task pipeline"
+            more = "." if pipeline.test_share else ", which has a split test with test_share."
+            yield Finding(f"{key}.split", taskset.split, message + more, (f"{PIPELINE}.test_share",))

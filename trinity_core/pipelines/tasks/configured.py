@@ -1,0 +1,59 @@
+"""The task pipeline of a configuration, and the task sets that read its output."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from trinity_core.config import Config
+from trinity_core.config.schema.buffer import TasksetConfig
+from trinity_core.config.task_output import output_root, reads_output, uses_pipeline
+from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
+
+log = logging.getLogger(__name__)
+
+
+def configured_pipeline(config: Config) -> TaskPipeline:
+    """The pipeline of `data_processor.task_pipeline`, which must be there."""
+    given = config.data_processor.task_pipeline
+    assert given is not None, "only a configuration with a task pipeline has one"
+    return TaskPipeline(
+        inputs=given.inputs,
+        operators=given.operators,
+        split=given.split,
+        columns=given.target_fields,
+        priority_weights=given.priority_weights,
+        target_size=None if given.top_k < 0 else given.top_k,
+        max_rejected_share=config.buffer.max_rejected_share,
+        test_share=given.test_share,
+        seed=config.seed,
+    )
+
+
+def curated_tasks(config: Config) -> CuratedDataset:
+    """The output of the configuration's pipeline: made, continued, or found. Raises TrinityError as `curate` does."""
+    made = curate(configured_pipeline(config), output_root(config))
+    lost = "".join(f", {number} dropped by {operator}" for operator, number in made.dropped.items())
+    aside = f", {made.rejected} set aside ({made.folder / 'rejected.jsonl'})" if made.rejected else ""
+    test = f" and {made.test_rows} for tests" if made.test_rows else ""
+    log.info("Curated tasks: %d of %d rows%s in %s%s%s", made.rows, made.read, test, made.folder, lost, aside)
+    return made
+
+
+def with_curated_tasks(config: Config) -> Config:
+    """The configuration whose task sets read the pipeline's output, where a task set of this run does.
+
+    The folder's name is the output's fingerprint, so that a run's own configuration records what it has read.
+    """
+    if not uses_pipeline(config):
+        return config
+    folder = str(curated_tasks(config).folder)
+    given = config.buffer.explorer_input
+
+    def reading(tasksets: Sequence[TasksetConfig]) -> list[TasksetConfig]:
+        return [each.with_values({"path": folder}) if reads_output(config, each) else each for each in tasksets]
+
+    key = "buffer.explorer_input"
+    return config.with_values({
+        f"{key}.tasksets": reading(given.tasksets), f"{key}.eval_tasksets": reading(given.eval_tasksets),
+    })  # fmt: skip
