@@ -1,0 +1,123 @@
+"""GiGPO from an environment to a gradient step: a real engine plays, DeepSpeed trains."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import Counter, defaultdict
+
+import pytest
+from workflows.workflow_helpers import make_task
+
+from trinity_core.config.schema.buffer import RolloutArgs
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.inference.engine_model import EngineModel, Limits
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.requests import Sampling
+from trinity_core.runtime.run import train
+from trinity_core.training import TrainerWorker, learner
+from trinity_core.workflows import ENVIRONMENTS, run_workflow
+
+pytestmark = pytest.mark.slow
+GAMMA, EPSILON = 0.5, 1e-6
+
+
+@pytest.fixture
+def any_text_moves(monkeypatch):
+    """FrozenLake in which an untrained policy moves too."""
+    lake = ENVIRONMENTS["frozen_lake"]
+    monkeypatch.setitem(ENVIRONMENTS, "lake", type("Lake", (lake,), {"move": lambda self, text: len(text) % 4}))
+
+
+def played(engine, folder):
+    """The turns of two tasks with eight rollouts each, on a lake of 2 by 2 without holes."""
+    tokenizer = load_tokenizer(str(folder), False)
+    sampling = Sampling(4, stop_token_ids=tuple(token for token in range(len(tokenizer)) if token % 4 == 0))
+    tasks = [
+        make_task(
+            "env_workflow",
+            index=index,
+            group=f"1/{index}",
+            raw={"question": "Go.", "seed": index},
+            repeat_times=8,
+            rollout_args=RolloutArgs(),
+            workflow_args={
+                "environment": "lake",
+                "environment_args": {"show_rules": False, "size": 2, "p": 1.0},
+                "max_turns": 5,
+                "step_wise": True,
+                "discount": 0,
+            },
+        )
+        for index in range(2)
+    ]
+
+    async def main():
+        pool = EnginePool([engine], str(folder))
+        await pool.start()
+        model = EngineModel(pool, ChatEncoder(tokenizer), Limits(250, 240, 4, sampling, True))
+        return [row for task in tasks for row in await run_workflow(task, model)]
+
+    return asyncio.run(main())
+
+
+def by_hand(rows):
+    """The advantage of each turn: of its run in the group, plus that of its return among the turns of its state."""
+    rewards = {(row.group, row.run, row.turn): row.reward for row in rows}
+    totals, returns, states = defaultdict(dict), {}, defaultdict(list)
+    for row in rows:
+        later = [turn for group, run, turn in rewards if (group, run) == (row.group, row.run) and turn >= row.turn]
+        totals[row.group].setdefault(row.run, 0.0)
+        totals[row.group][row.run] += row.reward
+        found = sum(GAMMA ** (turn - row.turn) * rewards[row.group, row.run, turn] for turn in later)
+        returns[row.group, row.run, row.turn] = found
+        states[row.group, row.state].append(found)
+
+    def scaled(value, among):
+        if len(among) < 2:
+            return 0.0
+        return (value - statistics.mean(among)) / (statistics.stdev(among) + EPSILON)
+
+    return {
+        turn: scaled(totals[row.group][row.run], list(totals[row.group].values()))
+        + scaled(returns[turn], states[row.group, row.state])
+        for row in rows
+        for turn in [(row.group, row.run, row.turn)]
+    }
+
+
+@pytest.mark.usefixtures("any_text_moves")
+def test_turns_of_a_lake_are_trained(make_config, tiny_engine, tiny_folder, monkeypatch):
+    from trinity_core.training.sources import open_store
+
+    rows = played(tiny_engine, tiny_folder)
+    won = Counter(row.metrics["return"] for row in rows if row.turn == 0)
+    assert set(won) == {0.0, 1.0} and len({row.state for row in rows}) >= 3, won
+    config = make_config(
+        "gigpo", model__model_path=tiny_folder, model__max_prompt_tokens=200, model__max_response_tokens=56,
+        buffer__total_steps=1, buffer__batch_size=2, buffer__train_batch_size=len(rows), algorithm__repeat_times=8,
+        algorithm__advantage_fn_args={"gamma": GAMMA, "epsilon": EPSILON},
+    )  # fmt: skip
+    with open_store(config) as store:
+        store.put("explorer", 1, {}, rows, 0)
+    trained = []
+
+    def seen(*args):
+        prepared, metrics = prepare(*args)
+        trained.append((prepared, metrics))
+        return prepared, metrics
+
+    prepare = learner.prepare
+    monkeypatch.setattr(learner, "prepare", seen)
+    worker = TrainerWorker(config)
+    worker.start()
+    assert worker.run(train)["ended"] == "finished"
+    [(prepared, metrics)] = trained
+    expected, batch = by_hand(rows), prepared.batch
+    assert len(batch.experiences) == len(rows) and metrics["gigpo/shared_states"] > 0.5
+    for row, advantages, mask in zip(batch.experiences, prepared.advantages, batch.mask, strict=True):
+        assert advantages[mask].tolist() == pytest.approx(
+            [expected[row.group, row.run, row.turn]] * int(mask.sum()), abs=1e-4
+        )
+    assert any(abs(value) > 0.1 for value in expected.values())
