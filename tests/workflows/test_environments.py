@@ -133,6 +133,7 @@ def test_taxi_and_blackjack_are_told_in_words():
     assert reward == -10
     cards = ENVIRONMENTS["blackjack"]()
     assert "Dealer shows" in cards.reset(3)[0]
+    assert cards.step("I would rather not play")[1:3] == (-1.0, False)
     assert cards.step("hit or stick? Stick")[2] is True
     assert cards.move("sticky") is None
 

@@ -21,7 +21,7 @@ from trinity_core.data.formats import Message
 from trinity_core.errors import InputError
 from trinity_core.files import clear_errors
 from trinity_core.workflows.environments import ENVIRONMENTS
-from trinity_core.workflows.environments.planning import move_values
+from trinity_core.workflows.environments.planning import Transitions, move_values
 from trinity_core.workflows.environments.protocol import check_installed
 from trinity_core.workflows.environments.reasoning import rows as questions
 from trinity_core.workflows.environments.toy_text import ToyText
@@ -73,20 +73,37 @@ def split_rows(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
         kind = ENVIRONMENTS[given.environment]
         if not issubclass(kind, ToyText):
             raise InputError(f"there are no examples for '{given.environment}', whose moves are not listed")
+        environment, plan = kind(**given.args), BestPlay()
         seeds = range(first, first + given.examples)
-        splits["sft"] = [{"messages": played(kind(**given.args), seed, given, rng)} for seed in seeds]
+        splits["sft"] = [{"messages": played(environment, seed, given, rng, plan)} for seed in seeds]
     return splits
 
 
-def played(environment: ToyText, seed: int, given: argparse.Namespace, rng: random.Random) -> list[Message]:
+class BestPlay:
+    """The best moves, worked out anew only for transitions other than the last ones."""
+
+    def __init__(self) -> None:
+        self._of: Transitions = {}
+        self._values: dict[Any, list[float]] = {}
+
+    def moves(self, transitions: Transitions, state: Any) -> list[int]:
+        """Those of the largest value in a state; none where transitions are not known."""
+        if transitions != self._of:
+            self._of, self._values = transitions, move_values(transitions, FORESIGHT, DISCOUNT)
+        return best_moves(self._values.get(state, ()))
+
+
+def played(
+    environment: ToyText, seed: int, given: argparse.Namespace, rng: random.Random, plan: BestPlay
+) -> list[Message]:
     """The conversation of one episode: the best move with a chance of `skill`, else any."""
     said, *_ = environment.reset(seed)
     messages = first_messages([{"role": "user", "content": given.prompt}], said)
-    values = move_values(environment.transitions, FORESIGHT, DISCOUNT)
+    transitions = environment.transitions
     for number in range(given.moves):
         if number:
             messages.append({"role": "user", "content": said})
-        best = best_moves(values.get(environment.seen, ()))
+        best = plan.moves(transitions, environment.seen)
         move = rng.choice(best) if best and rng.random() < given.skill else rng.randrange(len(environment.moves))
         messages.append({"role": "assistant", "content": environment.moves[move]})
         said, _, done, _ = environment.step(environment.moves[move])

@@ -160,9 +160,10 @@ class Blackjack(ToyText):
     rules = "Blackjack: come closer to 21 than the dealer, and not over it."
 
     def __init__(
-        self, natural: bool = False, sab: bool = False, invalid_reward: float = 0.0, show_rules: bool = True
+        self, natural: bool = False, sab: bool = False, invalid_reward: float = -1.0, show_rules: bool = True
     ) -> None:
-        """`natural` and `sab` as of gymnasium."""
+        """`natural` and `sab` as of gymnasium. An answer without a move counts as a loss: 0 is more than play earns, so
+        a policy would learn not to play."""
         super().__init__(invalid_reward, show_rules)
         import gymnasium
 
