@@ -1,4 +1,4 @@
-"""Supervised learning from a data set (SFT, DPO): the trainer alone."""
+"""Supervised learning from a data set (SFT, DPO), also from a person's verdicts: the trainer alone."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tasks.resolve import resolve
 from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
 from tasks.session import cluster, together
 from tasks.train import train
+from tasks.verdicts import judged_by_person
 
 
 @flow(name="sft", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
@@ -37,7 +38,7 @@ def sft(
     """Train on the configuration's data set and publish the model."""
     with retry_only_transient_faults():
         given = with_main_settings(overrides, stage, algorithm_type=algorithm_type, lr=lr, total_steps=total_steps)
-        plan = resolve(config, given, stage, model_path, "sft")
+        plan = judged_by_person(resolve(config, given, stage, model_path, "sft"))
         with cluster(plan) as session:
             results = together(session, train)
             return publish(session, results)

@@ -332,6 +332,18 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
         "",
     ),
     (
+        ("buffer.trainer_input.experience_buffer.human_verdicts.enable=true",),
+        "buffer.trainer_input.experience_buffer.human_verdicts.enable",
+        "needs mode train, sft or dpo, and storage_type rollouts",
+        "",
+    ),
+    (
+        ("algorithm.algorithm_type=mix", f"{AUXILIARY}.expert={{path: x, human_verdicts: {{enable: true}}}}"),
+        f"{AUXILIARY}.expert.human_verdicts.enable",
+        "only the experience buffer is asked about",
+        "",
+    ),
+    (
         ("explorer.auxiliary_models=[{name: j}]", "cluster.gpu_per_node=4"),
         "explorer.auxiliary_models[0].model_path",
         "must be given",

@@ -48,10 +48,26 @@ def experience_rules(config: Config) -> Iterator[Finding]:
         if auxiliary.storage_type == "queue":
             message = "must be file, sql or rollouts: an auxiliary buffer is a data set, which no explorer fills."
             yield Finding(f"{AUXILIARY}.{key}.storage_type", auxiliary.storage_type, message)
+    yield from _verdicts(config)
     yield from _expert_share(config)
     yield from _experts(config)
     names = [(f"{AUXILIARY}.{key}.name", auxiliary.name) for key, auxiliary in given.auxiliary_buffers.items()]
     yield from repeated_names("buffers", [(f"{BUFFER}.name", buffer.name), *names])
+
+
+def _verdicts(config: Config) -> Iterator[Finding]:
+    """A person is asked about answers of an earlier run, by the flow that learns from them alone."""
+    given = config.buffer.trainer_input
+    buffer = given.experience_buffer
+    asks = {f"{AUXILIARY}.{key}": each.human_verdicts.enable for key, each in given.auxiliary_buffers.items()}
+    for key in (key for key, enabled in asks.items() if enabled):
+        yield Finding(f"{key}.human_verdicts.enable", True, "must be false: only the experience buffer is asked about.")
+    if not buffer.human_verdicts.enable:
+        return
+    key, rests_on = f"{BUFFER}.human_verdicts.enable", ("mode", f"{BUFFER}.storage_type", "algorithm.algorithm_type")
+    if not (config.is_supervised and config.mode == "train" and buffer.storage_type == "rollouts"):
+        message = "needs mode train, sft or dpo, and storage_type rollouts: a person is asked about an earlier run."
+        yield Finding(key, True, message, rests_on)
 
 
 def _experts(config: Config) -> Iterator[Finding]:

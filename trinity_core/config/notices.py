@@ -10,7 +10,7 @@ from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share, shares
 from trinity_core.config.rules import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
-from trinity_core.config.schema.buffer import EarlierRolloutsConfig, TaskSelectorConfig
+from trinity_core.config.schema.buffer import EarlierRolloutsConfig, HumanVerdictsConfig, TaskSelectorConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
 from trinity_core.config.task_output import PIPELINE, pipeline_given, uses_pipeline
 from trinity_core.config.verl import ROOT
@@ -127,6 +127,8 @@ def _unused_replay(config: Config) -> dict[str, bool]:
         found[f"{key}.use_priority_queue"] = buffer.use_priority_queue and not_read
         chooses = buffer.rollouts != EarlierRolloutsConfig()
         found[f"{key}.rollouts"] = chooses and buffer.storage_type != "rollouts"
+        asks, about = buffer.human_verdicts.enable, buffer.human_verdicts != HumanVerdictsConfig()
+        found[f"{key}.human_verdicts"] = about and not asks
         found[f"{key}.replay_buffer.enable"] = replay.enable and not_read
         found[f"{key}.replay_buffer.reuse_cooldown_time"] = replay.reuse_cooldown_time is not None and not replay.enable
     return found

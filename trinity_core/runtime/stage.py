@@ -18,6 +18,7 @@ from trinity_core.runtime.agreement import agree
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, sync_method
+from trinity_core.runtime.verdicts import with_verdicts
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import run_versions
 from trinity_core.tracking import rewind
@@ -49,6 +50,7 @@ class Stage:
 def resolve_stage(loaded: Config, stage: str = "", model_path: str = "") -> Stage:
     """`choose_stage`, then `resume`: one stage of a checked configuration, ready to start. Its warnings are logged."""
     resolved = resume(choose_stage(loaded, stage, model_path))
+    resolved = replace(resolved, config=with_verdicts(resolved.config))
     for warning in resolved.warnings:
         log.warning(warning)
     if resolved.resumed_step:

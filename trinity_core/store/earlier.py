@@ -63,7 +63,7 @@ def read_answers(
         return read_supervised(config, encoder, kind, max_tokens)
     rejected: list[RejectedRow] = []
     groups: dict[str, list[EarlierRollout]] = defaultdict(list)
-    for found in _found(config.path or "", config.subset_name):
+    for found in find_rollouts(config.path or "", config.subset_name):
         if isinstance(found, RejectedRow):
             rejected.append(found)
         elif found.experience.reward is not None and not found.experience.is_unscored:
@@ -126,7 +126,8 @@ def _check_tokenizer(
         return
 
 
-def _found(path: str, subset: str | None) -> Iterator[EarlierRollout | RejectedRow]:
+def find_rollouts(path: str, subset: str | None) -> Iterator[EarlierRollout | RejectedRow]:
+    """The rollouts of an earlier run: of its folder, its database, or a file that was written by an explorer."""
     local = Path(path).expanduser()
     if local.suffix in BACKUPS:
         yield from _in_file(path)

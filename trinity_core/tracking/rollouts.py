@@ -93,13 +93,13 @@ def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int =
     for rollout in rollouts[:limit]:
         reward = "–" if rollout.reward is None else f"**{rollout.reward:g}**"
         parts = "<br>".join(f"{name} {value:.3g}" for name, value in sorted(rollout.parts.items()))
-        cells = (_cell(rollout.prompt, width), _cell(rollout.response, width))
-        lines.append(f"| {cells[0]} | {cells[1]} | {reward}<br>{parts} | {_cell(rollout.truth, width)} |")
+        cells = (markdown_text(rollout.prompt, width), markdown_text(rollout.response, width))
+        lines.append(f"| {cells[0]} | {cells[1]} | {reward}<br>{parts} | {markdown_text(rollout.truth, width)} |")
     return "\n".join(lines)
 
 
-def _cell(text: str, width: int) -> str:
-    """Text escaped for one cell: no table breaks, no HTML; the middle of a long text is cut out."""
+def markdown_text(text: str, width: int) -> str:
+    """Text escaped for Markdown on one line, as of a table: no HTML; the middle of a long text is cut out."""
     if len(text) > width:
         text = f"{text[: width // 2]} … {text[-width // 2 :]}"
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -170,6 +170,23 @@ class EarlierRolloutsConfig(Section):
     """Rewards of the two answers of a pair differ by more than this (`dpo`)."""
 
 
+class HumanVerdictsConfig(Section):
+    """Asking a person about answers of an earlier run before the flow learns from them."""
+
+    enable: Flag = False
+    """The flow pauses and shows answers. It learns from the verdicts alone: answers kept, dropped, better ones written
+    (rollouts)."""
+    tasks: Annotated[Count, Unit("tasks")] = 8
+    """Tasks that are shown, spread over the earlier run."""
+    answers: Annotated[Integer, Ge(2)] = 2
+    """Answers to a task that are shown: the best and the worst by reward, then others."""
+    timeout: Seconds = 86400.0
+    """How long the flow waits for the verdicts."""
+    on_timeout: Literal["end", "continue"] = "end"
+    """Without verdicts in time the run ends with an error, or goes on without: rewards choose among the answers, as
+    without this section."""
+
+
 class ExperienceBufferConfig(Section):
     """What the trainer reads: the explorer's experiences, or a data set."""
 
@@ -192,6 +209,8 @@ class ExperienceBufferConfig(Section):
     """Split of the data set (file)."""
     rollouts: EarlierRolloutsConfig = Field(default_factory=EarlierRolloutsConfig)
     """Which answers of an earlier run are learned from (rollouts)."""
+    human_verdicts: HumanVerdictsConfig = Field(default_factory=HumanVerdictsConfig)
+    """A person's verdicts on answers of an earlier run, in place of rewards (rollouts)."""
     format: FormatConfig = Field(default_factory=FormatConfig)
     """Columns of the data set."""
     share: Positive | None = None

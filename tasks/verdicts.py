@@ -1,0 +1,123 @@
+"""The task `ask`: the flow pauses, shows answers of an earlier run, and takes a person's verdicts on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.exceptions import FlowPauseTimeout
+from prefect.flow_runs import pause_flow_run
+from prefect.input import RunInput
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.states import Running
+from prefect.utilities.urls import url_for
+from pydantic import Field, create_model
+
+from tasks.reports import shown_if_possible
+from tasks.run_names import artifact_key
+from trinity_core.errors import TrinityError
+from trinity_core.runtime.stage import Stage
+from trinity_core.runtime.verdicts import (
+    ShownTask,
+    TaskVerdict,
+    Verdict,
+    asks_person,
+    keep_verdicts,
+    shown_tasks,
+    with_verdicts,
+)
+from trinity_core.tracking.rollouts import markdown_text
+
+POLL_SECONDS = 5
+"""Between looks at whether the run was resumed."""
+WIDTH = 4000
+"""Characters of an answer that are shown; its middle is cut out."""
+
+
+def judged_by_person(stage: Stage) -> Stage:
+    """The stage that learns from a person's verdicts, if its configuration asks for them; else the stage as it is."""
+    config = stage.config
+    if asks_person(config) and not ask(stage):
+        return stage
+    return replace(stage, config=with_verdicts(config))
+
+
+@task(name="ask", cache_policy=NO_CACHE, persist_result=False)
+def ask(stage: Stage) -> bool:
+    """Pause the flow until a person has given verdicts, and keep them. False if the run is to go on without.
+
+    Raises TrinityError if the run is to end without them.
+    """
+    log, config = get_run_logger(), stage.config
+    buffer = config.buffer.trainer_input.experience_buffer
+    wanted, shown = buffer.human_verdicts, shown_tasks(buffer)
+    text = as_markdown(shown)
+    with shown_if_possible():
+        create_markdown_artifact(text, key=artifact_key(config, "verdicts"), description="Answers to judge")
+    where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
+    log.info("A person is asked about %d tasks, for %g s: resume this run at %s", len(shown), wanted.timeout, where)
+    try:
+        given = pause_flow_run(verdict_form(shown, text), math.ceil(wanted.timeout), POLL_SECONDS)
+        rows = keep_verdicts(config, shown, verdicts_of(given, shown))
+    except FlowPauseTimeout:
+        _go_on()
+        rows = 0
+    if rows:
+        log.info("A person's verdicts make %d rows", rows)
+    elif wanted.on_timeout == "end":
+        raise TrinityError(
+            f"nobody gave a verdict within {wanted.timeout:g} s, or an empty one; started again, the run asks again"
+        )
+    else:
+        log.warning("Nobody gave a verdict within %g s: the run goes on by the rewards", wanted.timeout)
+    return rows > 0
+
+
+def _go_on() -> None:
+    """Prefect lets a run whose pause is over only fail: tell it that this one is at work again."""
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(flow_run.id, Running(), force=True)
+
+
+def as_markdown(shown: Sequence[ShownTask]) -> str:
+    """The tasks with their answers; what a model wrote is escaped."""
+    parts = []
+    for number, each in enumerate(shown, 1):
+        parts.append(f"### {number}. {markdown_text(each.prompt, WIDTH)}\n")
+        for letter, answer in zip(_letters(each), each.answers, strict=True):
+            reward = "no reward" if answer.reward is None else f"reward {answer.reward:g}"
+            parts.append(f"**{number}{letter}** ({reward})\n\n> {markdown_text(answer.info['response'], WIDTH)}\n")
+    return "\n".join(parts)
+
+
+def verdict_form(shown: Sequence[ShownTask], text: str) -> type[RunInput]:
+    """The form that Prefect shows: for each answer a verdict, for each task room for a better answer."""
+    fields: dict[str, Any] = {}
+    for number, each in enumerate(shown, 1):
+        for letter in _letters(each):
+            fields[f"answer_{number}{letter}"] = (Verdict, Field("no verdict", title=f"Answer {number}{letter}"))
+        fields[f"better_{number}"] = (str, Field("", title=f"A better answer to {number}"))
+    form: type[RunInput] = create_model("HumanVerdicts", __base__=RunInput, **fields)
+    form._description = f"{text}\n\nKeep or drop answers, or write better ones; what has no verdict is left out."
+    return form
+
+
+def verdicts_of(given: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]:
+    """The verdicts in a filled form."""
+    said = given.model_dump()
+    return [
+        TaskVerdict([said[f"answer_{number}{letter}"] for letter in _letters(each)], said[f"better_{number}"])
+        for number, each in enumerate(shown, 1)
+    ]
+
+
+def _letters(task: ShownTask) -> Sequence[str]:
+    """a, b, … for its answers."""
+    return [chr(ord("a") + place) if place < 26 else f"_{place}" for place in range(len(task.answers))]

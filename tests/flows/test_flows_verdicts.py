@@ -1,0 +1,179 @@
+"""A flow asks a person: verdicts through Prefect's own server become data for DPO and SFT; none in time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextvars import copy_context
+
+import numpy as np
+import pytest
+
+from trinity_core.config import config_from_dict
+from trinity_core.data.experience import Experience
+from trinity_core.data.tokenizer import load_tokenizer, policy_encoder
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.runtime.stage import Stage
+from trinity_core.runtime.verdicts import TaskVerdict, judged_rows, keep_verdicts, shown_tasks, with_verdicts
+from trinity_core.store.earlier import read_answers
+from trinity_core.store.store import ExperienceStore
+
+ANSWERS = {"g0": ["It is 4.", "It is 5.", "<b>4</b>"], "g1": ["5 cups.", "6 cups."], "g2": ["2", "2"]}
+"""Group -> answers; the longer ago, the better its reward."""
+
+
+@pytest.fixture
+def config(tmp_path, tiny_folder):
+    """Of a DPO run on what a person says about a run whose rollouts are those of `ANSWERS`."""
+    tokenizer, rows = load_tokenizer(str(tiny_folder)), []
+    for group, answers in ANSWERS.items():
+        for run, answer in enumerate(answers):
+            ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("2 + 2?", f"{answer}<|im_end|>")]
+            rows.append(
+                Experience(
+                    np.array(ids[0] + ids[1]),
+                    len(ids[0]),
+                    np.ones(len(ids[1]), bool),
+                    group=group,
+                    run=run,
+                    reward=1.0 - run / 2,
+                    info={"prompt": "2 + 2?", "response": answer},
+                )
+            )
+    earlier = tmp_path / "earlier"
+    with ExperienceStore.open(earlier / "buffer" / "explorer_output.db", str(earlier)) as store:
+        store.put("explorer", 1, {}, rows, versions_used=0)
+    buffer = {"storage_type": "rollouts", "path": str(earlier), "human_verdicts": {"enable": True, "answers": 3}}
+    return config_from_dict(
+        {
+            "mode": "train",
+            "name": "judged",
+            "checkpoint_root_dir": str(tmp_path),
+            "algorithm": {"algorithm_type": "dpo"},
+            "model": {"model_path": str(tiny_folder), "max_model_len": 128},
+            "buffer": {"train_batch_size": 2, "trainer_input": {"experience_buffer": buffer}},
+        }
+    )
+
+
+def answers_of(config, kind) -> list[list[str]]:
+    """What a trainer would learn from: the answers of each row."""
+    encoder = policy_encoder(config.model)
+    rows = read_answers(config.buffer.trainer_input.experience_buffer, encoder, kind).rows
+    return [[encoder.tokenizer.decode(each.tokens[each.prompt_length :]) for each in row] for row in rows]
+
+
+def test_tasks_whose_answers_differ_are_shown(config) -> None:
+    shown = shown_tasks(config.buffer.trainer_input.experience_buffer)
+    assert [[answer.info["response"] for answer in task.answers] for task in shown] == [
+        ["It is 4.", "<b>4</b>", "It is 5."],
+        ["5 cups.", "6 cups."],
+    ]
+
+
+def test_verdicts_are_rewards(config) -> None:
+    """Kept before dropped, what the person wrote before both; what has no verdict is left out, but for beside that."""
+    shown = shown_tasks(config.buffer.trainer_input.experience_buffer)
+    tokenizer = load_tokenizer(config.model.model_path)
+
+    def rewards(*verdicts: TaskVerdict) -> list[tuple[str, float | None]]:
+        return [(row.info["response"], row.reward) for row in judged_rows(shown, verdicts, tokenizer)]
+
+    nothing = TaskVerdict(["no verdict"] * 2)
+    assert rewards(TaskVerdict(["drop", "no verdict", "keep"]), nothing) == [("It is 4.", 0.0), ("It is 5.", 1.0)]
+    written = judged_rows(
+        shown, [TaskVerdict(["no verdict"] * 3), TaskVerdict(["keep", "no verdict"], " 4 ")], tokenizer
+    )
+    assert [(row.info["response"], row.reward) for row in written] == [("5 cups.", 1.0), ("6 cups.", 0.0), ("4", 2.0)]
+    assert tokenizer.decode(written[-1].tokens[written[-1].prompt_length :]) == "4<|im_end|>"
+
+
+def test_verdicts_are_what_is_learned_from(config) -> None:
+    """Pairs for DPO, answers for SFT; they are kept, so a run that is started again asks nobody."""
+    shown = shown_tasks(config.buffer.trainer_input.experience_buffer)
+    with pytest.raises(TrinityError, match="only a flow can"):
+        with_verdicts(config)
+    assert keep_verdicts(config, shown, [TaskVerdict(["no verdict"] * len(task.answers)) for task in shown]) == 0
+    said = [TaskVerdict(["drop", "no verdict", "keep"]), TaskVerdict(["keep", "drop"], "It is 4 cups.")]
+    assert keep_verdicts(config, shown, said) == 5
+    judged = with_verdicts(config)
+    assert answers_of(judged, "preferences") == [
+        ["It is 5.<|im_end|>", "It is 4.<|im_end|>"],
+        ["It is 4 cups.<|im_end|>", "6 cups.<|im_end|>"],
+    ]
+    assert answers_of(judged, "demonstrations") == [
+        ["It is 5.<|im_end|>"], ["It is 4 cups.<|im_end|>"], ["5 cups.<|im_end|>"],
+    ]  # fmt: skip
+
+
+def test_a_run_without_two_answers_is_refused(config) -> None:
+    alike = config.with_values({"buffer.trainer_input.experience_buffer.path": str(config.job_dir)})
+    with pytest.raises(DataError):
+        shown_tasks(alike.buffer.trainer_input.experience_buffer)
+
+
+def asking(config):
+    """A flow that does what the flow `sft` does before it trains."""
+    from prefect import flow
+
+    from tasks.verdicts import judged_by_person
+
+    @flow(name="judged", persist_result=False)
+    def judged() -> Stage:
+        return judged_by_person(Stage(config, None, "judged"))
+
+    return judged
+
+
+def answer_as_the_page_does(verdicts: dict[str, str], forms: list[dict]) -> None:
+    """Wait for a paused run, and resume it with these fields of its form."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    with get_client(sync_client=True) as client:
+        deadline = time.monotonic() + 60
+        paused = FlowRunFilter(state={"type": {"any_": ["PAUSED"]}})
+        while not (runs := client.read_flow_runs(flow_run_filter=paused)):
+            assert time.monotonic() < deadline, "the flow does not pause"
+            time.sleep(0.1)
+        keys = runs[0].state.state_details.run_input_keyset
+        while not forms:
+            form = client.request(
+                "GET", "/flow_runs/{id}/input/{key}", path_params={"id": runs[0].id, "key": keys["schema"]}
+            )
+            forms += [form.json()] if form.status_code == 200 else []
+        answered = client.resume_flow_run(runs[0].id, run_input=verdicts)
+        assert answered.status.value == "ACCEPT", answered
+
+
+@pytest.mark.slow
+def test_a_person_resumes_the_flow(config, prefect_api, monkeypatch) -> None:
+    """The form has a verdict for each answer and room for a better one; the flow learns from what was said."""
+    monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
+    forms: list[dict] = []
+    said = {"answer_1a": "drop", "answer_1c": "keep", "better_2": "4 cups."}
+    person = threading.Thread(target=copy_context().run, args=(answer_as_the_page_does, said, forms))
+    person.start()
+    stage = asking(config)()
+    person.join(60)
+    assert set(forms[0]["properties"]) == {
+        *(f"answer_1{letter}" for letter in "abc"), "better_1", "answer_2a", "answer_2b", "better_2",
+    }  # fmt: skip
+    assert answers_of(stage.config, "preferences") == [
+        ["It is 5.<|im_end|>", "It is 4.<|im_end|>"],
+        ["4 cups.<|im_end|>", "5 cups.<|im_end|>"],
+    ]
+    assert asking(config)().config == stage.config, "nobody is asked again"
+
+
+@pytest.mark.slow
+def test_without_a_verdict_in_time_the_recipe_decides(config, prefect_api, monkeypatch) -> None:
+    """The run ends with an error, or completes on the rewards."""
+    monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
+    key = "buffer.trainer_input.experience_buffer.human_verdicts"
+    short = config.with_values({f"{key}.timeout": 1.0})
+    with pytest.raises(TrinityError, match="nobody gave a verdict within 1 s"):
+        asking(short)()
+    state = asking(short.with_values({f"{key}.on_timeout": "continue"}))(return_state=True)
+    assert state.is_completed()
+    assert answers_of(state.result().config, "preferences")[0] == ["It is 4.<|im_end|>", "<b>4</b><|im_end|>"]

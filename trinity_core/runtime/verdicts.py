@@ -1,0 +1,148 @@
+"""A person's verdicts on answers of an earlier run, as data for SFT or DPO: what is shown, and what is made of it.
+
+The rows that are made are rollouts with the person's verdict as their reward, in a file that `storage_type: rollouts`
+reads. Answers keep the tokens that were sampled; only answers that the person wrote are tokenised.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from trinity_core.config import Config
+from trinity_core.config.schema.buffer import ExperienceBufferConfig
+from trinity_core.data.experience import Experience
+from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.files import write_atomically
+from trinity_core.store.archive import whole_line
+from trinity_core.store.earlier import EarlierRollout, find_rollouts
+
+Verdict = Literal["no verdict", "keep", "drop"]
+BETTER, KEPT, DROPPED = 2.0, 1.0, 0.0
+"""Rewards: what a person wrote is preferred to what was kept, and that to what was dropped."""
+BUFFER = "buffer.trainer_input.experience_buffer"
+
+
+@dataclass(frozen=True)
+class ShownTask:
+    """A task with the answers that a person is asked about."""
+
+    prompt: str
+    answers: Sequence[Experience]
+
+
+@dataclass(frozen=True)
+class TaskVerdict:
+    """What a person says of one task."""
+
+    answers: Sequence[Verdict]
+    better: str = ""
+    """An answer that the person wrote; "" for none."""
+
+
+def verdicts_file(config: Config) -> Path:
+    """Where the run keeps its verdicts."""
+    return config.job_dir / "human" / "verdicts.jsonl"
+
+
+def asks_person(config: Config) -> bool:
+    """True if the run needs verdicts that it does not have yet."""
+    return config.buffer.trainer_input.experience_buffer.human_verdicts.enable and not verdicts_file(config).exists()
+
+
+def with_verdicts(config: Config) -> Config:
+    """The configuration that learns from the verdicts, if it has any. Raises TrinityError if nobody was asked."""
+    if not config.buffer.trainer_input.experience_buffer.human_verdicts.enable:
+        return config
+    if asks_person(config):
+        raise TrinityError(
+            f"{BUFFER}.human_verdicts asks a person, which only a flow can: start it with `trinity run` or a deployment"
+        )
+    path = str(verdicts_file(config))
+    values = {"path": path, "subset_name": None, "rollouts.min_reward": KEPT, "rollouts.min_gap": 0.0}
+    return config.with_values({f"{BUFFER}.{name}": value for name, value in values.items()})
+
+
+def shown_tasks(buffer: ExperienceBufferConfig) -> list[ShownTask]:
+    """Tasks whose answers differ, spread evenly over the earlier run. Raises DataError if there are none."""
+    groups: dict[str, list[EarlierRollout]] = defaultdict(list)
+    for found in find_rollouts(buffer.path or "", buffer.subset_name):
+        if isinstance(found, EarlierRollout) and found.text:
+            groups[found.experience.group].append(found)
+    wanted = buffer.human_verdicts
+    able = [task for group in groups.values() if (task := _shown(group, wanted.answers)) is not None]
+    if not able:
+        raise DataError(f"{buffer.path} has no task with two answers that differ, which a person could compare")
+    places = np.unique(np.linspace(0, len(able) - 1, min(wanted.tasks, len(able))).round().astype(int))
+    return [able[place] for place in places]
+
+
+def _shown(group: Sequence[EarlierRollout], count: int) -> ShownTask | None:
+    """The best and the worst answer to one prompt, then others; None if there are no two."""
+    distinct: dict[str | None, Experience] = {}
+    for each in group:
+        if each.prompt == group[0].prompt:
+            distinct.setdefault(each.text, each.experience)
+    if len(distinct) < 2:
+        return None
+    ranked = sorted(distinct.values(), key=lambda one: -(one.reward or 0.0))
+    chosen = [ranked[0], ranked[-1], *ranked[1:-1]][:count]
+    return ShownTask(str(chosen[0].info.get("prompt", "")), chosen)
+
+
+def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], tokenizer: Any) -> list[Experience]:
+    """The answers with the person's verdict as their reward; those without one are left out.
+
+    Beside an answer that the person wrote, an answer without a verdict counts as dropped.
+    """
+    rows: list[Experience] = []
+    for task, verdict in zip(shown, verdicts, strict=True):
+        without: Mapping[str, float] = {"no verdict": DROPPED} if verdict.better.strip() else {}
+        rewards = {"keep": KEPT, "drop": DROPPED} | dict(without)
+        for answer, said in zip(task.answers, verdict.answers, strict=True):
+            if said in rewards:
+                rows.append(replace(answer, reward=rewards[said], token_rewards=None))
+        if verdict.better.strip():
+            rows.append(_written(verdict.better.strip(), task.answers, tokenizer))
+    return rows
+
+
+def _written(text: str, answers: Sequence[Experience], tokenizer: Any) -> Experience:
+    """An answer in a person's words, which ends as the sampled ones do."""
+    first = answers[0]
+    ends = [int(each.tokens[-1]) for each in answers if not each.truncated and each.action_mask[-1]]
+    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], ends[0] if ends else tokenizer.eos_token_id]
+    said = {"response": tokenizer.decode(ids, skip_special_tokens=True), "written_by": "a person"}
+    return Experience(
+        tokens=np.concatenate([first.tokens[: first.prompt_length], ids]),
+        prompt_length=first.prompt_length,
+        action_mask=np.ones(len(ids), bool),
+        reward=BETTER,
+        group=first.group,
+        run=max(each.run for each in answers) + 1,
+        task_index=first.task_index,
+        is_expert=True,
+        info={name: first.info[name] for name in ("prompt", "truth") if name in first.info} | said,
+    )
+
+
+def keep_verdicts(config: Config, shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict]) -> int:
+    """Write the rows of the verdicts, from which `with_verdicts` learns; returns how many there are.
+
+    Nothing is written if there is no verdict at all.
+    """
+    tokenizer = load_tokenizer(config.model.model_path, config.model.trust_remote_code)
+    rows = judged_rows(shown, verdicts, tokenizer)
+    if rows:
+        path = verdicts_file(config)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(whole_line(number, row), ensure_ascii=False) for number, row in enumerate(rows, 1))
+        write_atomically(path, ("\n".join(lines) + "\n").encode(errors="replace"))
+    return len(rows)
