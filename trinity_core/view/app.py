@@ -16,6 +16,7 @@ from fastapi.staticfiles import StaticFiles
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.schema import State
+from trinity_core.view.archived import archived_rollouts
 from trinity_core.view.groups import GroupFilter, find_groups, group_row, overview
 from trinity_core.view.samples import read_samples, sample_steps, side_by_side
 from trinity_core.view.tokens import PAGE, token_page
@@ -94,6 +95,13 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
             row = group_row(connection, t, group_id)
         if row is None:
             raise HTTPException(404, f"there is no group {group_id}")
+        if not row["stored"]:
+            lines = [
+                line
+                for step in row["train_steps"][:1]
+                for line in archived_rollouts(run.layout.archive, step, row["group"], group_id)
+            ]
+            return row | {"rollouts": list(map(_archived, lines)), "note": ""}
         shown, experiences = run.advantages(group_id), run.experiences(group_id)
         values: Sequence[np.ndarray] | repeat[None] = shown.values or repeat(None)
         return row | {"rollouts": list(map(_rollout, experiences, values)), "note": shown.note}
@@ -141,6 +149,15 @@ def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str,
         **{name: _cut(experience.info.get(name, "")) for name in known},
         "info": {name: _cut(value) for name, value in experience.info.items() if name not in known},
     }  # fmt: skip
+
+
+def _archived(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of the archive as `_rollout` gives an experience: texts without tokens."""
+    texts = {name: _cut(line.get(name, "")) for name in ("prompt", "response", "truth")}
+    fields = ("run", "turn", "reward", "metrics", "truncated", "is_expert", "task_index")
+    lengths = {"prompt_length": line["prompt_tokens"], "response_length": line["response_tokens"], "actions": None}
+    version = {"oldest": line["policy_version"], "newest": line["policy_version"], "advantage": None}
+    return {name: line[name] for name in fields} | lengths | version | texts | {"info": {}, "archived": True}
 
 
 def _cut(value: Any) -> str:

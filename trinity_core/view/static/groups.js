@@ -92,7 +92,7 @@ function choose(number) {
 function gone(each) {
   if (each.failure) return `This task failed after ${each.tries} tries: ${each.failure}`;
   if (each.state === "dropped") return `Operators dropped all rollouts of this task: ${JSON.stringify(each.dropped)}`;
-  return "The rollouts of this group have left the store; buffer/experience_buffer.jsonl has their texts.";
+  return "The rollouts of this group have left the store, and buffer/experience_buffer.jsonl does not have them.";
 }
 
 function head() {
@@ -116,12 +116,18 @@ function pane(owner, number, left = false) {
     ...(left ? [make("b", {}, `${owner.task ?? owner.group}, step ${owner.step}`)] : []),
     fact("rollout", one.run), fact("reward", shown(one.reward), kind(one.reward)), fact("advantage", shown(one.advantage)),
     fact("version", one.oldest === one.newest ? one.newest : `${one.oldest} – ${one.newest}`),
-    fact("tokens", `${one.prompt_length} + ${one.response_length} (${one.actions} in the loss)`),
+    fact("tokens", `${one.prompt_length} + ${one.response_length}${one.actions === null ? "" : ` (${one.actions} in the loss)`}`),
     ...(one.truncated ? [make("b", { class: "bad" }, "cut off")] : []), ...(one.is_expert ? [make("b", {}, "expert")] : []),
     ...(one.truth ? [fact("reference", one.truth.slice(0, 200))] : []),
     ...Object.entries(one.metrics).slice(0, 12).map(([name, value]) => fact(name, shown(value))));
-  const tokens = tokenPane(`${base()}/groups/${owner.id}/rollouts/${number}/tokens`, one);
+  const tokens = one.archived ? texts(one) : tokenPane(`${base()}/groups/${owner.id}/rollouts/${number}/tokens`, one);
   return make("div", { class: left ? "pane left" : "pane" }, facts, tokens);
+}
+
+function texts(one) {
+  return make("div", { class: "texts", tabindex: 0 },
+    make("p", { class: "quiet" }, "Trained on; its tokens have left the store."),
+    make("h3", {}, "prompt"), make("pre", {}, one.prompt), make("h3", {}, "answer"), make("pre", {}, one.response));
 }
 
 const keep = () => {
