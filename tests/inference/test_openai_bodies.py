@@ -79,6 +79,26 @@ def test_half_a_request_does_not_keep_its_session(monkeypatch):
     assert asyncio.run(ask(receiving(b"whole ", b"body"))) == (200, b"whole body")
 
 
+def test_a_session_that_ends_amid_an_error_is_said_to_have_ended():
+    session, sent = RecordedSession(), []
+
+    async def failing(scope, receive, send):
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        session.end()
+        await asyncio.sleep(0)  # here the request is given up
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    gate = Gate(failing, "sk-1")
+    gate.open(session)
+    path = f"/sessions/{session.name}/v1/chat/completions"
+    scope = {"type": "http", "path": path, "headers": [(b"authorization", b"Bearer sk-1")], "method": "POST"}
+    asyncio.run(gate(scope, receiving(b"{}"), send))
+    assert sent[0]["status"] == 410 and json.loads(sent[1]["body"])["error"]["code"] == "session_ended"
+
+
 @pytest.mark.parametrize(
     ("status", "message", "kind", "code", "param"),
     [

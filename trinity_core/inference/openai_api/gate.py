@@ -58,8 +58,10 @@ class Gate:
         except Refusal as refusal:
             await refuse(send, refusal.status, str(refusal), "invalid_request_error", refusal.code, refusal.param)
             return
-        serve = self._in_session if scope["path"].startswith(PREFIX) else self._app
-        await serve(scope, receive, SpelledErrors(send))
+        if scope["path"].startswith(PREFIX):
+            await self._in_session(scope, receive, send)
+        else:
+            await self._app(scope, receive, SpelledErrors(send))
 
     async def _in_session(self, scope: Scope, receive: Receive, send: Send) -> None:
         name, slash, rest = scope["path"][len(PREFIX) :].partition("/")
@@ -75,7 +77,7 @@ class Gate:
         inner = {**scope, "path": path, "raw_path": path.encode()}
         answering = Answering(send)
         EXCHANGE.set(exchange)
-        task = asyncio.ensure_future(self._app(inner, receive, answering))
+        task = asyncio.ensure_future(self._app(inner, receive, SpelledErrors(answering)))
         exchange.runs_in(task)
         try:
             await asyncio.wait({task})
