@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
 
-def make_app(most_sessions: int = 8) -> FastAPI:
-    """`app.state.open` counts sessions; odd actions make it misbehave."""
+def make_app(most_sessions: int = 8, tools: bool = False) -> FastAPI:
+    """`app.state.open` counts sessions; odd actions make it misbehave. With `tools` one guesses by a tool over MCP."""
     app = FastAPI()
     app.state.open = 0
 
@@ -34,7 +37,12 @@ def make_app(most_sessions: int = 8) -> FastAPI:
                 data = message["data"]
                 if message["type"] == "reset":
                     number = data.get("seed", 0) % 5
-                    await client.send_json(observation("Guess."))
+                    begun = observation("Guess.")
+                    if tools:
+                        begun["data"]["observation"] = {}
+                    await client.send_json(begun)
+                elif data.get("type") in ("list_tools", "call_tool") and tools:
+                    await client.send_json(of_tools(data, number))
                 elif set(data) != {"message"}:
                     missing = {"loc": ["message"], "msg": "Field required"}
                     await client.send_json(error("VALIDATION_ERROR", "Invalid message", errors=[missing]))
@@ -56,6 +64,25 @@ def make_app(most_sessions: int = 8) -> FastAPI:
             app.state.open -= 1
 
     return app
+
+
+def of_tools(data: dict[str, Any], number: int) -> dict[str, Any]:
+    if data["type"] == "list_tools":
+        schema = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
+        guess = {"name": "guess", "description": "Guess the number.", "input_schema": schema}
+        return {"type": "observation", "data": {"observation": {"tools": [guess]}, "reward": None, "done": False}}
+    name, arguments = data["tool_name"], data["arguments"]
+    if not isinstance(arguments, dict):
+        wrong = {"loc": ["arguments"], "msg": "Input should be a valid dictionary"}
+        return error("VALIDATION_ERROR", "Invalid message", errors=[wrong])
+    if name != "guess" or set(arguments) != {"number"}:
+        kind, why = ("tool_not_found", f"Unknown tool: '{name}'") if name != "guess" else ("invalid_args", "Missing")
+        seen = {"tool_name": name, "result": None, "error": {"error_type": kind, "message": why}}
+        return {"type": "observation", "data": {"observation": seen, "reward": 0.0, "done": False}}
+    right = arguments["number"] == number
+    said = {"content": [{"type": "text", "text": "Right." if right else "No."}], "is_error": False}
+    seen = {"tool_name": name, "result": said, "error": None}
+    return {"type": "observation", "data": {"observation": seen, "reward": float(right), "done": right}}
 
 
 def observation(text: str, reward: float | None = None, done: bool = False) -> dict[str, Any]:
@@ -81,3 +108,26 @@ def serving(app: FastAPI, **settings: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         server.should_exit = True
         thread.join(30)
+
+
+@contextlib.contextmanager
+def core_serving(script: str) -> Iterator[str]:
+    """The address of a server that is written with openenv-core, a file beside this one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = Path(__file__).with_name(script)
+    server = subprocess.Popen([os.environ["TRINITY_OPENENV_PYTHON"], path, str(port)])
+    try:
+        deadline = time.monotonic() + 60
+        while not is_open(port) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as trying:
+        return trying.connect_ex(("127.0.0.1", port)) == 0

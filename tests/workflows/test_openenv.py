@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from workflows.chatting import Turns
-from workflows.openenv_server import make_app, serving
+from workflows.openenv_server import core_serving, make_app, serving
 from workflows.workflow_helpers import make_task
 
 from trinity_core.workflows import EnvironmentFailed, run_workflow
@@ -120,22 +117,9 @@ def test_a_session_outlives_a_long_turn():
         assert asyncio.run(turn(url)).observation == "Right."
 
 
-def is_open(port):
-    with socket.socket() as trying:
-        return trying.connect_ex(("127.0.0.1", port)) == 0
-
-
 @pytest.mark.skipif("TRINITY_OPENENV_PYTHON" not in os.environ, reason="needs an interpreter with openenv-core")
 def test_openenv_core_itself_is_played():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("openenv_guess.py")
-    server = subprocess.Popen([os.environ["TRINITY_OPENENV_PYTHON"], script, str(port)])
-    try:
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 60
-        while not is_open(port) and time.monotonic() < deadline:
-            time.sleep(0.2)
+    with core_serving("openenv_guess.py") as url:
         rows, _ = play(url, "3", "3", "3", repeat_times=3)  # of two sessions at a time
         assert [row.reward for row in rows] == [1.0, 1.0, 1.0]
         [one], model = play(url, "1", "3")
@@ -145,9 +129,6 @@ def test_openenv_core_itself_is_played():
         assert one.reward == 1.0 and one.metrics["invalid_actions"] == 1
         with pytest.raises(EnvironmentFailed, match="it broke"):
             play(url, "raise")
-    finally:
-        server.kill()
-        server.wait()
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):

@@ -1,6 +1,7 @@
 """Environments that a policy acts in by text, by name."""
 
 from trinity_core.workflows.environments.openenv import OpenEnv
+from trinity_core.workflows.environments.openenv_tools import OpenEnvTools
 from trinity_core.workflows.environments.process import ProcessEnvironment
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Environment, EnvironmentFailed, Step
 from trinity_core.workflows.environments.reasoning import ReasoningGym
@@ -8,4 +9,13 @@ from trinity_core.workflows.environments.toy_text import Blackjack, FrozenLake, 
 
 ENVIRONMENTS.update(frozen_lake=FrozenLake, taxi=Taxi, blackjack=Blackjack)
 
-__all__ = ["ENVIRONMENTS", "Environment", "EnvironmentFailed", "OpenEnv", "ProcessEnvironment", "ReasoningGym", "Step"]
+__all__ = [
+    "ENVIRONMENTS",
+    "Environment",
+    "EnvironmentFailed",
+    "OpenEnv",
+    "OpenEnvTools",
+    "ProcessEnvironment",
+    "ReasoningGym",
+    "Step",
+]

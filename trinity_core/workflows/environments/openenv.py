@@ -50,15 +50,7 @@ class OpenEnv:
     async def reset(self, seed: int) -> Step:
         """Begin a new episode, in a session of its own the first time."""
         data = {**({"seed": seed} if self._send_seed else {}), **self._reset_args}
-        pause = START_PAUSE
-        for _ in range(START_ATTEMPTS - 1):
-            try:
-                return await self._observed({"type": "reset", "data": data})
-            except _NotNow:
-                await self.close()
-                await asyncio.sleep(pause)
-                pause *= 1.5
-        return await self._observed({"type": "reset", "data": data})
+        return await self._begun({"type": "reset", "data": data})
 
     async def step(self, action: str) -> Step:
         """Do what the policy's text says."""
@@ -67,7 +59,8 @@ class OpenEnv:
             return Step(
                 f"Say a JSON object.\n{self._shown}", info={"invalid": True, "rewarded": False, "state": self._shown}
             )
-        return await self._observed({"type": "step", "data": data})
+        ask = self._begun if self._channel is None else self._observed
+        return await ask({"type": "step", "data": data})
 
     async def tools(self) -> list[Any]:
         """None."""
@@ -78,6 +71,18 @@ class OpenEnv:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+
+    async def _begun(self, message: Mapping[str, Any]) -> Step:
+        """As `_observed`, with patience for a server that is full or not there yet."""
+        pause = START_PAUSE
+        for _ in range(START_ATTEMPTS - 1):
+            try:
+                return await self._observed(message)
+            except _NotNow:
+                await self.close()
+                await asyncio.sleep(pause)
+                pause *= 1.5
+        return await self._observed(message)
 
     async def _observed(self, message: Mapping[str, Any]) -> Step:
         """What the server answers. Raises EnvironmentFailed if it cannot be reached, refuses or answers nonsense."""
