@@ -28,9 +28,10 @@ from trinity_core.training.learner import Learner
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def taught(tiny_folder, tmp_path_factory):
-    """The model's folder and a started engine of it."""
+    """The model's folder and a started engine of it, until the session ends: an engine that stops takes the process
+    group away from all trainers of this process that come after it."""
     folder = tmp_path_factory.mktemp("taught")
     teach(tiny_folder, folder)
     engine = Engine(EngineSettings(str(folder), max_model_len=512, max_num_seqs=16, threads=2))
