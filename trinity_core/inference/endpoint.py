@@ -130,6 +130,12 @@ class Endpoint:
                     return answer
         raise AssertionError("the last attempt returns or raises")
 
+    async def close(self) -> None:
+        """Close its connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
     async def _attempt(self, body: dict[str, Any], deadline: float) -> Answer:
         seconds = min(self.settings.timeout, max(deadline - time.monotonic(), 0.0))
         try:

@@ -19,6 +19,7 @@ from trinity_core.pipelines.data_juicer.client import steps_of
 from trinity_core.pipelines.data_juicer.local import require_installed, starts_own
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.pipelines.tasks import TASK_OPERATORS
+from trinity_core.pipelines.tasks.curation import made_operator
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
 from trinity_core.workflows.environments.workflow import EnvWorkflow
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
@@ -98,7 +99,7 @@ def _made_operator(operator: OperatorConfig, key: str, report: Report, imports: 
     typed = _typed_operator(TASK_OPERATORS, operator, key, report, imports)
     if len(report.problems) == before and (imports or "." not in operator.name):
         try:
-            TASK_OPERATORS.resolve(operator.name)(**typed.args)
+            made_operator(typed)
         except TrinityError as error:
             report.add(f"{key}.args", dict(operator.args), f"{error}.")
     return typed

@@ -9,6 +9,7 @@ from trinity_core.config import Config
 from trinity_core.config.schema.buffer import TasksetConfig
 from trinity_core.config.task_output import output_root, reads_output, uses_pipeline
 from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
+from trinity_core.pipelines.tasks.models import TaskModels
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,9 @@ def configured_pipeline(config: Config) -> TaskPipeline:
     )
 
 
-def curated_tasks(config: Config) -> CuratedDataset:
+def curated_tasks(config: Config, models: TaskModels | None = None) -> CuratedDataset:
     """The output of the configuration's pipeline: made, continued, or found. Raises TrinityError as `curate` does."""
-    made = curate(configured_pipeline(config), output_root(config))
+    made = curate(configured_pipeline(config), output_root(config), models)
     lost = "".join(f", {number} dropped by {operator}" for operator, number in made.dropped.items())
     aside = f", {made.rejected} set aside ({made.folder / 'rejected.jsonl'})" if made.rejected else ""
     test = f" and {made.test_rows} for tests" if made.test_rows else ""
@@ -40,14 +41,14 @@ def curated_tasks(config: Config) -> CuratedDataset:
     return made
 
 
-def with_curated_tasks(config: Config) -> Config:
+def with_curated_tasks(config: Config, models: TaskModels | None = None) -> Config:
     """The configuration whose task sets read the pipeline's output, where a task set of this run does.
 
     The folder's name is the output's fingerprint, so that a run's own configuration records what it has read.
     """
     if not uses_pipeline(config):
         return config
-    folder = str(curated_tasks(config).folder)
+    folder = str(curated_tasks(config, models).folder)
     given = config.buffer.explorer_input
 
     def reading(tasksets: Sequence[TasksetConfig]) -> list[TasksetConfig]:

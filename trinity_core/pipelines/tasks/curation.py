@@ -21,8 +21,9 @@ from trinity_core.data.rejected import LISTED
 from trinity_core.errors import DataError, TransientFault
 from trinity_core.files import clear_errors, read_json, remove_leftovers, sync_file, temporary_sibling, write_json
 from trinity_core.pipelines.tasks.fingerprint import fingerprint
+from trinity_core.pipelines.tasks.models import TaskModels
 from trinity_core.pipelines.tasks.progress import PipelineProgress
-from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, TaskOperator
+from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, TaskOperator, Unusable
 from trinity_core.runlock import hold, release
 
 log = logging.getLogger(__name__)
@@ -71,13 +72,15 @@ class CuratedDataset:
     """Operator → rows that it dropped."""
 
 
-def curate(pipeline: TaskPipeline, root: Path) -> CuratedDataset:
+def curate(pipeline: TaskPipeline, root: Path, models: TaskModels | None = None) -> CuratedDataset:
     """The pipeline's data set below `root`: read if it is there, continued if it was begun, otherwise made.
+
+    `models` answer operators that ask some.
 
     Raises TrinityError if another process makes it, an input is missing, an operator does not exist, too many rows are
     set aside, or no row is left.
     """
-    operators = _made(pipeline.operators)
+    operators = [made_operator(each, place, models) for place, each in enumerate(pipeline.operators, 1)]
     files = [file for path in pipeline.inputs for file in data_files(path, pipeline.split)]
     choices = {
         "columns": list(pipeline.columns),
@@ -104,14 +107,16 @@ def _finished(folder: Path) -> CuratedDataset | None:
     return CuratedDataset(folder=folder, **found) if found else None
 
 
-def _made(configured: Sequence[OperatorConfig]) -> list[TaskOperator]:
-    """The operators, each labelled by its place and name: two of one kind do not share what they remember."""
-    made = []
-    for place, each in enumerate(configured, 1):
-        operator = TASK_OPERATORS.resolve(each.name)(**each.args)
-        operator.label = f"{place} {each.name}"
-        made.append(operator)
-    return made
+def made_operator(configured: OperatorConfig, place: int = 1, models: TaskModels | None = None) -> TaskOperator:
+    """The operator, labelled by its place and name: two of one kind do not share what they remember.
+
+    Raises TrinityError for an unknown name and for arguments that do not suit each other.
+    """
+    kind = TASK_OPERATORS.resolve(configured.name)
+    inputs = {"models": models} if TASK_OPERATORS.uses(configured.name, "models") else {}
+    operator = kind(**{**configured.args, **inputs})
+    operator.label = f"{place} {configured.name}"
+    return operator
 
 
 def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path, name: str) -> CuratedDataset:
@@ -175,7 +180,18 @@ def _operated(operator: TaskOperator, located: Sequence[Located], progress: Pipe
             results = operator.rows(given, progress)
             if len(results) != len(given):
                 raise DataError(f"the operator gave {len(results)} results for {len(given)} rows")
-            dropped = sum(not made for made in results)
+            unusable = [
+                (location, made.why)
+                for (location, _), made in zip(located, results, strict=True)
+                if isinstance(made, Unusable)
+            ]
+            kept = [
+                (location, row)
+                for (location, _), made in zip(located, results, strict=True)
+                if not isinstance(made, Unusable)
+                for row in made
+            ]
+            dropped = sum(made == [] for made in results)
     except TransientFault:
         raise
     except Exception as error:
@@ -188,7 +204,9 @@ def _operated(operator: TaskOperator, located: Sequence[Located], progress: Pipe
         return [left for each in located for left in _operated(operator, [each], progress)]
     if dropped:
         progress.drop(operator.label, dropped)
-    return [(location, row) for (location, _), made in zip(located, results, strict=True) for row in made]
+    for location, why in unusable:
+        progress.reject(RejectedRow(location, f"{operator.label}: {why}"))
+    return kept
 
 
 def _priority(row: Row, weights: Mapping[str, float]) -> float:

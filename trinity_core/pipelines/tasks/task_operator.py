@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,11 +12,26 @@ from trinity_core.errors import DataError, InputError
 from trinity_core.registry import Registry
 
 
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Why a row cannot be used; it is set aside with the reason."""
+
+    why: str
+
+
+Outcome = list[Row] | Unusable
+"""What becomes of a row: nothing (dropped), itself, or several; or why it is set aside."""
+
+
 class Memory(Protocol):
     """What operators remember of earlier rows; kept on disk with the position, so that a retry remembers it too."""
 
     def add(self, operator: str, key: bytes) -> bool:
         """Remember a key. True if `operator` had not seen it before."""
+
+
+INPUTS = ("models",)
+"""`models`: a `TaskModels`."""
 
 
 class TaskOperator:
@@ -35,16 +51,17 @@ class TaskOperator:
     def start(self) -> None:
         """Load what it needs, once, before the first row. What this raises ends the pipeline."""
 
-    def rows(self, given: Sequence[Row], memory: Memory) -> list[list[Row]]:
-        """What becomes of each row: nothing (dropped), itself, or several. Must not change the rows given."""
+    def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
+        """What becomes of each row. Must not change the rows given."""
         return [self.row(row, memory) for row in given]
 
-    def row(self, row: Row, memory: Memory) -> list[Row]:
+    def row(self, row: Row, memory: Memory) -> Outcome:
         """What becomes of one row."""
         raise NotImplementedError(f"{type(self).__name__} defines neither row nor rows")
 
 
-TASK_OPERATORS: Registry[type[TaskOperator]] = Registry("task operator")
+TASK_OPERATORS: Registry[type[TaskOperator]] = Registry("task operator", inputs=INPUTS)
+"""Those of its parameters that are named in `INPUTS` are given by whoever makes it; all others are arguments."""
 
 
 def text_of(row: Row, key: str) -> str:

@@ -1,0 +1,129 @@
+"""Task operators that ask a model, on verdicts that are given to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from trinity_core.config import OperatorConfig
+from trinity_core.errors import InputError, TransientFault
+from trinity_core.pipelines.tasks import TaskPipeline, curate
+from trinity_core.pipelines.tasks.curation import made_operator
+from trinity_core.pipelines.tasks.judged import score_of
+from trinity_core.pipelines.tasks.models import EndpointName, Question, Unanswered
+
+ASPECTS = ("reasoning", "knowledge", "steps", "ambiguity")
+
+
+class Told:
+    """Answers by the question's text."""
+
+    def __init__(self, **answers: str | Unanswered) -> None:
+        self.answers, self.asked, self.away = answers, [], False
+
+    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[str | Unanswered]:
+        if self.away:
+            raise TransientFault(f"{endpoint.base_url} cannot be reached")
+        self.asked += questions
+        return [self.answers[question.text.split("\n")[1]] for question in questions]
+
+
+def rated(*numbers: float) -> str:
+    return "I think so. " + json.dumps(dict(zip(ASPECTS, numbers, strict=True)))
+
+
+def difficulty(**args: object) -> OperatorConfig:
+    given = {"api_or_hf_model": "qwen", "base_url": "http://judge/v1", "input_keys": ["question"]}
+    return OperatorConfig(name="llm_difficulty_score_filter", args={**given, **args})
+
+
+def written(folder: Path, *questions: str) -> str:
+    path = folder / "in.jsonl"
+    path.write_text("".join(json.dumps({"question": question}) + "\n" for question in questions))
+    return str(path)
+
+
+def test_scores_are_means_of_aspects(tmp_path: Path) -> None:
+    told = Told(
+        easy=rated(1, 1, 1, 1), medium=rated(3, 2, 4, 1), hard=rated(5, 5, 5, 5), odd="no idea", away=Unanswered("late")
+    )
+    path = written(tmp_path, *told.answers)
+    made = curate(TaskPipeline([path], [difficulty(min_score=0.5)]), tmp_path / "out", told)
+    rows = [json.loads(line) for line in (made.folder / "train.jsonl").read_text().splitlines()]
+    assert rows == [
+        {"question": "medium", "llm_difficulty_score": 0.5},  # (3 + 2 + 4 + 1) / 4 / 5
+        {"question": "hard", "llm_difficulty_score": 1.0},
+    ]
+    assert made.dropped == {"1 llm_difficulty_score_filter": 1} and made.rejected == 2
+    reasons = [json.loads(line)["reason"] for line in (made.folder / "rejected.jsonl").read_text().splitlines()]
+    assert reasons == [
+        "1 llm_difficulty_score_filter: the model gave no verdict: 'no idea'",
+        "1 llm_difficulty_score_filter: the model did not answer: late",
+    ]
+    assert len(told.asked) == 5, "a row without a verdict is not asked about again"
+
+
+def test_a_model_that_is_away_loses_nothing(tmp_path: Path) -> None:
+    told = Told(easy=rated(1, 1, 1, 1))
+    pipeline = TaskPipeline([written(tmp_path, "easy")], [difficulty(min_score=0.0)])
+    told.away = True
+    with pytest.raises(TransientFault):
+        curate(pipeline, tmp_path / "out", told)
+    told.away = False
+    assert curate(pipeline, tmp_path / "out", told).rows == 1
+
+
+def test_rows_are_shown_by_field(tmp_path: Path) -> None:
+    told = Told(a=rated(3, 3, 3, 3))
+    row = {"question": "a", "answer": "b"}
+    operator = made_operator(difficulty(input_keys=["question", "answer"], field_names=["Question", "Answer"]), 1, told)
+    [kept] = operator.rows([row], None)
+    assert kept == [{**row, "llm_difficulty_score": 0.6}] and "llm_difficulty_score" not in row
+    [question] = told.asked
+    assert question.text == "<Question>\na\n</Question>\n\n<Answer>\nb\n</Answer>"
+    assert all(f'"{aspect}"' in question.system for aspect in ASPECTS) and question.temperature == 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "", "4", '{"reasoning": 4}', rated(0, 3, 3, 3), rated(6, 3, 3, 3), rated(3, 3, 3, 3).replace("3", "true"),
+        rated(3, 3, 3, 3).replace("3", '"3"'), rated(3, 3, 3, 3).replace("3", "NaN"), rated(3, 3, 3, 3)[:-1],
+    ],
+)  # fmt: skip
+def test_what_is_no_verdict_is_no_score(answer: str) -> None:
+    assert score_of(answer, ASPECTS) is None
+
+
+def test_the_last_verdict_counts() -> None:
+    assert score_of(f"{rated(1, 1, 1, 1)} On second thoughts: {rated(5, 5, 5, 5)}.", ASPECTS) == 1.0
+
+
+def test_an_endpoint_is_found_as_openais_clients_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(InputError, match=r"give base_url, .* or set OPENAI_BASE_URL"):
+        made_operator(difficulty(base_url=None))
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://there/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    told = Told(a=rated(3, 3, 3, 3))
+    seen = []
+    monkeypatch.setattr(told, "ask", lambda endpoint, questions: seen.append(endpoint) or [rated(3, 3, 3, 3)])
+    made_operator(difficulty(base_url=None), 1, told).rows([{"question": "a"}], None)
+    assert seen == [EndpointName("http://there/v1", "qwen", "OPENAI_API_KEY")]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"field_names": ["A", "B"]}, "field_names must have a name for each of the 1 input_keys"),
+        ({"min_score": 0.9, "max_score": 0.5}, "max_score 0.5 is below min_score 0.9"),
+        ({"input_keys": []}, "at least one column"),
+        ({"api_or_hf_model": ""}, "must name the model"),
+    ],
+)
+def test_arguments_that_do_not_suit_each_other(args: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        made_operator(difficulty(**args))
