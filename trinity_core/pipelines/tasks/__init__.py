@@ -1,6 +1,6 @@
 """The task pipeline: operators on rows before a run. Importing this registers the built-in ones."""
 
-from trinity_core.pipelines.tasks import answer_format, contamination, duplicates, judged, length
+from trinity_core.pipelines.tasks import answer_format, contamination, duplicates, judged, length, solved
 from trinity_core.pipelines.tasks.configured import curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, TaskOperator
@@ -18,5 +18,6 @@ __all__ = [
     "duplicates",
     "judged",
     "length",
+    "solved",
     "with_curated_tasks",
 ]

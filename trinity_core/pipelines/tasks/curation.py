@@ -144,6 +144,8 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
         )
         _write(folder / "rejected.jsonl", map(_rejected_line, progress.set_aside()))
     finally:
+        for operator in operators:
+            operator.close()
         progress.close()
     write_json(folder / "dataset.json", {key: value for key, value in vars(made).items() if key != "folder"})
     (folder / "progress.db").unlink()

@@ -51,6 +51,9 @@ class TaskOperator:
     def start(self) -> None:
         """Load what it needs, once, before the first row. What this raises ends the pipeline."""
 
+    def close(self) -> None:
+        """Let go of what it holds, after the last row or a failure."""
+
     def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
         """What becomes of each row. Must not change the rows given."""
         return [self.row(row, memory) for row in given]

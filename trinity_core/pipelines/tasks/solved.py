@@ -1,0 +1,179 @@
+"""How often a model solves tasks: `pass_rate_filter`, and `rewrite_mapper`, whose rewritten tasks must be solvable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, Le
+
+from trinity_core.data.files import Row
+from trinity_core.errors import InputError
+from trinity_core.pipelines.tasks.models import EndpointName, Question, TaskModels, Unanswered, endpoint_of
+from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, Outcome, TaskOperator, Unusable, text_of
+from trinity_core.workflows import REWARD_FNS
+from trinity_core.workflows.rewards.base import RewardItem
+from trinity_core.workflows.rewards.models import MODEL_REWARDS
+from trinity_core.workflows.rewards.pool import RewardPool
+
+Rate = Annotated[float, Ge(0), Le(1)]
+COLUMN = "pass_rate"
+REWRITE = (
+    "You rewrite a task for a language model. Keep every number and everything that its answer depends on, so that the "
+    "answer stays the same; change the wording, the names and the story. Reply with the rewritten task alone."
+)
+
+
+class Solving(TaskOperator):
+    """Base: asks a model for answers to tasks, and a reward function which of them are right."""
+
+    def __init__(
+        self, name: str, models: TaskModels | None, endpoint: EndpointName, keys: tuple[str, str],
+        reward: tuple[str, Mapping[str, Any], float], system_prompt: str, temperature: float, max_tokens: int | None,
+    ) -> None:  # fmt: skip
+        """`keys`: columns of task and reference answer. `reward`: function, arguments, and the least right reward."""
+        self._models, self._endpoint, self._keys = models, endpoint, keys
+        self._reward_fn, self._reward_args, self._right = reward
+        self._system, self._temperature, self._max_tokens = system_prompt, temperature, max_tokens
+        self._pool = RewardPool()
+        REWARD_FNS.resolve(self._reward_fn)
+        if self._reward_fn in MODEL_REWARDS:
+            raise InputError(f"{name}: {self._reward_fn} asks a model itself; choose a reward function that does not")
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def rates(self, tasks: Sequence[tuple[str, Row]], samples: int) -> list[float | Unusable]:
+        """The share of right answers to each task, of those that could be judged. A task is a prompt and its row."""
+        asked = [
+            Question(self._system, prompt, self._temperature, self._max_tokens, seed)
+            for prompt, _ in tasks
+            for seed in range(samples)
+        ]
+        answers = self.ask(asked)
+        items = [
+            RewardItem(answer, row.get(self._keys[1]), prompt, row, self._reward_args)
+            for (prompt, row), told in zip(tasks, _shares(answers, samples), strict=True)
+            for answer in told
+            if not isinstance(answer, Unanswered)
+        ]
+        verdicts = iter(self._pool.score_sync(self._reward_fn, items))
+        found: list[float | Unusable] = []
+        for told in _shares(answers, samples):
+            rewards = [next(verdicts) for answer in told if not isinstance(answer, Unanswered)]
+            judged = [sum(reward.parts.values()) >= self._right for reward in rewards if reward.parts is not None]
+            errors = [reward.error for reward in rewards if reward.error] + [
+                answer.why for answer in told if isinstance(answer, Unanswered)
+            ]
+            found.append(sum(judged) / len(judged) if judged else Unusable(f"no answer could be judged: {errors[0]}"))
+        return found
+
+    def ask(self, questions: Sequence[Question]) -> list[str | Unanswered]:
+        """What the model says."""
+        assert self._models is not None, "curate gives the models"
+        return self._models.ask(self._endpoint, questions)
+
+
+def _shares(answers: Sequence[str | Unanswered], size: int) -> list[Sequence[str | Unanswered]]:
+    return [answers[start : start + size] for start in range(0, len(answers), size)]
+
+
+@TASK_OPERATORS.register("pass_rate_filter")
+class PassRateFilter(Solving):
+    """Keep tasks of which a model solves a share from `min_rate` to `max_rate`, and write it to the column `pass_rate`.
+
+    With the defaults, tasks that it always or never solves stay; 0.1 to 0.9 leaves those from which groups of rollouts
+    learn. An answer is right from the reward `right` on. Answers that cannot be judged do not count.
+    """
+
+    def __init__(
+        self,
+        models: TaskModels | None,
+        api_or_hf_model: str,
+        prompt_key: str = "question",
+        response_key: str = "answer",
+        reward_fn: str = "math_reward",
+        reward_fn_args: dict[str, Any] | None = None,
+        right: float = 1.0,
+        samples: Annotated[int, Ge(1)] = 8,
+        min_rate: Rate = 0.0,
+        max_rate: Rate = 1.0,
+        system_prompt: str = "",
+        base_url: str | None = None,
+        api_key_env: str | None = None,
+        temperature: Annotated[float, Ge(0)] = 1.0,
+        max_tokens: Annotated[int, Ge(1)] | None = None,
+    ) -> None:
+        name = "pass_rate_filter"
+        endpoint = endpoint_of(name, api_or_hf_model, base_url, api_key_env)
+        reward = (reward_fn, reward_fn_args or {}, right)
+        super().__init__(
+            name, models, endpoint, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens
+        )
+        if max_rate < min_rate:
+            raise InputError(f"{name}: max_rate {max_rate:g} is below min_rate {min_rate:g}")
+        self._samples, self._bounds = samples, (min_rate, max_rate)
+
+    def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
+        rates = self.rates([(text_of(row, self._keys[0]), row) for row in given], self._samples)
+        lowest, highest = self._bounds
+        return [
+            rate if isinstance(rate, Unusable) else [{**row, COLUMN: rate}] if lowest <= rate <= highest else []
+            for row, rate in zip(given, rates, strict=True)
+        ]
+
+
+@TASK_OPERATORS.register("rewrite_mapper")
+class RewriteMapper(Solving):
+    """Add `rewrites` of each task in other words, with its reference answer, by a language model.
+
+    A rewrite stays only if the model, asked `checks` times, reaches the reference answer at least at the rate
+    `min_agreement`: one that changed the answer would teach what is wrong. The column `rewritten` tells them apart.
+    """
+
+    def __init__(
+        self,
+        models: TaskModels | None,
+        api_or_hf_model: str,
+        prompt_key: str = "question",
+        response_key: str = "answer",
+        rewrites: Annotated[int, Ge(1)] = 1,
+        checks: Annotated[int, Ge(1)] = 4,
+        min_agreement: Annotated[float, Gt(0), Le(1)] = 0.75,
+        reward_fn: str = "math_reward",
+        reward_fn_args: dict[str, Any] | None = None,
+        right: float = 1.0,
+        system_prompt: str = "",
+        base_url: str | None = None,
+        api_key_env: str | None = None,
+        temperature: Annotated[float, Ge(0)] = 1.0,
+        max_tokens: Annotated[int, Ge(1)] | None = None,
+    ) -> None:
+        name = "rewrite_mapper"
+        endpoint = endpoint_of(name, api_or_hf_model, base_url, api_key_env)
+        reward = (reward_fn, reward_fn_args or {}, right)
+        super().__init__(
+            name, models, endpoint, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens
+        )
+        self._rewrites, self._checks, self._agreement = rewrites, checks, min_agreement
+
+    def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
+        key = self._keys[0]
+        asked = [
+            Question(REWRITE, text_of(row, key), self._temperature, self._max_tokens, seed)
+            for row in given
+            for seed in range(self._rewrites)
+        ]
+        said = _shares(self.ask(asked), self._rewrites)
+        made = [
+            (place, text.strip())
+            for place, (row, texts) in enumerate(zip(given, said, strict=True))
+            for text in dict.fromkeys(text for text in texts if isinstance(text, str))
+            if text.strip() and text.strip() != text_of(row, key).strip()
+        ]
+        rates = self.rates([(text, given[place]) for place, text in made], self._checks)
+        rows: list[list[Row]] = [[{**row, "rewritten": False}] for row in given]
+        for (place, text), rate in zip(made, rates, strict=True):
+            if not isinstance(rate, Unusable) and rate >= self._agreement:
+                rows[place].append({**given[place], key: text, "rewritten": True})
+        return list(rows)
