@@ -88,12 +88,14 @@ def test_countdown_is_judged_as_by_countdown_reward():
             joined,
             f"{solution} + 0",
             f"({solution})",
+            f"+({solution})",
+            solution.replace(numbers[0], f"{numbers[0][0]}_{numbers[0][1:]}", 1),
         ):
             theirs = reasoning_gym_reward(prompt="", response=text, truth=None, task=row)["accuracy"] == 1.0
             ours = countdown_reward(prompt="", response=f"<answer>{text}</answer>", truth=None, task=puzzle)
             assert (ours["accuracy"] == 1.0) == theirs, (text, puzzle)
             verdicts[theirs] += 1
-    assert verdicts[True] >= 60 and verdicts[False] >= 100
+    assert verdicts[True] >= 90 and verdicts[False] >= 100
 
 
 def test_rows_that_cannot_be_judged_are_refused(pool):

@@ -34,6 +34,7 @@ def test_puzzle_may_be_given_as_reference_answer():
 def test_values_are_exact():
     assert evaluate("1 / 3 * 3") == ([1, 3, 3], Fraction(1))
     assert evaluate("-(2 - 5) * 3") == ([2, 3, 5], Fraction(9))
+    assert evaluate("+(2 - -5)") == ([2, 5], Fraction(7))
     assert evaluate("10 / 4") == ([4, 10], Fraction(5, 2))
 
 
@@ -52,6 +53,9 @@ def test_values_are_exact():
         "x",
         "1 " * 300,
         "~3",
+        "1_0",
+        "0x10",
+        "5 // 2",
         "(" * 99,
     ],
 )

@@ -1,4 +1,4 @@
-"""Countdown: make a target out of given numbers, each used once, with + - * / and brackets. A minus may be a sign."""
+"""Countdown: make a target out of given numbers, each used once, with + - * / and brackets; + and - may be signs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from trinity_core.errors import DataError
 from trinity_core.workflows.rewards.base import REWARD_FNS, Parts
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_PLAIN = re.compile(r"[0-9+\-*/()\s]*")
+"""What an expression consists of: Python would take `3_9` and `0x27` for numbers too."""
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -53,7 +55,7 @@ def countdown_reward(
 
 def evaluate(expression: str) -> tuple[list[int], Fraction] | None:
     """(its numbers, sorted; its exact value) of an arithmetic expression, None if it is not one. Nothing is run."""
-    if len(expression) > MAX_LENGTH:
+    if len(expression) > MAX_LENGTH or not _PLAIN.fullmatch(expression):
         return None
     numbers: list[int] = []
     try:
@@ -72,5 +74,7 @@ def _value(node: ast.expr, numbers: list[int]) -> Fraction:
             return _OPERATORS[type(op)](_value(left, numbers), _value(right, numbers))
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, numbers)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _value(operand, numbers)
         case _:
             raise ValueError("not a number, + - * / or a bracket")
