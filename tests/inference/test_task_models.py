@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+import endpoint_server
 import pytest
+from endpoint_server import Reply, completion
 from inference.openai_server import serving
 from inference.test_openai_api_scripted import Speaker, say
 
@@ -52,10 +54,11 @@ def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
     assert sorted("one" in prompt.split("<question>")[1] for prompt in prompts) == [False, True]
 
 
-def test_an_answer_that_is_cut_off_is_none(judge, speaker):
-    say(speaker, "one two three four five six")
-    [said] = EndpointModels().ask(judge, [Question("", "count", max_tokens=3)])
+def test_an_answer_that_is_cut_off_is_none():
+    with endpoint_server.serving(lambda *_: Reply(completion("one two", "length"))) as server:
+        [said] = EndpointModels().ask(EndpointName(server.url, "policy"), [Question("", "count", max_tokens=3)])
     assert isinstance(said, Unanswered) and "length" in said.why and "max_tokens" in said.why
+    assert server.asked[0].body["max_tokens"] == 3
 
 
 def test_who_refuses_or_is_away_is_named(judge, monkeypatch):

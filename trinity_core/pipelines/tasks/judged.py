@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeGuard
 
 from annotated_types import Ge, Le
 
@@ -93,12 +93,13 @@ def score_of(answer: str, aspects: Sequence[str]) -> float | None:
     """The mean of the aspects in the last JSON object that has them, divided by 5; None without such an object."""
     found = last_object(answer, aspects[0])
     numbers = [found.get(aspect) for aspect in aspects] if found else []
-    if not numbers or not all(_is_rating(number) for number in numbers):
+    ratings = [number for number in numbers if _is_rating(number)]
+    if not ratings or len(ratings) < len(aspects):
         return None
-    return sum(map(float, numbers)) / len(numbers) / HIGHEST
+    return sum(ratings) / len(ratings) / HIGHEST
 
 
-def _is_rating(number: Any) -> bool:
+def _is_rating(number: Any) -> TypeGuard[float]:
     return type(number) in (int, float) and math.isfinite(number) and LOWEST <= number <= HIGHEST
 
 
