@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "checkpoints": PURE,
     "tracking": PURE,
     "pipelines": PURE,
-    "inference": PLUMBING,
+    "inference": PLUMBING | {"pipelines"},
     "rollout": PLUMBING | {"inference", "pipelines"},
     "training": PLUMBING,
     "runtime": PLUMBING | {"inference", "rollout", "training", "pipelines"},

@@ -15,7 +15,7 @@ from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import EndpointError, InputError, TransientFault
 from trinity_core.inference.task_models import EndpointModels
 from trinity_core.pipelines.tasks import TaskPipeline, curate
-from trinity_core.pipelines.tasks.models import EndpointName, Question, Unanswered
+from trinity_core.pipelines.tasks.models import EndpointName, NoAnswer, Question
 
 VERDICT = '{"reasoning": 4, "knowledge": 4, "steps": 2, "ambiguity": 2}'
 KEY = "TESTS_JUDGE_KEY"
@@ -57,7 +57,7 @@ def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
 def test_an_answer_that_is_cut_off_is_none():
     with endpoint_server.serving(lambda *_: Reply(completion("one two", "length"))) as server:
         [said] = EndpointModels().ask(EndpointName(server.url, "policy"), [Question("", "count", max_tokens=3)])
-    assert isinstance(said, Unanswered) and "length" in said.why and "max_tokens" in said.why
+    assert isinstance(said, NoAnswer) and "length" in said.why and "max_tokens" in said.why
     assert server.asked[0].body["max_tokens"] == 3
 
 

@@ -13,7 +13,7 @@ from trinity_core.errors import InputError, TransientFault
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 from trinity_core.pipelines.tasks.curation import made_operator
 from trinity_core.pipelines.tasks.judged import score_of
-from trinity_core.pipelines.tasks.models import EndpointName, Question, Unanswered
+from trinity_core.pipelines.tasks.models import EndpointName, NoAnswer, Question
 
 ASPECTS = ("reasoning", "knowledge", "steps", "ambiguity")
 
@@ -21,10 +21,10 @@ ASPECTS = ("reasoning", "knowledge", "steps", "ambiguity")
 class Told:
     """Answers by the question's text."""
 
-    def __init__(self, **answers: str | Unanswered) -> None:
+    def __init__(self, **answers: str | NoAnswer) -> None:
         self.answers, self.asked, self.away = answers, [], False
 
-    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[str | Unanswered]:
+    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[str | NoAnswer]:
         if self.away:
             raise TransientFault(f"{endpoint.base_url} cannot be reached")
         self.asked += questions
@@ -48,7 +48,7 @@ def written(folder: Path, *questions: str) -> str:
 
 def test_scores_are_means_of_aspects(tmp_path: Path) -> None:
     told = Told(
-        easy=rated(1, 1, 1, 1), medium=rated(3, 2, 4, 1), hard=rated(5, 5, 5, 5), odd="no idea", away=Unanswered("late")
+        easy=rated(1, 1, 1, 1), medium=rated(3, 2, 4, 1), hard=rated(5, 5, 5, 5), odd="no idea", away=NoAnswer("late")
     )
     path = written(tmp_path, *told.answers)
     made = curate(TaskPipeline([path], [difficulty(min_score=0.5)]), tmp_path / "out", told)

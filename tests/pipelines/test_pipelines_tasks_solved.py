@@ -12,11 +12,11 @@ from trinity_core.config import OperatorConfig
 from trinity_core.errors import InputError
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 from trinity_core.pipelines.tasks.curation import made_operator
-from trinity_core.pipelines.tasks.models import EndpointName, Question, Unanswered
+from trinity_core.pipelines.tasks.models import EndpointName, NoAnswer, Question
 from trinity_core.pipelines.tasks.solved import REWRITE
 
 ROWS = [{"question": name, "answer": "#### 7"} for name in ("always", "half", "never", "silent")]
-Answer = str | Unanswered
+Answer = str | NoAnswer
 
 
 class Solver:
@@ -32,7 +32,7 @@ class Solver:
 
 def solves(question: Question) -> Answer:
     right = {"always": True, "half": question.seed % 2 == 0, "never": False}.get(question.text)
-    return Unanswered("late") if right is None else f"So it is #### {7 if right else 8}"
+    return NoAnswer("late") if right is None else f"So it is #### {7 if right else 8}"
 
 
 def made(tmp_path: Path, solver: Solver, name: str, **args: object) -> tuple[list[dict], list[dict]]:
@@ -64,7 +64,7 @@ def test_rewrites_keep_the_answer_or_are_left_out(tmp_path: Path) -> None:
     def says(question: Question) -> Answer:
         if question.system == REWRITE:
             return {"always": "in other words", "half": "another story", "never": "never"}.get(
-                question.text, Unanswered("late")
+                question.text, NoAnswer("late")
             )
         return {"in other words": "#### 7", "another story": "#### 8"}[question.text]
 

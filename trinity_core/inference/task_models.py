@@ -11,7 +11,7 @@ from trinity_core import errors
 from trinity_core.config.schema.external import ExternalModelConfig
 from trinity_core.errors import InputError
 from trinity_core.inference.endpoint import Endpoint
-from trinity_core.pipelines.tasks.models import EndpointName, Question, Unanswered
+from trinity_core.pipelines.tasks.models import EndpointName, NoAnswer, Question
 
 BUDGET = 800.0
 """Seconds for a question with all its retries."""
@@ -20,12 +20,12 @@ BUDGET = 800.0
 class EndpointModels:
     """See `TaskModels`."""
 
-    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[str | Unanswered]:
+    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[str | NoAnswer]:
         """See `TaskModels.ask`."""
         return asyncio.run(_ask_all(endpoint, questions))
 
 
-async def _ask_all(name: EndpointName, questions: Sequence[Question]) -> list[str | Unanswered]:
+async def _ask_all(name: EndpointName, questions: Sequence[Question]) -> list[str | NoAnswer]:
     settings = ExternalModelConfig(base_url=name.base_url, model_name=name.model, api_key_env=name.api_key_env)
     endpoint = Endpoint(settings, _key(name), BUDGET, section="the operator")
     try:
@@ -34,7 +34,7 @@ async def _ask_all(name: EndpointName, questions: Sequence[Question]) -> list[st
         await endpoint.close()
 
 
-async def _ask(endpoint: Endpoint, question: Question) -> str | Unanswered:
+async def _ask(endpoint: Endpoint, question: Question) -> str | NoAnswer:
     messages = [{"role": "system", "content": question.system}] if question.system else []
     body: dict[str, Any] = {
         "model": endpoint.settings.model_name,
@@ -46,9 +46,9 @@ async def _ask(endpoint: Endpoint, question: Question) -> str | Unanswered:
     try:
         answer = await endpoint.ask({key: value for key, value in body.items() if value is not None})
     except errors.Unanswered as error:
-        return Unanswered(str(error))
+        return NoAnswer(str(error))
     if answer.finish_reason != "stop":
-        return Unanswered(f"it did not come to its end ({answer.finish_reason}); give it more max_tokens")
+        return NoAnswer(f"it did not come to its end ({answer.finish_reason}); give it more max_tokens")
     return answer.text
 
 

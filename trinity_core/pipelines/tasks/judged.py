@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 
 from trinity_core.data.files import Row
 from trinity_core.errors import InputError
-from trinity_core.pipelines.tasks.models import Question, TaskModels, Unanswered, endpoint_of
+from trinity_core.pipelines.tasks.models import NoAnswer, Question, TaskModels, endpoint_of
 from trinity_core.pipelines.tasks.task_operator import (
     TASK_OPERATORS,
     Memory,
@@ -79,8 +79,8 @@ class JudgedFilter(TaskOperator):
         seed = int.from_bytes(hashlib.blake2b(shown.encode(errors="replace"), digest_size=4).digest(), "little") >> 1
         return Question(self.task + CONCLUDE + example, shown, self._temperature, self._max_tokens, seed)
 
-    def _outcome(self, row: Row, answer: str | Unanswered) -> Outcome:
-        if isinstance(answer, Unanswered):
+    def _outcome(self, row: Row, answer: str | NoAnswer) -> Outcome:
+        if isinstance(answer, NoAnswer):
             return Unusable(f"the model did not answer: {answer.why}")
         score = score_of(answer, self.aspects)
         if score is None:

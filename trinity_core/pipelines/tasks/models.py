@@ -38,7 +38,7 @@ class Question:
 class TaskModels(Protocol):
     """Asks models."""
 
-    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[str | Unanswered]:
+    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[str | NoAnswer]:
         """The answer to each question, in their order, or why there is none.
 
         Raises TransientFault where the endpoint is away, TrinityError where it refuses every request.
@@ -47,7 +47,7 @@ class TaskModels(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class NoAnswer:
     """Why a question has no answer."""
 
     why: str

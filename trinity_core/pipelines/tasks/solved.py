@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le
 
 from trinity_core.data.files import Row
 from trinity_core.errors import InputError
-from trinity_core.pipelines.tasks.models import EndpointName, Question, TaskModels, Unanswered, endpoint_of
+from trinity_core.pipelines.tasks.models import EndpointName, NoAnswer, Question, TaskModels, endpoint_of
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, Outcome, TaskOperator, Unusable, text_of
 from trinity_core.workflows import REWARD_FNS
 from trinity_core.workflows.rewards.base import RewardItem
@@ -55,26 +55,26 @@ class Solving(TaskOperator):
             RewardItem(answer, row.get(self._keys[1]), prompt, row, self._reward_args)
             for (prompt, row), told in zip(tasks, _shares(answers, samples), strict=True)
             for answer in told
-            if not isinstance(answer, Unanswered)
+            if not isinstance(answer, NoAnswer)
         ]
         verdicts = iter(self._pool.score_sync(self._reward_fn, items))
         found: list[float | Unusable] = []
         for told in _shares(answers, samples):
-            rewards = [next(verdicts) for answer in told if not isinstance(answer, Unanswered)]
+            rewards = [next(verdicts) for answer in told if not isinstance(answer, NoAnswer)]
             judged = [sum(reward.parts.values()) >= self._right for reward in rewards if reward.parts is not None]
             errors = [reward.error for reward in rewards if reward.error] + [
-                answer.why for answer in told if isinstance(answer, Unanswered)
+                answer.why for answer in told if isinstance(answer, NoAnswer)
             ]
             found.append(sum(judged) / len(judged) if judged else Unusable(f"no answer could be judged: {errors[0]}"))
         return found
 
-    def ask(self, questions: Sequence[Question]) -> list[str | Unanswered]:
+    def ask(self, questions: Sequence[Question]) -> list[str | NoAnswer]:
         """What the model says."""
         assert self._models is not None, "curate gives the models"
         return self._models.ask(self._endpoint, questions)
 
 
-def _shares(answers: Sequence[str | Unanswered], size: int) -> list[Sequence[str | Unanswered]]:
+def _shares(answers: Sequence[str | NoAnswer], size: int) -> list[Sequence[str | NoAnswer]]:
     return [answers[start : start + size] for start in range(0, len(answers), size)]
 
 
