@@ -85,3 +85,16 @@ def test_yaml_output_quotes_yaml_1_1_numbers() -> None:
     assert config_from_text(text) == config
     (taskset,) = yaml.safe_load(text)["buffer"]["explorer_input"]["tasksets"]
     assert taskset["workflow_args"] == {"a": "0o17", "b": "1_000", "c": "1e5", "d": "010"}
+
+
+def test_an_override_sets_one_place_of_what_an_alias_uses_twice(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model: {model_path: m, max_model_len: 64}\n"
+        "buffer:\n"
+        "  explorer_input:\n"
+        "    taskset: {path: x, default_workflow_type: math_workflow, format: &columns {prompt_key: question}}\n"
+        "    eval_tasksets: [{name: e, path: x, default_workflow_type: math_workflow, format: *columns}]\n"
+    )
+    given = load_config(path, ["buffer.explorer_input.taskset.format.prompt_key=ask"]).buffer.explorer_input
+    assert (given.tasksets[0].format.prompt_key, given.eval_tasksets[0].format.prompt_key) == ("ask", "question")

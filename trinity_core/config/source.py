@@ -162,7 +162,7 @@ def override(source: YamlSource, overrides: Sequence[str]) -> YamlSource:
 
     Raises ConfigError for texts that are no override.
     """
-    tree, places, texts = copy.deepcopy(source.tree), dict(source.places), dict(source.texts)
+    tree, places, texts = _unshared(source.tree), dict(source.places), dict(source.texts)
     problems: list[Problem] = []
     for text in overrides:
         key, equals, raw = text.partition("=")
@@ -190,6 +190,13 @@ def override(source: YamlSource, overrides: Sequence[str]) -> YamlSource:
     if problems:
         raise ConfigError(problems)
     return YamlSource(tree, places, texts)
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which nothing is there twice: what YAML writes once and uses again (`*columns`) is set one by one."""
+    if isinstance(value, dict):
+        return {name: _unshared(inner) for name, inner in value.items()}
+    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _faults(node: yaml.Node | None, key: str, shown: str) -> list[Problem]:
