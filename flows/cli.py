@@ -21,13 +21,13 @@ Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.
 def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
     """Run a configuration here and now, with all its stages; no server needs to be up."""
     from flows.local.connection import PrefectConnection
-    from trinity_core.runtime.configuration import load_checked
     from trinity_core.runtime.placement import flow_of
+    from trinity_core.runtime.readiness import load_ready
     from trinity_core.runtime.summary import summary_text
 
     given = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
-        loaded = load_checked(config, given)
+        loaded = load_ready(config, given)
         summary = prefect.flow(flow_of(loaded), loaded)(config=str(config), overrides=given)
     typer.echo(summary_text(summary))
 
@@ -49,14 +49,16 @@ def evaluate(
     from flows.local.connection import PrefectConnection
     from flows.parameters import check_which
     from trinity_core.runtime.configuration import load_checked
-    from trinity_core.runtime.stage import pick_stage
+    from trinity_core.runtime.readiness import require_ready
+    from trinity_core.runtime.stage import for_evaluation, pick_stage, stage_names
     from trinity_core.runtime.summary import evaluation_text
 
     check_which(which)
     given = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
         loaded = load_checked(config, given)
-        pick_stage(loaded, stage)
+        chosen, _ = pick_stage(loaded, stage)
+        require_ready(for_evaluation(chosen, which == "base"), stage in stage_names(loaded)[:1])
         flow = prefect.flow("evaluate", loaded)
         summary = flow(config=str(config), overrides=given, stage=stage, which=which, run=run)
     typer.echo(json.dumps(summary["scores"], indent=2))

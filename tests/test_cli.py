@@ -22,6 +22,7 @@ from trinity_core.cli import run_app
 from trinity_core.errors import TrinityError
 
 ROOT = Path(__file__).parent.parent
+VALIDATE = ["validate", "--offline", "--config", str(ROOT / "configs/quickstart/quickstart.yaml")]
 
 
 def trinity(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +60,7 @@ def test_validate_reports_all_problems_without_a_traceback(tmp_path: Path) -> No
     bad = tmp_path / "bad.yaml"
     bad.write_text("nmae: x\nalgorithm:\n  repeat_times: many\n")
     done = trinity("validate", "--config", str(bad))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "nmae" in done.stderr and "repeat_times" in done.stderr and "Did you mean 'name'" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -120,21 +121,19 @@ def test_a_prefect_server_that_wants_a_key_is_left_to_prefect() -> None:
 
 
 def test_validate_shows_the_stages() -> None:
-    result = CliRunner().invoke(app, ["validate", "--config", str(ROOT / "configs/quickstart/quickstart.yaml")])
+    result = CliRunner().invoke(app, VALIDATE)
     assert result.exit_code == 0, result.output
     assert "quickstart_sft: sft" in result.output and "quickstart_rft: grpo" in result.output
 
 
 def test_validate_tells_what_has_no_effect() -> None:
-    config = str(ROOT / "configs/quickstart/quickstart.yaml")
-    result = CliRunner().invoke(app, ["validate", "--config", config, "service.data_juicer.port=5006"])
+    result = CliRunner().invoke(app, [*VALIDATE, "service.data_juicer.port=5006"])
     assert result.exit_code == 0, result.output
     assert result.output.count("Accepted, but without effect here: service.data_juicer.") == 2
 
 
 def test_overrides_reach_the_configuration(tmp_path: Path) -> None:
-    config = str(ROOT / "configs/quickstart/quickstart.yaml")
-    result = CliRunner().invoke(app, ["validate", "--config", config, "name=other", f"checkpoint_root_dir={tmp_path}"])
+    result = CliRunner().invoke(app, [*VALIDATE, "name=other", f"checkpoint_root_dir={tmp_path}"])
     assert f"{tmp_path}/Trinity-Flows/other_rft" in result.output
 
 

@@ -70,19 +70,35 @@ def tiny(
 
 
 @app.command()
-def validate(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir = None) -> None:
-    """Check a configuration and name every problem at once, without starting anything."""
-    from trinity_core.config import notices, stages
-    from trinity_core.runtime.configuration import load_checked
+def validate(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    plugin_dir: PluginDir = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Only read the file: open no model, data, folder or port.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Check a configuration and what it names, and tell every problem at once, without starting anything.
 
-    checked = load_checked(config, with_plugins(overrides, plugin_dir))
-    for stage in stages(checked):
-        typer.echo(
-            f"{stage.project}/{stage.name}: {stage.algorithm.algorithm_type}, mode {stage.mode}, {stage.job_dir}"
-        )
-        for notice in notices(stage):
-            typer.echo(f"  {notice}")
-    typer.echo("The configuration is fine.")
+    Exits with 2 if a run of it could not start.
+    """
+    from trinity_core.config.problems import ConfigError
+    from trinity_core.runtime.configuration import load_checked
+    from trinity_core.runtime.readiness import load_ready
+    from trinity_core.runtime.readiness.verdict import accepted, refused, verdict_json, verdict_text
+
+    load = load_checked if offline else load_ready
+    try:
+        found = accepted(load(config, with_plugins(overrides, plugin_dir)), not offline)
+    except ConfigError as error:
+        found = refused(error)
+    if json:
+        typer.echo(verdict_json(found))
+    else:
+        typer.echo(verdict_text(found), err=not found.accepted)
+    if not found.accepted:
+        raise typer.Exit(2)
 
 
 @app.command()

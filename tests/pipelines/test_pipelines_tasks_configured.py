@@ -51,8 +51,9 @@ def rows(folder: str | Path, split: str = "train") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(folder) / f"{split}.jsonl").read_text().splitlines()]
 
 
-def test_a_task_set_without_a_path_reads_the_output(tmp_path: Path) -> None:
-    config = config_of(tmp_path, {"name": "t"}, [{"name": "e", "path": str(tmp_path / "data"), "split": "train"}])
+def test_a_task_set_without_a_path_reads_the_output(tmp_path: Path, tiny_folder: Path) -> None:
+    given = config_of(tmp_path, {"name": "t"}, [{"name": "e", "path": str(tmp_path / "data"), "split": "train"}])
+    config = given.with_values({"model.model_path": str(tiny_folder)})
     stage = choose_stage(config)
     [tasks], [evaluation] = (
         stage.config.buffer.explorer_input.tasksets, stage.config.buffer.explorer_input.eval_tasksets,
@@ -76,10 +77,11 @@ def test_the_guides_pipeline_replaces_the_path_it_reads(tmp_path: Path) -> None:
     assert Path(str(tasks.path)).parent == output_root(found) and evaluation.path == path
 
 
-def test_part_of_the_output_is_for_evaluation(tmp_path: Path) -> None:
-    config = config_of(
+def test_part_of_the_output_is_for_evaluation(tmp_path: Path, tiny_folder: Path) -> None:
+    given = config_of(
         tmp_path, {"name": "t"}, [{"name": "e", "split": "test"}], test_share=0.25, target_fields=list(FORMAT.values())
     )
+    config = given.with_values({"model.model_path": str(tiny_folder)})
     folder = str(with_curated_tasks(config).buffer.explorer_input.eval_tasksets[0].path)
     train, test = rows(folder), rows(folder, "test")
     assert len(train) + len(test) == 40 and 3 <= len(test) <= 20

@@ -196,7 +196,7 @@ def test_a_scored_endpoint_is_asked_again_if_it_changes(tmp_path: Path, tiny_fol
 
 def test_an_endpoint_has_a_run_of_its_own_and_no_engines(tmp_path: Path, tiny_folders: TinyFolders, key: str) -> None:
     config = config_of(
-        tmp_path, tiny_folders, URL, "mode=both", "model.model_path=m", "model.max_model_len=64",
+        tmp_path, tiny_folders, URL, "mode=both", f"model.model_path={tiny_folders.model}", "model.max_model_len=64",
         f"buffer.explorer_input.taskset.path={tiny_folders.data}", api_key_env=key,
     )  # fmt: skip
     assert any("explorer.external_model" in notice for notice in notices(config)), "training leaves it alone"

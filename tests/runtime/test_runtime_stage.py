@@ -10,6 +10,7 @@ import torch
 from runtime.lock_holders import other_process
 
 from trinity_core.config import Config, SynchronizerConfig, config_from_dict, store_url
+from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TrinityError
 from trinity_core.runlock import TRAINER, hold, release
 from trinity_core.runtime.stage import lock_names, resolve_stage, resume_step
@@ -84,14 +85,17 @@ def test_a_restarted_explorer_is_expected_before_it_loads(config: Config, parts:
         assert not store.exhausted() and store.lease(1, 2, 0) is None
 
 
-def test_a_run_without_prefect_logs_its_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_without_prefect_logs_its_warnings(
+    tmp_path: Path, tiny_folders: TinyFolders, caplog: pytest.LogCaptureFixture
+) -> None:
+    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
     tree = {
         "mode": "bench",
         "checkpoint_root_dir": str(tmp_path),
-        "model": {"model_path": "m", "max_model_len": 8},
+        "model": {"model_path": str(tiny_folders.model), "max_model_len": 8},
         "cluster": {"gpu_per_node": 0},
         "trainer": {"ulysses_sequence_parallel_size": 2},
-        "buffer": {"explorer_input": {"taskset": {"path": "d"}, "eval_tasksets": [{"path": "d"}]}},
+        "buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [taskset]}},
     }
     stage = resolve_stage(config_from_dict(tree))
     assert stage.warnings and all(warning in caplog.text for warning in stage.warnings)

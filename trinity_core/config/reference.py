@@ -44,6 +44,12 @@ The configuration has 2 problems:
   - run.yaml:9: model.min_response_tokens: must be less than max_response_tokens, which is 16; it is 32.
 ```
 
+Then what the configuration names is opened: model folders must be whole (every file of weights as long as its header
+says), names on the hub must exist or be in the cache, of each data set one of the first 16 rows must fit `format`,
+folders must be writable, the API's port free, and this machine must have the GPUs. `trinity run` and every flow do this
+before they start anything. `trinity validate` does it too, without `--offline`; it exits with 0 or 2, `--json` is for
+programs. Of a Ray cluster that is joined only the run's folder is looked at, since its nodes open the rest.
+
 A setting that is valid but has no effect, or that changes another setting, causes a notice, which `trinity validate`
 prints and a run logs as a warning.
 

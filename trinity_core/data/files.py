@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ class Rows:
     rejected: list[RejectedRow]
 
 
+LocatedRow = tuple[RowLocation, Row | str]
+"""A row, or the reason why it cannot be read, and where it was found."""
+
+
 def read_rows(
     path: str, split: str = "train", subset: str | None = None, storage: str = "file", table: str | None = None
 ) -> Rows:
@@ -67,21 +72,31 @@ def read_rows(
     `train/0.json`, all also below a folder named by `subset` or `data`), a hub name, or with `storage="sql"` the URL
     of a database. Raises DataError, with the file and a remedy, if there is nothing to read.
     """
+    return _validated(_located(path, split, subset, storage, table))
+
+
+def first_rows(path: str, split: str, subset: str | None, storage: str, table: str | None, count: int) -> Rows:
+    """`read_rows` of the first `count` rows alone; only a `.json` file is read whole."""
+    return _validated(islice(_located(path, split, subset, storage, table), count))
+
+
+def _located(path: str, split: str, subset: str | None, storage: str, table: str | None) -> Iterator[LocatedRow]:
     if not path:
         raise DataError("a data set has no path; set it to a file, a folder or a hub name")
     if storage == "sql":
         name = table_name(subset, table)
-        return _numbered(f"{shown(path)} {name}", read_table(path, name))
+        yield from _numbered(f"{shown(path)} {name}", read_table(path, name))
+        return
     if storage == "queue":
         raise DataError(f"this data set is read from files or a database, not from a queue: {path}")
     local = Path(path).expanduser()
-    if local.is_file():
-        return _read_files([local])
-    if local.is_dir():
-        return _read_files(find_files(local, split, subset))
-    if looks_local(path):
+    if local.exists():
+        for file in [local] if local.is_file() else find_files(local, split, subset):
+            yield from ((RowLocation(str(file), line), row) for line, row in _lines(file))
+    elif looks_local(path):
         raise DataError(f"there is no file or folder {path}; check the path and the folder the run was started in")
-    return _numbered(f"{path} ({split})", read_hub(path, subset, split))
+    else:
+        yield from _numbered(f"{path} ({split})", read_hub(path, subset, split))
 
 
 def data_files(path: str, split: str = "train") -> list[Path]:
@@ -184,10 +199,6 @@ def _split_of(file: Path) -> str | None:
     return first if first in SPLITS or first == file.stem else None
 
 
-def _read_files(files: Iterable[Path]) -> Rows:
-    return _validated((RowLocation(str(file), line), row) for file in files for line, row in _lines(file))
-
-
 def _lines(file: Path) -> Iterator[tuple[int, Row | str]]:
     reader = READERS.get(file.suffix)
     if reader is None:
@@ -198,11 +209,11 @@ def _lines(file: Path) -> Iterator[tuple[int, Row | str]]:
         raise DataError(f"{file} cannot be read: {error}") from error
 
 
-def _numbered(source: str, rows: Iterable[Row]) -> Rows:
-    return _validated((RowLocation(source, number), row) for number, row in enumerate(rows, 1))
+def _numbered(source: str, rows: Iterable[Row]) -> Iterator[LocatedRow]:
+    return ((RowLocation(source, number), row) for number, row in enumerate(rows, 1))
 
 
-def _validated(read: Iterable[tuple[RowLocation, Row | str]]) -> Rows:
+def _validated(read: Iterable[LocatedRow]) -> Rows:
     """Split rows into usable and rejected ones. A string in place of a row is the reason why it could not be read."""
     rows, locations, rejected = [], [], []
     for location, row in read:

@@ -46,7 +46,7 @@ def inspect(config: Config, examples: int = 2, read: ReadAnswers = read_supervis
         if (encoder is not None or use == "evaluation") and taskset.storage_type != "queue"
     ]
     if encoder is not None:
-        reports += [_inspect_answers(config, *each, encoder, examples, read) for each in _supervised(config)]
+        reports += [_inspect_answers(config, *each, encoder, examples, read) for each in supervised_inputs(config)]
     for report in reports:
         others = [other for other in reports if (other.use == "evaluation") != (report.use == "evaluation")]
         shared = {other.name: len(report.prompts & other.prompts) for other in others}
@@ -54,7 +54,7 @@ def inspect(config: Config, examples: int = 2, read: ReadAnswers = read_supervis
     return reports
 
 
-def _supervised(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, Kind]]:
+def supervised_inputs(config: Config) -> Iterator[tuple[str, ExperienceBufferConfig, Kind]]:
     """The trainer's data sets: key, settings, what their rows are."""
     inputs = config.buffer.trainer_input
     kind: Kind = "demonstrations"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trinity_core.config import Config, load_config, store_url
+from trinity_core.config.load import Check
 from trinity_core.config.problems import Report
 from trinity_core.pipelines.checks import check_names, typed_arguments
 from trinity_core.store import database
@@ -16,12 +17,19 @@ STORE = "buffer.trainer_input.experience_buffer.path"
 MLFLOW = "monitor.monitor_args.uri"
 
 
-def load_checked(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+def load_checked(path: Path | str, overrides: Sequence[str] = (), more: Check | None = None) -> Config:
     """`load_config` with the user's modules loaded, so that the names they bring are known and all others refused.
 
-    Refused are also databases, of the experience store and of MLflow, that do not work on this machine.
+    Refused are also databases, of the experience store and of MLflow, that do not work on this machine, and what `more`
+    reports of each stage.
     """
-    return typed_arguments(load_config(path, overrides, load_plugins, _check))
+
+    def check(config: Config, report: Report) -> None:
+        _check(config, report)
+        if more is not None:
+            more(config, report)
+
+    return typed_arguments(load_config(path, overrides, load_plugins, check))
 
 
 def start_from(config: Config, model_path: str) -> Config:

@@ -6,6 +6,7 @@ because a container does not see the processes of others; the locks, because a r
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import logging
 import os
@@ -74,6 +75,10 @@ def refusal(gpus: Sequence[Gpu], wanted: int) -> str:
 
 def survey() -> list[Gpu]:
     """The GPUs that this process may use, with what uses them; none where there is no NVIDIA driver."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")  # asked first, because importing Ray takes a second
+    except OSError:
+        return []
     from ray._private.thirdparty import pynvml  # nvidia-ml-py, as Ray carries it
 
     try:

@@ -19,6 +19,7 @@ from trinity_core.runtime.agreement import agree
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, sync_method
+from trinity_core.runtime.readiness import require_ready
 from trinity_core.runtime.verdicts import with_verdicts
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import run_versions
@@ -68,7 +69,7 @@ def choose_stage(
     run: str = "",
     begun_by: str = "",
 ) -> Stage:
-    """Pick a stage of a checked configuration and share out the machine. Raises TrinityError.
+    """Pick a stage of a checked configuration, open what it names, and share out the machine. Raises TrinityError.
 
     `kind` is the flow's name; by default, the one that runs the stage. `model_path` is the model of the stage before,
     if any. With `base`, the model before all stages is meant, whose scores belong to the pipeline. `run` is the run's
@@ -87,6 +88,7 @@ def choose_stage(
         config = in_fresh_folder(config, begun_by)
     if kind == "evaluate":
         config = for_evaluation(config, base)
+    require_ready(config)
     placement = placement_of(config)
     method, notice = sync_method(config, placement)
     config = config.with_values({"synchronizer.sync_method": method})

@@ -1,0 +1,65 @@
+"""What `trinity validate` says: the stages of a configuration that is fine, or its problems."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+from trinity_core.config import Config, notices, stages
+from trinity_core.config.problems import ConfigError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class StageVerdict:
+    """A stage that can start."""
+
+    name: str
+    project: str
+    algorithm: str
+    mode: str
+    job_dir: str
+    notices: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a configuration is accepted, and its stages or its problems."""
+
+    accepted: bool
+    opened: bool = False
+    """Whether models, data, folders, port and GPUs were looked at on this machine."""
+    stages: list[StageVerdict] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def accepted(config: Config, opened: bool) -> Verdict:
+    """The verdict on a checked configuration."""
+    listed = [
+        StageVerdict(
+            each.name, each.project, each.algorithm.algorithm_type, each.mode, str(each.job_dir), list(notices(each))
+        )
+        for each in stages(config)
+    ]
+    return Verdict(True, opened and not config.cluster.ray_address, listed)
+
+
+def refused(error: ConfigError) -> Verdict:
+    """The verdict on a configuration that is not fine."""
+    return Verdict(False, problems=error.problems)
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """The lines for a terminal."""
+    if not verdict.accepted:
+        return f"error: {ConfigError(verdict.problems)}"
+    lines = []
+    for stage in verdict.stages:
+        lines.append(f"{stage.project}/{stage.name}: {stage.algorithm}, mode {stage.mode}, {stage.job_dir}")
+        lines += [f"  {notice}" for notice in stage.notices]
+    unseen = "" if verdict.opened else " Models, data and ports were not opened."
+    return "\n".join([*lines, f"The configuration is fine.{unseen}"])
+
+
+def verdict_json(verdict: Verdict) -> str:
+    """The verdict as JSON."""
+    return json.dumps(asdict(verdict), indent=2, default=str)
