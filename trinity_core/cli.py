@@ -86,7 +86,7 @@ def validate(
     from trinity_core.config.problems import ConfigError
     from trinity_core.runtime.configuration import load_checked
     from trinity_core.runtime.readiness import load_ready
-    from trinity_core.runtime.readiness.verdict import accepted, refused, verdict_json, verdict_text
+    from trinity_core.runtime.readiness.validated import accepted, refused, validated_json, validated_text
 
     load = load_checked if offline else load_ready
     try:
@@ -94,9 +94,9 @@ def validate(
     except ConfigError as error:
         found = refused(error)
     if json:
-        typer.echo(verdict_json(found))
+        typer.echo(validated_json(found))
     else:
-        typer.echo(verdict_text(found), err=not found.accepted)
+        typer.echo(validated_text(found), err=not found.accepted)
     if not found.accepted:
         raise typer.Exit(2)
 

@@ -10,7 +10,7 @@ from trinity_core.config.problems import ConfigError, Problem
 
 
 @dataclass(frozen=True, slots=True)
-class StageVerdict:
+class ValidatedStage:
     """A stage that can start."""
 
     name: str
@@ -22,44 +22,44 @@ class StageVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Validated:
     """Whether a configuration is accepted, and its stages or its problems."""
 
     accepted: bool
     opened: bool = False
     """Whether models, data, folders, port and GPUs were looked at on this machine."""
-    stages: list[StageVerdict] = field(default_factory=list)
+    stages: list[ValidatedStage] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
-def accepted(config: Config, opened: bool) -> Verdict:
-    """The verdict on a checked configuration."""
+def accepted(config: Config, opened: bool) -> Validated:
+    """What is said of a checked configuration."""
     listed = [
-        StageVerdict(
+        ValidatedStage(
             each.name, each.project, each.algorithm.algorithm_type, each.mode, str(each.job_dir), list(notices(each))
         )
         for each in stages(config)
     ]
-    return Verdict(True, opened and not config.cluster.ray_address, listed)
+    return Validated(True, opened and not config.cluster.ray_address, listed)
 
 
-def refused(error: ConfigError) -> Verdict:
-    """The verdict on a configuration that is not fine."""
-    return Verdict(False, problems=error.problems)
+def refused(error: ConfigError) -> Validated:
+    """What is said of a configuration that is not fine."""
+    return Validated(False, problems=error.problems)
 
 
-def verdict_text(verdict: Verdict) -> str:
+def validated_text(given: Validated) -> str:
     """The lines for a terminal."""
-    if not verdict.accepted:
-        return f"error: {ConfigError(verdict.problems)}"
+    if not given.accepted:
+        return f"error: {ConfigError(given.problems)}"
     lines = []
-    for stage in verdict.stages:
+    for stage in given.stages:
         lines.append(f"{stage.project}/{stage.name}: {stage.algorithm}, mode {stage.mode}, {stage.job_dir}")
         lines += [f"  {notice}" for notice in stage.notices]
-    unseen = "" if verdict.opened else " Models, data and ports were not opened."
+    unseen = "" if given.opened else " Models, data and ports were not opened."
     return "\n".join([*lines, f"The configuration is fine.{unseen}"])
 
 
-def verdict_json(verdict: Verdict) -> str:
-    """The verdict as JSON."""
-    return json.dumps(asdict(verdict), indent=2, default=str)
+def validated_json(given: Validated) -> str:
+    """It as JSON."""
+    return json.dumps(asdict(given), indent=2, default=str)
