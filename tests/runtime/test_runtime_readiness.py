@@ -271,5 +271,6 @@ def test_validate_opens_what_it_can(run_file):
     code, text = validated("model.model_path=./gone", "--json")
     found = json.loads(text)
     assert code == 2 and not found["accepted"] and found["problems"][0]["key"] == "model.model_path"
+    assert "value" not in found["problems"][0], "a value may be a secret"
     code, text = validated("model.model_path=./gone", "--offline", "--json")
     assert code == 0 and json.loads(text)["accepted"] and not json.loads(text)["opened"]

@@ -61,5 +61,8 @@ def validated_text(given: Validated) -> str:
 
 
 def validated_json(given: Validated) -> str:
-    """It as JSON."""
-    return json.dumps(asdict(given), indent=2, default=str)
+    """It as JSON, without the values, which may be secrets."""
+    told = asdict(given)
+    for problem in told["problems"]:
+        del problem["value"]
+    return json.dumps(told, indent=2)
