@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from trinity_core.runtime.verdicts import TaskVerdict, judged_rows, keep_verdict
 from trinity_core.store.earlier import read_answers
 from trinity_core.store.store import ExperienceStore
 
+VERDICTS = "buffer.trainer_input.experience_buffer.human_verdicts"
 ANSWERS = {"g0": ["It is 4.", "It is 5.", "<b>4</b>"], "g1": ["5 cups.", "6 cups."], "g2": ["2", "2"]}
 """Group -> answers; the longer ago, the better its reward."""
 
@@ -125,38 +128,48 @@ def asking(config):
     return judged
 
 
-def answer_as_the_page_does(verdicts: dict[str, str], forms: list[dict]) -> None:
-    """Wait for a paused run, and resume it with these fields of its form."""
+def answer_as_the_page_does(verdicts: dict[str, str]) -> dict[str, Any]:
+    """Wait for a paused run and its form, and resume it with these fields; returns the form."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.exceptions import PrefectHTTPStatusError
+
+    paused = FlowRunFilter(state={"type": {"any_": ["PAUSED"]}})
+
+    def found(look: Callable[[], Any], lacking: str) -> Any:
+        deadline = time.monotonic() + 60
+        while not (seen := look()):
+            assert time.monotonic() < deadline, lacking
+            time.sleep(0.1)
+        return seen
+
+    def form_of(run: FlowRun) -> dict[str, Any] | None:
+        where = {"id": run.id, "key": run.state.state_details.run_input_keyset["schema"]}
+        try:
+            return client.request("GET", "/flow_runs/{id}/input/{key}", path_params=where).json()
+        except PrefectHTTPStatusError:  # a run pauses before it saves its form
+            return None
 
     with get_client(sync_client=True) as client:
-        deadline = time.monotonic() + 60
-        paused = FlowRunFilter(state={"type": {"any_": ["PAUSED"]}})
-        while not (runs := client.read_flow_runs(flow_run_filter=paused)):
-            assert time.monotonic() < deadline, "the flow does not pause"
-            time.sleep(0.1)
-        keys = runs[0].state.state_details.run_input_keyset
-        while not forms:
-            form = client.request(
-                "GET", "/flow_runs/{id}/input/{key}", path_params={"id": runs[0].id, "key": keys["schema"]}
-            )
-            forms += [form.json()] if form.status_code == 200 else []
-        answered = client.resume_flow_run(runs[0].id, run_input=verdicts)
+        [run] = found(lambda: client.read_flow_runs(flow_run_filter=paused), "the flow does not pause")
+        form = found(lambda: form_of(run), "the paused flow has no form")
+        answered = client.resume_flow_run(run.id, run_input=verdicts)
         assert answered.status.value == "ACCEPT", answered
+    return form
 
 
 @pytest.mark.slow
 def test_a_person_resumes_the_flow(config, prefect_api, monkeypatch) -> None:
     """The form has a verdict for each answer and room for a better one; the flow learns from what was said."""
     monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
-    forms: list[dict] = []
+    config = config.with_values({f"{VERDICTS}.timeout": 120.0})
     said = {"answer_1a": "drop", "answer_1c": "keep", "better_2": "4 cups."}
-    person = threading.Thread(target=copy_context().run, args=(answer_as_the_page_does, said, forms))
-    person.start()
-    stage = asking(config)()
-    person.join(60)
-    assert set(forms[0]["properties"]) == {
+    with ThreadPoolExecutor() as threads:
+        person = threads.submit(copy_context().run, answer_as_the_page_does, said)
+        stage = asking(config)()
+        form = person.result(60)
+    assert set(form["properties"]) == {
         *(f"answer_1{letter}" for letter in "abc"), "better_1", "answer_2a", "answer_2b", "better_2",
     }  # fmt: skip
     assert answers_of(stage.config, "preferences") == [
@@ -170,10 +183,9 @@ def test_a_person_resumes_the_flow(config, prefect_api, monkeypatch) -> None:
 def test_without_a_verdict_in_time_the_recipe_decides(config, prefect_api, monkeypatch) -> None:
     """The run ends with an error, or completes on the rewards."""
     monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
-    key = "buffer.trainer_input.experience_buffer.human_verdicts"
-    short = config.with_values({f"{key}.timeout": 1.0})
+    short = config.with_values({f"{VERDICTS}.timeout": 1.0})
     with pytest.raises(TrinityError, match="nobody gave a verdict within 1 s"):
         asking(short)()
-    state = asking(short.with_values({f"{key}.on_timeout": "continue"}))(return_state=True)
+    state = asking(short.with_values({f"{VERDICTS}.on_timeout": "continue"}))(return_state=True)
     assert state.is_completed()
     assert answers_of(state.result().config, "preferences")[0] == ["It is 4.<|im_end|>", "<b>4</b><|im_end|>"]
