@@ -767,7 +767,7 @@ def odd_tasks_are_dropped():
 
 def test_groups_that_are_dropped_are_replaced(config, engine, odd_tasks_are_dropped):
     settings = config(mode="explore", data_processor=odd_tasks_are_dropped, explorer={"max_refill_rounds": 8})
-    asyncio.run(Explorer(settings, [engine]).run(explore))
+    summary = asyncio.run(Explorer(settings, [engine]).run(explore))
     rows = stored(settings).lease(1, 24, 0)
     assert [row.task_index for row in rows] == [2 * number for number in range(12) for _ in range(2)]
     groups = [row.group.split("/")[1:] for row in rows]
@@ -777,6 +777,7 @@ def test_groups_that_are_dropped_are_replaced(config, engine, odd_tasks_are_drop
     assert audit.clean and audit.tasks_drawn == 23 and audit.dropped_by == {"even_tasks": 11}
     tasks = [line.metrics["tasks"] for line in read_metrics(settings.job_dir) if line.source == "explorer"]
     assert tasks == [5, 6, 6, 6]
+    assert summary["dropped_experiences"] == audit.experiences_dropped_by == {"even_tasks": 22}
 
 
 def test_refills_end_after_their_rounds(config, engine, odd_tasks_are_dropped, caplog):

@@ -62,11 +62,13 @@ def test_a_full_disk_leaves_the_summary_as_it_was(config: Config, monkeypatch: p
 
 def test_the_text_says_why_each_part_has_ended() -> None:
     explore = {"step": 12, "total_steps": 60, "ended": "the trainer has finished all its 9 steps", "untrained_rows": 96}
+    explore["dropped_experiences"] = {"reward_filter": 8}
     folders = dict.fromkeys(("checkpoint_dir", "hf_dir", "tracking"))
     summary = {"project": "p", "name": "n", "step": 9, "scores": {}, "results": {"explore": explore}, **folders}
-    assert summary_text(summary).splitlines()[-1] == (
-        "explore    step 12 of 60, the trainer has finished all its 9 steps, 96 rows left that nobody trains on"
-    )
+    assert summary_text(summary).splitlines()[-2:] == [
+        "explore    step 12 of 60, the trainer has finished all its 9 steps, 96 rows left that nobody trains on",
+        "           8 experiences dropped by reward_filter",
+    ]
 
 
 def test_a_bench_summary_holds_the_evaluation_of_each_set(config: Config) -> None:

@@ -130,10 +130,11 @@ def test_every_task_is_accounted_for(run: Run) -> None:
     assert (audit.tasks_drawn, audit.experiences_produced) == (30, 60)
     assert counts(audit) == (12, 6, 6, 6, 0, 0)
     assert audit.dropped_by == {"second": 6}
-    assert audit.experiences_dropped_by == {"first": 18, "second": 6}
+    assert audit.experiences_dropped_by == run.store.dropped_by("e") == {"first": 18, "second": 6}
     assert audit.failed_because == {f"{GONE} (after 3 tries)": 6}
     assert audit.trained_at == {1: 3, 2: 3, 3: 3, 4: 3}
-    assert "12  at steps 1 to 4" in audit_text("run", audit)
+    text = audit_text("run", audit)
+    assert "12  at steps 1 to 4" in text and "experiences dropped 24\n    18 × first\n    6 × second" in text
 
 
 def test_counts_survive_pruning(run: Run) -> None:

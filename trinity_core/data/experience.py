@@ -80,6 +80,14 @@ class Experience:
             if value is not None and value.shape != (length,):
                 raise DataError(f"experience.{name} has shape {value.shape}, but the response has {length} tokens")
 
+    def copied(self) -> Experience:
+        """Another one with the same arrays, but with metrics and info of its own. Its invariants hold already."""
+        other: Experience = object.__new__(Experience)
+        for name in Experience.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.metrics, other.info = dict(self.metrics), dict(self.info)
+        return other
+
     @property
     def response_length(self) -> int:
         """T."""

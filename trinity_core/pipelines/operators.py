@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from trinity_core.config import OperatorConfig
@@ -142,7 +142,7 @@ def _groups(experiences: Sequence[Experience]) -> Counter[str]:
 
 def _copies(experiences: Sequence[Experience]) -> list[Experience]:
     """Experiences that an operator may change before it fails."""
-    return [replace(e, metrics=dict(e.metrics), info=dict(e.info)) for e in experiences]
+    return [e.copied() for e in experiences]
 
 
 def pipeline(configured: Sequence[OperatorConfig], **inputs: object) -> OperatorPipeline:

@@ -118,7 +118,8 @@ class Explorer:
         return await asyncio.to_thread(self._end)
 
     def _end(self) -> dict[str, Any]:
-        """The summary: also why the explorer ends, and how many of its rows nobody trains on (None: not known yet)."""
+        """The summary: also why the explorer ends, how many experiences each operator dropped, and how many of its rows
+        nobody trains on (None: not known yet)."""
         store, trainer = self._open.store, self._open.store.trainer()
         if self._is_done:
             ended = "finished"
@@ -132,7 +133,9 @@ class Explorer:
             log.info("explorer %s ends at step %d: %s", self.name, self._step, ended)
         self._state = "stopped" if ended == "stopped" else "finished"
         untrained = store.untrained(self.name) if trainer.finished else None
-        return self._summary() | {"ended": ended, "untrained_rows": untrained}
+        return self._summary() | {
+            "ended": ended, "untrained_rows": untrained, "dropped_experiences": store.dropped_by(self.name),
+        }  # fmt: skip
 
     async def evaluate(self, version: int = 0, path: str | None = None) -> dict[str, float]:
         """Score `version` on every eval set, write the scores down and return them: metric name -> value.
@@ -296,7 +299,7 @@ class Explorer:
         found = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
         outcomes, experiences, dropped = found.outcomes, found.experiences, found.dropped
         generate, reward, tokens = (now - then for now, then in zip(resources.usage(), before, strict=True))
-        self._records.set_seconds(generate=generate, reward=reward)
+        self._records.set_seconds(generate=generate, reward=reward, operators=found.operator_seconds)
         numbers = step_numbers(outcomes) | dropped_numbers(dropped)
         numbers["experiences/kept"] = float(len(experiences))
         numbers |= {"version": float(self.version or 0), "tokens": float(tokens)}

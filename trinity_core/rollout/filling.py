@@ -11,6 +11,7 @@ from trinity_core.rollout.metrics import dropped_whole
 from trinity_core.rollout.operated import operated
 from trinity_core.rollout.runner import FailureWatch, Outcome
 from trinity_core.rollout.step_source import StepSource
+from trinity_core.timing import BusyTimer
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ class FilledStep:
     """What the operators left."""
     dropped: dict[str, dict[str, int]]
     """Group -> operator or reason -> experiences that it dropped."""
+    operator_seconds: float
+    """For which the step waited for the operators."""
 
 
 async def filled(
@@ -37,14 +40,17 @@ async def filled(
     outcomes = await steps.outcomes(step, version)
     failures.check(step, outcomes)
     wanted = len(outcomes)
-    experiences, dropped = await operated(operators, outcomes, failures.rejected_rows)
+    timer = BusyTimer()
+    with timer:
+        experiences, dropped = await operated(operators, outcomes, failures.rejected_rows)
     missing = wanted - _groups(experiences)
     for _ in range(rounds):
         further = await steps.further(step, missing) if missing > 0 else []
         if not further:
             break
         failures.note(further)
-        kept, by_operator = await operated(operators, further, failures.rejected_rows)
+        with timer:
+            kept, by_operator = await operated(operators, further, failures.rejected_rows)
         outcomes, experiences, dropped = outcomes + further, experiences + kept, dropped | by_operator
         missing = wanted - _groups(experiences)
     if rounds and missing > 0:
@@ -52,7 +58,7 @@ async def filled(
             "explore step %d has %d of %d groups after %d tasks (explorer.max_refill_rounds: %d)",
             step, wanted - missing, wanted, len(outcomes), rounds,
         )  # fmt: skip
-    return FilledStep(outcomes, experiences, dropped | dropped_whole(outcomes))
+    return FilledStep(outcomes, experiences, dropped | dropped_whole(outcomes), timer.seconds)
 
 
 def _groups(experiences: list[Experience]) -> int:

@@ -51,6 +51,7 @@ def audit_text(name: str, audit: Audit) -> str:
         f"  lost        {audit.lost}",
         f"  duplicated  {audit.duplicated}",
         f"  lineage     {audit.lineage}, checkpoint {audit.checkpoint or 'none'}",
+        *_dropped_experiences(audit.experiences_dropped_by),
         *([f"  sessions    sampled {audit.sampled_tokens} tokens with a loss"] if audit.sampled_tokens else []),
         *(f"  problem: {problem}" for problem in audit.problems),
     ]
@@ -67,6 +68,10 @@ def audit_json(audits: dict[str, Audit]) -> dict[str, object]:
     sums["lineage"] = max(each.lineage for each in audits.values())
     each_stage = {name: each.to_dict() | {"clean": each.clean} for name, each in audits.items()}
     return sums | {"clean": all(each.clean for each in audits.values()), "stages": each_stage}
+
+
+def _dropped_experiences(by_operator: Counter[str]) -> list[str]:
+    return [f"  experiences dropped {by_operator.total()}{_listed(by_operator)}"] if by_operator else []
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -122,6 +122,8 @@ def summary_text(summary: dict[str, Any]) -> str:
         if "ended" in result:
             of = "" if result["total_steps"] is None else f" of {result['total_steps']}"
             lines.append(f"{name:11}step {result['step']}{of}, {result['ended']}{left}")
+        for operator, number in (result.get("dropped_experiences") or {}).items():
+            lines.append(f"{'':11}{number} experiences dropped by {operator}")
     return "\n".join(lines)
 
 

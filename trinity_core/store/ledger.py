@@ -7,14 +7,16 @@ entries too. What became of a task follows from its state and its batches: `audi
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from sqlalchemy import Connection, select
 
 from trinity_core.data.experience import Experience, to_bytes
-from trinity_core.store.schema import State
+from trinity_core.store.schema import State, Tables
 
 UNSCORED = "unscored"
 """The rule that drops rows without a verdict: they stay in their group, but carry no loss."""
@@ -56,6 +58,16 @@ def entries(
     for group_id, task in enumerate(tasks.values(), len(groups)):
         groups.append(_entry(group_id, task.group, task, (), explorer, step))
     return groups, rows
+
+
+def dropped_by(connection: Connection, t: Tables, explorer: str) -> dict[str, int]:
+    """Operator or rule -> experiences of this explorer that it dropped, the largest number first."""
+    g = t.groups.c
+    query = select(g.dropped).where(g.explorer == explorer, g.dropped.is_not(None))
+    totals: Counter[str] = Counter()
+    for text in connection.scalars(query):
+        totals.update(json.loads(text))
+    return dict(totals.most_common())
 
 
 def number(rows: Sequence[dict[str, Any]], key: str, first: int) -> None:

@@ -370,6 +370,12 @@ class ExperienceStore:
             return presence.untrained_rows(connection, self._tables, explorer)
 
     @again_if_away
+    def dropped_by(self, explorer: str) -> dict[str, int]:
+        """Operator or rule -> experiences of this explorer that it dropped, in steps that count."""
+        with self._database.read() as connection:
+            return ledger.dropped_by(connection, self._tables, explorer)
+
+    @again_if_away
     def awaited(self, version: int) -> bool:
         """True if every explorer has finished or waits for `version` or a newer one, so that none is within a step."""
         with self._database.read() as connection:
