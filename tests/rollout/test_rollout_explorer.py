@@ -549,7 +549,7 @@ def test_operators_have_a_limit_that_names_them(config, engine, monkeypatch):
 
     settings = config(mode="explore", data_processor={"experience_pipeline": {"operators": [{"name": "endless"}]}})
     publish(settings, 0)
-    with pytest.raises(TrinityError, match=r"operators \(endless\) took longer than 0\.1 s"):
+    with pytest.raises(TrinityError, match=r"operators \(endless\) took longer than 0\.1 s: no answer from endless"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
     enough.set()
 

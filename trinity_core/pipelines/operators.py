@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from trinity_core.config import OperatorConfig
 from trinity_core.data.experience import Experience
@@ -78,6 +79,26 @@ class FailedGroup:
     error: Exception
 
 
+class Operators(Protocol):
+    """The operators of a run, here or in a process of their own."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """In their order."""
+
+    @property
+    def running(self) -> str:
+        """The one that was begun last; "" before the first."""
+
+    def run(
+        self, experiences: list[Experience], failed: Callable[[FailedGroup], object]
+    ) -> tuple[list[Experience], dict[str, dict[str, int]]]:
+        """See `OperatorPipeline.run`."""
+
+    def close(self) -> None:
+        """End what they have started."""
+
+
 @dataclass
 class OperatorPipeline:
     """The operators of a run, in order, each with its name."""
@@ -85,6 +106,16 @@ class OperatorPipeline:
     operators: Sequence[tuple[str, Callable[[list[Experience]], list[Experience]]]]
     in_a_row: int = 0
     """Groups with which an operator failed since a step of which one was left."""
+    running: str = ""
+    """As `Operators`."""
+
+    @property
+    def names(self) -> list[str]:
+        """As `Operators`."""
+        return [name for name, _ in self.operators]
+
+    def close(self) -> None:
+        """As `Operators`: nothing."""
 
     def run(
         self, experiences: list[Experience], failed: Callable[[FailedGroup], object] = lambda _: None
@@ -97,6 +128,7 @@ class OperatorPipeline:
         """
         dropped: dict[str, dict[str, int]] = {}
         for name, operator in self.operators:
+            self.running = name
             before = _groups(experiences)
             wrong: list[FailedGroup] = []
             try:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from trinity_core.data.experience import Experience
-from trinity_core.pipelines.operators import OperatorPipeline
+from trinity_core.pipelines.operators import Operators
 from trinity_core.rollout.metrics import dropped_whole
 from trinity_core.rollout.operated import operated
 from trinity_core.rollout.runner import FailureWatch, Outcome
@@ -30,7 +30,7 @@ class FilledStep:
 
 
 async def filled(
-    steps: StepSource, operators: OperatorPipeline, step: int, version: int, rounds: int, failures: FailureWatch
+    steps: StepSource, operators: Operators, step: int, version: int, rounds: int, failures: FailureWatch
 ) -> FilledStep:
     """The rollouts of a step. As often as `rounds`, tasks of which nothing is left to train on are replaced by further
     ones (DAPO's dynamic sampling, arXiv 2503.14476, section 3.2).

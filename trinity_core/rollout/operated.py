@@ -9,7 +9,7 @@ from functools import partial
 from trinity_core.data.experience import Experience
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.errors import TrinityError
-from trinity_core.pipelines.operators import FailedGroup, OperatorPipeline
+from trinity_core.pipelines.operators import FailedGroup, Operators
 from trinity_core.rollout.metrics import experiences_of
 from trinity_core.rollout.runner import Outcome, cause, rejected_row
 from trinity_core.threads import DaemonThreads
@@ -19,11 +19,12 @@ OPERATOR_SECONDS = 3600.0
 
 
 async def operated(
-    operators: OperatorPipeline, outcomes: Sequence[Outcome], rejected_rows: RejectedRows
+    operators: Operators, outcomes: Sequence[Outcome], rejected_rows: RejectedRows
 ) -> tuple[list[Experience], dict[str, dict[str, int]]]:
     """What the operators leave of the outcomes' experiences, and what they dropped.
 
-    They run in a thread, since plugins may take their time. Rows with which one fails are noted in `rejected_rows`.
+    They run beside the explorer's loop, as plugins may take their time: in a thread, or in a process of their own. Rows
+    with which one fails are noted in `rejected_rows`.
     """
     failed: list[FailedGroup] = []
     run = partial(operators.run, experiences_of(outcomes), failed.append)
@@ -31,8 +32,10 @@ async def operated(
     try:
         left = await asyncio.wait_for(work, OPERATOR_SECONDS)
     except TimeoutError:
-        names = ", ".join(name for name, _ in operators.operators)
-        raise TrinityError(f"the experience operators ({names}) took longer than {OPERATOR_SECONDS:g} s") from None
+        names, missing = ", ".join(operators.names), operators.running or "the process of their own"
+        raise TrinityError(
+            f"the experience operators ({names}) took longer than {OPERATOR_SECONDS:g} s: no answer from {missing}"
+        ) from None
     tasks = {outcome.task.group: outcome.task for outcome in outcomes}
     rows = [
         rejected_row(tasks[each.group], f"experience operator '{each.operator}' fails: {cause(each.error)}")

@@ -28,7 +28,8 @@ from trinity_core.inference.requests import Request, Sample, WeightSource
 from trinity_core.inference.tool_parsing import ToolCallReader
 from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.data_juicer import DataJuicer, LocalDataJuicer, open_data_juicer
-from trinity_core.pipelines.operators import OperatorPipeline, pipeline
+from trinity_core.pipelines.operators import Operators, pipeline
+from trinity_core.pipelines.own_process import OwnProcess
 from trinity_core.rollout.explored_file import ExploredFile
 from trinity_core.rollout.external_evaluation import external_model, one_answer_each
 from trinity_core.rollout.judges import Judges, apart, name_of
@@ -65,7 +66,7 @@ class Resources:
     store: ExperienceStore
     weights: WeightVersions
     source: WeightSource
-    operators: OperatorPipeline
+    operators: Operators
     data_juicer: DataJuicer | LocalDataJuicer | None
     """For operators that use it, if the run has one."""
     operator_input: OperatorInput
@@ -97,6 +98,7 @@ class Resources:
             if served.is_told(self.config) and self.config.mode != "serve":  # whose clients come back
                 served.address_file(self.config).unlink(missing_ok=True)
         self.reward_pool.close()
+        self.operators.close()
         if isinstance(self.data_juicer, LocalDataJuicer):
             self.data_juicer.close()
         self.store.close()
@@ -156,7 +158,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         served.workflow_models(config, api, pool),
         loops,
     )
-    processed, data_juicer = config.data_processor.experience_pipeline, open_data_juicer(config)
+    data_juicer = open_data_juicer(config)
     store = _open_store(config)
     return Resources(
         config=config,
@@ -170,12 +172,19 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         store=store,
         weights=run_versions(config),
         source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
-        operators=pipeline(processed.operators if processed else [], data_juicer_server=data_juicer),
+        operators=_operators(config, data_juicer),
         data_juicer=data_juicer,
         operator_input=OperatorInput(config),
         explored_file=ExploredFile(config, store),
         api=api,
     )
+
+
+def _operators(config: Config, data_juicer: DataJuicer | LocalDataJuicer | None) -> Operators:
+    processed = config.data_processor.experience_pipeline
+    if processed is not None and processed.own_process and processed.operators:
+        return OwnProcess(config)
+    return pipeline(processed.operators if processed else [], data_juicer_server=data_juicer)
 
 
 def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | None) -> StepSource | None:

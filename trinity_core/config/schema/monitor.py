@@ -87,6 +87,8 @@ class ExperiencePipelineConfig(Section):
 
     operators: Many[OperatorConfig] = ()
     """Steps, in order."""
+    own_process: Flag = False
+    """Run them in a process of their own: for those that compute for long, which would hold up the explorer."""
     save_input: Flag | None = None
     """Write what the operators are given to a file of JSON lines; by default where `input_save_path` is given."""
     input_save_path: str | None = None
