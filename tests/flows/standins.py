@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +105,9 @@ class Trainer:
         return {"step": step}
 
     def convert(self, step: int) -> str:
-        return str(JobLayout(self.config.job_dir).step(step) / "actor" / "huggingface")
+        folder = JobLayout(self.config.job_dir).step(step) / "actor" / "huggingface"
+        shutil.copytree(self.config.model.model_path, folder, dirs_exist_ok=True)
+        return str(folder)
 
     def _break(self, step: int) -> None:
         marker = self.config.job_dir / f"broken_{step}"

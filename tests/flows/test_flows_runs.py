@@ -20,6 +20,7 @@ import pytest
 import standins
 
 from trinity_core.checkpoints.resume import latest_whole
+from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import DataError
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.pipeline import early_cluster
@@ -30,6 +31,13 @@ HERE = Path(__file__).parent
 
 
 REPLACED = ("start_engines", "start_explorer", "start_trainers", "keep")
+
+
+@pytest.fixture(autouse=True)
+def model_and_data_beside_the_run(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """What `written` names. Runs look at both before they start anything."""
+    (tmp_path / "model").symlink_to(tiny_folders.model)
+    (tmp_path / "data").symlink_to(tiny_folders.data)
 
 
 @pytest.fixture(autouse=True)
@@ -69,18 +77,18 @@ def use_standins(fault: str = "") -> None:
 
 
 def written(folder: Path, name: str) -> Path:
-    tasks = {"path": str(folder), "format": {"prompt_key": "question", "response_key": "answer"}}
+    tasks = {"path": str(folder / "data"), "format": {"prompt_key": "question", "response_key": "answer"}}
     config = {
         "project": "tests",
         "name": name,
         "checkpoint_root_dir": str(folder),
         "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
-        "model": {"model_path": str(folder), "max_model_len": 64, "max_response_tokens": 16},
+        "model": {"model_path": str(folder / "model"), "max_model_len": 64, "max_response_tokens": 16},
         "cluster": {"gpu_per_node": 0},
         "buffer": {
             "batch_size": 2,
             "total_steps": standins.STEPS,
-            "explorer_input": {"taskset": tasks, "eval_tasksets": [{"name": "test", **tasks}]},
+            "explorer_input": {"taskset": tasks, "eval_tasksets": [{"name": "test", "split": "test", **tasks}]},
         },
         "monitor": {"monitor_type": "tensorboard"},
     }
@@ -192,7 +200,7 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
     from flows.pipeline import pipeline
 
     use_standins()
-    monkeypatch.setattr("trinity_core.runtime.evaluation.huggingface_folder", lambda config, step: config.job_dir)
+    monkeypatch.setattr("trinity_core.runtime.evaluation.huggingface_folder", lambda config, step: folder / "model")
     path = written(folder, name)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"stages": stages, "continue_from_checkpoint": False}))
     return pipeline(config=str(path))
@@ -201,7 +209,8 @@ def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypa
 def test_a_pipeline_scores_a_last_stage_without_explorer(
     tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = {"path": str(tmp_path), "format": {"prompt_key": "question", "response_key": "answer"}}
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    answers = {"path": str(tmp_path / "data"), "split": "sft", "format": columns}
     buffer = {"train_batch_size": 2, "trainer_input": {"experience_buffer": answers}}
     sft = {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": buffer}
     earlier = tmp_path / "tests" / "warm_sft"

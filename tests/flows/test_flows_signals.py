@@ -11,9 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_flows_runs import HERE, written
+from test_flows_runs import HERE, model_and_data_beside_the_run, written
 
 from trinity_core.checkpoints.resume import latest_whole
+
+__all__ = ["model_and_data_beside_the_run"]
 
 pytestmark = pytest.mark.slow
 
