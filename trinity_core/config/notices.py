@@ -77,8 +77,11 @@ def _unread(config: Config) -> list[str]:
 
 def _asks_data_juicer(config: Config) -> bool:
     """Whether an operator of this run uses Data-Juicer."""
-    pipeline = config.data_processor.experience_pipeline
-    return config.explores and pipeline is not None and any(each.name == "data_juicer" for each in pipeline.operators)
+    given = config.data_processor
+    used = ((given.experience_pipeline, config.explores), (given.task_pipeline, uses_pipeline(config)))
+    return any(
+        each.name == "data_juicer" for pipeline, runs in used if pipeline and runs for each in pipeline.operators
+    )
 
 
 def _unserved(config: Config) -> dict[str, bool]:

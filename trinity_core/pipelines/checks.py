@@ -5,7 +5,7 @@ A name that is looked up only when a task needs it fails that task alone, and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 from trinity_core.config import Config, OperatorConfig, TasksetConfig
@@ -13,6 +13,8 @@ from trinity_core.config.named import fitting
 from trinity_core.config.problems import Report
 from trinity_core.config.rules import INPUT, eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import TaskSelectorConfig
+from trinity_core.config.schema.monitor import DataJuicerConfig
+from trinity_core.config.task_output import uses_pipeline
 from trinity_core.data.selectors import SELECTORS, check_columns
 from trinity_core.errors import TrinityError
 from trinity_core.pipelines.data_juicer.client import steps_of
@@ -52,8 +54,12 @@ def check_names(config: Config, report: Report) -> None:
             _check_models(config, key, taskset, report)
             _check_turns(config, key, taskset, report)
             _check_unread_reward(config, key, taskset, report)
-    if config.explores:
-        _check_data_juicer(typed, report)
+    given = typed.data_processor
+    for key, pipeline, runs in (
+        (OPERATED, given.experience_pipeline, config.explores), (CURATED, given.task_pipeline, uses_pipeline(config)),
+    ):  # fmt: skip
+        if pipeline is not None and runs:
+            _check_data_juicer(key, pipeline.operators, typed.service.data_juicer, report)
 
 
 def typed_arguments(config: Config) -> Config:
@@ -136,13 +142,14 @@ def _typed_selector(key: str, given: TaskSelectorConfig, report: Report, imports
     return {"task_selector.kwargs": fitting(SELECTORS, selector, name, given.kwargs, f"{key}.kwargs", report)}
 
 
-def _check_data_juicer(config: Config, report: Report) -> None:
+def _check_data_juicer(
+    operated: str, operators: Sequence[OperatorConfig], service: DataJuicerConfig | None, report: Report
+) -> None:
     """Report operators that use Data-Juicer wrongly, or where the run has none."""
-    pipeline, service = config.data_processor.experience_pipeline, config.service.data_juicer
-    for index, operator in enumerate(pipeline.operators if pipeline else ()):
+    for index, operator in enumerate(operators):
         if operator.name != "data_juicer":
             continue
-        key = f"{OPERATED}[{index}]"
+        key = f"{operated}[{index}]"
         if service is None:
             told = "needs a server: give service.data_juicer, with `auto_start: true` or the `server_url` of one."
             report.add(f"{key}.name", operator.name, told)

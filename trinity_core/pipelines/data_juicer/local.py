@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,6 +107,17 @@ def open_data_juicer(config: Config) -> DataJuicer | LocalDataJuicer | None:
     if starts_own(given):
         return LocalDataJuicer(given.port)
     return DataJuicer(str(given.server_url), os.environ.get(server_process.KEY, ""))
+
+
+@contextmanager
+def closing_data_juicer(config: Config) -> Iterator[DataJuicer | LocalDataJuicer | None]:
+    """`open_data_juicer`; a server of the run's own ends with this context."""
+    opened = open_data_juicer(config)
+    try:
+        yield opened
+    finally:
+        if isinstance(opened, LocalDataJuicer):
+            opened.close()
 
 
 def starts_own(given: DataJuicerConfig) -> bool:

@@ -1,6 +1,15 @@
 """The task pipeline: operators on rows before a run. Importing this registers the built-in ones."""
 
-from trinity_core.pipelines.tasks import answer_format, contamination, duplicates, judged, length, solved
+from trinity_core.pipelines.tasks import (
+    answer_format,
+    contamination,
+    duplicates,
+    judged,
+    juiced,
+    language,
+    length,
+    solved,
+)
 from trinity_core.pipelines.tasks.configured import curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, TaskOperator
@@ -17,6 +26,8 @@ __all__ = [
     "curated_tasks",
     "duplicates",
     "judged",
+    "juiced",
+    "language",
     "length",
     "solved",
     "with_curated_tasks",

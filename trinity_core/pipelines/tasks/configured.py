@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from trinity_core.config import Config
 from trinity_core.config.schema.buffer import TasksetConfig
 from trinity_core.config.task_output import output_root, reads_output, uses_pipeline
+from trinity_core.pipelines.data_juicer.local import closing_data_juicer
 from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
 from trinity_core.pipelines.tasks.models import TaskModels
 
@@ -33,7 +34,8 @@ def configured_pipeline(config: Config) -> TaskPipeline:
 
 def curated_tasks(config: Config, models: TaskModels | None = None) -> CuratedDataset:
     """The output of the configuration's pipeline: made, continued, or found. Raises TrinityError as `curate` does."""
-    made = curate(configured_pipeline(config), output_root(config), models)
+    with closing_data_juicer(config) as data_juicer:
+        made = curate(configured_pipeline(config), output_root(config), models, data_juicer)
     lost = "".join(f", {number} dropped by {operator}" for operator, number in made.dropped.items())
     aside = f", {made.rejected} set aside ({made.folder / 'rejected.jsonl'})" if made.rejected else ""
     test = f" and {made.test_rows} for tests" if made.test_rows else ""

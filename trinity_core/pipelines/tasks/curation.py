@@ -20,6 +20,7 @@ from trinity_core.data.files import RejectedRow, Row, RowLocation, data_files, s
 from trinity_core.data.rejected import LISTED
 from trinity_core.errors import DataError, TransientFault
 from trinity_core.files import clear_errors, read_json, remove_leftovers, sync_file, temporary_sibling, write_json
+from trinity_core.pipelines.data_juicer.client import Processes
 from trinity_core.pipelines.tasks.fingerprint import fingerprint
 from trinity_core.pipelines.tasks.models import TaskModels
 from trinity_core.pipelines.tasks.progress import PipelineProgress
@@ -72,15 +73,17 @@ class CuratedDataset:
     """Operator → rows that it dropped."""
 
 
-def curate(pipeline: TaskPipeline, root: Path, models: TaskModels | None = None) -> CuratedDataset:
+def curate(
+    pipeline: TaskPipeline, root: Path, models: TaskModels | None = None, data_juicer: Processes | None = None
+) -> CuratedDataset:
     """The pipeline's data set below `root`: read if it is there, continued if it was begun, otherwise made.
 
-    `models` answer operators that ask some.
+    `models` answer operators that ask some; `data_juicer` has Data-Juicer's operators.
 
     Raises TrinityError if another process makes it, an input is missing, an operator does not exist, too many rows are
     set aside, or no row is left.
     """
-    operators = [made_operator(each, place, models) for place, each in enumerate(pipeline.operators, 1)]
+    operators = [made_operator(each, place, models, data_juicer) for place, each in enumerate(pipeline.operators, 1)]
     files = [file for path in pipeline.inputs for file in data_files(path, pipeline.split)]
     choices = {
         "columns": list(pipeline.columns),
@@ -107,13 +110,19 @@ def _finished(folder: Path) -> CuratedDataset | None:
     return CuratedDataset(folder=folder, **found) if found else None
 
 
-def made_operator(configured: OperatorConfig, place: int = 1, models: TaskModels | None = None) -> TaskOperator:
+def made_operator(
+    configured: OperatorConfig,
+    place: int = 1,
+    models: TaskModels | None = None,
+    data_juicer: Processes | None = None,
+) -> TaskOperator:
     """The operator, labelled by its place and name: two of one kind do not share what they remember.
 
     Raises TrinityError for an unknown name and for arguments that do not suit each other.
     """
     kind = TASK_OPERATORS.resolve(configured.name)
-    inputs = {"models": models} if TASK_OPERATORS.uses(configured.name, "models") else {}
+    known = {"models": models, "data_juicer_server": data_juicer}
+    inputs = {name: given for name, given in known.items() if TASK_OPERATORS.uses(configured.name, name)}
     operator = kind(**{**configured.args, **inputs})
     operator.label = f"{place} {configured.name}"
     return operator

@@ -30,8 +30,8 @@ class Memory(Protocol):
         """Remember a key. True if `operator` had not seen it before."""
 
 
-INPUTS = ("models",)
-"""`models`: a `TaskModels`."""
+INPUTS = ("models", "data_juicer_server")
+"""`models`: a `TaskModels`; `data_juicer_server`: a `Processes`."""
 
 
 class TaskOperator:

@@ -1,0 +1,99 @@
+"""Data-Juicer's own operators in a task pipeline."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trinity_core.addresses import free_port
+from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
+from trinity_core.config.notices import notices
+from trinity_core.config.problems import Report
+from trinity_core.errors import InputError, TrinityError
+from trinity_core.pipelines.checks import check_names
+from trinity_core.pipelines.data_juicer.local import ENVIRONMENT, MISSING
+from trinity_core.pipelines.tasks import TaskPipeline, curate, curated_tasks
+
+ROWS = [
+    {"question": "Natalia sold\u2009clips to 48 of her friends. How many?", "answer": "48"},
+    {"question": "2 + 2?", "answer": "4", "hint": "add"},
+    {"question": "Weng earns $12 an hour. How much in 2 hours?", "answer": "24", "hint": None},
+]
+STEPS = [
+    {"whitespace_normalization_mapper": {"text_key": "question"}},
+    {"text_length_filter": {"text_key": "question", "min_len": 10}},
+]
+
+
+class Doubling:
+    """Stands for the server: drops rows without "?", gives each other one twice, the second time in capitals."""
+
+    def process(self, rows, steps):
+        assert steps
+        left = [row for row in rows if "?" in row["question"]]
+        return [{**row, "__dj__stats__": {"n": 1, "m": None}} for row in left] + [
+            {**row, "question": row["question"].upper()} for row in left
+        ]
+
+
+def written(tmp_path, rows=ROWS):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def lines(made):
+    return [json.loads(line) for line in (made.folder / "train.jsonl").read_text().splitlines()]
+
+
+def test_each_row_becomes_what_the_server_makes_of_it(tmp_path):
+    operator = OperatorConfig(name="data_juicer", args={"operators": STEPS})
+    rows = [{"question": "a?", "b": 1}, {"question": "no"}, {"question": "c?", "d": None}]
+    made = curate(TaskPipeline([written(tmp_path, rows)], [operator]), tmp_path / "out", data_juicer=Doubling())
+    assert lines(made) == [
+        {"question": "a?", "b": 1, "n": 1}, {"question": "A?", "b": 1},
+        {"question": "c?", "d": None, "n": 1}, {"question": "C?", "d": None},
+    ]  # fmt: skip
+    assert made.dropped == {"1 data_juicer": 1}
+
+
+def test_operators_on_whole_data_sets_are_refused(tmp_path):
+    operator = OperatorConfig(name="data_juicer", args={"operators": [{"document_deduplicator": {}}]})
+    with pytest.raises(InputError, match="document_deduplicator looks at all rows of a data set at once"):
+        curate(TaskPipeline([written(tmp_path)], [operator]), tmp_path / "out", data_juicer=Doubling())
+
+
+def config_of(tmp_path, service, operators=STEPS):
+    return config_from_dict({
+        "checkpoint_root_dir": str(tmp_path), "service": service,
+        "model": {"model_path": "m", "max_model_len": 64},
+        "buffer": {"explorer_input": {"taskset": {"name": "t", "default_workflow_type": "math_workflow"}}},
+        "data_processor": {"task_pipeline": {
+            "inputs": [written(tmp_path)], "operators": [{"name": "data_juicer", "args": {"operators": operators}}],
+        }},
+    })  # fmt: skip
+
+
+def test_a_run_without_a_server_is_refused(tmp_path):
+    report = Report()
+    check_names(config_of(tmp_path, {}), report)
+    with pytest.raises(ConfigError, match=r"task_pipeline.operators\[0\].name: needs a server"):
+        report.check()
+
+
+@pytest.mark.skipif(not ENVIRONMENT.exists(), reason=MISSING)
+def test_the_runs_own_server_curates_rows(tmp_path):
+    service = {"data_juicer": {"auto_start": True, "port": free_port()}}
+    config = config_of(tmp_path, service)
+    assert not any("data_juicer" in notice for notice in notices(config))
+    made = curated_tasks(config)
+    assert [(row["question"], row["text_len"], row.get("hint", "none")) for row in lines(made)] == [
+        ("Natalia sold clips to 48 of her friends. How many?", 50, "none"), (ROWS[2]["question"], 44, None),
+    ]  # fmt: skip
+    assert made.dropped == {"1 data_juicer": 1}
+    unknown = config_of(
+        tmp_path, {"data_juicer": {"auto_start": True, "port": free_port()}}, [{"text_lenght_filter": {}}]
+    )
+    with pytest.raises(TrinityError, match="Data-Juicer has no operator text_lenght_filter"):
+        curated_tasks(unknown)
