@@ -5,6 +5,8 @@ SEED ?= 42
 OUT ?= runs/quickstart
 export SEED OUT
 PY := .venv/bin/python
+# A run is many processes, and each would compile the project anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install dev quickstart test lint clean
 help:

@@ -14,5 +14,5 @@ digest=$(cat requirements/data-juicer.txt requirements/data-juicer.sh | sha256su
 packages='import sysconfig; print(sysconfig.get_path("purelib"))'
 .venv/bin/python -c "$packages" >"$("$folder/bin/python" -c "$packages")/beneath.pth"
 echo "install: pinned packages from requirements/data-juicer.txt into $folder"
-.venv/bin/uv pip install -q --python "$folder/bin/python" --no-deps -r requirements/data-juicer.txt
+.venv/bin/uv pip install -q --python "$folder/bin/python" --no-deps --compile-bytecode -r requirements/data-juicer.txt
 echo "$digest" >"$stamp"

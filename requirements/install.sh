@@ -31,7 +31,8 @@ digest=$(cat "${files[@]}" ${optional:+"$optional"} pyproject.toml requirements/
 
 # PyTorch's builds without CUDA are not on the main index. A folder of wheels that pip is configured with is asked
 # first; otherwise uv takes them from PyTorch's own index.
-options=(--no-deps -q)
+# Compiled once here: elsewhere Python does it at the first import, and at every one where it may write no bytecode.
+options=(--no-deps --compile-bytecode -q)
 links="${PIP_FIND_LINKS:-$(.venv/bin/python -m pip config get global.find-links 2>/dev/null || true)}"
 if [ -n "$links" ]; then
     for link in $links; do options+=(--find-links "$link"); done
