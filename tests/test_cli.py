@@ -97,8 +97,9 @@ def test_a_missing_file_is_named() -> None:
     assert done.returncode == 1 and "nowhere.yaml" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("url", [f"http://127.0.0.1:{free_port()}/api", "localhost:4200", "4200"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}/api", "localhost:4200", "4200"])
 def test_a_prefect_server_that_does_not_answer_is_named(url: str) -> None:
+    url = url.format(port=free_port())
     done = trinity("run", "--config", "configs/gsm8k/gsm8k.yaml", PREFECT_API_URL=url)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.startswith(f"error: No Prefect server answers at PREFECT_API_URL={url} (")

@@ -34,7 +34,7 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text() == page(), "run: python -m trinity_core.config.reference"
 
 
-@pytest.mark.parametrize("cls", set(sections()), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", dict.fromkeys(sections()), ids=lambda cls: cls.__name__)
 def test_every_setting_says_what_it_is(cls: type) -> None:
     assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}(")
     for setting in settings(cls):
