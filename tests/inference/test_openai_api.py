@@ -153,6 +153,14 @@ def test_errors_are_openais(api):
         assert status == refused(answer, client, **forced)[0]
         assert status == 400 and body["message"].count("\n") == 0
         assert "forced into a grammar" in body["message"] and "tool_choice 'auto'" in body["message"]
+    for wrong in (
+        {"logprobs": True, "top_logprobs": 21},
+        {"logit_bias": {"999999": 1}},
+        {"extra_body": {"stop_token_ids": [999999]}},
+    ):
+        status, body = refused(answer, client, stream=True, **wrong)
+        assert (status, body) == refused(answer, client, **wrong)
+        assert status == 400 and body["type"] == "invalid_request_error" and body["param"]
     assert refused(answer, client, extra_body={"prompt_logprobs": 1})[0] == 400
     assert refused(answer, client, logprobs=True, extra_body={"logprob_token_ids": [1]})[0] == 400
     assert refused(answer, api.client(api.session()), extra_body={"use_beam_search": True})[0] == 400

@@ -111,11 +111,14 @@ def test_feedback_that_makes_no_sense_is_refused(open_book):
     mine = {"session_id": session.name}
     assert refusal(book, reward=1) == (400, "missing_required_parameter", "session_id")
     assert refusal(book, **mine) == (400, "missing_required_parameter", "reward")
-    for wrong in (float("nan"), float("inf"), True, "1", None, 10**400):
+    for wrong in (float("nan"), float("inf"), True, "1", None, 10**400, -1e7):
         assert refusal(book, **mine, reward=wrong) == (400, "invalid_value", "reward")
     assert refusal(book, **mine, reward=1, metrics={"a": "b"}) == (400, "invalid_value", "metrics.a")
     assert refusal(book, **mine, reward=1, metrics=[]) == (400, "invalid_value", "metrics")
-    assert refusal(book, **mine, reward=1, comment=3) == (400, "invalid_value", "comment")
+    for untold in ("", "a//b", "../a", "a" * 101, "a\n", "\ud800", "<b>"):
+        assert refusal(book, **mine, reward=1, metrics={untold: 1}) == (400, "invalid_value", "metrics")
+    for comment in (3, "a" * 10_001, "half a character: \ud800"):
+        assert refusal(book, **mine, reward=1, comment=comment) == (400, "invalid_value", "comment")
     assert refusal(book, **mine, reward=1, rewards=2) == (400, "unknown_parameter", "rewards")
     assert refusal(book, session_id="nobody", reward=1) == (404, "session_not_found", "session_id")
     assert refusal(book, session_id=empty.name, reward=1) == (409, "nothing_sampled", "session_id")

@@ -149,16 +149,21 @@ class PoolClient(EngineClient):
         self.recorded = recorded
         self._bridge = Bridge(asyncio.get_running_loop(), there)
 
-    async def generate(  # type: ignore[override]
+    def generate(  # type: ignore[override]
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """See `EngineClient.generate`. What an engine samples for a session is recorded with its exchange."""
+        """See `EngineClient.generate`. Raises for what cannot be served at once, not with the first part of the answer:
+        a stream has status 200 by then."""
         _refuse(sampling_params)
         sampling_params.structured_outputs = None  # of strict tools: what the policy calls, and how, is its own choice
         if not sampling_params.ignore_eos:
             sampling_params.stop_token_ids = sorted({*(sampling_params.stop_token_ids or ()), *self._stops})
         core = self.input_processor.process_inputs(request_id, prompt, sampling_params, ("generate",))
         InputProcessor.assign_request_id(core)
+        return self._answers(core, request_id)
+
+    async def _answers(self, core: EngineCoreRequest, request_id: str) -> AsyncGenerator[RequestOutput, None]:
+        """The parts of all answers. What an engine samples for a session is recorded with its exchange."""
         processor = OutputProcessor(self.renderer.tokenizer, log_stats=False)
         choices = {one.core.request_id: one for one in self._choices(core, processor)}
         exchange = EXCHANGE.get() if self.recorded else None

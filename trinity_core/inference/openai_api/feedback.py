@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 LONGEST_TEXT = 10_000
 """Characters of a comment or of a task's name."""
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+"""JSON can spell them alone; UTF-8 cannot."""
+GREATEST = 1e6
+"""Of a reward or a metric, up or down: squares of greater ones overflow in the trainer's float32."""
+METRIC_NAME = re.compile(r"(?=.{1,100}$)\w[\w\-. ]*(/\w[\w\-. ]*)*")
+"""Names that tracking systems take."""
 
 
 class Refusal(Exception):
@@ -36,8 +41,12 @@ class Feedback:
         if not isinstance(metrics, Mapping):
             raise Refusal(400, "invalid_value", "metrics must be an object of numbers.", "metrics")
         if "reward" not in fields:
-            raise Refusal(400, "missing_required_parameter", "reward is missing: a finite number.", "reward")
-        numbers = {str(name): _number(value, f"metrics.{name}") for name, value in metrics.items()}
+            raise Refusal(400, "missing_required_parameter", "reward is missing: a number.", "reward")
+        for name in metrics:
+            if not METRIC_NAME.fullmatch(name):
+                message = "names in metrics have at most 100 letters, digits and spaces, _, -, . and / between parts."
+                raise Refusal(400, "invalid_value", message, "metrics")
+        numbers = {name: _number(value, f"metrics.{name}") for name, value in metrics.items()}
         return cls(_number(fields["reward"], "reward"), numbers, comment)
 
 
@@ -66,15 +75,13 @@ def _only(given: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]
 
 
 def _number(value: Any, name: str) -> float:
-    if not isinstance(value, bool) and isinstance(value, int | float):
-        with suppress(OverflowError):
-            if math.isfinite(value):
-                return float(value)
-    raise Refusal(400, "invalid_value", f"{name} must be a finite number.", name)
+    if not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= GREATEST:
+        return float(value)
+    raise Refusal(400, "invalid_value", f"{name} must be a number from {-GREATEST:g} to {GREATEST:g}.", name)
 
 
 def checked_text(value: Any, name: str) -> str:
-    """A text that is not too long. Raises Refusal."""
-    if not isinstance(value, str) or len(value) > LONGEST_TEXT:
-        raise Refusal(400, "invalid_value", f"{name} must be a text of at most {LONGEST_TEXT} characters.", name)
-    return value
+    """A text that is not too long and can be written to a file. Raises Refusal."""
+    if isinstance(value, str) and len(value) <= LONGEST_TEXT and not HALF_CHARACTER.search(value):
+        return value
+    raise Refusal(400, "invalid_value", f"{name} must be a text of at most {LONGEST_TEXT} characters.", name)
