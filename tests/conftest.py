@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -95,10 +97,20 @@ def names_of_a_test_end_with_it() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory, tiny_folders):
-    """A pipeline on real parts, run once from its first stage to its end: see `chaos/pipeline.py`."""
+    """A pipeline on real parts, run once from its first stage to its end: see `chaos/pipeline.py`.
+
+    Processes that share the tests also share the run, which takes minutes.
+    """
     from chaos.pipeline import run_undisturbed
 
-    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), tiny_folders)
+    own = tmp_path_factory.getbasetemp()
+    common = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    kept = common / "undisturbed.pickle"
+    with (common / "undisturbed.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_bytes(pickle.dumps(run_undisturbed(common / "undisturbed", tiny_folders)))
+    return pickle.loads(kept.read_bytes())
 
 
 @pytest.fixture(scope="session")

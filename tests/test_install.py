@@ -86,6 +86,7 @@ def test_without_a_compiler_all_else_is_installed(root: Path) -> None:
 USED_WITHOUT_IMPORT = {
     "mypy": "run by make check",
     "pytest-timeout": "`timeout` in pyproject.toml",
+    "pytest-xdist": "`-n` in Makefile",
     "ruff": "run by make",
     "types-pyyaml": "mypy's types of PyYAML",
     "uv": "run by requirements/install.sh",

@@ -225,15 +225,14 @@ def test_a_process_of_many_open_files_can_judge():
         assert judged(SIMILAR, MBPP).parts == judged(SUMMED, SUM).parts == {"accuracy": 1.0}
 
 
-def left_behind():
-    return set(Path(tempfile.gettempdir()).glob("code-*"))
-
-
-def test_code_is_scored_in_the_pool_and_leaves_nothing():
-    before = left_behind()
+def test_code_is_scored_in_the_pool_and_leaves_nothing(monkeypatch):
     items = [RewardItem(f"```python\n{code}\n```", SUM, args={"time_limit": 5.0}) for code in (SUMMED, "print(1)")]
-    with closing(RewardPool(1)) as pool:
-        right, wrong, unsaid = pool.score_sync("code_reward", [*items, RewardItem("3", SUM)])
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o711)  # other users' code goes through it
+        monkeypatch.setenv("TMPDIR", place)
+        began = Path(place).stat().st_mtime_ns
+        with closing(RewardPool(1)) as pool:
+            right, wrong, unsaid = pool.score_sync("code_reward", [*items, RewardItem("3", SUM)])
+        assert Path(place).stat().st_mtime_ns > began and not list(Path(place).iterdir()), "it came and went there"
     assert right.metrics == {"accuracy": 1.0, "tests_passed": 1.0, "limits_exceeded": 0.0, "verifier_errors": 0.0}
     assert wrong.value == unsaid.value == 0.0 and right.value == 1.0
-    assert left_behind() <= before
