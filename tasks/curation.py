@@ -12,8 +12,8 @@ from prefect.logging import get_run_logger
 from tasks.reports import show_summary, shown_if_possible
 from tasks.run_names import label_run
 from trinity_core.errors import TrinityError
-from trinity_core.inference.task_models import EndpointModels
 from trinity_core.pipelines.tasks import curated_tasks
+from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.stage import pick_stage
 
@@ -28,7 +28,8 @@ def curate_tasks(config: str, overrides: Sequence[str] = (), stage: str = "") ->
     label_run(chosen.project, chosen.name, "curate")
     if chosen.data_processor.task_pipeline is None:
         raise TrinityError(f"{config} has no data_processor.task_pipeline, so there is nothing to curate.")
-    made = curated_tasks(chosen, EndpointModels())
+    with RunModels(chosen) as models:
+        made = curated_tasks(chosen, models)
     summary = {**vars(made), "folder": str(made.folder)}
     get_run_logger().info("%d of %d rows in %s", made.rows, made.read, made.folder)
     with shown_if_possible():

@@ -196,16 +196,17 @@ def check_data(
     from trinity_core.config import stages
     from trinity_core.data.inspection import inspect
     from trinity_core.data.report_text import report_text
-    from trinity_core.inference.task_models import EndpointModels
     from trinity_core.pipelines.tasks import with_curated_tasks
+    from trinity_core.runtime.asked_models import RunModels
     from trinity_core.runtime.configuration import load_checked
     from trinity_core.store.earlier import read_answers
 
     checked = stages(load_checked(config, with_plugins(overrides, plugin_dir)))
     colour = sys.stdout.isatty() if color is None else color
-    reports = {
-        stage.name: inspect(with_curated_tasks(stage, EndpointModels()), examples, read_answers) for stage in checked
-    }
+    reports = {}
+    for stage in checked:
+        with RunModels(stage) as models:
+            reports[stage.name] = inspect(with_curated_tasks(stage, models), examples, read_answers)
     if json:
         typer.echo(dumps({name: [each.to_dict() for each in found] for name, found in reports.items()}, indent=2))
     else:

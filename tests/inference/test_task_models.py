@@ -15,7 +15,7 @@ from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import EndpointError, InputError, TransientFault
 from trinity_core.inference.task_models import EndpointModels
 from trinity_core.pipelines.tasks import TaskPipeline, curate
-from trinity_core.pipelines.tasks.models import EndpointName, NoAnswer, Question
+from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
 
 VERDICT = '{"reasoning": 4, "knowledge": 4, "steps": 2, "ambiguity": 2}'
 KEY = "TESTS_JUDGE_KEY"
@@ -35,14 +35,14 @@ def api(speaker, tiny_folder):
 @pytest.fixture
 def judge(api, monkeypatch):
     monkeypatch.setenv(KEY, api.server.key)
-    return EndpointName(api.server.base_url(), "policy", KEY)
+    return AskedModel("policy", api.server.base_url(), KEY)
 
 
 def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps({"question": question}) + "\n" for question in ("one", "two")))
     say(speaker, f"Not easy.\n{VERDICT}", "I cannot say.")
-    args = {"api_or_hf_model": judge.model, "base_url": judge.base_url, "api_key_env": KEY, "input_keys": ["question"]}
+    args = {"api_or_hf_model": judge.name, "base_url": judge.base_url, "api_key_env": KEY, "input_keys": ["question"]}
     made = curate(
         TaskPipeline([str(path)], [OperatorConfig(name="llm_difficulty_score_filter", args=args)]), tmp_path / "out",
         EndpointModels(),
@@ -54,16 +54,28 @@ def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
     assert sorted("one" in prompt.split("<question>")[1] for prompt in prompts) == [False, True]
 
 
+def test_an_endpoint_is_found_as_openais_clients_find_it(monkeypatch):
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    asked = AskedModel("qwen")
+    with pytest.raises(InputError, match="where the model qwen is: give base_url, or set OPENAI_BASE_URL"):
+        EndpointModels().ask(asked, [Question("", "hello")])
+    with endpoint_server.serving(lambda *_: Reply(completion("one"))) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+        assert EndpointModels().ask(asked, [Question("", "count")]) == ["one"]
+    assert server.asked[0].body["model"] == "qwen" and server.asked[0].authorization == "Bearer sk-1"
+
+
 def test_an_answer_that_is_cut_off_is_none():
     with endpoint_server.serving(lambda *_: Reply(completion("one two", "length"))) as server:
-        [said] = EndpointModels().ask(EndpointName(server.url, "policy"), [Question("", "count", max_tokens=3)])
+        [said] = EndpointModels().ask(AskedModel("policy", server.url), [Question("", "count", max_tokens=3)])
     assert isinstance(said, NoAnswer) and "length" in said.why and "max_tokens" in said.why
     assert server.asked[0].body["max_tokens"] == 3
 
 
 def test_who_refuses_or_is_away_is_named(judge, monkeypatch):
     with pytest.raises(EndpointError, match="refuses every request"):
-        EndpointModels().ask(EndpointName(judge.base_url, "nobody", KEY), [Question("", "hello")])
+        EndpointModels().ask(AskedModel("nobody", judge.base_url, KEY), [Question("", "hello")])
     monkeypatch.delenv(KEY)
     with pytest.raises(InputError, match=f"the variable {KEY}.* is not set"):
         EndpointModels().ask(judge, [Question("", "hello")])
@@ -72,4 +84,4 @@ def test_who_refuses_or_is_away_is_named(judge, monkeypatch):
 def test_an_endpoint_that_is_not_there_is_a_fault_that_passes(monkeypatch):
     monkeypatch.setattr("trinity_core.inference.task_models.BUDGET", 0.5)
     with pytest.raises(TransientFault, match="cannot be reached"):
-        EndpointModels().ask(EndpointName("http://127.0.0.1:9/v1", "nobody"), [Question("", "hello")])
+        EndpointModels().ask(AskedModel("nobody", "http://127.0.0.1:9/v1"), [Question("", "hello")])

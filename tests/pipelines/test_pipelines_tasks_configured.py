@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trinity_core.config import Config, ConfigError, config_from_dict
+from trinity_core.config import AuxiliaryModelConfig, Config, ConfigError, OperatorConfig, config_from_dict
 from trinity_core.config.notices import notices
 from trinity_core.config.problems import Report
 from trinity_core.config.task_output import curated_folder, output_root
 from trinity_core.errors import DataError
 from trinity_core.pipelines.checks import check_names
-from trinity_core.pipelines.tasks import curated_tasks, with_curated_tasks
+from trinity_core.pipelines.tasks import asked_models, curate, curated_tasks, with_curated_tasks
+from trinity_core.pipelines.tasks.configured import configured_pipeline
 from trinity_core.runtime.stage import choose_stage
 
 FORMAT = {"prompt_key": "question", "response_key": "answer"}
@@ -135,3 +137,47 @@ def test_mistakes_are_told_before_anything_starts(
         check_names(config_of(tmp_path, {"name": "t", **taskset}, **pipeline), report)
         report.check()
     assert not (tmp_path / "p").exists()
+
+
+def rated_by(root: Path, model: str, **explorer: Any) -> Config:
+    rating = {"name": "llm_difficulty_score_filter", "args": {"api_or_hf_model": model, "input_keys": ["question"]}}
+    return config_of(root, {"name": "t"}, operators=[rating]).with_values(
+        {f"explorer.{key}": value for key, value in explorer.items()}
+    )
+
+
+def test_operators_find_models_of_the_configuration(tmp_path: Path) -> None:
+    judges = [
+        AuxiliaryModelConfig(name="judge", model_path="models/A-1B"), AuxiliaryModelConfig(model_path="Org/B-7B-Chat"),
+    ]  # fmt: skip
+    for name, path in (("judge", "models/A-1B"), ("a-1b", "models/A-1B"), ("b-7b-chat", "Org/B-7B-Chat"), ("m", "m")):
+        config = rated_by(tmp_path, name, auxiliary_models=judges)
+        assert {asked: model.model_path for asked, model in asked_models(config).items()} == {name: path}
+        assert configured_pipeline(config).models == {name: path}
+        report = Report()
+        check_names(config, report)
+        assert not [problem for problem in report.problems if "api_or_hf_model" in problem.key]
+
+
+def test_a_model_that_nobody_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    report = Report()
+    check_names(rated_by(tmp_path, "gpt-9"), report)
+    [problem] = [problem for problem in report.problems if "api_or_hf_model" in problem.key]
+    assert problem.key == "data_processor.task_pipeline.operators[0].args.api_or_hf_model"
+    assert "names no model of this configuration (policy)" in problem.message
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    report = Report()
+    check_names(rated_by(tmp_path, "gpt-9"), report)
+    assert not [problem for problem in report.problems if "api_or_hf_model" in problem.key]
+
+
+def test_the_models_behind_names_are_part_of_the_fingerprint(tmp_path: Path) -> None:
+    made = {}
+    for path in ("A", "B"):
+        judge = AuxiliaryModelConfig(name="judge", model_path=path)
+        config = rated_by(tmp_path, "judge", auxiliary_models=[judge])
+        given = configured_pipeline(config)
+        operators = [OperatorConfig(name="text_length_filter", args={"input_keys": ["question"]})]
+        made[path] = curate(replace(given, operators=operators), tmp_path / "out").fingerprint
+    assert made["A"] != made["B"]

@@ -13,7 +13,7 @@ from trinity_core.errors import InputError, TransientFault
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 from trinity_core.pipelines.tasks.curation import made_operator
 from trinity_core.pipelines.tasks.judged import score_of
-from trinity_core.pipelines.tasks.models import EndpointName, NoAnswer, Question
+from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
 
 ASPECTS = ("reasoning", "knowledge", "steps", "ambiguity")
 
@@ -24,9 +24,9 @@ class Told:
     def __init__(self, **answers: str | NoAnswer) -> None:
         self.answers, self.asked, self.away = answers, [], False
 
-    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[str | NoAnswer]:
+    def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
         if self.away:
-            raise TransientFault(f"{endpoint.base_url} cannot be reached")
+            raise TransientFault(f"{model.base_url} cannot be reached")
         self.asked += questions
         return [self.answers[question.text.split("\n")[1]] for question in questions]
 
@@ -100,19 +100,6 @@ def test_what_is_no_verdict_is_no_score(answer: str) -> None:
 
 def test_the_last_verdict_counts() -> None:
     assert score_of(f"{rated(1, 1, 1, 1)} On second thoughts: {rated(5, 5, 5, 5)}.", ASPECTS) == 1.0
-
-
-def test_an_endpoint_is_found_as_openais_clients_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    with pytest.raises(InputError, match=r"give base_url, .* or set OPENAI_BASE_URL"):
-        made_operator(difficulty(base_url=None))
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://there/v1")
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
-    told = Told(a=rated(3, 3, 3, 3))
-    seen = []
-    monkeypatch.setattr(told, "ask", lambda endpoint, questions: seen.append(endpoint) or [rated(3, 3, 3, 3)])
-    made_operator(difficulty(base_url=None), 1, told).rows([{"question": "a"}], None)
-    assert seen == [EndpointName("http://there/v1", "qwen", "OPENAI_API_KEY")]
 
 
 @pytest.mark.parametrize(

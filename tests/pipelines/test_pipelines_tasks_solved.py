@@ -12,7 +12,7 @@ from trinity_core.config import OperatorConfig
 from trinity_core.errors import InputError
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 from trinity_core.pipelines.tasks.curation import made_operator
-from trinity_core.pipelines.tasks.models import EndpointName, NoAnswer, Question
+from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
 from trinity_core.pipelines.tasks.solved import REWRITE
 
 ROWS = [{"question": name, "answer": "#### 7"} for name in ("always", "half", "never", "silent")]
@@ -25,7 +25,7 @@ class Solver:
     def __init__(self, answer: Callable[[Question], Answer]) -> None:
         self.answer, self.asked = answer, []
 
-    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[Answer]:
+    def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[Answer]:
         self.asked += questions
         return [self.answer(question) for question in questions]
 

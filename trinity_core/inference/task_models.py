@@ -11,7 +11,7 @@ from trinity_core import errors
 from trinity_core.config.schema.external import ExternalModelConfig
 from trinity_core.errors import InputError
 from trinity_core.inference.endpoint import Endpoint
-from trinity_core.pipelines.tasks.models import EndpointName, NoAnswer, Question
+from trinity_core.pipelines.tasks.models import API_KEY, BASE_URL, AskedModel, NoAnswer, Question
 
 BUDGET = 800.0
 """Seconds for a question with all its retries."""
@@ -20,14 +20,18 @@ BUDGET = 800.0
 class EndpointModels:
     """See `TaskModels`."""
 
-    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[str | NoAnswer]:
-        """See `TaskModels.ask`."""
-        return asyncio.run(_ask_all(endpoint, questions))
+    def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
+        """See `TaskModels.ask`. Raises InputError where nothing says the address or the key."""
+        return asyncio.run(_ask_all(model, questions))
 
 
-async def _ask_all(name: EndpointName, questions: Sequence[Question]) -> list[str | NoAnswer]:
-    settings = ExternalModelConfig(base_url=name.base_url, model_name=name.model, api_key_env=name.api_key_env)
-    endpoint = Endpoint(settings, _key(name), BUDGET, section="the operator")
+async def _ask_all(model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
+    address = model.base_url or os.environ.get(BASE_URL, "")
+    if not address:
+        raise InputError(f"nothing says where the model {model.name} is: give base_url, or set {BASE_URL}")
+    variable = model.api_key_env or (API_KEY if API_KEY in os.environ else None)
+    settings = ExternalModelConfig(base_url=address, model_name=model.name, api_key_env=variable)
+    endpoint = Endpoint(settings, _key(variable, address), BUDGET, section="the operator")
     try:
         return list(await asyncio.gather(*(_ask(endpoint, question) for question in questions)))
     finally:
@@ -52,10 +56,10 @@ async def _ask(endpoint: Endpoint, question: Question) -> str | NoAnswer:
     return answer.text
 
 
-def _key(name: EndpointName) -> str:
-    if name.api_key_env is None:
+def _key(variable: str | None, address: str) -> str:
+    if variable is None:
         return ""
-    key = os.environ.get(name.api_key_env, "")
+    key = os.environ.get(variable, "")
     if not key:
-        raise InputError(f"the variable {name.api_key_env}, which is to hold the key of {name.base_url}, is not set")
+        raise InputError(f"the variable {variable}, which is to hold the key of {address}, is not set")
     return key

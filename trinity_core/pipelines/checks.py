@@ -22,6 +22,7 @@ from trinity_core.pipelines.data_juicer.local import require_installed, starts_o
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.pipelines.tasks import TASK_OPERATORS
 from trinity_core.pipelines.tasks.curation import made_operator
+from trinity_core.pipelines.tasks.models import unknown_model
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
 from trinity_core.workflows.environments.workflow import EnvWorkflow
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
@@ -83,7 +84,7 @@ def _typed(config: Config, report: Report, imports: bool) -> Config:
         ]
     if tasks := config.data_processor.task_pipeline:
         values[CURATED] = [
-            _made_operator(operator, f"{CURATED}[{index}]", report, imports)
+            _made_operator(config, operator, f"{CURATED}[{index}]", report, imports)
             for index, operator in enumerate(tasks.operators)
         ]
     return config.with_values(values)
@@ -99,15 +100,19 @@ def _typed_operator(
     return operator.with_values({"args": args})
 
 
-def _made_operator(operator: OperatorConfig, key: str, report: Report, imports: bool) -> OperatorConfig:
-    """A task operator whose arguments also suit each other."""
+def _made_operator(config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool) -> OperatorConfig:
+    """A task operator whose arguments also suit each other, and whose models can be asked."""
     before = len(report.problems)
     typed = _typed_operator(TASK_OPERATORS, operator, key, report, imports)
     if len(report.problems) == before and (imports or "." not in operator.name):
         try:
-            made_operator(typed)
+            asked = made_operator(typed).asks
         except TrinityError as error:
             report.add(f"{key}.args", dict(operator.args), f"{error}.")
+        else:
+            for model in asked:
+                if why := unknown_model(config, model):
+                    report.add(f"{key}.args.api_or_hf_model", model.name, why)
     return typed
 
 

@@ -105,6 +105,18 @@ def place(config: Config, machine: Machine) -> Placement:
     )  # fmt: skip
 
 
+def alone(config: Config, placement: Placement) -> Placement:
+    """The placement of the auxiliary models, without the policy's engines and the trainer."""
+    models = config.explorer.auxiliary_models
+    count = sum(each.engine_num for each in models)
+    gpus = sum(each.engine_num * taken for each, taken in zip(models, placement.auxiliary_gpus, strict=True))
+    cores = placement.engine_threads * (placement.engines + count)
+    return replace(
+        placement, engines=0, engine_gpus=0, trainers=0, trainer_gpus=0, gpus=gpus,
+        engine_threads=max(cores // max(count, 1), 1),
+    )  # fmt: skip
+
+
 def components_of(config: Config, placement: Placement) -> set[str]:
     """Which of `explore` and `train` a run consists of."""
     wanted = {

@@ -12,10 +12,10 @@ from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, oth
 from trinity_core.config import Config, notices, stages, store_url
 from trinity_core.config.external_rules import key_of_endpoint
 from trinity_core.errors import TrinityError
-from trinity_core.inference.task_models import EndpointModels
 from trinity_core.pipelines.tasks import with_curated_tasks
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
 from trinity_core.runtime.agreement import agree
+from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, sync_method
@@ -93,7 +93,8 @@ def choose_stage(
     method, notice = sync_method(config, placement)
     config = config.with_values({"synchronizer.sync_method": method})
     warnings = (*notices(config), *([notice] if notice else []))
-    config = with_curated_tasks(config, EndpointModels())
+    with RunModels(config) as models:
+        config = with_curated_tasks(config, models)
     return Stage(config, placement, stage or kind, parent_dir, warnings=warnings)
 
 

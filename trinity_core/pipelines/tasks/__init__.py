@@ -10,7 +10,7 @@ from trinity_core.pipelines.tasks import (
     length,
     solved,
 )
-from trinity_core.pipelines.tasks.configured import curated_tasks, with_curated_tasks
+from trinity_core.pipelines.tasks.configured import asked_models, curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, TaskOperator
 
@@ -21,6 +21,7 @@ __all__ = [
     "TaskOperator",
     "TaskPipeline",
     "answer_format",
+    "asked_models",
     "contamination",
     "curate",
     "curated_tasks",

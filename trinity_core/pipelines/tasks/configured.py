@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from trinity_core.config import Config
+from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.schema.buffer import TasksetConfig
 from trinity_core.config.task_output import output_root, reads_output, uses_pipeline
 from trinity_core.pipelines.data_juicer.local import closing_data_juicer
-from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
-from trinity_core.pipelines.tasks.models import TaskModels
+from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate, made_operator
+from trinity_core.pipelines.tasks.models import TaskModels, own_model
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,16 @@ def configured_pipeline(config: Config) -> TaskPipeline:
         max_rejected_share=config.buffer.max_rejected_share,
         test_share=given.test_share,
         seed=config.seed,
+        models={name: model.model_path for name, model in asked_models(config).items()},
     )
+
+
+def asked_models(config: Config) -> dict[str, AuxiliaryModelConfig]:
+    """The configuration's models that operators of its task pipeline ask, by the names that these use."""
+    given = config.data_processor.task_pipeline
+    asked = (model for operator in (given.operators if given else ()) for model in made_operator(operator).asks)
+    found = {model.name: own_model(config, model) for model in asked}
+    return {name: model for name, model in found.items() if model is not None}
 
 
 def curated_tasks(config: Config, models: TaskModels | None = None) -> CuratedDataset:

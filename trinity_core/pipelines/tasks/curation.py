@@ -54,6 +54,8 @@ class TaskPipeline:
     test_share: float = 0.0
     """About this share of the rows becomes the split `test`: which ones follows from their contents and `seed`."""
     seed: int = 0
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Models of the configuration that operators ask: name → path, which is part of the fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def curate(
         "target_size": pipeline.target_size,
         "max_rejected_share": pipeline.max_rejected_share,
         "split": [pipeline.test_share, pipeline.seed],
+        **({"models": dict(pipeline.models)} if pipeline.models else {}),
     }
     name = fingerprint(files, pipeline.operators, operators, choices)
     folder = root / name

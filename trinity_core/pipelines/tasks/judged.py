@@ -11,7 +11,7 @@ from annotated_types import Ge, Le
 
 from trinity_core.data.files import Row
 from trinity_core.errors import InputError
-from trinity_core.pipelines.tasks.models import NoAnswer, Question, TaskModels, endpoint_of
+from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question, TaskModels, asked_model
 from trinity_core.pipelines.tasks.task_operator import (
     TASK_OPERATORS,
     Memory,
@@ -57,7 +57,7 @@ class JudgedFilter(TaskOperator):
         max_tokens: Annotated[int, Ge(1)] | None = None,
     ) -> None:
         name = f"llm_{self.column.removeprefix('llm_')}_filter"
-        self._models, self._endpoint = models, endpoint_of(name, api_or_hf_model, base_url, api_key_env)
+        self._models, self._asked = models, asked_model(name, api_or_hf_model, base_url, api_key_env)
         self._keys = checked_keys(name, input_keys)
         self._fields = tuple(field_names or self._keys)
         if len(self._fields) != len(self._keys):
@@ -66,9 +66,14 @@ class JudgedFilter(TaskOperator):
             raise InputError(f"{name}: max_score {max_score:g} is below min_score {min_score:g}")
         self._bounds, self._temperature, self._max_tokens = (min_score, max_score), temperature, max_tokens
 
+    @property
+    def asks(self) -> Sequence[AskedModel]:
+        """See `TaskOperator`."""
+        return [self._asked]
+
     def rows(self, given: Sequence[Row], memory: Memory) -> list[Outcome]:
         assert self._models is not None, "curate gives the models"
-        answers = self._models.ask(self._endpoint, [self._question(row) for row in given])
+        answers = self._models.ask(self._asked, [self._question(row) for row in given])
         return [self._outcome(row, answer) for row, answer in zip(given, answers, strict=True)]
 
     def _question(self, row: Row) -> Question:

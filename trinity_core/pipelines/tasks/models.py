@@ -1,26 +1,32 @@
-"""Models that task operators ask, as they see them. `trinity_core.inference.task_models` asks the endpoints."""
+"""Models that task operators ask, as they see them. `trinity_core.runtime.asked_models` asks them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Protocol
 
+from trinity_core.config import AuxiliaryModelConfig, Config
+from trinity_core.config.schema.explorer import RolloutModelConfig
 from trinity_core.errors import InputError
 
 BASE_URL, API_KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 """The variables by which OpenAI's own clients find an endpoint and its key."""
+POLICY = "policy"
+"""The run's own model."""
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointName:
-    """A model behind an OpenAI-compatible endpoint."""
+class AskedModel:
+    """A model of the configuration, or one behind an OpenAI-compatible endpoint."""
 
-    base_url: str
-    model: str
+    name: str
+    base_url: str | None = None
+    """None: the configuration's model of this name; without one, what `OPENAI_BASE_URL` says."""
     api_key_env: str | None = None
-    """The variable that holds the key; None sends none."""
+    """The variable that holds the key; None: `OPENAI_API_KEY`, if that is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,10 @@ class Question:
 class TaskModels(Protocol):
     """Asks models."""
 
-    def ask(self, endpoint: EndpointName, questions: Sequence[Question]) -> list[str | NoAnswer]:
+    def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
         """The answer to each question, in their order, or why there is none.
 
-        Raises TransientFault where the endpoint is away, TrinityError where it refuses every request.
+        Raises TransientFault where the model is away, TrinityError where it refuses every request.
         """
         ...
 
@@ -53,15 +59,41 @@ class NoAnswer:
     why: str
 
 
-def endpoint_of(operator: str, model: str, base_url: str | None, api_key_env: str | None) -> EndpointName:
-    """The endpoint of an operator's arguments; what they leave out is taken from OpenAI's variables.
+def asked_model(operator: str, name: str, base_url: str | None, api_key_env: str | None) -> AskedModel:
+    """The model of an operator's arguments. Raises InputError without a name."""
+    if not name:
+        raise InputError(f"{operator}: api_or_hf_model must name the model")
+    return AskedModel(name, base_url, api_key_env)
 
-    Raises InputError without a model or an address.
+
+def own_model(config: Config, asked: AskedModel) -> AuxiliaryModelConfig | None:
+    """The configuration's model that is meant, None if it is one at an endpoint.
+
+    A model is found by its name (`policy` for the run's own), its path, or the last part of its path.
     """
-    address = base_url or os.environ.get(BASE_URL, "")
-    if not model:
-        raise InputError(f"{operator}: api_or_hf_model must name the model at the endpoint")
-    if not address:
-        raise InputError(f"{operator}: give base_url, the address of an OpenAI-compatible endpoint, or set {BASE_URL}")
-    key = api_key_env if api_key_env is not None else (API_KEY if API_KEY in os.environ else None)
-    return EndpointName(address, model, key)
+    if asked.base_url:
+        return None
+    wanted = asked.name.lower()
+    for model in (*config.explorer.auxiliary_models, policy_as_judge(config)):
+        if wanted in {each.lower() for each in (model.name or "", model.model_path, PurePath(model.model_path).name)}:
+            return model
+    return None
+
+
+def policy_as_judge(config: Config) -> AuxiliaryModelConfig:
+    """The run's own model, as auxiliary models are written."""
+    engine = {name: getattr(config.explorer.rollout_model, name) for name in RolloutModelConfig.model_fields}
+    same = ("model_path", "max_model_len", "max_prompt_tokens", "max_response_tokens", "trust_remote_code")
+    shared = {name: getattr(config.model, name) for name in same}
+    return AuxiliaryModelConfig().with_values(engine | shared | {"name": POLICY})
+
+
+def unknown_model(config: Config, asked: AskedModel) -> str | None:
+    """Why nobody can ask this model; None if somebody can."""
+    if asked.base_url or own_model(config, asked) or os.environ.get(BASE_URL):
+        return None
+    names = ", ".join([*(each.name or each.model_path for each in config.explorer.auxiliary_models), POLICY])
+    return (
+        f"names no model of this configuration ({names}). Add it to explorer.auxiliary_models, or give the base_url of "
+        f"an OpenAI-compatible endpoint that has it (or set {BASE_URL})."
+    )

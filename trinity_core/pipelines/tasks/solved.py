@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le
 
 from trinity_core.data.files import Row
 from trinity_core.errors import InputError
-from trinity_core.pipelines.tasks.models import EndpointName, NoAnswer, Question, TaskModels, endpoint_of
+from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question, TaskModels, asked_model
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, Outcome, TaskOperator, Unusable, text_of
 from trinity_core.workflows import REWARD_FNS
 from trinity_core.workflows.rewards.base import RewardItem
@@ -28,17 +28,22 @@ class Solving(TaskOperator):
     """Base: asks a model for answers to tasks, and a reward function which of them are right."""
 
     def __init__(
-        self, name: str, models: TaskModels | None, endpoint: EndpointName, keys: tuple[str, str],
+        self, name: str, models: TaskModels | None, asked: AskedModel, keys: tuple[str, str],
         reward: tuple[str, Mapping[str, Any], float], system_prompt: str, temperature: float, max_tokens: int | None,
     ) -> None:  # fmt: skip
         """`keys`: columns of task and reference answer. `reward`: function, arguments, and the least right reward."""
-        self._models, self._endpoint, self._keys = models, endpoint, keys
+        self._models, self._asked, self._keys = models, asked, keys
         self._reward_fn, self._reward_args, self._right = reward
         self._system, self._temperature, self._max_tokens = system_prompt, temperature, max_tokens
         self._pool = RewardPool()
         REWARD_FNS.resolve(self._reward_fn)
         if self._reward_fn in MODEL_REWARDS:
             raise InputError(f"{name}: {self._reward_fn} asks a model itself; choose a reward function that does not")
+
+    @property
+    def asks(self) -> Sequence[AskedModel]:
+        """See `TaskOperator`."""
+        return [self._asked]
 
     def close(self) -> None:
         self._pool.close()
@@ -71,7 +76,7 @@ class Solving(TaskOperator):
     def ask(self, questions: Sequence[Question]) -> list[str | NoAnswer]:
         """What the model says."""
         assert self._models is not None, "curate gives the models"
-        return self._models.ask(self._endpoint, questions)
+        return self._models.ask(self._asked, questions)
 
 
 def _shares(answers: Sequence[str | NoAnswer], size: int) -> list[Sequence[str | NoAnswer]]:
@@ -105,10 +110,10 @@ class PassRateFilter(Solving):
         max_tokens: Annotated[int, Ge(1)] | None = None,
     ) -> None:
         name = "pass_rate_filter"
-        endpoint = endpoint_of(name, api_or_hf_model, base_url, api_key_env)
+        asked = asked_model(name, api_or_hf_model, base_url, api_key_env)
         reward = (reward_fn, reward_fn_args or {}, right)
         super().__init__(
-            name, models, endpoint, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens
+            name, models, asked, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens
         )
         if max_rate < min_rate:
             raise InputError(f"{name}: max_rate {max_rate:g} is below min_rate {min_rate:g}")
@@ -150,10 +155,10 @@ class RewriteMapper(Solving):
         max_tokens: Annotated[int, Ge(1)] | None = None,
     ) -> None:
         name = "rewrite_mapper"
-        endpoint = endpoint_of(name, api_or_hf_model, base_url, api_key_env)
+        asked = asked_model(name, api_or_hf_model, base_url, api_key_env)
         reward = (reward_fn, reward_fn_args or {}, right)
         super().__init__(
-            name, models, endpoint, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens
+            name, models, asked, (prompt_key, response_key), reward, system_prompt, temperature, max_tokens
         )
         self._rewrites, self._checks, self._agreement = rewrites, checks, min_agreement
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from trinity_core.data.files import Row
 from trinity_core.errors import DataError, InputError
+from trinity_core.pipelines.tasks.models import AskedModel
 from trinity_core.registry import Registry
 
 
@@ -46,6 +47,11 @@ class TaskOperator:
     @property
     def files(self) -> Sequence[Path]:
         """Files whose contents decide what it does; they are part of the fingerprint."""
+        return ()
+
+    @property
+    def asks(self) -> Sequence[AskedModel]:
+        """Models that it asks."""
         return ()
 
     def start(self) -> None:

@@ -1,0 +1,75 @@
+"""Task operators ask models of the configuration, on a Ray and an engine of their own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trinity_core.config import Config, config_from_dict
+from trinity_core.errors import InputError
+from trinity_core.pipelines.tasks import curated_tasks
+from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
+from trinity_core.runtime.asked_models import RunModels
+
+SHORT, LONG = "What is 2 + 2?", "What is 2 + 2? " * 20
+
+
+@pytest.fixture(scope="module")
+def brief_folder(tiny_folder: Path, tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model, every token of which ends its answer."""
+    folder = tmp_path_factory.mktemp("models") / "Brief-0.9M"
+    shutil.copytree(tiny_folder, folder)
+    path = folder / "generation_config.json"
+    given = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps({**given, "eos_token_id": list(range(tiny_model.config.vocab_size))}))
+    return folder
+
+
+def config_of(root: Path, model: Path, auxiliary: Path) -> Config:
+    rows = [{"question": text, "answer": "It is apples. #### 4"} for text in (SHORT, "And 1 + 3?", LONG)]
+    (root / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    operators = [
+        {"name": "pass_rate_filter", "args": {"api_or_hf_model": name, "samples": 2}}
+        for name in ("policy", auxiliary.name.lower())
+    ]
+    return config_from_dict({
+        "project": "p", "name": "n", "checkpoint_root_dir": str(root), "cluster": {"gpu_per_node": 0},
+        "model": {"model_path": str(model), "max_model_len": 96, "max_response_tokens": 8, "max_prompt_tokens": 88},
+        "explorer": {"auxiliary_models": [{"model_path": str(auxiliary), "max_model_len": 96, "kv_cache_gib": 1}]},
+        "buffer": {
+            "batch_size": 2, "total_steps": 2, "max_rejected_share": 0.5,
+            "explorer_input": {"taskset": {"name": "t", "default_workflow_type": "math_workflow"}},
+        },
+        "data_processor": {"task_pipeline": {"inputs": [str(root / "train.jsonl")], "operators": operators}},
+    })  # fmt: skip
+
+
+@pytest.mark.slow
+def test_models_of_the_configuration_answer(brief_folder: Path, tiny_model: Any, tmp_path: Path) -> None:
+    config = config_of(tmp_path, brief_folder, brief_folder)
+    with RunModels(config) as models:
+        greedy, long = models.ask(AskedModel("brief-0.9m"), [Question("", SHORT), Question("", LONG)])
+        model = models._models["policy"]
+        prompt = torch.tensor([model.encoder.prompt([{"role": "user", "content": SHORT}], None, None).tokens])
+        likeliest = int(tiny_model(prompt).logits[0, -1].argmax())
+        assert greedy == model.tokenizer.decode([likeliest], skip_special_tokens=True)
+        assert isinstance(long, NoAnswer) and "more than the" in long.why
+        with pytest.raises(InputError, match="where the model another is"):
+            models.ask(AskedModel("another"), [Question("", SHORT)])
+        made = curated_tasks(config, models)
+    written = [json.loads(line) for line in (made.folder / "train.jsonl").read_text().splitlines()]
+    assert [(row["question"], row["pass_rate"]) for row in written] == [(SHORT, 0.0), ("And 1 + 3?", 0.0)]
+    assert made.rejected == 1, "the long one got no answer, which is no wrong one"
+    with RunModels(config) as models:
+        assert curated_tasks(config, models) == made and models._cluster is None, "nothing starts for what is there"
+
+
+def test_a_reward_model_cannot_be_asked(tiny_folder: Path, reward_folder: Path, tmp_path: Path) -> None:
+    with RunModels(config_of(tmp_path, tiny_folder, reward_folder)) as models, pytest.raises(InputError) as refused:
+        models.ask(AskedModel(reward_folder.name.lower()), [Question("", SHORT)])
+    assert "is a reward model, which writes no text" in str(refused.value)

@@ -1,0 +1,145 @@
+"""Models of the configuration that task operators ask: their engines run for as long as a curation needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from trinity_core.config import AuxiliaryModelConfig, Config
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
+from trinity_core.errors import DataError, InputError
+from trinity_core.inference.engine_model import EngineModel, auxiliary_limits
+from trinity_core.inference.pool import EnginePool
+from trinity_core.inference.remote import as_handle
+from trinity_core.inference.reward_engine import is_reward_model
+from trinity_core.inference.task_models import EndpointModels
+from trinity_core.pipelines.tasks import asked_models
+from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question, policy_as_judge
+from trinity_core.runtime import actors
+from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
+from trinity_core.runtime.faults import first_error_stays
+from trinity_core.runtime.placement import alone
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 5.0
+"""Between two looks at whether Ray is alive, while a model is asked."""
+T = TypeVar("T")
+
+
+class RunModels:
+    """See `TaskModels`. Use it as a context: the engines start with the first question and end with the context."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._endpoints = EndpointModels()
+        self._runner = asyncio.Runner()
+        self._cluster: Cluster | None = None
+        self._engines: list[Any] = []
+        self._models: dict[str, EngineModel] = {}
+
+    def __enter__(self) -> RunModels:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with first_error_stays(error is None):
+            self._runner.close()
+            if self._cluster is not None:
+                self._cluster.kill(self._engines)
+                close_cluster(self._cluster)
+
+    def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
+        """See `TaskModels.ask`. Raises what the start of engines raises, and TransientFault where they are lost."""
+        own = {} if model.base_url else asked_models(self._config)
+        if model.name not in own:
+            return self._endpoints.ask(model, questions)
+        if not self._models:
+            self._start(own)
+        asked = self._models[model.name]
+        return self._run(_answers(asked, questions))
+
+    def _start(self, asked: dict[str, AuxiliaryModelConfig]) -> None:
+        """Start the engines of all models that are asked, so that none of them waits for another's place."""
+        wanted = {model.model_path: model for model in asked.values()}
+        if unable := [path for path in wanted if is_reward_model(path)]:
+            raise InputError(f"{unable[0]} is a reward model, which writes no text; operators need a language model")
+        encoders = {path: _encoder(self._config, model) for path, model in wanted.items()}
+        config = _of_curation(self._config, list(wanted.values()))
+        log.info("starting %s for the task pipeline", ", ".join(wanted))
+        placement = alone(config, placement_of(config))
+        self._cluster = open_cluster(config, placement.gpu_per_node)
+        groups = actors.start_auxiliary(self._cluster, config, placement)
+        self._engines = [engine for group in groups for engine in group]
+        started = self._run(_started(config, list(wanted.values()), encoders, groups))
+        self._models = {name: started[model.model_path] for name, model in asked.items()}
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._cluster is not None, "engines are started first"
+        return self._runner.run(_checked(work, self._cluster.check))
+
+
+def _of_curation(config: Config, models: Sequence[AuxiliaryModelConfig]) -> Config:
+    """The configuration of a curation's engines. Their names and logs are not those of the run that follows."""
+    return config.with_values({
+        "name": f"{config.name}_curation", "mode": "bench",
+        "explorer.auxiliary_models": list(models), "explorer.external_model": None,
+    })  # fmt: skip
+
+
+def _encoder(config: Config, model: AuxiliaryModelConfig) -> ChatEncoder:
+    if model == policy_as_judge(config):
+        return policy_encoder(config.model)
+    thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
+    return ChatEncoder(load_tokenizer(model.model_path, model.trust_remote_code), None, thinking)
+
+
+async def _started(
+    config: Config, models: Sequence[AuxiliaryModelConfig], encoders: dict[str, ChatEncoder], groups: list[list[Any]]
+) -> dict[str, EngineModel]:
+    """Each model once its engines have loaded it, by its path."""
+    patience = config.explorer.engine_timeout
+    pools = [
+        EnginePool([as_handle(engine) for engine in group], model.model_path, patience=patience)
+        for model, group in zip(models, groups, strict=True)
+    ]
+    await asyncio.gather(*(pool.start() for pool in pools))
+    made = {}
+    for model, pool in zip(models, pools, strict=True):
+        encoder = encoders[model.model_path]
+        limits = auxiliary_limits(config, model, stop_tokens(model.model_path, encoder.tokenizer))
+        made[model.model_path] = EngineModel(pool, encoder, limits, model.name or model.model_path)
+    return made
+
+
+async def _answers(model: EngineModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
+    return list(await asyncio.gather(*(_answer(model, question) for question in questions)))
+
+
+async def _answer(model: EngineModel, question: Question) -> str | NoAnswer:
+    system = [{"role": "system", "content": question.system}] if question.system else []
+    seeds = None if question.seed is None else [question.seed]
+    chosen: dict[str, Any] = {"temperature": question.temperature, "max_tokens": question.max_tokens}
+    try:
+        [answer] = await model.chat([*system, {"role": "user", "content": question.text}], seeds=seeds, **chosen)
+    except DataError as error:
+        return NoAnswer(str(error))
+    if answer.finish_reason != "stop":
+        return NoAnswer(f"it did not come to its end ({answer.finish_reason}); give it more max_tokens")
+    return answer.text
+
+
+async def _checked(work: Coroutine[Any, Any, T], check: Callable[[], None]) -> T:
+    """What `work` returns. Raises what `check` raises while it goes on."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+            check()
+        return task.result()
+    finally:
+        task.cancel()
