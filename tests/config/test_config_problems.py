@@ -526,6 +526,13 @@ def test_problem_shared_by_stages_is_reported_once() -> None:
     assert [problem.key for problem in found] == ["model.max_model_len"]
 
 
+BOMB = "\n".join(
+    ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    + [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 9)]
+)
+"""Half a kilobyte that stands for 400 million numbers."""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -536,6 +543,8 @@ def test_problem_shared_by_stages_is_reported_once() -> None:
         ("model: &m\n  model_path: *m", "refers to itself"),
         ("a: \x01", "is not valid YAML"),
         ("? [a, b]\n: 1", "is not valid YAML"),
+        (BOMB, r"<text>:5: is not valid YAML: with its aliases it has more than 20,000 values"),
+        ("a: " + "[" * 2000 + "]" * 2000, "is not valid YAML: it is nested too deeply"),
     ],
 )
 def test_invalid_yaml_is_reported(text: str, message: str) -> None:

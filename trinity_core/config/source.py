@@ -15,6 +15,9 @@ from trinity_core.config.problems import ConfigError, Problem, SourceLocation
 
 Tree = dict[str, Any]
 
+MOST_VALUES = 20_000
+"""Of a file. Nine lines of aliases to aliases can stand for a billion."""
+
 
 class _Loader(yaml.SafeLoader):
     """YAML with the numbers of YAML 1.2's core schema: `1e-6` is one; `1_000`, `12:30` and a date are text."""
@@ -94,6 +97,7 @@ def parse(text: str, name: str = "<text>") -> YamlSource:
         node = loader.get_single_node()
         if node is None:
             return YamlSource({}, places)
+        _size(node, {})
         _mark(node, "", (), places, problems)
         if problems:
             raise ConfigError(problems)
@@ -104,6 +108,8 @@ def parse(text: str, name: str = "<text>") -> YamlSource:
         raise _single(f"is not valid YAML: {error.problem or error.context}.", name, line) from None
     except yaml.YAMLError as error:
         raise _single(f"is not valid YAML: {first_line(error)}.", name) from None
+    except RecursionError:
+        raise _single("is not valid YAML: it is nested too deeply.", name) from None
     if not isinstance(tree, dict):
         raise _single("must be a mapping of sections.", name)
     return YamlSource(tree, places, _texts(node))
@@ -119,6 +125,22 @@ def _texts(node: yaml.Node | None, key: str = "") -> dict[str, str]:
     elif isinstance(node, yaml.SequenceNode):
         named = list(enumerate(node.value))
     return {path: text for name, value in named for path, text in _texts(value, join_key(key, name)).items()}
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values in and below a node, those of an alias again for each use. Raises ComposerError for too many."""
+    if id(node) not in known:
+        known[id(node)] = 1  # of an anchor within itself, which `_mark` reports
+        inner: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            inner = [each for pair in node.value for each in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            inner = node.value
+        known[id(node)] = 1 + sum(_size(each, known) for each in inner)
+        if known[id(node)] > MOST_VALUES:
+            problem = f"with its aliases it has more than {MOST_VALUES:,} values"
+            raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
+    return known[id(node)]
 
 
 def _mark(
@@ -178,7 +200,7 @@ def override(source: YamlSource, overrides: Sequence[str]) -> YamlSource:
                 continue
             value = parse_value(raw)
             path = _assign(tree, parts, value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError):
             problems.append(Problem(key, raw, "the value is not valid YAML.", shown))
         except LookupError as error:
             problems.append(Problem(key, raw, str(error.args[0]), shown))
@@ -203,6 +225,7 @@ def _faults(node: yaml.Node | None, key: str, shown: str) -> list[Problem]:
     """What `_mark` reports of the value of an override, which has no lines."""
     problems: list[Problem] = []
     if node is not None:
+        _size(node, {})
         _mark(node, key, (), {"": SourceLocation(shown)}, problems)
     return [replace(problem, line=None) for problem in problems]
 
