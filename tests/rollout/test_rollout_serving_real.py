@@ -20,6 +20,7 @@ from trinity_core.addresses import free_port
 from trinity_core.config import config_from_dict
 from trinity_core.inference.openai_api.served import address_file
 from trinity_core.runtime.audit import audit_runs
+from trinity_core.runtime.readiness.machine_room import busy_port
 from trinity_core.tracking.metrics_file import read_metrics
 
 pytestmark = pytest.mark.slow
@@ -142,8 +143,11 @@ def test_users_are_served_while_a_trainer_learns_from_them(tiny_folders, tmp_pat
             until("train steps", lambda: max(trained(), default=0) >= 2 or users.faults, server, trainer)
             assert not users.asked_again
             server.kill()
+        until("the port, which the killed server's explorer holds a while", lambda: not [*busy_port(settings)], trainer)
         with running(serve, tmp_path / "serve_again.yaml") as server:
-            assert trainer.wait(SECONDS) == 0 and server.wait(SECONDS) == 0
+            until("the trainer's end", lambda: trainer.poll() is not None or server.poll())
+            assert not server.poll(), (tmp_path / "serve_again.log").read_text()
+            assert trainer.poll() == 0 and server.wait(SECONDS) == 0
             users.enough.set()
             for thread in threads:
                 thread.join(60)
