@@ -105,7 +105,7 @@ def test_turns_get_the_returns_that_follow_them():
 
 def test_turns_may_have_the_rollouts_reward():
     """What `multi_step_grpo` compares: the last turn's own reward says nothing of the moves before it."""
-    args = {"environment": "frozen_lake", "step_wise": True, "turn_rewards": "rollout", "discount": 0.5}
+    args = {"environment": "frozen_lake", "step_wise": True, "turn_rewards": "rollout"}
     rows, _ = play("down", "down", "right", "right", "down", "right", **args)
     assert [row.reward for row in rows] == [1.0] * 6 and {row.metrics["return"] for row in rows} == {1.0}
 
@@ -144,6 +144,13 @@ def test_taxi_and_blackjack_are_told_in_words():
         ({"environment": "frozen_lak"}, "frozen_lake"),
         ({"environment": "frozen_lake", "turn_rewards": "rolout"}, "turn_rewards"),
         ({"environment": "frozen_lake", "environment_args": {"slippery": True}}, "slippery"),
+        ({"environment": "frozen_lake", "discount": 0.5}, "discount has no effect without step_wise: true"),
+        ({"environment": "frozen_lake", "turn_rewards": "rollout"}, "turn_rewards has no effect without step_wise"),
+        ({"environment": "frozen_lake", "processes": 2}, "processes has no effect without process: true"),
+        (
+            {"environment": "frozen_lake", "step_wise": True, "turn_rewards": "rollout", "discount": 0.5},
+            "discount has no effect without turn_rewards: return",
+        ),
         ({"environment": "frozen_lake", "environment_args": {"p": "much"}}, "p: "),
     ],
 )

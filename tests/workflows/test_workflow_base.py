@@ -65,6 +65,20 @@ def test_a_simple_workflow_needs_a_reward_function():
     assert [one.reward for one in rewards] == [1, 1, 0]
 
 
+@pytest.mark.parametrize(("given", "short"), [(2, True), (3, False)])
+def test_too_few_rollouts_give_a_warning(monkeypatch, caplog, given, short):
+    class Some(Workflow):
+        async def run(self):
+            answers = await self.model.chat(self.task.messages, n=given)
+            return [answer.experience(reward=0.5, run=run) for run, answer in enumerate(answers)]
+
+    monkeypatch.setitem(WORKFLOWS, "some", Some)
+    run(make_task("some"), ScriptedModel("a", "b", "c"))
+    assert (
+        f"workflow 'some' returned {given} of the 3 rollouts (repeat_times) of task explorer/1/0" in caplog.text
+    ) is short
+
+
 def test_a_plain_workflow_runs_in_a_thread(monkeypatch):
     class Plain(Workflow):
         def run(self):

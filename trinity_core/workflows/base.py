@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor
@@ -22,6 +23,7 @@ from trinity_core.workflows.rollout_model import Completion, RolloutModel
 from trinity_core.workflows.unscored import CountedRewards, exclude_unscored
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class Workflow:
@@ -100,10 +102,21 @@ async def run_workflow(
         one.info = {**one.info, "taskset": task.taskset}
         if unnumbered:
             one.run = number
+    _warn_if_short(experiences, task)
     exclude_unscored(experiences)
     if counted is not None:
         counted.warn_if_ignored(task.workflow, experiences)
     return experiences
+
+
+def _warn_if_short(experiences: Sequence[Experience], task: Task) -> None:
+    """Log a warning if there are fewer rollouts than `task.repeat_times`; expert data is of none."""
+    turns = [(one.run, one.turn) for one in experiences if not one.is_expert]
+    alone = len(set(turns)) < len(turns)
+    rollouts = len(turns) if alone else len({run for run, _ in turns})
+    if rollouts < task.repeat_times:
+        told = "workflow '%s' returned %d of the %d rollouts (repeat_times) of task %s: its group is smaller than asked"
+        log.warning(told, task.workflow, rollouts, task.repeat_times, task.group)
 
 
 def _plain_numbers(experience: Experience, workflow: str) -> None:

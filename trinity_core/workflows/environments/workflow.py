@@ -73,6 +73,18 @@ class EnvArguments(Arguments):
         return self.environment_args
 
     @model_validator(mode="after")
+    def _read(self) -> Self:
+        for name, read, needs in (
+            ("turn_rewards", self.step_wise, "step_wise: true"),
+            ("discount", self.step_wise, "step_wise: true"),
+            ("discount", self.turn_rewards == "return", "turn_rewards: return"),
+            ("processes", self.separate, "process: true"),
+        ):
+            if name in self.model_fields_set and not read:
+                raise ValueError(f"{name} has no effect without {needs}")
+        return self
+
+    @model_validator(mode="after")
     def _known(self) -> Self:
         if ":" not in self.environment:
             kind = ENVIRONMENTS.resolve(self.environment)
