@@ -18,9 +18,10 @@ from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 
 
 def make_app(most_sessions: int = 8, tools: bool = False) -> FastAPI:
-    """`app.state.open` counts sessions; odd actions make it misbehave. With `tools` one guesses by a tool over MCP."""
+    """`app.state` counts `open` sessions and those that the client `closed`; odd actions make it misbehave. With
+    `tools` one guesses by a tool over MCP."""
     app = FastAPI()
-    app.state.open = 0
+    app.state.open = app.state.closed = 0
 
     @app.websocket("/ws")
     async def session(client: WebSocket) -> None:
@@ -34,6 +35,10 @@ def make_app(most_sessions: int = 8, tools: bool = False) -> FastAPI:
         try:
             while True:
                 message = json.loads(await client.receive_text())
+                if message["type"] == "close":
+                    app.state.closed += 1
+                    await client.close()
+                    return
                 data = message["data"]
                 if message["type"] == "reset":
                     number = data.get("seed", 0) % 5

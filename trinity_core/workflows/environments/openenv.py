@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,8 @@ START_ATTEMPTS = 8
 """Of a session, while the server is full or not there yet: 32 s, less than the usual `time_limit`."""
 MOST_BYTES = 16 << 20
 """Longest message."""
+CLOSE_SECONDS = 2.0
+"""In which a server ends a session whose client has said that it is over."""
 START_PAUSE = 1.0
 """Seconds before the second attempt; each pause is half as long again as the one before."""
 
@@ -150,7 +153,11 @@ class Channel:
         return reply
 
     async def close(self) -> None:
-        """Close it."""
+        """Say that the session is over, so that the server closes it, or close it after `CLOSE_SECONDS`."""
+        if not self._next.done():
+            with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+                await self._socket.send_str(json.dumps({"type": "close"}))
+                await asyncio.wait([self._next], timeout=CLOSE_SECONDS)
         self._next.cancel()
         await asyncio.wait([self._next])
         await self._socket.close()
