@@ -2,11 +2,11 @@
 
     python benchmarks/environments_learn.py [--only frozen_lake] [--steps 40]
 
-`frozen_lake` and `reasoning_gym` are their recipes; `tools` reckons word problems with a calculator; `multi_turn` has a
-second attempt at those of the quick start. Each begins with the warm-up of its recipe, on examples that err. Prints one
-line each: mean reward of the first and of the last fifth of the steps, the best possible one, median seconds a step,
-and the whole time. The best return on the ice is computed from its transitions; all other scores end at 1. The exit
-code is 1 where one hardly rose.
+`frozen_lake`, `blackjack` and `reasoning_gym` are their recipes; `tools` reckons word problems with a calculator;
+`multi_turn` has a second attempt at those of the quick start. Each begins with the warm-up of its recipe, on examples
+that err. Prints one line each: mean reward of the first and of the last fifth of the steps with its standard error
+between steps, the best possible one, median seconds a step, and the whole time. The best return in gymnasium's
+environments is computed from their transitions; all other scores end at 1. The exit code is 1 where one hardly rose.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from learns import ANEW, REWARD
 from measured import BUILD, ROOT, run, trinity
 
-from trinity_core.workflows.environments.planning import move_values
-from trinity_core.workflows.environments.toy_text import FrozenLake
+from trinity_core.config import load_config
+from trinity_core.workflows.environments import ENVIRONMENTS
+from trinity_core.workflows.environments.planning import best_return
 
 LEAST = 0.2
-"""Share of what is missing from the best that a recipe must gain; noise alone gained 0.02."""
+"""Share of what is missing from the best that a recipe must gain."""
 FOLDER = BUILD / "environments"
 TRAIN = "buffer.explorer_input.taskset"
-TURNS = 10
-"""`max_turns` of the recipe."""
 
 
-def best_on_ice() -> float:
-    """The expected return of best play from the start."""
-    lake = FrozenLake()
-    lake.reset(0)
-    return max(move_values(lake.transitions, TURNS)[lake.seen])
+def best_play(name: str) -> float:
+    """The expected return of best play in one of gymnasium's environments within the turns of its recipe."""
+    [taskset] = load_config(f"configs/{name}/{name}.yaml").buffer.explorer_input.tasksets
+    environment = ENVIRONMENTS[name]()
+    return best_return(environment.transitions, environment.starts, taskset.workflow_args["max_turns"])
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,16 @@ SUMS = {
         "max_terms": 2, "max_digits": 1, "operators": ["+"], "allow_parentheses": False, "allow_negation": False,
     },
 }  # fmt: skip
+
+
+def played(name: str, *make: str) -> Way:
+    """The recipe of one of gymnasium's environments."""
+    return Way(f"configs/{name}/{name}.yaml", partial(best_play, name), ("--args", '{"show_rules": false}', *make))
+
+
 WAYS = {
-    "frozen_lake": Way(
-        "configs/frozen_lake/frozen_lake.yaml", best_on_ice, ("--args", '{"show_rules": false}', "--examples", "1500")
-    ),
+    "frozen_lake": played("frozen_lake", "--examples", "1500"),
+    "blackjack": played("blackjack", "--train", "4096", "--examples", "6000"),
     "reasoning_gym": Way(
         "configs/reasoning_gym/reasoning_gym.yaml",
         lambda: 1.0,
@@ -108,13 +114,19 @@ def learns(name: str, way: Way, steps: int) -> bool:
     rewards = [line["metrics"][REWARD] for line in trained]
     fifth = max(1, len(rewards) // 5)
     start, end = statistics.mean(rewards[:fifth]), statistics.mean(rewards[-fifth:])
+    noises = [error(part) for part in (rewards[:fifth], rewards[-fifth:])]
     seconds = statistics.median(after["time"] - before["time"] for before, after in pairwise(trained))
     print(
-        f"{name:13} {REWARD} {start:.3f} -> {end:.3f} of at best {way.best():.3f} in {len(rewards)} steps of "
-        f"{seconds:.2f} s, {time.monotonic() - began:.0f} s with the warm-up",
+        f"{name:13} {REWARD} {start:.3f} ± {noises[0]:.3f} -> {end:.3f} ± {noises[1]:.3f} of at best {way.best():.3f} "
+        f"in {len(rewards)} steps of {seconds:.2f} s, {time.monotonic() - began:.0f} s with the warm-up",
         flush=True,
     )
     return end - start > LEAST * (way.best() - start)
+
+
+def error(rewards: list[float]) -> float:
+    """The standard error of the mean of steps, each of other tasks."""
+    return statistics.stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else float("nan")
 
 
 if __name__ == "__main__":
