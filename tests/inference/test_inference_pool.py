@@ -265,6 +265,39 @@ def test_a_new_engine_that_hangs_is_replaced_too():
     assert len(samples) == 2 and restarts == 2 and hanging.heirs[0].calls
 
 
+@pytest.mark.parametrize(("lives", "restarts"), [(2, 3), (9, 4)])
+def test_a_new_engine_that_dies_in_its_start_is_replaced_too(lives, restarts):
+    """After three restarts the pool has a fault, which names the last loss."""
+
+    class Weak(FakeEngine):
+        born = 0
+
+        async def start(self):
+            Weak.born += 1
+            if Weak.born <= lives:
+                raise EngineLost("it died in its start")
+
+        async def successor(self, model_path):
+            return Weak(name="heir")
+
+    async def successor(model_path):
+        return Weak()
+
+    dying = FakeEngine(dies_in=(0,))
+    dying.successor = successor
+
+    async def main():
+        pool = await started(dying)
+        if lives < 3:
+            assert len(await pool.generate(ask("w"))) == 2
+        else:
+            with pytest.raises(TransientFault, match="lost 4 times, the last time so: it died in its start"):
+                await pool.generate(ask("w"))
+        return pool.restarts
+
+    assert asyncio.run(main()) == restarts
+
+
 @pytest.mark.parametrize(("held", "found"), [(1, 3), (4, 3)])
 def test_a_new_engine_gets_other_weights_if_its_own_are_gone(tmp_path, held, found):
     """Newer ones if the trainer has gone on, older ones if it has gone back; each token carries its version."""

@@ -25,6 +25,7 @@ def main() -> None:
     ends = [end for end in psutil.Process().net_connections("inet") if end.status == psutil.CONN_LISTEN]
     assert ends and {end.laddr.ip.removeprefix("::ffff:") for end in ends} == {"127.0.0.1"}, ends
     assert broadcast_bytes(b"from rank 0" if rank == 0 else None, ranks) == b"from rank 0"
+    assert broadcast_bytes(b"" if rank == 0 else None, ranks) == b"", "of a run that stops without a batch"
     for case in json.loads((folder / "cases.json").read_text()):
         learner = Learner(config_from_dict(case["config"]), 4, ranks)
         if learner.engine.settings.zero_stage == 3:

@@ -326,32 +326,43 @@ class EnginePool:
         """Begin to start a new engine in `slot`; after `max_restarts` record the fault of the pool instead."""
         if slot.replacing is not None:
             return
-        self.restarts += 1
-        if self.restarts > self.max_restarts:
-            self._fault = TransientFault(f"engines were lost {self.restarts} times, the last time so: {lost}")
-        else:
-            log.warning("engine %d is replaced (%d of %d): %s", slot.index, self.restarts, self.max_restarts, lost)
+        self._count(slot, lost)
         slot.lost.set()
         slot.watching = None  # each engine has a watcher of its own; the old one ends by itself
         slot.replacing = asyncio.get_running_loop().create_task(self._revive(slot))
         slot.replacing.add_done_callback(_seen)
 
+    def _count(self, slot: _Slot, lost: EngineLost) -> None:
+        self.restarts += 1
+        if self.restarts > self.max_restarts:
+            self._fault = TransientFault(f"engines were lost {self.restarts} times, the last time so: {lost}")
+        else:
+            log.warning("engine %d is replaced (%d of %d): %s", slot.index, self.restarts, self.max_restarts, lost)
+
     async def _revive(self, slot: _Slot) -> None:
-        """Start a new engine and load the weights that the others hold."""
-        if self._fault is not None:
-            raise self._fault
-        try:
-            slot.handle = await slot.handle.successor(self.model_path)
-            slot.lost = asyncio.Event()
-            await self._start(slot)
-            held = None
-            while self._held is not None and held != self._held:  # the others may load a newer version meanwhile
-                held = self._held
-                await _answer(slot, self._load_newest(slot, *held), self.load_seconds, "loaded the weights")
-        except (TrinityError, TransientFault) as error:
-            self._fault = error
-            raise
-        slot.replacing = None
+        """Start a new engine with the weights that the others hold, and another one if that is lost on the way."""
+        while True:
+            if self._fault is not None:
+                raise self._fault
+            try:
+                await self._succeed(slot)
+            except EngineLost as lost:
+                self._count(slot, lost)
+            except (TrinityError, TransientFault) as error:
+                self._fault = error
+                raise
+            else:
+                slot.replacing = None
+                return
+
+    async def _succeed(self, slot: _Slot) -> None:
+        slot.handle = await slot.handle.successor(self.model_path)
+        slot.lost = asyncio.Event()
+        await self._start(slot)
+        held = None
+        while self._held is not None and held != self._held:  # the others may load a newer version meanwhile
+            held = self._held
+            await _answer(slot, self._load_newest(slot, *held), self.load_seconds, "loaded the weights")
 
     async def _start(self, slot: _Slot) -> None:
         await _answer(slot, slot.handle.start(), START_SECONDS, "started")

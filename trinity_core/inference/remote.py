@@ -43,7 +43,7 @@ class RemoteEngine:
     actor: Any
     settings: EngineSettings | None = None
     gpus: float = 0.0
-    """GPUs of the actor; known once it has started."""
+    """GPUs of the actor. Those of a first engine are known once it has started, as are settings and log."""
     log: dict[str, str] = field(default_factory=dict)
     """The environment by which its process finds its log."""
 
@@ -104,7 +104,7 @@ class RemoteEngine:
         environment = settings.environment() | self.log | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
         options = {"num_cpus": 0, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 1000}
         made = ray.remote(Engine).options(runtime_env={"env_vars": environment}, **options).remote(settings)
-        return RemoteEngine(made)
+        return RemoteEngine(made, settings, self.gpus, self.log)
 
     async def _call(self, verb: str, *arguments: Any) -> Any:
         from ray.exceptions import RayError, RayTaskError

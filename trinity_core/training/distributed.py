@@ -114,13 +114,14 @@ def broadcast_bytes(blob: bytes | None, ranks: Ranks) -> bytes:
         return blob
     size = torch.tensor([0 if blob is None else len(blob)])
     torch.distributed.broadcast(size, 0)
+    if not size:
+        return b""  # of which torch makes no tensor
     buffer = (
         torch.empty(int(size), dtype=torch.uint8)
         if blob is None
         else torch.frombuffer(bytearray(blob), dtype=torch.uint8)
     )
-    if len(buffer):
-        torch.distributed.broadcast(buffer, 0)
+    torch.distributed.broadcast(buffer, 0)
     return buffer.numpy().tobytes()
 
 
