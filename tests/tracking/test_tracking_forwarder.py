@@ -261,6 +261,19 @@ def test_flows_that_start_at_the_same_time_share_a_run(root: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [
+    (None, "custom_model_development"),
+    ("genai_development_inferred", "custom_model_development"),
+    ("genai_development", "genai_development"),
+])  # fmt: skip
+def test_an_experiment_keeps_the_kind_a_person_chose(root: Path, before: str | None, after: str) -> None:
+    client = mlflow_client(root)
+    tags = {"mlflow.experimentKind": before} if before else {}
+    client.create_experiment("project", (root / "artifacts").as_uri(), tags)
+    open_writer("mlflow", RunInfo("project", "name", root / "project" / "name"), root).close(True)
+    assert client.get_experiment_by_name("project").tags["mlflow.experimentKind"] == after
+
+
 def test_mlflow_takes_metrics_with_any_name(root: Path) -> None:
     """MLflow refuses a whole batch for one name with an `@` in it."""
     info = RunInfo("p", "n", root / "p" / "n")
@@ -417,6 +430,7 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
 
     client = mlflow_client(tmp_path)
     [experiment] = [each for each in client.search_experiments() if each.name == "project"]
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert set(runs) == {"name", "name_rft"}
     run = runs["name_rft"]

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHAMPION = "champion"
+KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
+"""A tag of the experiment, by which MLflow's page opens its runs and their charts. Without it the page infers a kind:
+from our sampled rollouts, that of an agent's evaluations."""
 BATCH = 1000
 """MLflow's limit of metrics in one `log_batch`."""
 PARAMS_BATCH = 100
@@ -198,10 +201,12 @@ class MlflowWriter:
 
         found = self._client.get_experiment_by_name(self._info.project)
         if found is not None:
+            if found.tags.get(KIND, "inferred").endswith("inferred"):
+                self._client.set_experiment_tag(found.experiment_id, KIND, TRAINING)
             return found.experiment_id
         local = None if self.uri.startswith("http") else (self._root / "mlflow_artifacts").as_uri()
         try:
-            return self._client.create_experiment(self._info.project, artifact_location=local)
+            return self._client.create_experiment(self._info.project, local, {KIND: TRAINING})
         except MlflowException as error:  # another run of the project created it first
             found = self._client.get_experiment_by_name(self._info.project)
             if found is None:
