@@ -171,6 +171,31 @@ def view(
     serve(viewed_runs(checkpoint_dir, config, overrides or [], store), host, port, browser, typer.echo)
 
 
+@app.command()
+def log(
+    checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
+    level: Annotated[str, typer.Option(help="Least severe level: DEBUG, INFO, WARNING, ERROR or CRITICAL.")] = "INFO",
+    actor: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this actor, or those that fit: explorer, trainer_*, *engine*; may be repeated."),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow/--once", help="Go on with what is logged, until Ctrl+C.")] = False,
+) -> None:
+    """Print the logs of all actors of a run, going on or done, as one stream in order of time. Changes nothing."""
+    from trinity_core.layout import JobLayout
+    from trinity_core.runtime.run_stores import runs_in
+    from trinity_core.tracking.log_stream import LogStream, entry_filter, entry_line, stream_entries
+
+    folder = checkpoint_dir.absolute()
+    if not folder.is_dir():
+        raise TrinityError(f"--checkpoint-dir: there is no folder {folder}.")
+    logged = LogStream(lambda: [folder] if JobLayout(folder).log.is_dir() else runs_in(folder))
+    passes = entry_filter(level, actor or [])
+    for entry in stream_entries(logged, lambda: follow):
+        if passes(entry):
+            typer.echo(entry_line(entry))
+
+
 data_app = typer.Typer(name="data", help="The data sets of a configuration.", no_args_is_help=True)
 app.add_typer(data_app)
 
