@@ -14,6 +14,7 @@ from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, w
 Restarts = Annotated[
     int, typer.Option(help="How many times an hour a run that was killed is started again; 0: never.", min=0)
 ]
+MlflowPort = Annotated[int, typer.Option(help="Port of MLflow, on 127.0.0.1; 0: none.", min=0, max=65535)]
 Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.1.", min=1, max=65535)]
 
 
@@ -95,16 +96,23 @@ def quickstart(
 
 
 @app.command()
-def up(port: Port = 4200, restarts: Restarts = RESTARTS) -> None:
-    """Start Prefect here: server on SQLite, work pool, one worker, all deployments of prefect.yaml. Loopback only."""
+def up(port: Port = 4200, restarts: Restarts = RESTARTS, mlflow_port: MlflowPort = 5000) -> None:
+    """Start Prefect here: server on SQLite, work pool, one worker, all deployments of prefect.yaml; and MLflow.
+
+    Loopback only. MLflow shows the runs below TRINITY_CHECKPOINT_ROOT_DIR, by default ./checkpoints.
+    """
     from flows.local.commands import up as start
+    from flows.local.pages import mlflow_page
     from trinity_core.runtime.signals import ending_on_sigterm
 
+    pages = [mlflow_page(Path.cwd(), mlflow_port)] if mlflow_port else []
     with ending_on_sigterm():
-        state = start(Path.cwd(), port, typer.echo, restarts)
-    typer.echo(
-        f"\nPrefect UI  {state.api_url.removesuffix('/api')}\nTry         prefect deployment run rft/gsm8k --watch"
-    )
+        state = start(Path.cwd(), port, typer.echo, restarts, pages)
+    typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}")
+    for page in pages:
+        if page.name in state.pages:
+            typer.echo(f"{page.title:11} {state.pages[page.name]}")
+    typer.echo("Try         prefect deployment run rft/gsm8k --watch")
 
 
 @app.command()

@@ -1,15 +1,16 @@
-"""`trinity up`, `down`, `status`: Prefect server, work pool, one worker and all deployments, on this machine only."""
+"""`trinity up`, `down`, `status`: Prefect server, work pool, one worker, all deployments and pages, on this machine."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from flows.local.keeper import start_keeper
+from flows.local.pages import Page, start_page, wait_for_page
 from flows.local.restarts import RESTARTS
 from flows.local.runs import (
     END_SECONDS,
@@ -45,15 +46,18 @@ PREFECT_SECONDS = 300.0
 """For one command of Prefect, such as the deployment of all flows."""
 
 
-def up(root: Path, port: int, say: Callable[[str], None], restarts: int = RESTARTS) -> UpState:
+def up(
+    root: Path, port: int, say: Callable[[str], None], restarts: int = RESTARTS, pages: Sequence[Page] = ()
+) -> UpState:
     """Start what is not running yet. If a step fails, everything that was started is stopped again.
 
-    A run that is killed is started again, at most `restarts` times an hour.
+    A run that is killed is started again, at most `restarts` times an hour. A page that cannot be served is said; the
+    rest goes on without it.
     """
     running = UpState.load(root)
     began = datetime.now(UTC)
     if running and is_healthy(running.api_url) and all(server.alive() for server in running.named("server")):
-        running = _complete(root, running, restarts, say)
+        running = _complete(root, running, restarts, pages, say)
         _warn_of_another_server(running.api_url, say)
         return running
     if running:
@@ -65,10 +69,12 @@ def up(root: Path, port: int, say: Callable[[str], None], restarts: int = RESTAR
         raise TrinityError(f"Another Prefect server answers at {api_url}. Choose another port with --port.")
     env = prefect_environment(root) | {"PREFECT_API_URL": api_url}
     started: list[Process] = []
+    state = UpState(api_url, started)
     try:
         say(f"Starting the Prefect server on port {port} …")
         _start_server(root, port, api_url, env, started)
         write_settings(root, api_url)
+        served = [process for page in pages if (process := _start_page(root, state, page, say))]
         say("Making the work pool and the deployments …")
         _prefect(root, env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
         _prefect(root, env, "--no-prompt", "deploy", "--all")
@@ -77,12 +83,13 @@ def up(root: Path, port: int, say: Callable[[str], None], restarts: int = RESTAR
         since = began if running else datetime.now(UTC)
         started.append(start_worker(root, api_url))
         started.append(start_keeper(root, api_url, since, restarts))
-        state = UpState(api_url, started)
         state.save(root)
     except BaseException:
         _stop(started, say)
         remove_settings(root)
+        _remove_notes(state)
         raise
+    _wait_for_pages(root, pages, served, say)
     _warn_of_another_server(api_url, say)
     return state
 
@@ -99,6 +106,7 @@ def down(root: Path, say: Callable[[str], None]) -> bool:
     if any(process.alive() for process in state.named("server")) and is_healthy(state.api_url):
         _end_runs(root, state, say)
     _stop(state.processes, say)
+    _remove_notes(state)
     UpState.forget(root)
     return True
 
@@ -111,6 +119,7 @@ def status(root: Path) -> list[str]:
     health = "answers" if is_healthy(state.api_url) else "does not answer"
     lines = [f"{state.api_url.removesuffix('/api')} {health}"]
     lines += [f"{each.name:9} pid {each.pid} {'runs' if each.alive() else 'is gone'}" for each in state.processes]
+    lines += [f"{name:9} {url}" for name, url in state.pages.items()]
     return [*lines, f"logs      {state_dir(root) / 'log'}"]
 
 
@@ -136,9 +145,11 @@ def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], star
     wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")
 
 
-def _complete(root: Path, running: UpState, restarts: int, say: Callable[[str], None]) -> UpState:
-    """With the server up, start what has ended beside it. The runs go on meanwhile."""
-    gone = [process for process in running.processes if not process.alive()]
+def _complete(
+    root: Path, running: UpState, restarts: int, pages: Sequence[Page], say: Callable[[str], None]
+) -> UpState:
+    """With the server up, start what has ended beside it, and pages that are not served. The runs go on meanwhile."""
+    gone = [process for process in running.processes if not process.alive() and process.name in ("worker", "keeper")]
     for process in gone:
         say(f"Starting the {process.name} again, which has ended …")
         if process.name == "worker":
@@ -147,9 +158,35 @@ def _complete(root: Path, running: UpState, restarts: int, say: Callable[[str], 
             again = start_keeper(root, running.api_url, datetime.fromtimestamp(process.started, UTC), restarts)
         running = running.replace(again)
         running.save(root)
-    if not gone:
+    missing = [page for page in pages if not any(process.alive() for process in running.named(page.name))]
+    served = [started for page in missing if (started := _start_page(root, running, page, say))]
+    if served:
+        running.save(root)
+        _wait_for_pages(root, pages, served, say)
+    if not gone and not served:
         say(f"Already up: {running.api_url.removesuffix('/api')}")
     return running
+
+
+def _start_page(root: Path, state: UpState, page: Page, say: Callable[[str], None]) -> Process | None:
+    """Start a page and note it in `state`, which is not saved here; None if it cannot be served."""
+    process = start_page(root, page, say)
+    if process is not None:
+        state.processes[:] = [*(each for each in state.processes if each.name != page.name), process]
+        state.pages[page.name] = page.url
+        state.notes[:] = sorted({*state.notes, *map(str, page.notes)})
+    return process
+
+
+def _wait_for_pages(root: Path, pages: Sequence[Page], served: Sequence[Process], say: Callable[[str], None]) -> None:
+    by_name = {page.name: page for page in pages}
+    for process in served:
+        wait_for_page(root, by_name[process.name], process, say)
+
+
+def _remove_notes(state: UpState) -> None:
+    for note in state.notes:
+        Path(note).unlink(missing_ok=True)
 
 
 def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:

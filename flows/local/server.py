@@ -8,6 +8,7 @@ hardly any time.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import os
 import signal
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
@@ -103,6 +104,10 @@ class UpState:
 
     api_url: str
     processes: list[Process]
+    pages: dict[str, str] = field(default_factory=dict)
+    """Name of a process -> the address of the page that it serves."""
+    notes: list[str] = field(default_factory=list)
+    """Files that say where the pages are, as long as they are served."""
 
     def save(self, root: Path | None = None) -> None:
         """Write the record."""
@@ -116,7 +121,7 @@ class UpState:
         path = state_dir(root) / "up.json"
         with clear_errors("reading", path, ELSEWHERE):
             kept = read_json(path)
-        return None if kept is None else cls(kept["api_url"], [Process(**each) for each in kept["processes"]])
+        return None if kept is None else cls(**kept | {"processes": [Process(**each) for each in kept["processes"]]})
 
     def named(self, name: str) -> list[Process]:
         """The processes of that name, at most one."""
@@ -125,7 +130,7 @@ class UpState:
     def replace(self, process: Process) -> UpState:
         """The record with this process in the place of the one of its name."""
         others = [each for each in self.processes if each.name != process.name]
-        return UpState(self.api_url, [*others, process])
+        return dataclasses.replace(self, processes=[*others, process])
 
     @staticmethod
     def forget(root: Path | None = None) -> None:
@@ -164,15 +169,16 @@ def _and_here(hosts: str) -> str:
 
 def is_healthy(api_url: str) -> bool:
     """Whether a server answers there."""
-    return _is_well(f"{api_url}/health")
+    return answers(f"{api_url}/health")
 
 
 def is_ready(api_url: str) -> bool:
     """Whether a server answers there that reaches its database."""
-    return _is_well(f"{api_url}/ready")
+    return answers(f"{api_url}/ready")
 
 
-def _is_well(url: str) -> bool:
+def answers(url: str) -> bool:
+    """Whether this address on this machine answers with success."""
     try:
         with _HERE.open(url, timeout=2) as answer:
             return answer.status == 200

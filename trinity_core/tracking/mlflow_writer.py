@@ -70,6 +70,11 @@ def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
     )
 
 
+def page_note(checkpoint_root_dir: Path) -> Path:
+    """A file that `trinity up` keeps while it serves this store: `url` of the page and `uri` of the store."""
+    return checkpoint_root_dir / "mlflow_page.json"
+
+
 def ui_command(uri: str, python: str = sys.executable) -> str:
     """The command that serves the store on this machine, for a shell without an active environment."""
     return shlex.join([python, "-m", "mlflow", "ui", "--backend-store-uri", uri])
@@ -117,8 +122,12 @@ class MlflowWriter:
 
     @property
     def link(self) -> str:
-        """The run's page on a server; for a file, the command that serves it. A password is masked."""
-        uri = without_password(self.uri)
+        """The run's page on a server, also that of `trinity up`; else the command that serves the file.
+
+        A password is masked.
+        """
+        page = read_note(page_note(self._root))
+        uri = page["url"] if page.get("uri") == self.uri else without_password(self.uri)
         if uri.startswith(("http://", "https://")):
             return f"{uri.rstrip('/')}/#/experiments/{self._experiment}/runs/{self.run_id}"
         return ui_command(uri)

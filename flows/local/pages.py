@@ -1,0 +1,94 @@
+"""Pages that `trinity up` serves beside Prefect's: MLflow. Each is a process of its own on the loopback interface.
+
+A page is no part of a run: if its port is taken or its process ends, everything else goes on, and that is said.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flows.local.server import Process, answers, prefect_environment, start_process, state_dir
+from trinity_core.addresses import LOOPBACK
+from trinity_core.files import write_json
+from trinity_core.tracking.mlflow_writer import default_uri, fault_of, page_note
+
+MLFLOW_PORT = 5000
+START_SECONDS = 120.0
+"""For a page to answer; MLflow makes its database first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A web server of this machine; `trinity up` serves it if its port is free."""
+
+    name: str
+    """Of its process and its log, and of its option: `--<name>-port`."""
+    title: str
+    port: int
+    command: Sequence[str]
+    """Serves the page at 127.0.0.1 and this port until it gets SIGTERM."""
+    health: str = "/"
+    """The path that answers once the page is served."""
+    notes: Mapping[Path, str] = field(default_factory=dict)
+    """Files that hold the page's address while it is served, and what else they say."""
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+
+def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
+    """MLflow with the runs below TRINITY_CHECKPOINT_ROOT_DIR, or `./checkpoints`, of which each has links to it."""
+    checkpoints = (root / Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints").expanduser()).absolute()
+    uri = default_uri(checkpoints)
+    command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", uri, "--default-artifact-root", (checkpoints / "mlflow_artifacts").as_uri()]
+    return Page("mlflow", "MLflow", port, command, "/health", {page_note(checkpoints): uri})
+
+
+def start_page(root: Path, page: Page, say: Callable[[str], None]) -> Process | None:
+    """Start a page, without waiting for it. If its port is taken, or its place is unfit, that is said instead."""
+    for uri in page.notes.values():
+        if unfit := fault_of(uri, root):
+            say(f"warning: {page.title} is not served. {unfit}")
+            return None
+    if not port_is_free(page.port):
+        say(
+            f"warning: {page.title} is not served, as port {page.port} is used already. Choose another one with "
+            f"`trinity up --{page.name}-port N` (0: do without)."
+        )
+        return None
+    say(f"Starting {page.title} on port {page.port} …")
+    for note, uri in page.notes.items():
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_json(note, {"url": page.url, "uri": uri})
+    return Process.of(page.name, start_process(page.name, [*page.command], prefect_environment(root), root).pid)
+
+
+def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str], None]) -> None:
+    """Wait until the page answers; if it ends before, or takes too long, that is said."""
+    deadline = time.monotonic() + START_SECONDS
+    while not answers(f"{page.url}{page.health}"):
+        if not process.alive() or time.monotonic() > deadline:
+            log = state_dir(root) / "log" / f"{page.name}.log"
+            say(f"warning: {page.title} does not answer at {page.url}. See {log}")
+            return
+        time.sleep(0.1)
+
+
+def port_is_free(port: int) -> bool:
+    """Whether nobody listens on this port of the loopback interface."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what is left of closed connections is no user
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
