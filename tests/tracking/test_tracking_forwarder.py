@@ -17,6 +17,7 @@ from trinity_core.checkpoints.manifest import write_manifest
 from trinity_core.errors import TrinityError
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import (
+    MOST_TRACES,
     Forwarder,
     complete_checkpoints,
     eval_scores,
@@ -25,8 +26,8 @@ from trinity_core.tracking.forwarder import (
 )
 from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
-from trinity_core.tracking.writers import RunInfo, RunPerExplorer, full_names
+from trinity_core.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
+from trinity_core.tracking.writers import RunInfo, RunPerExplorer, TracingWriter, full_names
 
 
 class Recorder:
@@ -444,3 +445,52 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
     assert len(client.search_model_versions("name = 'project.name_rft'")) == 3
     assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"rollouts", "curve.png"}
     assert (tmp_path / "mlflow_artifacts").is_dir()
+
+
+def test_rollouts_become_traces_of_the_run_in_mlflow(root: Path) -> None:
+    info = RunInfo("project", "name", root / "project" / "name")
+    writer = open_writer("mlflow", info, root)
+    turns = [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 2}}}]},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "#### 4"},
+    ]
+    rollout = SampledRollout("2 + 2?", "#### 4", 1.0, {"format": 0.5}, "4", 7, turns=turns)
+    for _ in range(2):  # the second time after a crash between sending and noting it
+        save_rollouts(info.job_dir, "explorer", 3, [rollout], traces_dir(info.job_dir))
+        forwarder = Forwarder(info.job_dir, writer)
+        forwarder.poll()
+        assert not list(traces_dir(info.job_dir).iterdir()) and not forwarder.dropped_traces
+    writer.close(True)
+
+    client = mlflow_client(root)
+    experiment = client.get_experiment_by_name("project")
+    [trace] = client.search_traces(locations=[experiment.experiment_id])
+    assert trace.info.trace_metadata["mlflow.sourceRun"] == writer.run_id
+    spans = {span.name: span for span in trace.data.spans}
+    assert [span.span_type for span in trace.data.spans] == ["AGENT", "CHAT_MODEL", "TOOL", "CHAT_MODEL"]
+    assert spans["tool"].outputs == turns[2] and spans["tool"].inputs == turns[1]
+    assert trace.data.spans[0].inputs == "2 + 2?" and trace.data.spans[0].outputs == "#### 4"
+    found = sorted((each.name, each.value) for each in trace.info.assessments)
+    assert found == [("format", 0.5), ("reward", 1.0), ("truth", "4")]
+
+
+def test_traces_wait_for_a_tracking_system_that_is_away(tmp_path: Path) -> None:
+    class TraceRecorder(Recorder, TracingWriter):
+        def traces(self, source, step, rollouts, time_ns) -> None:
+            if self.broken:
+                raise ConnectionError("refused")
+            self.calls.append(("traces", source, step))
+
+    recorder = TraceRecorder()
+    forwarder = Forwarder(tmp_path, recorder)
+    for step in range(1, MOST_TRACES + 3):
+        save_rollouts(tmp_path, "explorer", step, [SampledRollout("p", "r")], traces_dir(tmp_path))
+    recorder.broken = True
+    with pytest.raises(ConnectionError):
+        forwarder.poll()
+    recorder.broken = False
+    forwarder.poll()
+    assert recorder.calls == [("traces", "explorer", step) for step in range(3, MOST_TRACES + 3)]
+    assert forwarder.dropped_traces == 2

@@ -12,7 +12,7 @@ from trinity_core.inference.requests import WeightSyncReport
 from trinity_core.store.ledger import DrawnTask
 from trinity_core.timing import StepTimer
 from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
-from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
+from trinity_core.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
 
 SAMPLED = 16
 """Rollouts of a step that are written down for people to read."""
@@ -43,6 +43,7 @@ class StepRecords:
         """The metrics of the last step."""
         self._job_dir = config.job_dir
         self._source = explorer_source(config.explorer.name)
+        self._traced = config.monitor.traces_per_step if config.monitor.monitor_type == "mlflow" else 0
         self._timer = StepTimer()
         """Of the step in progress."""
 
@@ -71,10 +72,17 @@ class StepRecords:
         numbers["engine_restarts"] = float(engine_restarts)
         self.last = numbers
         MetricsFile(self._job_dir, self._source).write(rollouts.step, numbers)
+        if self._traced:
+            traced = map(SampledRollout.of, _spread(rollouts.experiences, self._traced))
+            save_rollouts(self._job_dir, self._source, rollouts.step, traced, traces_dir(self._job_dir))
         if rollouts.step % SAMPLE_EVERY == 1:
             self.sample(self._source, rollouts.step, rollouts.experiences)
 
     def sample(self, source: str, step: int, experiences: list[Experience]) -> None:
         """Save some of these rollouts, evenly spread."""
-        every = max(1, len(experiences) // SAMPLED)
-        save_rollouts(self._job_dir, source, step, map(SampledRollout.of, experiences[::every][:SAMPLED]))
+        save_rollouts(self._job_dir, source, step, map(SampledRollout.of, _spread(experiences, SAMPLED)))
+
+
+def _spread(experiences: list[Experience], count: int) -> list[Experience]:
+    """As many of them at most, evenly spread."""
+    return experiences[:: max(1, len(experiences) // count)][:count]

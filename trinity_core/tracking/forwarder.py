@@ -27,8 +27,8 @@ from trinity_core.tracking.metrics_file import (
     read_evaluations,
 )
 from trinity_core.tracking.monitors import MONITORS
-from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table
-from trinity_core.tracking.writers import RunInfo, RunPerExplorer, Writer, is_away, read_note
+from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table, traces_dir
+from trinity_core.tracking.writers import RunInfo, RunPerExplorer, TracingWriter, Writer, is_away, read_note
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,8 @@ def open_writer(monitor_type: str, info: RunInfo, checkpoint_root_dir: Path) -> 
     return monitor(info, checkpoint_root_dir, **args)
 
 
+MOST_TRACES = 50
+"""Steps whose rollouts wait to be sent as traces, of which MLflow takes some twenty a second."""
 CLOSE_SECONDS = 60.0
 """For the tracking system to take the last metrics at the end of a run."""
 FAILED_CLOSE_SECONDS = 5.0
@@ -77,17 +79,22 @@ class Forwarder:
         self._rollouts_seen: set[Path] = set()
         self._checkpoints_seen: set[int] = set()
         self._scores_sent: dict[int, float] = {}
+        self.dropped_traces = 0
+        """Steps whose rollouts were not sent as traces, and never will be."""
 
     def poll(self) -> int:
         """Forward what is new; returns the number of lines."""
         count = sum(self._forward_lines(tail) for tail in self._tails)
         self._forward_rollouts()
         self._forward_checkpoints()
+        self._forward_traces()
         return count
 
     def close(self, succeeded: bool) -> None:
         """Forward the rest and end the run."""
         self.poll()
+        if self.dropped_traces:
+            log.warning("the rollouts of %d steps were not sent as traces", self.dropped_traces)
         curve = self.job_dir / "monitor" / "curve.png"
         if curve.exists():
             self.writer.artifact(curve)
@@ -111,6 +118,34 @@ class Forwarder:
                 self.writer.artifact(table, "rollouts")
                 table.touch()
             self._rollouts_seen.add(path)
+
+    def _forward_traces(self) -> None:
+        """Send the newest `MOST_TRACES` steps that wait, and drop earlier ones; metrics never wait for traces."""
+        for tail in self._tails if isinstance(self.writer, TracingWriter) else []:
+            with tail.exclusive():
+                waiting = [
+                    each for each in rollout_files(self.job_dir, traces_dir(self.job_dir)) if tail.takes(each[0])
+                ]
+                for _, _, path in waiting[:-MOST_TRACES]:
+                    self._drop_traces(path, f"more than {MOST_TRACES} steps wait")
+                for source, step, path in waiting[-MOST_TRACES:]:
+                    self._send_traces(source, step, path)
+
+    def _send_traces(self, source: str, step: int, path: Path) -> None:
+        assert isinstance(self.writer, TracingWriter)
+        try:
+            self.writer.traces(source, step, read_rollouts(path), path.stat().st_mtime_ns)
+            path.unlink()
+        except self.writer.faults as error:
+            if is_away(error):
+                raise
+            self._drop_traces(path, str(error))
+
+    def _drop_traces(self, path: Path, why: str) -> None:
+        if not self.dropped_traces:
+            log.warning("rollouts of some steps are not sent as traces (%s)", why)
+        self.dropped_traces += 1
+        path.unlink()
 
     def _forward_checkpoints(self) -> None:
         whole = complete_checkpoints(self.job_dir)

@@ -29,11 +29,13 @@ from trinity_core.files import write_json
 from trinity_core.filesystems import networked
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.params import flatten
-from trinity_core.tracking.writers import MONITORS, RunInfo, full_names, is_away, read_note
+from trinity_core.tracking.writers import MONITORS, RunInfo, TracingWriter, full_names, is_away, read_note
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
+
+    from trinity_core.tracking.rollouts import SampledRollout
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ def metric_name(name: str) -> str:
 
 
 @MONITORS.register("mlflow")
-class MlflowWriter:
+class MlflowWriter(TracingWriter):
     """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
 
     def __init__(
@@ -148,6 +150,13 @@ class MlflowWriter:
     def artifact(self, path: Path, folder: str = "") -> None:
         """Keep a small file with the run."""
         self._client.log_artifact(self.run_id, str(path), folder or None)
+
+    def traces(self, source: str, step: int, rollouts: Sequence[SampledRollout], time_ns: int) -> None:
+        """Each rollout as a trace of the run."""
+        from trinity_core.tracking.mlflow_traces import send_trace
+
+        for index, rollout in enumerate(rollouts):
+            send_trace(self.uri, self._experiment, self.run_id, f"{source} step {step} #{index}", rollout, time_ns)
 
     def checkpoint(self, step: int, path: Path) -> None:
         """Register a checkpoint as a model version whose source is the checkpoint's own folder."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trinity_core.files import when_room
 
@@ -31,10 +31,12 @@ class SampledRollout:
     """The reference answer."""
     task_index: int = -1
     run: int = 0
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    """The conversation, of messages with `role` and `content`, if it has several turns."""
 
     @classmethod
     def of(cls, experience: Experience) -> SampledRollout:
-        """From an experience whose `info` holds the texts (`prompt`, `response`, `truth`)."""
+        """From an experience whose `info` holds the texts (`prompt`, `response`, `truth`, `turns`)."""
         info = experience.info
         truth = info.get("truth", info.get("answer"))
         return cls(
@@ -45,6 +47,7 @@ class SampledRollout:
             truth="" if truth is None else str(truth),
             task_index=experience.task_index,
             run=experience.run,
+            turns=[dict(turn) for turn in info.get("turns", [])],
         )
 
 
@@ -53,9 +56,19 @@ def rollouts_dir(job_dir: Path | str) -> Path:
     return Path(job_dir) / "monitor" / "rollouts"
 
 
-def save_rollouts(job_dir: Path | str, source: str, step: int, rollouts: Iterable[SampledRollout]) -> Path:
-    """Write the file of one step atomically, replacing an earlier one. Half of a surrogate pair becomes `?`."""
-    path = rollouts_dir(job_dir) / f"{source.replace('/', '-')}_step_{step}.jsonl"
+def traces_dir(job_dir: Path | str) -> Path:
+    """The folder of the rollouts that are to be sent as traces, and are removed then."""
+    return Path(job_dir) / "monitor" / "traces"
+
+
+def save_rollouts(
+    job_dir: Path | str, source: str, step: int, rollouts: Iterable[SampledRollout], folder: Path | None = None
+) -> Path:
+    """Write the file of one step atomically, replacing an earlier one. Half of a surrogate pair becomes `?`.
+
+    The folder is by default `rollouts_dir`.
+    """
+    path = (folder or rollouts_dir(job_dir)) / f"{source.replace('/', '-')}_step_{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".tmp{os.getpid()}")
     text = "".join(json.dumps(asdict(rollout), ensure_ascii=False) + "\n" for rollout in rollouts)
@@ -72,9 +85,13 @@ def read_rollouts(path: Path) -> list[SampledRollout]:
     return [SampledRollout(**{name: row[name] for name in row if name in known}) for row in rows]  # type: ignore[arg-type]
 
 
-def rollout_files(job_dir: Path | str) -> list[tuple[str, int, Path]]:
-    """(source, step, file) of all sampled rollouts, by step."""
-    found = [(match, path) for path in rollouts_dir(job_dir).glob("*.jsonl") if (match := _NAME.fullmatch(path.name))]
+def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple[str, int, Path]]:
+    """(source, step, file) of all sampled rollouts (or of those in `folder`), by step."""
+    found = [
+        (match, path)
+        for path in (folder or rollouts_dir(job_dir)).glob("*.jsonl")
+        if (match := _NAME.fullmatch(path.name))
+    ]
     return sorted(((match["source"], int(match["step"]), path) for match, path in found), key=lambda entry: entry[1:])
 
 

@@ -7,10 +7,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.registry import Registry
 from trinity_core.tracking.metrics_file import MetricLine, stream_of
+
+if TYPE_CHECKING:
+    from trinity_core.tracking.rollouts import SampledRollout
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +70,14 @@ class Writer(Protocol):
 
 class RunPerExplorer:
     """A base of writers with a run of its own for each explorer that is a flow of its own."""
+
+
+class TracingWriter:
+    """A base of writers that also take rollouts as traces."""
+
+    def traces(self, source: str, step: int, rollouts: Sequence[SampledRollout], time_ns: int) -> None:
+        """Send rollouts of a step, sampled at `time_ns` (since 1970). Sending them again replaces them."""
+        raise NotImplementedError
 
 
 MONITORS: Registry[Callable[..., Writer]] = Registry("monitor", leading=2)

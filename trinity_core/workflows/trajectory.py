@@ -98,7 +98,10 @@ class Trajectory:
 
         Give the `Reward` as it came from `rewards.score`.
         """
-        return self._experience(joined(self._all_calls()), reward, fields)
+        calls = self._all_calls()
+        if len(calls) > 1:  # for people; one turn is the prompt and the response already
+            fields["info"] = {"turns": [dict(message) for message in self.messages]} | fields.get("info", {})
+        return self._experience(joined(calls), reward, fields)
 
     def step_experiences(
         self,

@@ -8,7 +8,7 @@ from annotated_types import Ge, Le, Lt
 from pydantic import Field
 
 from trinity_core.config.section import Section
-from trinity_core.config.types import EMPTY, Args, Count, Flag, Integer, Many, Named, Number
+from trinity_core.config.types import EMPTY, Args, Count, Flag, Integer, Many, Named, Natural, Number
 
 
 class MonitorConfig(Section):
@@ -18,6 +18,8 @@ class MonitorConfig(Section):
     """The tracking system."""
     monitor_args: Named[str | None] = EMPTY
     """`mlflow`: `uri`, `username`, `password`; `wandb`: `base_url`, `api_key`, `mode`."""
+    traces_per_step: Natural = 2
+    """Rollouts of each explore step that MLflow shows as traces: turns, tools, rewards; 0: none."""
     enable_ray_timeline: Flag = False
     """Write `monitor/timeline.json`, to be viewed in Chrome at chrome://tracing."""
 

@@ -1,0 +1,112 @@
+"""A rollout as a trace in MLflow: its turns are spans, its reward and other numbers assessments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from json import dumps
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlflow.entities import Assessment, Span
+
+    from trinity_core.tracking.rollouts import SampledRollout
+
+KINDS = {"assistant": "CHAT_MODEL", "tool": "TOOL"}
+"""Role of a message -> type of its span; what users and environments say has the type UNKNOWN."""
+PREVIEW = 500
+"""Characters of prompt and response in the list of traces."""
+
+
+def send_trace(uri: str, experiment: str, run_id: str, name: str, rollout: SampledRollout, time_ns: int) -> str:
+    """Write a rollout as a trace of the run and return the trace's id, which follows from run and name.
+
+    `time_ns`: when it was sampled, in ns since 1970; how long its parts took is not known. What is there already under
+    this id is replaced.
+    """
+    from mlflow.entities import TraceInfo, TraceLocation, TraceState
+    from mlflow.tracing.client import TracingClient
+    from mlflow.tracing.constant import TraceMetadataKey, TraceTagKey
+
+    trace_id = f"tr-{sha256(f'{run_id} {name}'.encode()).hexdigest()[:32]}"
+    client = TracingClient(uri)
+    client.start_trace(
+        TraceInfo(
+            trace_id=trace_id,
+            trace_location=TraceLocation.from_experiment_id(experiment),
+            request_time=time_ns // 1_000_000,
+            state=TraceState.OK,
+            request_preview=rollout.prompt[:PREVIEW],
+            response_preview=rollout.response[:PREVIEW],
+            execution_duration=0,
+            trace_metadata={TraceMetadataKey.SOURCE_RUN: run_id},
+            tags={TraceTagKey.TRACE_NAME: name, "task_index": str(rollout.task_index)},
+            assessments=_assessments(trace_id, rollout),
+        )
+    )
+    client.log_spans(experiment, list(_spans(trace_id, name, rollout, time_ns)))
+    return trace_id
+
+
+def _spans(trace_id: str, name: str, rollout: SampledRollout, time_ns: int) -> Iterator[Span]:
+    """The rollout, and below it a span for each turn that has followed the prompt."""
+    root = _span_id(trace_id, 0)
+    yield _span(trace_id, root, None, name, "AGENT", rollout.prompt, rollout.response, time_ns)
+    said = rollout.turns or [
+        {"role": "user", "content": rollout.prompt}, {"role": "assistant", "content": rollout.response},
+    ]  # fmt: skip
+    before: Any = None
+    for number, turn in enumerate(said, 1):
+        role = str(turn.get("role", ""))
+        if role in KINDS or (number > 1 and role != "system"):
+            kind = KINDS.get(role, "UNKNOWN")
+            yield _span(trace_id, _span_id(trace_id, number), root, role, kind, before, turn, time_ns)
+        before = turn
+
+
+def _span(
+    trace_id: str, span_id: str, parent: str | None, name: str, kind: str, given: Any, said: Any, time_ns: int
+) -> Span:
+    from mlflow.entities import Span
+    from mlflow.tracing.constant import SpanAttributeKey
+
+    values = {
+        SpanAttributeKey.REQUEST_ID: trace_id,
+        SpanAttributeKey.SPAN_TYPE: kind,
+        SpanAttributeKey.INPUTS: given,
+        SpanAttributeKey.OUTPUTS: said,
+    }
+    return Span.from_dict(
+        {
+            "trace_id": trace_id,
+            "span_id": span_id,
+            "parent_span_id": parent,
+            "name": name,
+            "start_time_unix_nano": time_ns,
+            "end_time_unix_nano": time_ns,
+            "status": {"code": "OK", "message": ""},
+            "attributes": {key: dumps(value, default=str) for key, value in values.items() if value is not None},
+            "events": [],
+        }
+    )
+
+
+def _span_id(trace_id: str, number: int) -> str:
+    """16 hex digits that follow from the trace and the span's number."""
+    return sha256(f"{trace_id} {number}".encode()).hexdigest()[:16]
+
+
+def _assessments(trace_id: str, rollout: SampledRollout) -> list[Assessment]:
+    """Reward, its parts and other numbers as feedback, the reference answer as expectation."""
+    from mlflow.entities import AssessmentSource, Expectation, Feedback
+
+    source = AssessmentSource("CODE", "trinity")
+    numbers = rollout.parts | ({} if rollout.reward is None else {"reward": rollout.reward})
+    found: list[Assessment] = [
+        Feedback(name, value, source=source, trace_id=trace_id) for name, value in sorted(numbers.items())
+    ]
+    if rollout.truth:
+        found.append(Expectation("truth", rollout.truth, source=source, trace_id=trace_id))
+    for each in found:  # by its id it takes the place of one that was sent before
+        each.assessment_id = f"a-{sha256(f'{trace_id} {each.name}'.encode()).hexdigest()[:32]}"
+    return found
