@@ -36,6 +36,7 @@ from trinity_core.tracking.forwarder import (
     warn_unsent,
 )
 from trinity_core.tracking.metrics_file import explorer_source, metrics_path, was_tracked
+from trinity_core.tracking.prometheus import PrometheusPage
 from trinity_core.tracking.writers import RunInfo, Writer, is_away
 
 log = logging.getLogger(__name__)
@@ -258,6 +259,7 @@ class TrackingThread:
         self._stage = stage
         self._writer: Writer | None = None
         self._forwarder: ForwarderThread | None = None
+        self._page: PrometheusPage | None = None
         self._error: BaseException | None = None
         self._settled = threading.Event()
         """Set once it is open, away, or has been given up."""
@@ -292,7 +294,11 @@ class TrackingThread:
         with self._handing_over:
             self._is_late = True
         if self._forwarder is not None:
-            self._forwarder.close(succeeded)
+            try:
+                self._forwarder.close(succeeded)
+            finally:
+                if self._page is not None:
+                    self._page.close()
         elif self._error is None:
             warn_unsent("it could not be opened", self._stage.config.job_dir)
 
@@ -316,7 +322,9 @@ class TrackingThread:
                 if self._writer is not None and self._is_late:
                     self._writer.close(succeeded=False)
                 elif self._writer is not None:
-                    forwarder = Forwarder(config.job_dir, self._writer, config.mode, config.explorer.name)
+                    if config.monitor.prometheus_port:
+                        self._page = PrometheusPage(config.monitor.prometheus_port, config.project, config.name)
+                    forwarder = Forwarder(config.job_dir, self._writer, config.mode, config.explorer.name, self._page)
                     self._forwarder = ForwarderThread(forwarder)
         except BaseException as error:  # noqa: BLE001 - raised to whoever asks for the writer
             self._error = error

@@ -27,6 +27,7 @@ from trinity_core.tracking.metrics_file import (
     read_evaluations,
 )
 from trinity_core.tracking.monitors import MONITORS
+from trinity_core.tracking.prometheus import PrometheusPage
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table, traces_dir
 from trinity_core.tracking.writers import RunInfo, RunPerExplorer, TracingWriter, Writer, is_away, read_note
 
@@ -66,12 +67,15 @@ class Forwarder:
     """Forwards what has appeared since the last `poll`. Not thread-safe.
 
     `explorer` is the name of this flow's own one. Where each explorer has a run of its own in the tracking system, the
-    flow forwards that one alone.
+    flow forwards that one alone. `page` shows the same metrics, also while the tracking system is away.
     """
 
-    def __init__(self, job_dir: Path, writer: Writer, role: str = "both", explorer: str = "") -> None:
+    def __init__(
+        self, job_dir: Path, writer: Writer, role: str = "both", explorer: str = "", page: PrometheusPage | None = None
+    ) -> None:
         self.job_dir = Path(job_dir)
         self.writer = writer
+        self._page = page
         self._streams = ROLES[role]
         self._registers = role in REGISTERING
         self._own = explorer_source(explorer) if explorer and isinstance(writer, RunPerExplorer) else ""
@@ -103,6 +107,8 @@ class Forwarder:
     def _forward_lines(self, tail: Tail) -> int:
         with tail.exclusive():
             lines, position = tail.read()
+            if lines and self._page is not None:
+                self._page.show(lines)
             if lines:
                 self.writer.log(lines)
             tail.advance(position)

@@ -20,6 +20,8 @@ class MonitorConfig(Section):
     """`mlflow`: `uri`, `username`, `password`; `wandb`: `base_url`, `api_key`, `mode`."""
     traces_per_step: Natural = 2
     """Rollouts of each explore step that MLflow shows as traces: turns, tools, rewards; 0: none."""
+    prometheus_port: Annotated[Integer, Ge(0), Le(65535)] = 0
+    """Port at which the run serves its newest metrics for Prometheus, on 127.0.0.1; 0: none."""
     enable_ray_timeline: Flag = False
     """Write `monitor/timeline.json`, to be viewed in Chrome at chrome://tracing."""
 
