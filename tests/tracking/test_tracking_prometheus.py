@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
@@ -11,6 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from test_tracking_forwarder import Recorder
 
 from trinity_core.addresses import LOOPBACK, free_port
+from trinity_core.config import config_from_dict
+from trinity_core.runtime.placement import Machine, place
+from trinity_core.runtime.session import TrackingThread
+from trinity_core.runtime.stage import Stage
 from trinity_core.tracking.forwarder import Forwarder
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.prometheus import PrometheusPage
@@ -51,3 +57,24 @@ def test_a_taken_port_is_warned_of_and_the_run_goes_on(tmp_path: Path, caplog: p
     assert Forwarder(tmp_path, Recorder(), page=page).poll() == 1
     page.close()
     assert "monitor.prometheus_port" in caplog.text
+
+
+def test_a_run_serves_its_metrics_at_the_port_that_is_set(tmp_path: Path) -> None:
+    port = free_port()
+    config = config_from_dict({
+        "project": "p", "name": "n", "mode": "train", "checkpoint_root_dir": str(tmp_path),
+        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
+        "algorithm": {"algorithm_type": "sft"},
+        "buffer": {"trainer_input": {"experience_buffer": {"path": "data.jsonl"}}},
+        "monitor": {"monitor_type": "tensorboard", "prometheus_port": port},
+    })  # fmt: skip
+    tracking = TrackingThread(Stage(config, place(config, Machine(1, 0)), "sft"))
+    assert tracking.writer() is not None
+    MetricsFile(config.job_dir, "trainer").write(1, {"actor/loss": 0.5})
+    deadline = time.monotonic() + 60
+    while "trinity_actor_loss" not in (found := scraped(port)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert found["trinity_actor_loss"] == (0.5, {"project": "p", "run": "n"})
+    tracking.close(True)
+    with pytest.raises(URLError):
+        scraped(port)

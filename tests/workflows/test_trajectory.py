@@ -51,6 +51,8 @@ def test_tokens_are_those_that_were_sampled(turns, last, ends):
     trajectory = played(model, [text for _, text in turns])
     one = trajectory.experience(1.0)
     steps = trajectory.step_experiences([None] * trajectory.turns)
+    assert one.info.get("turns", trajectory.messages) == trajectory.messages
+    assert ("turns" in one.info) == (trajectory.turns > 1), "for people; the store need not hold one turn twice"
     place = one.prompt_length
     for number, (tokens, step) in enumerate(zip(turns_of_policy, steps, strict=True)):
         prompt = model.asked[number][0]

@@ -1,0 +1,35 @@
+"""What an explorer writes of each step beside its metrics: a few rollouts for MLflow's traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trinity_core.config import config_from_dict
+from trinity_core.data.experience import Experience
+from trinity_core.rollout.records import StepRecords, StepRollouts
+from trinity_core.tracking.rollouts import read_rollouts, rollout_files, traces_dir
+
+
+@pytest.mark.parametrize(("monitor", "count"), [
+    ({}, 2), ({"traces_per_step": 3}, 3), ({"traces_per_step": 0}, 0), ({"monitor_type": "tensorboard"}, 0),
+])  # fmt: skip
+def test_each_step_leaves_a_few_rollouts_to_be_traced(tmp_path: Path, monitor: dict, count: int) -> None:
+    config = config_from_dict({
+        "project": "p", "name": "n", "checkpoint_root_dir": str(tmp_path), "monitor": monitor,
+        "model": {"model_path": "m", "max_model_len": 64},
+        "buffer": {"explorer_input": {"taskset": {"path": "tasks.jsonl"}}},
+    })  # fmt: skip
+    rows = [
+        Experience(
+            tokens=np.arange(3), prompt_length=1, logprobs=np.zeros(2, np.float32), action_mask=np.ones(2, bool),
+            versions=np.zeros(2, np.int64), run=run, info={"prompt": "2 + 2?", "response": str(run)},
+        )
+        for run in range(8)
+    ]  # fmt: skip
+    StepRecords(config).write(StepRollouts(4, rows, rows, [], {"experiences/kept": 8.0}), 0)
+    found = [(step, read_rollouts(path)) for _, step, path in rollout_files(config.job_dir, traces_dir(config.job_dir))]
+    assert [(step, len(rollouts)) for step, rollouts in found] == ([(4, count)] if count else [])
+    assert len({rollout.run for _, rollouts in found for rollout in rollouts}) == count, "spread over the step"
