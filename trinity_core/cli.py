@@ -160,7 +160,9 @@ def view(
         Path | None, typer.Option(help="YAML file of the run, for a store that is not in the run's folder.")
     ] = None,
     store: Annotated[str | None, typer.Option(help="URL of the store, as postgresql://user@host/database.")] = None,
-    host: Annotated[str, typer.Option(help="Address to serve on; there is no password.")] = LOOPBACK,
+    host: Annotated[
+        str, typer.Option(help="Address or name of this machine to serve on; there is no password.")
+    ] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port of the page; 0: any that is free.", min=0, max=65535)] = 4210,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -13,8 +17,9 @@ from browser import opened
 from viewing import NASTY, rollout
 
 from trinity_core.data.experience import Experience
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.store.store import ExperienceStore
+from trinity_core.view.serving_page import serve
 from trinity_core.view.viewed_run import viewed_runs
 
 
@@ -53,7 +58,32 @@ def test_the_page_refuses_what_it_is_not_for(run_folder, serving) -> None:
             "/api/runs/run/samples/eval-test/3", "/api/runs/run/groups?state=odd", "/static/../app.py",
         ):  # fmt: skip
             assert client.get(missing).status_code == 404, missing
-        assert client.get("/api/runs/run/groups?limit=100000").status_code == 422
+        huge = 10**20
+        for odd in (
+            "groups?limit=100000", f"groups?step={huge}", f"groups?version=-{huge}", f"groups?before={huge}",
+            f"groups/{huge}", f"groups/{huge}/rollouts/0/tokens",
+        ):  # fmt: skip
+            assert client.get(f"/api/runs/run/{odd}").status_code == 422, odd
+        beyond = client.get(f"/api/runs/run/groups/1/rollouts/0/tokens?offset={2**63 - 1}").json()
+        assert beyond["ids"] == [] and beyond["offset"] == beyond["total"]
+
+
+@pytest.mark.parametrize("host", ["localhost", socket.gethostname(), "127.0.0.1"])
+def test_the_page_is_served_under_any_name_of_this_machine(run_folder, host) -> None:
+    trinity = Path(sys.executable).with_name("trinity")
+    command = [trinity, "view", "--checkpoint-dir", run_folder, "--host", host, "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page:
+        try:
+            said = next(line for line in page.stdout if line.startswith("http://"))
+            assert said.startswith(f"http://{host}:")
+            assert httpx.get(f"{said.split()[0]}/api/runs").json()["run"]["store"]
+        finally:
+            page.terminate()
+
+
+def test_a_host_that_is_not_this_machine_is_refused(run_folder) -> None:
+    with pytest.raises(TrinityError, match=r"cannot be served on no\.such\.host\.invalid:0.*--host"):
+        serve(viewed_runs(run_folder), "no.such.host.invalid", 0, False, print)
 
 
 def test_a_run_that_goes_on_is_read_but_not_touched(run_folder, serving, tokenizer) -> None:

@@ -12,6 +12,7 @@ from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
+from pydantic import Field
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault, TrinityError
@@ -34,7 +35,10 @@ HEADERS = {
 TEXT = 20_000
 """Characters of a prompt or an answer in a group; the rest is read token by token."""
 
-Id = Annotated[int, Query(ge=0)]
+LARGEST = 2**63 - 1
+"""The largest number that a database holds."""
+Id = Annotated[int, Field(ge=0, le=LARGEST)]
+Number = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 
 
 def make_app(runs: Mapping[str, ViewedRun], hosts: list[str]) -> FastAPI:
@@ -77,8 +81,8 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
 
     @app.get("/api/runs/{name}/groups")
     def groups(
-        name: str, step: int | None = None, version: int | None = None, taskset: str = "", group: str = "",
-        state: str = "", reward_min: float | None = None, reward_max: float | None = None, before: int | None = None,
+        name: str, step: Number | None = None, version: Number | None = None, taskset: str = "", group: str = "",
+        state: str = "", reward_min: float | None = None, reward_max: float | None = None, before: Id | None = None,
         limit: Annotated[int, Query(ge=1, le=100)] = 30,
     ) -> dict[str, Any]:  # fmt: skip
         if state and state.upper() not in State.__members__:
@@ -89,7 +93,7 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
         return {"groups": found.groups, "before": found.before}
 
     @app.get("/api/runs/{name}/groups/{group_id}")
-    def one_group(name: str, group_id: int) -> dict[str, Any]:
+    def one_group(name: str, group_id: Id) -> dict[str, Any]:
         run = run_named(name)
         with run.read() as (connection, t):
             row = group_row(connection, t, group_id)
@@ -108,11 +112,11 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
 
     @app.get("/api/runs/{name}/groups/{group_id}/rollouts/{place}/tokens")
     def tokens(
-        name: str, group_id: int, place: int, offset: Id = 0, limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE
+        name: str, group_id: Id, place: Id, offset: Id = 0, limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE
     ) -> dict[str, Any]:
         run = run_named(name)
         experiences = run.experiences(group_id)
-        if not 0 <= place < len(experiences):
+        if place >= len(experiences):
             raise HTTPException(404, f"group {group_id} has no stored rollout {place}")
         values = run.advantages(group_id).values
         return token_page(experiences[place], run.tokenizer, values[place] if values else None, offset, limit)

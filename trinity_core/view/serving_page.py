@@ -8,7 +8,6 @@ import time
 import webbrowser
 from collections.abc import Callable, Mapping
 
-from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 from trinity_core.view.viewed_run import ViewedRun
 
@@ -25,21 +24,23 @@ def serve(
 
     from trinity_core.view.app import make_app
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        listening = socket.create_server((host, port), family=family)
+        family, _, _, _, (address, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server((str(address), port), family=family)
     except OSError as error:
-        raise TrinityError(f"the page cannot be served on {host}:{port}: {error}; give another --port") from error
+        raise TrinityError(
+            f"the page cannot be served on {host}:{port}: {error}; give another --port or --host"
+        ) from error
     named = f"[{host}]" if ":" in host else host
-    address = f"http://{named}:{listening.getsockname()[1]}"
-    loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    url = f"http://{named}:{listening.getsockname()[1]}"
+    loopback = ipaddress.ip_address(address).is_loopback
     if not loopback:
         say(f"warning: anyone who reaches {host} can read what this run sampled; there is no password")
-    say(f"{address}   (Ctrl+C ends it)")
-    app = make_app(runs, OWN_NAMES if host == LOOPBACK or loopback else ["*"])
+    say(f"{url}   (Ctrl+C ends it)")
+    app = make_app(runs, [*OWN_NAMES, named] if loopback else ["*"])
     server = Server(Config(app, log_config=None, access_log=False, lifespan="off"))
     if open_browser:
-        threading.Thread(target=_open, args=(server, address), daemon=True).start()
+        threading.Thread(target=_open, args=(server, url), daemon=True).start()
     server.run(sockets=[listening])
 
 

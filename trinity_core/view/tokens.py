@@ -63,7 +63,7 @@ def token_page(
 
     `kind` is `p` for the prompt, `a` for an action (in the loss), `c` for context within the response (masked out).
     """
-    start = max(0, offset)
+    start = min(max(0, offset), len(experience.tokens))
     end = min(len(experience.tokens), start + max(1, min(limit, PAGE)))
     ids = experience.tokens[start:end].tolist()
     response = slice(max(0, start - experience.prompt_length), max(0, end - experience.prompt_length))
