@@ -26,6 +26,10 @@ class EndpointError(TrinityError):
     """An external endpoint refuses every request: a wrong key, an unknown model."""
 
 
+class ModelError(TrinityError):
+    """A model cannot be asked at all: no address, no key, no engine that starts. No question or row is at fault."""
+
+
 class Unanswered(TrinityError):
     """An external endpoint did not answer one request, for good. The answer is missing, not wrong."""
 

@@ -12,7 +12,7 @@ from inference.test_openai_api_scripted import Speaker, say
 
 from trinity_core.config import OperatorConfig
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import EndpointError, InputError, TransientFault
+from trinity_core.errors import EndpointError, ModelError, TransientFault
 from trinity_core.inference.task_models import EndpointModels
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
@@ -57,7 +57,7 @@ def test_rows_are_scored_by_an_endpoint(judge, speaker, tmp_path):
 def test_an_endpoint_is_found_as_openais_clients_find_it(monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     asked = AskedModel("qwen")
-    with pytest.raises(InputError, match="where the model qwen is: give base_url, or set OPENAI_BASE_URL"):
+    with pytest.raises(ModelError, match="where the model qwen is: give base_url, or set OPENAI_BASE_URL"):
         EndpointModels().ask(asked, [Question("", "hello")])
     with endpoint_server.serving(lambda *_: Reply(completion("one"))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
@@ -77,7 +77,7 @@ def test_who_refuses_or_is_away_is_named(judge, monkeypatch):
     with pytest.raises(EndpointError, match="refuses every request"):
         EndpointModels().ask(AskedModel("nobody", judge.base_url, KEY), [Question("", "hello")])
     monkeypatch.delenv(KEY)
-    with pytest.raises(InputError, match=f"the variable {KEY}.* is not set"):
+    with pytest.raises(ModelError, match=f"the variable {KEY}.* is not set"):
         EndpointModels().ask(judge, [Question("", "hello")])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trinity_core.config import OperatorConfig
-from trinity_core.errors import InputError, TransientFault
+from trinity_core.errors import EndpointError, InputError, ModelError, TransientFault
 from trinity_core.pipelines.tasks import TaskPipeline, curate
 from trinity_core.pipelines.tasks.curation import made_operator
 from trinity_core.pipelines.tasks.judged import score_of
@@ -22,11 +22,13 @@ class Told:
     """Answers by the question's text."""
 
     def __init__(self, **answers: str | NoAnswer) -> None:
-        self.answers, self.asked, self.away = answers, [], False
+        self.answers, self.asked, self.refusals = answers, [], 0
+        self.fault: Exception | None = None
 
     def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
-        if self.away:
-            raise TransientFault(f"{model.base_url} cannot be reached")
+        if self.fault is not None:
+            self.refusals += 1
+            raise self.fault
         self.asked += questions
         return [self.answers[question.text.split("\n")[1]] for question in questions]
 
@@ -66,14 +68,17 @@ def test_scores_are_means_of_aspects(tmp_path: Path) -> None:
     assert len(told.asked) == 5, "a row without a verdict is not asked about again"
 
 
-def test_a_model_that_is_away_loses_nothing(tmp_path: Path) -> None:
-    told = Told(easy=rated(1, 1, 1, 1))
-    pipeline = TaskPipeline([written(tmp_path, "easy")], [difficulty(min_score=0.0)])
-    told.away = True
-    with pytest.raises(TransientFault):
+@pytest.mark.parametrize("fault", [TransientFault("away"), EndpointError("no such model"), ModelError("no key")])
+def test_a_model_that_cannot_be_asked_loses_nothing(fault: Exception, tmp_path: Path) -> None:
+    told = Told(easy=rated(1, 1, 1, 1), hard=rated(5, 5, 5, 5))
+    pipeline = TaskPipeline([written(tmp_path, "easy", "hard")], [difficulty(min_score=0.0)])
+    told.fault = fault
+    with pytest.raises(type(fault)):
         curate(pipeline, tmp_path / "out", told)
-    told.away = False
-    assert curate(pipeline, tmp_path / "out", told).rows == 1
+    assert told.refusals == 1, "rows are not at fault, and not tried one by one"
+    told.fault = None
+    made = curate(pipeline, tmp_path / "out", told)
+    assert (made.rows, made.rejected) == (2, 0)
 
 
 def test_rows_are_shown_by_field(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trinity_core.config import Config, config_from_dict
-from trinity_core.errors import InputError
+from trinity_core.errors import ModelError
 from trinity_core.pipelines.tasks import curated_tasks
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
 from trinity_core.runtime.asked_models import RunModels
@@ -59,7 +59,7 @@ def test_models_of_the_configuration_answer(brief_folder: Path, tiny_model: Any,
         likeliest = int(tiny_model(prompt).logits[0, -1].argmax())
         assert greedy == model.tokenizer.decode([likeliest], skip_special_tokens=True)
         assert isinstance(long, NoAnswer) and "more than the" in long.why
-        with pytest.raises(InputError, match="where the model another is"):
+        with pytest.raises(ModelError, match="where the model another is"):
             models.ask(AskedModel("another"), [Question("", SHORT)])
         made = curated_tasks(config, models)
     written = [json.loads(line) for line in (made.folder / "train.jsonl").read_text().splitlines()]
@@ -70,6 +70,6 @@ def test_models_of_the_configuration_answer(brief_folder: Path, tiny_model: Any,
 
 
 def test_a_reward_model_cannot_be_asked(tiny_folder: Path, reward_folder: Path, tmp_path: Path) -> None:
-    with RunModels(config_of(tmp_path, tiny_folder, reward_folder)) as models, pytest.raises(InputError) as refused:
+    with RunModels(config_of(tmp_path, tiny_folder, reward_folder)) as models, pytest.raises(ModelError) as refused:
         models.ask(AskedModel(reward_folder.name.lower()), [Question("", SHORT)])
     assert "is a reward model, which writes no text" in str(refused.value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from trinity_core import errors
 from trinity_core.config.schema.external import ExternalModelConfig
-from trinity_core.errors import InputError
+from trinity_core.errors import ModelError
 from trinity_core.inference.endpoint import Endpoint
 from trinity_core.pipelines.tasks.models import API_KEY, BASE_URL, AskedModel, NoAnswer, Question
 
@@ -21,14 +21,14 @@ class EndpointModels:
     """See `TaskModels`."""
 
     def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
-        """See `TaskModels.ask`. Raises InputError where nothing says the address or the key."""
+        """See `TaskModels.ask`. Raises ModelError where nothing says the address or the key."""
         return asyncio.run(_ask_all(model, questions))
 
 
 async def _ask_all(model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
     address = model.base_url or os.environ.get(BASE_URL, "")
     if not address:
-        raise InputError(f"nothing says where the model {model.name} is: give base_url, or set {BASE_URL}")
+        raise ModelError(f"nothing says where the model {model.name} is: give base_url, or set {BASE_URL}")
     variable = model.api_key_env or (API_KEY if API_KEY in os.environ else None)
     settings = ExternalModelConfig(base_url=address, model_name=model.name, api_key_env=variable)
     endpoint = Endpoint(settings, _key(variable, address), BUDGET, section="the operator")
@@ -61,5 +61,5 @@ def _key(variable: str | None, address: str) -> str:
         return ""
     key = os.environ.get(variable, "")
     if not key:
-        raise InputError(f"the variable {variable}, which is to hold the key of {address}, is not set")
+        raise ModelError(f"the variable {variable}, which is to hold the key of {address}, is not set")
     return key

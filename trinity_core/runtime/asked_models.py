@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
-from trinity_core.errors import DataError, InputError
+from trinity_core.errors import DataError, InputError, ModelError, TransientFault
 from trinity_core.inference.engine_model import EngineModel, auxiliary_limits
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import as_handle
@@ -55,12 +55,17 @@ class RunModels:
                 close_cluster(self._cluster)
 
     def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
-        """See `TaskModels.ask`. Raises what the start of engines raises, and TransientFault where they are lost."""
+        """See `TaskModels.ask`. Raises ModelError where engines cannot start, TransientFault where they are lost."""
         own = {} if model.base_url else asked_models(self._config)
         if model.name not in own:
             return self._endpoints.ask(model, questions)
         if not self._models:
-            self._start(own)
+            try:
+                self._start(own)
+            except TransientFault:
+                raise
+            except Exception as error:
+                raise ModelError(f"the model {model.name} cannot be started: {error}") from error
         asked = self._models[model.name]
         return self._run(_answers(asked, questions))
 

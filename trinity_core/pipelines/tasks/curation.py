@@ -18,7 +18,7 @@ from typing import Any
 from trinity_core.config import OperatorConfig
 from trinity_core.data.files import RejectedRow, Row, RowLocation, data_files, stream_rows
 from trinity_core.data.rejected import LISTED
-from trinity_core.errors import DataError, TransientFault
+from trinity_core.errors import DataError, EndpointError, ModelError, TransientFault
 from trinity_core.files import clear_errors, read_json, remove_leftovers, sync_file, temporary_sibling, write_json
 from trinity_core.pipelines.data_juicer.client import Processes
 from trinity_core.pipelines.tasks.fingerprint import fingerprint
@@ -206,7 +206,7 @@ def _operated(operator: TaskOperator, located: Sequence[Located], progress: Pipe
                 for row in made
             ]
             dropped = sum(made == [] for made in results)
-    except TransientFault:
+    except (TransientFault, EndpointError, ModelError):  # no row is at fault
         raise
     except Exception as error:
         if len(located) == 1:

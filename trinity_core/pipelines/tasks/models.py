@@ -47,7 +47,8 @@ class TaskModels(Protocol):
     def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
         """The answer to each question, in their order, or why there is none.
 
-        Raises TransientFault where the model is away, TrinityError where it refuses every request.
+        Raises TransientFault where the model is away, EndpointError where it refuses every request, ModelError where
+        it cannot be asked at all.
         """
         ...
 
