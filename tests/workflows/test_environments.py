@@ -94,6 +94,24 @@ def test_a_hole_ends_the_episode_without_reward():
     assert one.reward == 0.0 and one.metrics["turns"] == 2
 
 
+def test_a_turn_cut_off_does_not_spare_the_turns_after_it():
+    """If it ended the rollout, Taxi's -1 a turn would teach the policy to be cut off."""
+    cut = list(map(ord, "hm"))
+    [one], model = play(*[cut] * 3, "south", environment="taxi", max_turns=4)
+    assert one.reward == -4.0 and not one.truncated
+    assert one.metrics["turns"] == 4 and one.metrics["invalid_actions"] == one.metrics["turns_cut_off"] == 3
+    assert model.tokenizer.decode(one.tokens).count("<ahm><uName one of south") == 3
+    turns, _ = play(cut, "south", cut, environment="taxi", max_turns=3, step_wise=True)
+    assert [(turn.reward, turn.truncated) for turn in turns] == [(-3.0, True), (-2.0, False), (-1.0, True)]
+
+
+def test_a_full_context_ends_a_rollout():
+    args = {"environment": "taxi", "environment_args": {"show_rules": False}, "max_turns": 4}
+    task = make_task("env_workflow", raw={"question": "Play."}, repeat_times=1, workflow_args=args)
+    [one] = asyncio.run(run_workflow(task, Turns(list(map(ord, "hm")), max_model_len=100)))
+    assert one.truncated and one.reward == -1.0 and one.metrics["turns"] == 1 and one.metrics["episode_ended"] == 0
+
+
 def test_turns_get_the_returns_that_follow_them():
     args = {"environment": "frozen_lake", "step_wise": True, "discount": 0.5}
     rows, _ = play("down", "down", "right", "right", "down", "right", **args)

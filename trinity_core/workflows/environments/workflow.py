@@ -111,6 +111,8 @@ class Episode:
 
     first: Step
     steps: list[Step] = field(default_factory=list)
+    cut_off: int = 0
+    """Turns that the response limit cut off."""
 
     @property
     def rewards(self) -> list[float]:
@@ -132,7 +134,12 @@ class Episode:
         """Counts of the episode."""
         invalid = sum(bool(step.info.get("invalid")) for step in self.steps)
         done = bool(self.steps) and self.steps[-1].done
-        counts = {"turns": float(len(self.steps)), "invalid_actions": float(invalid), "episode_ended": float(done)}
+        counts = {
+            "turns": float(len(self.steps)),
+            "invalid_actions": float(invalid),
+            "turns_cut_off": float(self.cut_off),
+            "episode_ended": float(done),
+        }
         return counts | ({"return": sum(self.rewards)} if self.judged else {})
 
 
@@ -141,8 +148,9 @@ class EnvWorkflow(Workflow):
     """Each rollout is one episode of at most `max_turns` turns; its reward is the sum of the environment's.
 
     The conversation begins with the task's messages, to the last of which (or to a message of the user's own) the first
-    observation is added. All rollouts of a task begin with the same seed. If an environment fails, the task is tried
-    again; a failure is never a reward.
+    observation is added. All rollouts of a task begin with the same seed. A turn that the response limit cuts off is a
+    turn like others: ending the rollout there would spare the policy what later turns cost. If an environment fails,
+    the task is tried again; a failure is never a reward.
     """
 
     arguments: ClassVar[type[EnvArguments]] = EnvArguments
@@ -184,10 +192,11 @@ class EnvWorkflow(Workflow):
                 chat_template=task.format.chat_template,
                 **task.sampling,
             )
-            while len(episode.steps) < given.max_turns and not trajectory.finished:
+            while len(episode.steps) < given.max_turns:
                 answer = await trajectory.act()
                 if answer.finish_reason == "prompt_too_long":
                     break
+                episode.cut_off += answer.finish_reason == "length"
                 episode.steps.append(as_step(await _called(environment.step, limit, answer.text)))
                 if episode.steps[-1].done:
                     break
