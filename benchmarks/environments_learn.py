@@ -6,18 +6,20 @@
 `multi_turn` has a second attempt at those of the quick start. Each begins with the warm-up of its recipe, on examples
 that err. Prints one line each: mean reward of the first and of the last fifth of the steps with its standard error
 between steps, the best possible one, median seconds a step, and the whole time. The best return in gymnasium's
-environments is computed from their transitions; all other scores end at 1. The exit code is 1 where one hardly rose.
+environments is computed from their transitions; all other scores end at 1. The exit code is 1 where one hardly rose,
+or by less than two standard errors.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -31,6 +33,8 @@ from trinity_core.workflows.environments.planning import best_return
 
 LEAST = 0.2
 """Share of what is missing from the best that a recipe must gain."""
+SURE = 2.0
+"""Standard errors by which it must rise."""
 FOLDER = BUILD / "environments"
 TRAIN = "buffer.explorer_input.taskset"
 
@@ -121,7 +125,13 @@ def learns(name: str, way: Way, steps: int) -> bool:
         f"in {len(rewards)} steps of {seconds:.2f} s, {time.monotonic() - began:.0f} s with the warm-up",
         flush=True,
     )
-    return end - start > LEAST * (way.best() - start)
+    return rose(start, end, noises, way.best())
+
+
+def rose(start: float, end: float, noises: Sequence[float], best: float) -> bool:
+    """True if the reward rose by enough of what was missing, and by more than noise; `noises`: both standard errors."""
+    rise = end - start
+    return rise > LEAST * (best - start) and rise > SURE * math.hypot(*noises)
 
 
 def error(rewards: list[float]) -> float:
