@@ -102,6 +102,30 @@ def validate(
 
 
 @app.command()
+def plan(
+    config: ConfigOption,
+    overrides: Overrides = None,
+    plugin_dir: PluginDir = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Tell what a run of a configuration would do in each stage, step by step, without starting anything.
+
+    Exits with 2 if the configuration is not fine.
+    """
+    from trinity_core.config.problems import ConfigError
+    from trinity_core.runtime.configuration import load_checked
+    from trinity_core.runtime.readiness.planned import planned, planned_json, planned_text
+    from trinity_core.runtime.readiness.validated import refused, validated_text
+
+    try:
+        found = planned(load_checked(config, with_plugins(overrides, plugin_dir)))
+    except ConfigError as error:
+        typer.echo(validated_text(refused(error)), err=True)
+        raise typer.Exit(2) from None
+    typer.echo(planned_json(found) if json else planned_text(found))
+
+
+@app.command()
 def schema(
     key: Annotated[str, typer.Argument(help="Only this setting, or the settings of this section.")] = "",
     json: Annotated[bool, typer.Option("--json", help="JSON Schema for editors, of all settings.")] = False,

@@ -1,0 +1,59 @@
+"""What a configuration will do is said before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from flows.cli import app
+from trinity_core.runtime.readiness.planned import parameters_of
+
+
+def test_parameters_are_those_in_the_weight_files(tiny_folders, tmp_path):
+    count = 0
+    for file in tiny_folders.model.glob("*.safetensors"):
+        with safe_open(file, "pt") as opened:
+            count += sum(opened.get_tensor(name).numel() for name in opened.keys())  # noqa: SIM118
+    assert parameters_of(tiny_folders.model) == count > 0
+    assert parameters_of(tmp_path) is None
+
+
+def test_the_plan_names_what_each_stage_does(tiny_folders, tmp_path):
+    taskset = {"path": str(tiny_folders.data), "default_workflow_type": "math_workflow"}
+    taskset["format"] = {"prompt_key": "question", "response_key": "answer"}
+    tree = {
+        "checkpoint_root_dir": str(tmp_path / "runs"),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 8},
+        "model": {"model_path": str(tiny_folders.model), "max_prompt_tokens": 88, "max_response_tokens": 40},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {"batch_size": 4, "total_steps": 6, "explorer_input": {"taskset": taskset}},
+        "trainer": {"save_interval": 3},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    told = CliRunner().invoke(app, ["plan", "--config", str(path), "--json"])
+    assert told.exit_code == 0, told.output
+    (stage,) = json.loads(told.stdout)["stages"]
+    assert (stage["total_steps"], stage["tasks_a_step"], stage["rollouts_a_step"]) == (6, 4, 32)
+    assert (stage["sampled_tokens_a_step"], stage["experiences_a_step"]) == (32 * 40, 32)
+    assert (stage["save_interval"], stage["sync_interval"]) == (3, 1)
+
+    (alone,) = json.loads(CliRunner().invoke(app, ["plan", "--config", str(path), "mode=explore", "--json"]).stdout)[
+        "stages"
+    ]
+    assert (alone["experiences_a_step"], alone["save_interval"], alone["sync_interval"]) == (None, None, None)
+
+    lines = CliRunner().invoke(app, ["plan", "--config", str(path)]).stdout
+    assert "4 tasks, 32 rollouts, at most 1,280 sampled tokens a turn" in lines
+    assert not (tmp_path / "runs").exists(), "planning leaves nothing behind"
+
+
+def test_a_configuration_that_is_not_fine_has_no_plan(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("mode: nothing\n")
+    told = CliRunner().invoke(app, ["plan", "--config", str(path)])
+    assert told.exit_code == 2
+    assert "mode" in told.stderr
