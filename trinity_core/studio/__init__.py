@@ -1,0 +1,1 @@
+"""Studio: a configuration as a form in the browser."""
