@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "rollout": PLUMBING | {"inference", "pipelines"},
     "training": PLUMBING,
     "runtime": PLUMBING | {"inference", "rollout", "training", "pipelines"},
+    "studio": BASE,
     "view": PLUMBING | {"training", "runtime"},
 }
 """Package of `trinity_core` -> the packages of it that it may import: those below it in docs/architecture.md."""

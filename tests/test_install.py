@@ -101,7 +101,7 @@ def distributions(*names: str) -> set[str]:
 
 
 def normalised(name: str) -> str:
-    return name.lower().replace("_", "-")
+    return re.sub("[_.]", "-", name.lower())
 
 
 def imported(*folders: str) -> set[str]:
