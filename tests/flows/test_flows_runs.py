@@ -273,7 +273,7 @@ def test_a_part_that_fails_for_good_ends_the_others(tmp_path: Path, prefect_api:
     assert state.is_failed() and isinstance(error, DataError) and str(error) == "row 7 of train.jsonl has no answer"
     runs = subflows(state)
     assert [(run.state_type.value, run.run_count) for run in runs] == [("FAILED", 1)] * 2
-    assert any("saved and ended" in run.state.message for run in runs)
+    assert any("Stopped: The run" in run.state.message for run in runs), "it saves, or is stopped in its start"
     assert attempts(tmp_path / "tests/fails") == [0] and latest_whole(tmp_path / "tests/fails") == 2
 
 

@@ -54,7 +54,9 @@ def test_a_reward_models_actors_rate_and_their_loss_is_named(reward_folder: Path
             for handle in handles:
                 ray.kill(handle)
             with pytest.raises(TransientFault, match="the judge died"):
-                await engines.rate([TALK])
+                async with asyncio.timeout(60):
+                    while True:  # `ray.kill` returns before the actor is dead
+                        await engines.rate([TALK])
             return both
 
         first, second = asyncio.run(rated())

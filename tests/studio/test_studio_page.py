@@ -28,15 +28,16 @@ def test_a_form_is_filled_in_and_saved(tmp_path: Path) -> None:
             field = "document.querySelector('input[aria-label^=\"algorithm.repeat_times\"]')"
             await page.until(f"!!{field}")
             for entered in ("-3", "16"):
-                await page.value(f"{field}.scrollIntoView(), {field}.focus(), {field}.select(), true")
+                await page.until(f"!!{field} && ({field}.scrollIntoView(), {field}.focus(), {field}.select(), true)")
                 await page.call("Input.insertText", text=entered)
                 await page.call(
                     "Input.dispatchKeyEvent", type="keyDown", key="Enter", windowsVirtualKeyCode=13, text="\r"
                 )
-                await page.until(f"document.querySelector('pre').innerText.includes('repeat_times: {entered} ')")
+                await page.until(f"document.querySelector('pre')?.innerText.includes('repeat_times: {entered} ')")
                 faults = "[...document.querySelectorAll('[data-testid=stAlert]')].map(e => e.innerText).join()"
                 await page.until(f"{faults}.includes('at least 1') === {str(entered == '-3').lower()}")
-            await page.value("[...document.querySelectorAll('button')].find(e => e.innerText == 'Save').click(), true")
+            save = "[...document.querySelectorAll('button')].find(e => e.innerText == 'Save')"
+            await page.until(f"!!{save} && ({save}.click(), true)")
             await page.until("document.body.innerText.includes('Saved as')")
             assert page.said == []
             await page.value("window.scrollTo(0, 0), true")
