@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trinity_core.compiler import require_compiler
+from trinity_core.compiler import prepare_to_compile
 from trinity_core.errors import TrinityError
 from trinity_core.inference.requests import STOP_REASONS, Request, Sample, TopLogprobs
 from trinity_core.inference.settings import CPU_BATCH_TOKENS, CPU_BLOCK_TOKENS, EngineSettings
@@ -121,7 +121,7 @@ def check_model(model_path: str) -> None:
 def check_compiler(settings: EngineSettings) -> None:
     """Raise `TrinityError` if the model is to be compiled on the CPU and there is no compiler."""
     if not settings.eager and not settings.on_gpu:
-        require_compiler("explorer.rollout_model.enforce_eager is false", "leave enforce_eager out")
+        prepare_to_compile("explorer.rollout_model.enforce_eager is false", "leave enforce_eager out")
 
 
 def sampling_params(request: Request) -> SamplingParams:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from trinity_core.compiler import require_compiler
+from trinity_core.compiler import prepare_to_compile
 
 
 def compile_layers(lm: nn.Module, device: torch.device) -> None:
     """Compile each decoder layer of `lm` at its first use. Raises `TrinityError` without a C++ compiler."""
     if device.type == "cpu":
-        require_compiler("trainer.torch_compile is true", "leave torch_compile out")
+        prepare_to_compile("trainer.torch_compile is true", "leave torch_compile out")
     for layer in decoder_layers(lm):
         layer.compile(dynamic=True)
 
