@@ -53,7 +53,7 @@ class Undisturbed:
 
 
 def run_undisturbed(root: Path, tiny: TinyFolders) -> Undisturbed:
-    """Run it."""
-    with pipeline(root, tiny, fails=True) as run:
+    """Run it, with a timeline of its actors."""
+    with pipeline(root, tiny, "monitor.enable_ray_timeline=true", fails=True) as run:
         done = subprocess.run(run.command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
     return Undisturbed(run, done)

@@ -45,6 +45,15 @@ def test_a_pipeline_runs_without_prefect(undisturbed: Undisturbed) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_the_timeline_says_when_each_actor_was_at_work(undisturbed: Undisturbed) -> None:
+    """`monitor.enable_ray_timeline`: what chrome://tracing reads, with the calls of every actor."""
+    events = json.loads((undisturbed.run.job / "monitor/timeline.json").read_text())
+    calls = {event["cat"] for event in events if event["ph"] == "X" and event["dur"] > 0}
+    assert {"task::Explorer.run", "task::TrainerActor.run", "task::Engine.generate"} <= calls, calls
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_failed_asynchronous_run_leaves_no_process(undisturbed: Undisturbed) -> None:
     """Every task of the second explore step fails: one line says so, and the exit code is 1."""
     run, done = undisturbed.run, undisturbed.done
