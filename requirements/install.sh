@@ -19,7 +19,7 @@ kind=cpu
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then kind=gpu; fi
 files=(requirements/$kind.txt)
 optional=
-[ "${1:-}" = dev ] && files+=(requirements/dev.txt requirements/agents.txt) && optional=requirements/environments.txt
+[ "${1:-}" = dev ] && files+=(requirements/dev.txt requirements/agents.txt requirements/openenv.txt) && optional=requirements/environments.txt
 
 stamp=".venv/.installed-${1:-run}"
 digest=$(cat "${files[@]}" ${optional:+"$optional"} pyproject.toml requirements/install.sh | sha256sum | cut -d' ' -f1)

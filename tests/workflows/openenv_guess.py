@@ -1,7 +1,4 @@
-"""Guess the number, written with the package openenv-core, on `/ws` of a port: `python openenv_guess.py PORT`.
-
-Run by an interpreter that has the package: its requirements clash with ours.
-"""
+"""Guess the number, written with the package openenv-core, on `/ws` of a port: `python openenv_guess.py PORT`."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ def core_serving(script: str) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     path = Path(__file__).with_name(script)
-    server = subprocess.Popen([os.environ["TRINITY_OPENENV_PYTHON"], path, str(port)])
+    server = subprocess.Popen([sys.executable, path, str(port)])
     try:
         deadline = time.monotonic() + 60
         while not is_open(port) and time.monotonic() < deadline:

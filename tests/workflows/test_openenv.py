@@ -1,10 +1,8 @@
-"""Environments behind HTTP, against a server of OpenEnv's protocol; and against openenv-core itself, where
-TRINITY_OPENENV_PYTHON names an interpreter that has it."""
+"""Environments behind HTTP, against a server of OpenEnv's protocol that misbehaves, and against openenv-core itself."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 
 import pytest
@@ -124,7 +122,6 @@ def test_a_session_outlives_a_long_turn():
         assert asyncio.run(turn(url)).observation == "Right."
 
 
-@pytest.mark.skipif("TRINITY_OPENENV_PYTHON" not in os.environ, reason="needs an interpreter with openenv-core")
 def test_openenv_core_itself_is_played():
     with core_serving("openenv_guess.py") as url:
         rows, _ = play(url, "3", "3", "3", repeat_times=3)  # of two sessions at a time
@@ -138,7 +135,6 @@ def test_openenv_core_itself_is_played():
             play(url, "raise")
 
 
-@pytest.mark.skipif("TRINITY_OPENENV_PYTHON" not in os.environ, reason="needs an interpreter with openenv-core")
 @pytest.mark.parametrize(("environment", "judged"), [("openenv", True), ("openenv_tools", False)])
 def test_an_engine_plays_openenv_core(tiny_engine, tiny_folder, environment, judged):
     """An untrained policy calls no tool, so its rollouts are not judged."""

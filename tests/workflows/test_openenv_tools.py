@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 
 import pytest
 from workflows.chatting import Turns
@@ -75,7 +74,6 @@ def test_a_server_without_tools_is_named():
         play(url, guess(3))
 
 
-@pytest.mark.skipif("TRINITY_OPENENV_PYTHON" not in os.environ, reason="needs an interpreter with openenv-core")
 def test_tools_of_openenv_core_itself_are_called(core_url):
     check_play(core_url)
     rows, _ = play(core_url, guess(3), guess(3), guess(3), repeat_times=3)  # of two sessions at a time
