@@ -35,7 +35,7 @@ def test_help_names_every_command() -> None:
     assert result.exit_code == 0
     for command in (
         "run", "evaluate", "quickstart", "up", "down", "status", "tiny", "validate", "convert", "audit",
-        "log", "version",
+        "log", "version", "import-verl",
     ):  # fmt: skip
         assert f" {command} " in result.output, command
 
@@ -64,6 +64,24 @@ def test_validate_reports_all_problems_without_a_traceback(tmp_path: Path) -> No
     assert done.returncode == 2
     assert "nmae" in done.stderr and "repeat_times" in done.stderr and "Did you mean 'name'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_import_verl_writes_a_file_that_validates(tmp_path: Path) -> None:
+    script, out = ROOT / "tests/config/documents/verl_grpo.sh", tmp_path / "run.yaml"
+    done = trinity("import-verl", str(script), "trainer.total_epochs=2", "-o", str(out))
+    assert done.returncode == 0 and done.stdout == f"wrote {out}\n"
+    assert "actor_rollout_ref.rollout.name=vllm: the engine is vLLM" in done.stderr
+    assert "total_epochs: 2  # trainer.total_epochs\n" in out.read_text()
+    assert trinity("validate", "--offline", "--config", str(out)).returncode == 0
+    again = trinity("import-verl", str(script), "-o", str(out))
+    assert again.returncode == 1 and "is there already" in again.stderr
+
+
+def test_import_verl_says_what_must_still_be_given(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$NOT_SET_HERE/m\n")
+    done = trinity("import-verl", str(tmp_path / "run.sh"))
+    assert done.returncode == 0 and "model_path: ${oc.env:NOT_SET_HERE}/m" in done.stdout
+    assert "environment variable NOT_SET_HERE is not set" in done.stderr
 
 
 def test_run_refuses_a_wrong_configuration_at_once(tmp_path: Path) -> None:

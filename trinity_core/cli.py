@@ -125,6 +125,39 @@ def plan(
     typer.echo(planned_json(found) if json else planned_text(found))
 
 
+@app.command("import-verl")
+def import_verl_run(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCRIPT_OR_YAML",
+            help="Shell script with `python3 -m verl.trainer.main_ppo key=value …`, or Hydra YAML file.",
+            show_default=False,
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="Arguments of the script, or settings of veRL's as key=value.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write; by default the YAML is printed.")
+    ] = None,
+) -> None:
+    """Turn a veRL run into a configuration: YAML in which each value has its veRL key as a comment.
+
+    The script is read, never run. What has no counterpart here is listed, with the reason, at the head of the YAML
+    and on stderr; so is what must still be given, such as an environment variable.
+    """
+    from trinity_core.config.import_verl.command import import_to
+
+    imported, problems = import_to(file, arguments or [], out)
+    typer.echo(f"wrote {out}" if out else imported.text, nl=out is not None)
+    if imported.left_out:
+        typer.echo("\n".join(["Without a counterpart here:", *imported.left_out]), err=True)
+    if problems:
+        typer.echo(f"To be put right before it runs. {problems}", err=True)
+
+
 @app.command()
 def schema(
     key: Annotated[str, typer.Argument(help="Only this setting, or the settings of this section.")] = "",

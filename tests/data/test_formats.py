@@ -19,6 +19,22 @@ def test_plaintext():
     assert formats.demonstration(row, form).messages[-1] == {"role": "assistant", "content": "a"}
 
 
+def test_field_within_a_column_has_a_dot():
+    row = {"prompt": [USER], "reward_model": {"ground_truth": "72", "style": "rule"}, "a.b": "whole"}
+    form = FormatConfig(prompt_type="messages", messages_key="prompt", response_key="reward_model.ground_truth")
+    assert formats.prompt_messages(row, form) == [USER]
+    assert formats.truth(row, form) == "72"
+    assert formats.truth(row, form.with_values({"response_key": "a.b"})) == "whole", "a column's own name comes first"
+    assert formats.truth(row, form.with_values({"response_key": "reward_model.none"})) is None
+    nested = FormatConfig(prompt_key="extra.question", response_key="extra.answer")
+    assert formats.demonstration({"extra": {"question": "q", "answer": "a"}}, nested).messages == [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "a"},
+    ]
+    with pytest.raises(DataError, match=r"no column 'extra\.question'"):
+        formats.prompt_messages({"extra": "text"}, nested)
+
+
 def test_row_system_prompt_overrides_the_default():
     form = FormatConfig(system_prompt_key="sys", system_prompt="general")
     assert formats.prompt_messages({"prompt": "q", "sys": "own"}, form)[0] == {"role": "system", "content": "own"}

@@ -69,6 +69,7 @@ unknown key, for your own parts in `plugin_dir` too.
 
 **veRL.** `trainer.trainer_config` takes a trainer configuration with veRL's keys. A key with a counterpart on this page
 sets it, unless the counterpart is given too; keys without a counterpart are accepted and listed in a notice.
+`trinity import-verl` turns a whole veRL script or Hydra file into a configuration ([porting](porting.md#a-verl-run)).
 """
 
 

@@ -77,6 +77,21 @@ def dump(tree: Any) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+def dump_line(value: Any) -> str:
+    """YAML text of a value on one line, as it stands behind a key."""
+    style = '"' if isinstance(value, str) and "\n" in value else None
+    text = yaml.dump(
+        {"_": value} if not isinstance(value, list | dict) else value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf"),
+        default_flow_style=isinstance(value, list | dict),
+        default_style=style,
+    )
+    return text.strip() if isinstance(value, list | dict) else text.partition(":")[2].strip()
+
+
 def read(path: Path) -> YamlSource:
     """Read a YAML file. Raises ConfigError where it is missing, is no YAML, or has no keys."""
     try:

@@ -47,8 +47,8 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
 
 def truth(row: Row, form: FormatConfig) -> Any:
     """The reference answer: the response column, else the answer that ends a `messages` row, else None."""
-    if form.response_key in row:
-        return row[form.response_key]
+    if has_column(row, form.response_key):
+        return column(row, form.response_key)
     if form.prompt_type == "messages":
         last = _messages(row, form.messages_key, "messages_key")[-1]
         return last.get("content") if last["role"] == "assistant" else None
@@ -114,10 +114,24 @@ def _system(row: Row, form: FormatConfig) -> list[Message]:
     return [{"role": "system", "content": str(text)}] if text else []
 
 
+def has_column(row: Row, key: str) -> bool:
+    """Whether a row has this column, or this field within one (`reward_model.ground_truth`)."""
+    name, _, inner = key.partition(".")
+    return key in row or (bool(inner) and isinstance(row.get(name), Mapping) and has_column(row[name], inner))
+
+
+def column(row: Row, key: str) -> Any:
+    """The value of a column, or of a field within one. Raises KeyError where there is none."""
+    if key in row:
+        return row[key]
+    name, _, inner = key.partition(".")
+    return column(row[name], inner)
+
+
 def _column(row: Row, key: str, setting: str) -> Any:
-    if key not in row:
+    if not has_column(row, key):
         raise DataError(f"there is no column '{key}' (format.{setting}); its columns are {', '.join(map(str, row))}")
-    return row[key]
+    return column(row, key)
 
 
 def _text(row: Row, key: str, setting: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from trinity_core.config.paths import task_queue_path
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.data.files import RejectedRow, Row, RowLocation
+from trinity_core.data.formats import has_column
 from trinity_core.data.row_validation import row_problem
 from trinity_core.data.task_queue import END, TaskQueue, read_task
 from trinity_core.data.taskset import CHUNK, PromptCheck, Taskset, row_problems
@@ -59,7 +60,7 @@ class QueueTaskset(Taskset):
         """Keep the usable ones. If the first task of all has a reference answer, each needs one."""
         rows = [row for _, row in read if not isinstance(row, DataError)]
         form = self.config.format
-        answered = any(form.response_key in row for row in (self.rows or rows)[:1])
+        answered = any(has_column(row, form.response_key) for row in (self.rows or rows)[:1])
         problems = iter(row_problems(rows, form, answered, (), self.prompts))
         for location, row in read:
             problem = row if isinstance(row, DataError) else next(problems)

@@ -78,7 +78,7 @@ class Taskset:
         Raises DataError if they cannot be read.
         """
         read = read_rows(config.path, config.split, config.subset_name, config.storage_type, config.name)
-        answered = any(config.format.response_key in row for row in read.rows)
+        answered = any(formats.has_column(row, config.format.response_key) for row in read.rows)
         features = () if is_eval else config.task_selector.feature_keys
         opened = cls(config, [], [], list(read.rejected), is_eval, seed)
         for start in range(0, len(read.rows), CHUNK):
@@ -160,6 +160,8 @@ def _prompt(row: Row, form: FormatConfig, answered: bool, features: Sequence[str
     except DataError as error:
         return error
     if answered and (answer is None or (isinstance(answer, str) and not answer.strip())):
-        wrong = "is empty" if form.response_key in row else "is missing here, while other rows have it"
+        wrong = (
+            "is empty" if formats.has_column(row, form.response_key) else "is missing here, while other rows have it"
+        )
         return DataError(f"column '{form.response_key}' (format.response_key) {wrong}")
     return prompt, tools

@@ -76,7 +76,7 @@ def _found(
 
 
 def _task_problems(taskset: TasksetConfig, config: Config, rows: list[Row]) -> list[Problem]:
-    answered = any(taskset.format.response_key in row for row in rows)
+    answered = any(formats.has_column(row, taskset.format.response_key) for row in rows)
     is_eval = any(taskset is each for each in config.buffer.explorer_input.eval_tasksets)
     features = () if is_eval else taskset.task_selector.feature_keys
     return [str(each) if each else None for each in row_problems(rows, taskset.format, answered, features, None)]

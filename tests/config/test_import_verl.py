@@ -1,0 +1,317 @@
+"""veRL's command lines and Hydra files as configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trinity_core.config import Config, ConfigError, config_from_text, load_config, train_settings
+from trinity_core.config.import_verl import import_verl
+from trinity_core.config.import_verl.gpu_layout import GpuLayout, gpu_layout
+from trinity_core.config.import_verl.shell import ShellScript, unknown, variable
+
+HERE = Path(__file__).parent
+RECIPES = HERE.parents[1] / "configs/verl_align"
+COMMAND = "python3 -m verl.trainer.main_ppo"
+MODEL = "actor_rollout_ref.model.path=org/model"
+
+
+def imported(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -> tuple[Config, str]:
+    """The configuration of a script, and what was left out."""
+    (tmp_path / name).write_text(text)
+    made = import_verl(tmp_path / name, arguments)
+    return config_from_text(made.text), "\n".join(made.left_out)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("run a 'b c' \"d e\"", ["run", "a", "b c", "d e"]),
+        ("run a \\\n  b # c\n", ["run", "a", "b"]),
+        ("a=1\nrun $a ${a}0 '$a' \"$a\" \\$a", ["run", "1", "10", "$a", "1", "$a"]),
+        ("run ${A:-x} ${A:-\"${HOME}/y\"} ${A:+z}", ["run", "x", variable("HOME") + "/y"]),
+        ("A=k\nrun ${A:-x} ${A:+z}", ["run", "k", "z"]),
+        ("n=3\nrun $((1024 * 2)) $(((n + 1) * 2)) $((n / 2))", ["run", "2048", "8", "1"]),
+        ("run $((m * 2))", ["run", unknown("$((m * 2))")]),
+        ("l=\"['$HOME/a', '$HOME/b']\"\nrun f=\"$l\"", ["run", f"f=['{variable('HOME')}/a', '{variable('HOME')}/b']"]),
+        ("all=(\n  a=1 # first\n  'b=2 3'\n)\nall+=(c=4)\nrun \"${all[@]}\"", ["run", "a=1", "b=2 3", "c=4"]),
+        ("some=\"a=1 b=2\"\nrun $some \"$some\"", ["run", "a=1", "b=2", "a=1 b=2"]),
+        ("export M=org/model\nrun $(basename $M) $(date +%s)", ["run", "model", unknown("$(date +%s)")]),
+        ("run `id -u`", ["run", unknown("`id -u`")]),
+        ("X=1 run 2>&1 a > log", ["run", "a"]),
+        ("cat <<EOF > f\nrun no $x\nEOF\nrun a", ["run", "a"]),
+        ("first=$1\nshift\nrun $first $@", ["run", "8", "a=b", "c"]),
+        ("for i in 1 2; do\nrun $i\ndone", ["run", "1"]),
+    ],
+)  # fmt: skip
+def test_words_of_a_shell_script(text: str, words: list[str]) -> None:
+    commands = [command.words for command in ShellScript(text, ["8", "a=b", "c"]).commands()]
+    assert [found for found in commands if found[0] == "run"] == [words]
+
+
+def test_value_set_under_a_condition_is_noted() -> None:
+    text = 'mode=a\nif [ "$x" = 1 ]; then\n  mode=b\n  other=c\nfi\nboth=$other\nrun $mode $both\n'
+    *_, command = ShellScript(text).commands()
+    assert command.words == ["run", "a", "c"]
+    assert command.guessed == {"mode": 3, "both": 4}
+    assert command.line == 7
+
+
+@given(st.text(alphabet="ab=$(){}[]\"'`\\#;|&<>-:1 +*/~\n\t@", max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_read_as_a_script(text: str) -> None:
+    for command in ShellScript(text, ["one"]).commands():
+        assert command.words
+
+
+def test_guide_ppo_script_is_the_guide_recipe(tmp_path: Path) -> None:
+    made = config_from_text(import_verl(HERE / "documents/verl_ppo.sh").text)
+    recipe = load_config(RECIPES / "ppo_example.yaml")
+    _same_run(made, recipe)
+    assert made.explorer.auxiliary_models == recipe.explorer.auxiliary_models
+    workflows = {each.default_workflow_type for each in made.buffer.explorer_input.tasksets}
+    assert workflows == {"math_rm_workflow"}
+    ours, theirs = train_settings(made), train_settings(recipe)
+    assert ours.critic is not None and theirs.critic is not None
+    for name in ("optimizer", "micro_batch_size", "gradient_checkpointing", "model_path"):
+        assert getattr(ours.critic, name) == getattr(theirs.critic, name), name
+    assert ours.micro_batch_size == theirs.micro_batch_size == 16
+    assert not ours.use_dynamic_bsz, "veRL counts rows unless it is told to count tokens"
+
+
+def test_guide_grpo_script_is_the_guide_recipe() -> None:
+    made = config_from_text(import_verl(HERE / "documents/verl_grpo.sh").text)
+    recipe = load_config(RECIPES / "grpo_example.yaml")
+    _same_run(made, recipe)
+    assert made.algorithm.kl_loss_fn_args["kl_coef"] == 0.001
+    ours, theirs = train_settings(made), train_settings(recipe)
+    assert (ours.max_tokens, ours.reference_offload) == (theirs.max_tokens, theirs.reference_offload) == (24000, True)
+
+
+def _same_run(made: Config, recipe: Config) -> None:
+    """What the guide writes for a script is what is imported from it."""
+    assert (made.project, made.name) == (recipe.project, recipe.name)
+    assert (made.model, made.cluster, made.monitor) == (recipe.model, recipe.cluster, recipe.monitor)
+    for name in ("batch_size", "train_batch_size", "total_epochs"):
+        assert getattr(made.buffer, name) == getattr(recipe.buffer, name), name
+    for name in ("algorithm_type", "repeat_times", "optimizer", "advantage_fn", "kl_penalty_fn", "kl_loss_fn"):
+        assert getattr(made.algorithm, name) == getattr(recipe.algorithm, name), name
+    for name in ("rollout_model", "eval_interval", "eval_on_startup"):
+        assert getattr(made.explorer, name) == getattr(recipe.explorer, name), name
+    for name in ("save_interval", "gradient_checkpointing", "max_token_len_per_gpu"):
+        assert getattr(made.trainer, name) == getattr(recipe.trainer, name), name
+    assert made.synchronizer.sync_interval == recipe.synchronizer.sync_interval == 4
+    assert made.algorithm.rollout_correction == "none"
+    sets = made.buffer.explorer_input
+    assert [each.name for each in sets.tasksets] == [each.name for each in recipe.buffer.explorer_input.tasksets]
+    assert len(sets.eval_tasksets) == len(recipe.buffer.explorer_input.eval_tasksets)
+
+
+DAPO = f"""
+bsz=64; mini=16
+NNODES=${{NNODES:-2}}
+CKPTS_DIR="/ckpts/DAPO/long"
+ray job submit --no-wait -- python3 -m recipe.dapo.main_dapo {MODEL} \\
+    data.train_batch_size=$bsz +data.gen_batch_size=$((bsz * 3)) actor_rollout_ref.actor.ppo_mini_batch_size=$mini \\
+    actor_rollout_ref.rollout.n=8 algorithm.adv_estimator=grpo data.max_response_length=2048 \\
+    actor_rollout_ref.actor.clip_ratio_low=0.2 actor_rollout_ref.actor.clip_ratio_high=0.28 \\
+    actor_rollout_ref.actor.clip_ratio_c=10.0 actor_rollout_ref.actor.optim.lr_warmup_steps=10 \\
+    algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=10 \\
+    reward_model.reward_manager=dapo +reward_model.reward_kwargs.overlong_buffer_cfg.enable=True \\
+    +reward_model.reward_kwargs.overlong_buffer_cfg.len=512 \\
+    +reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor=1.0 \\
+    actor_rollout_ref.rollout.val_kwargs.do_sample=True actor_rollout_ref.rollout.val_kwargs.temperature=0.7 \\
+    actor_rollout_ref.rollout.val_kwargs.n=4 trainer.project_name=DAPO trainer.experiment_name=long \\
+    trainer.nnodes="$NNODES" trainer.total_training_steps=100 trainer.default_local_dir="$CKPTS_DIR" $@
+"""
+
+
+def test_dapo_recipe(tmp_path: Path) -> None:
+    made, left_out = imported(tmp_path, DAPO, "trainer.test_freq=7")
+    clipping = {"clip_range_low": 0.2, "clip_range_high": 0.28, "clip_ratio_c": 10.0}
+    assert made.algorithm.policy_loss_fn_args.items() >= clipping.items()
+    assert (made.buffer.batch_size, made.buffer.train_batch_size, made.synchronizer.sync_interval) == (16, 128, 4)
+    assert (made.buffer.total_steps, made.algorithm.optimizer.lr_warmup_steps) == (400, 40), "steps of four updates"
+    assert (made.explorer.max_refill_rounds, made.explorer.eval_interval, made.trainer.save_interval) == (9, 7, 0)
+    assert made.data_processor.experience_pipeline is not None
+    assert made.data_processor.experience_pipeline.operators[0].name == "dynamic_sampling"
+    (tasks,), (evaluation,) = made.buffer.explorer_input.tasksets, made.buffer.explorer_input.eval_tasksets
+    assert tasks.default_reward_fn_type == "math_dapo_reward"
+    assert tasks.reward_fn_args == {
+        "wrong_score": -1.0, "enable_overlong_penalty": True, "max_response_length": 2048, "cache_length": 512,
+        "penalty_factor": 1.0,
+    }  # fmt: skip
+    assert (evaluation.repeat_times, evaluation.rollout_args.temperature) == (4, 0.7)
+    assert (made.checkpoint_root_dir, made.job_dir) == ("/ckpts", Path("/ckpts/DAPO/long"))
+    assert (made.cluster.node_num, made.cluster.ray_address) == (2, "auto")
+    assert "data.gen_batch_size=192" in left_out
+
+
+SFT = """
+nproc_per_node=$1
+shift
+torchrun --standalone --nnodes=1 --nproc_per_node=$nproc_per_node -m verl.trainer.fsdp_sft_trainer \\
+    data.train_files="[$HOME/a/train.parquet, $HOME/b/train.parquet]" data.prompt_key=extra_info \\
+    data.response_key=extra_info data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer'] \\
+    data.micro_batch_size_per_gpu=4 model.partial_pretrain=org/model optim.lr=1e-4 model.lora_rank=32 $@
+"""
+
+
+def test_supervised_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    made, left_out = imported(tmp_path, SFT, "4", "trainer.total_epochs=2", "trainer.logger=console")
+    assert (made.mode, made.algorithm.algorithm_type, made.model.model_path) == ("train", "sft", "org/model")
+    assert (made.cluster.gpu_per_node, made.buffer.total_epochs, made.buffer.train_batch_size) == (4, 2, 256)
+    optimizer = made.algorithm.optimizer
+    assert (optimizer.lr, optimizer.betas, optimizer.warmup_style) == (1e-4, (0.9, 0.95), "cosine")
+    first = made.buffer.trainer_input.experience_buffer
+    (name, second), = made.buffer.trainer_input.auxiliary_buffers.items()  # fmt: skip
+    assert (first.name, first.path, name, second.path) == (
+        "a",
+        "/home/me/a/train.parquet",
+        "b",
+        "/home/me/b/train.parquet",
+    )
+    assert (first.format.prompt_key, first.format.response_key) == ("extra_info.question", "extra_info.answer")
+    assert train_settings(made).micro_batch_size == 4
+    assert "model.lora_rank=32" in left_out
+
+
+HYDRA = """
+defaults: [ppo_trainer, _self_]
+actor_rollout_ref:
+  _target_: some.Class
+  actor: {ppo_mini_batch_size: 32, use_dynamic_bsz: true, grad_clip: 0.5, clip_ratio: 0.3}
+  rollout:
+    'n': 4
+    response_length: ${oc.select:data.max_response_length,512}
+    log_prob_use_dynamic_bsz: ${actor_rollout_ref.actor.use_dynamic_bsz}
+    multi_turn: {enable: false, format: hermes}
+  ref: {log_prob_max_token_len_per_gpu: "${oc.select:actor_rollout_ref.actor.ppo_max_token_len_per_gpu,9000}"}
+  model: {path: "${oc.env:HOME}/model", lora_rank: 0, lora_alpha: 16}
+algorithm: {adv_estimator: grpo, norm_adv_by_std_in_grpo: false, use_kl_in_reward: true, kl_ctrl: {type: adaptive}}
+data: {train_files: ~/data/train.parquet, max_response_length: 100, train_batch_size: 64, shuffle: false}
+trainer:
+  project_name: p
+  experiment_name: e
+  default_local_dir: out/${trainer.project_name}/${trainer.experiment_name}
+"""
+
+
+def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    made, left_out = imported(tmp_path, HYDRA, "++trainer.nnodes=1", "~trainer.save_freq", name="run.yaml")
+    assert (made.model.model_path, made.model.max_response_tokens) == ("/home/me/model", 100)
+    assert made.checkpoint_root_dir == str(Path("out").absolute())
+    assert (made.buffer.batch_size, made.synchronizer.sync_interval, made.algorithm.repeat_times) == (32, 2, 4)
+    assert made.algorithm.advantage_fn_args["std_normalize"] is False
+    assert made.algorithm.kl_penalty_fn == "k1"
+    wanted = {"kl_coef": 0.001, "adaptive": True, "target_kl": 0.1, "horizon": 10000}
+    assert made.algorithm.kl_penalty_fn_args.items() >= wanted.items()
+    assert (made.trainer.grad_clip, made.trainer.use_dynamic_bsz) == (0.5, True)
+    assert made.algorithm.policy_loss_fn_args["clip_range_high"] == 0.3
+    assert made.trainer.trainer_config.actor_rollout_ref.ref.log_prob_max_token_len_per_gpu == 9000
+    (tasks,) = made.buffer.explorer_input.tasksets
+    assert (tasks.path, tasks.task_selector.selector_type) == ("/home/me/data/train.parquet", "sequential")
+    assert "lora_alpha" not in left_out and "hermes" not in left_out, "switched off, so they say nothing"
+    assert "veRL's own defaults" in left_out
+
+
+@pytest.mark.parametrize(
+    ("settings", "left_out"),
+    [
+        ("algorithm.adv_estimator=remax actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=remax"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "loss_mode=geo_mean"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", "not Megatron"),
+        ("actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.lora_alpha=32", "lora_alpha=32"),
+        ("data.image_key=images", "there are no images"),
+        ("custom_reward_function.path=my.py custom_reward_function.name=score", "register score"),
+        ('trainer.logger=\'["console","swanlab"]\'', "mlflow is used"),
+        ("actor_rollout_ref.rollout.temperature=0.6 actor_rollout_ref.rollout.top_p=0.9", "rollout.top_p=0.9"),
+        ("actor_rollout_ref.rollout.multi_turn.enable=True", "a workflow here"),
+        ("trainer.experiment_name=$(date)", "trainer.experiment_name=$(date)"),
+        ("trainer.nnodes=$SLURM_NODES", "trainer.nnodes=${oc.env:SLURM_NODES}"),
+        ("nonsense.key=1", "nonsense.key=1"),
+        ("data.train_batch_size=100 actor_rollout_ref.actor.ppo_mini_batch_size=48", "a step takes 96 tasks"),
+        ("--config-name=other_trainer", "--config-name=other_trainer"),
+        ("stray", "'stray' is no setting"),
+    ],
+)
+def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str) -> None:
+    _, listed = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
+    assert left_out in " ".join(listed.split())
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "value"),
+    [
+        ("actor_rollout_ref.actor.tis_imp_ratio_cap=3.0", "rollout_correction", "tis_token"),
+        ("algorithm.rollout_correction.rollout_is=sequence", "rollout_correction", "tis_sequence"),
+        ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm_type", "reinforceplusplus"),
+        ("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1", "advantage_fn", "reinforce"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "policy_loss_fn", "gspo"),
+        ("actor_rollout_ref.actor.entropy_coeff=0.01", "entropy_loss_fn", "default"),
+        ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=mse", "kl_loss_fn", "k2"),
+        ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", "loss_agg_mode", "seq-mean-token-sum"),
+    ],
+)
+def test_parts_of_the_algorithm(tmp_path: Path, settings: str, key: str, value: str) -> None:
+    made, _ = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
+    assert getattr(made.algorithm, key) == value
+
+
+@pytest.mark.parametrize(
+    ("total", "size", "reward_model", "layout"),
+    [
+        (8, 1, True, GpuLayout(2, 1, 2)),
+        (8, 2, False, GpuLayout(1, 2)),
+        (1, 2, False, GpuLayout(1, 1)),
+        (2, 2, False, GpuLayout(1, 1)),
+        (8, 8, False, GpuLayout(1, 4)),
+        (64, 2, False, GpuLayout(8, 2)),
+    ],
+)
+def test_gpus_are_shared_out(total: int, size: int, reward_model: bool, layout: GpuLayout) -> None:
+    assert gpu_layout(total, size, reward_model) == layout
+
+
+def test_recipe_configuration_beside_the_script_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/mine.yaml").write_text("data: {max_prompt_length: 99}\nalgorithm: {adv_estimator: grpo}\n")
+    text = f"{COMMAND} --config-path config --config-name mine {MODEL} actor_rollout_ref.rollout.n=4\n"
+    made, _ = imported(tmp_path, text)
+    assert (made.model.max_prompt_tokens, made.algorithm.algorithm_type) == (99, "grpo")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("run.sh", "echo hello\n", "starts no veRL training"),
+        ("run.sh", f"{COMMAND} a.b=1\n{COMMAND} a.b=2\n", r"starts 2 trainings \(lines 1, 2\)"),
+        ("run.sh", "python3 -m verl.trainer.main_eval data.path=x\n", "starts no veRL training"),
+        ("run.yaml", "model: {model_path: x}\n", "is no veRL configuration"),
+        ("run.yaml", "data: [\n", "not valid YAML"),
+    ],
+)
+def test_files_that_are_no_veRL_run(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        import_verl(tmp_path / name)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        import_verl(tmp_path / "none.sh")
+
+
+def test_every_value_says_where_it_comes_from() -> None:
+    text = import_verl(HERE / "documents/verl_grpo.sh").text
+    values = [line for line in text.splitlines() if line.strip() and not line.startswith("#") and ": " in line]
+    bare = [line.strip() for line in values if "  # " not in line]
+    assert bare == [
+        "algorithm_type: grpo", "- name: gsm8k", "storage_type: file", "- name: gsm8k_eval", "storage_type: file",
+        "sync_offset: 0",
+    ]  # fmt: skip

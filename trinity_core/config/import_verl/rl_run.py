@@ -1,0 +1,143 @@
+"""From veRL's reinforcement learning (main_ppo, main_dapo) to a draft: what several keys decide together.
+
+Follows the guide "align with veRL": a mini-batch of veRL is a batch here, and a step of veRL is `sync_interval` steps.
+"""
+
+from __future__ import annotations
+
+from trinity_core.config.import_verl.counterparts import ENGINE, REINFORCED, ROLLOUT, tracker
+from trinity_core.config.import_verl.draft import Draft, Written
+from trinity_core.config.import_verl.gpu_layout import SHARED, gpu_layout
+from trinity_core.config.import_verl.losses import write_algorithm
+from trinity_core.config.import_verl.tasks import write_filter, write_tasks
+
+_ACTOR = "actor_rollout_ref.actor"
+
+
+def write_reinforced(draft: Draft) -> None:
+    """Fill the draft of a run that explores."""
+    rollouts = whole(draft, f"{ROLLOUT}.n", 1)
+    interval = _batches(draft, rollouts)
+    draft.rows(REINFORCED, interval)
+    critic = write_algorithm(draft, rollouts)
+    _truncation(draft)
+    write_tasks(draft, draft.get("data.max_response_length", 512))
+    write_filter(draft)
+    _gpus(draft)
+    _micro_batches(draft)
+    _restricted_sampling(draft)
+    write_run(draft)
+    if draft.get("trainer.val_only", False):
+        draft.put("mode", "bench", "trainer.val_only")
+    if not critic:
+        draft.used |= {key for key in draft.verl.values if key.startswith("critic.")}
+    draft.trainer_config()
+    draft.absent()
+
+
+def whole(draft: Draft, key: str, default: int) -> int:
+    """A whole number that others are computed from."""
+    value = draft.get(key, default)
+    if isinstance(value, str) and value.isdigit():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    draft.leave(key, f"must be a number here; {default} was taken: give key=value behind the file")
+    return default
+
+
+def write_run(draft: Draft) -> None:
+    """Where metrics and checkpoints go."""
+    loggers = draft.get("trainer.logger", ["console", "wandb"])
+    if name := tracker(loggers):
+        draft.put("monitor.monitor_type", name, draft.origin("trainer.logger"))
+    elif loggers not in ("console", ["console"]):
+        draft.leave("trainer.logger", "trackers are mlflow, wandb and tensorboard; mlflow is used")
+    resumes = draft.get("trainer.resume_mode")
+    if resumes == "disable":
+        draft.put("continue_from_checkpoint", False, "trainer.resume_mode")
+    elif resumes == "resume_path":
+        draft.leave(
+            "trainer.resume_mode", "a run resumes from its own latest checkpoint; see model.model_path for others"
+        )
+        draft.used.add("trainer.resume_from_path")
+    folder = draft.get("trainer.default_local_dir")
+    if folder is not None:
+        own = "/".join(str(draft.get(f"trainer.{name}")) for name in ("project_name", "experiment_name"))
+        root = str(folder).removesuffix("/").removesuffix(own).removesuffix("/") or "."
+        draft.put("checkpoint_root_dir", root, "trainer.default_local_dir; the run's folder is <project>/<name> in it")
+
+
+def _batches(draft: Draft, rollouts: int) -> int:
+    """Batch sizes; returns the gradient steps here that make one step of veRL's."""
+    tasks, mini = whole(draft, "data.train_batch_size", 1024), whole(draft, f"{_ACTOR}.ppo_mini_batch_size", 256)
+    mini = min(mini, tasks)
+    interval = tasks // mini
+    if tasks % mini:
+        draft.remark(
+            f"data.train_batch_size {tasks} is no multiple of ppo_mini_batch_size {mini}: "
+            f"a step takes {interval * mini} tasks here"
+        )
+    draft.put("buffer.batch_size", mini, draft.origin(f"{_ACTOR}.ppo_mini_batch_size"))
+    draft.put("buffer.train_batch_size", mini * rollouts, f"ppo_mini_batch_size * rollout.n = {mini} * {rollouts}")
+    draft.put("synchronizer.sync_style", "fixed", "as veRL: explore, then train")
+    draft.put("synchronizer.sync_offset", 0, "")
+    draft.put("synchronizer.sync_interval", interval, f"data.train_batch_size / ppo_mini_batch_size = {tasks} / {mini}")
+    return interval
+
+
+def _truncation(draft: Draft) -> None:
+    dropped, way = draft.get("data.filter_overlong_prompts", False), draft.get("data.truncation", "error")
+    origin = draft.origin("data.filter_overlong_prompts") if dropped or way == "error" else f"data.truncation={way}"
+    draft.put("model.enable_prompt_truncation", bool(dropped) or way != "error", origin)
+
+
+def _gpus(draft: Draft) -> None:
+    """Nodes, engines, and the model that gives rewards."""
+    nodes, gpus = whole(draft, "trainer.nnodes", 1), whole(draft, "trainer.n_gpus_per_node", 8)
+    size = whole(draft, f"{ROLLOUT}.tensor_model_parallel_size", 2)
+    rewarding = bool(draft.get("reward_model.enable", False))
+    layout = gpu_layout(nodes * gpus, size, rewarding)
+    draft.put("cluster.node_num", nodes, draft.origin("trainer.nnodes"))
+    draft.put("cluster.gpu_per_node", gpus, draft.origin("trainer.n_gpus_per_node"))
+    if nodes > 1:
+        draft.put("cluster.ray_address", "auto", "the cluster that veRL is started on")
+    count = layout.engines * layout.tensor_parallel
+    draft.put(
+        f"{ENGINE}.engine_num",
+        layout.engines,
+        f"{count} of {nodes * gpus} GPUs sample all the time; the trainer has the rest",
+    )
+    origin = draft.origin(f"{ROLLOUT}.tensor_model_parallel_size")
+    fewer = "" if layout.tensor_parallel == size else f": {size}, but the trainer needs GPUs of its own"
+    draft.put(f"{ENGINE}.tensor_parallel_size", layout.tensor_parallel, f"{origin}{fewer}")
+    memory = draft.get(f"{ROLLOUT}.gpu_memory_utilization", 0.5)
+    if nodes * gpus == 1 and isinstance(memory, int | float) and memory > SHARED:
+        draft.put(f"{ENGINE}.gpu_memory_utilization", SHARED, f"{memory}, but engine and trainer share the GPU")
+    if rewarding:
+        path = draft.get("reward_model.model.path", "${oc.env:HOME}/models/FsfairX-LLaMA3-RM-v0.1")
+        model = {
+            "model_path": Written(path, "reward_model.model.path"),
+            "engine_num": Written(layout.reward_models, "GPUs for the reward model"),
+            "tensor_parallel_size": Written(1, ""),
+        }
+        draft.tree.setdefault("explorer", {})["auxiliary_models"] = [model]
+
+
+def _micro_batches(draft: Draft) -> None:
+    """veRL counts rows unless told to count tokens; here it is the other way round."""
+    dynamic, rows = f"{_ACTOR}.use_dynamic_bsz", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
+    if draft.verl.values.get(dynamic) is None and draft.verl.values.get(rows) is not None:
+        draft.put("trainer.use_dynamic_bsz", False, f"{dynamic} (veRL's default)")
+
+
+def _restricted_sampling(draft: Draft) -> None:
+    """Log-probs of a restricted distribution can be had at temperature 1 only."""
+    temperature = draft.get(f"{ROLLOUT}.temperature", 1.0)
+    for name, off in (("top_p", 1.0), ("top_k", -1)):
+        key = f"{ROLLOUT}.{name}"
+        value = draft.get(key, off)
+        restricts = isinstance(value, int | float) and (value < 1 if name == "top_p" else value > 0)
+        if restricts and temperature not in (0, 1):
+            draft.put(f"model.{name}", off, f"{key}={value} cannot go with temperature {temperature}")
+            draft.leave(key, f"with temperature {temperature} the engine gives log-probs of the whole vocabulary only")

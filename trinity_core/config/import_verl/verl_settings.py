@@ -1,0 +1,237 @@
+"""What a veRL command line or Hydra file sets: the program, and the value of every dotted key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trinity_core.config import source
+from trinity_core.config.import_verl.shell import END, UNKNOWN, VARIABLE, ShellCommand, ShellScript
+from trinity_core.config.problems import ConfigError, Problem
+
+_PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|\w*sft_trainer\w*)(?:\.py)?$")
+_OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(\.*[A-Za-z_][\w.]*)(?:,([^{}]*))?\}")
+_DEEPEST = 20
+"""References that refer to references."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A value that is not in the file."""
+
+    text: str
+    """What stands in its place, such as `$(date)`."""
+
+
+@dataclass(frozen=True)
+class VerlSettings:
+    """The settings of one veRL run."""
+
+    program: str
+    """The module that is run, such as `verl.trainer.main_ppo`."""
+    values: dict[str, Any]
+    """Dotted key → value; `Unread` where the file does not say."""
+    launcher: dict[str, str] = field(default_factory=dict)
+    """Options of torchrun, such as `nproc_per_node`."""
+    remarks: tuple[str, ...] = ()
+    """What was not followed."""
+
+    @property
+    def is_sft(self) -> bool:
+        """True for supervised fine-tuning, whose keys are others."""
+        return "sft" in self.program.rpartition(".")[2] or "model.partial_pretrain" in self.values
+
+
+def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
+    """The settings in a shell script or a YAML file.
+
+    `arguments` are what the script would be called with, or further overrides of a YAML file. Raises ConfigError if
+    the file cannot be read or starts no veRL training.
+    """
+    if path.suffix in (".yaml", ".yml"):
+        return _with_overrides(_from_yaml(path), arguments)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise _wrong(path, "there is no such file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(path, f"cannot be read: {error}.") from None
+    found = list(_programs(ShellScript(text, arguments)))
+    if not found:
+        message = "starts no veRL training: there must be a line such as `python3 -m verl.trainer.main_ppo key=value`."
+        raise _wrong(path, message)
+    if len(found) > 1:
+        lines = ", ".join(str(command.line) for command, _ in found)
+        raise _wrong(path, f"starts {len(found)} trainings (lines {lines}): leave the one that is to be imported.")
+    return _from_command(*found[0], path)
+
+
+def _programs(script: ShellScript) -> Iterator[tuple[ShellCommand, int]]:
+    """The commands that start a training, with the place of the program among the words."""
+    for command in script.commands():
+        for place, word in enumerate(command.words):
+            if any(char.isspace() for char in word) and "main_" in word and "=" in word:
+                yield from _programs(script.within(word))
+                break
+            if place and _PROGRAM.search(word):
+                yield command, place
+                break
+
+
+def _from_command(command: ShellCommand, place: int, path: Path) -> VerlSettings:
+    before, after = command.words[:place], command.words[place + 1 :]
+    remarks = [
+        f"${name} is set under a condition (line {line}); its first value was taken."
+        for name, line in command.guessed.items()
+    ]
+    options = re.compile(r"--([\w-]+)(?:=(.*))?")
+    launcher = {
+        found[1].replace("-", "_"): found[2] if found[2] is not None else following
+        for word, following in zip(before, [*before[1:], ""], strict=True)
+        if (found := options.fullmatch(word))
+    }
+    given, settings = _split(after)
+    base, more = _primary(given, path)
+    program = command.words[place].removesuffix(".py").strip("./").replace("/", ".")
+    return _with_overrides(VerlSettings(program, base, launcher, (*remarks, *more)), settings)
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Hydra's options, `--name=value` or `--name value`, and the settings."""
+    options: dict[str, str] = {}
+    settings: list[str] = []
+    awaited = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.removeprefix("--").partition("=")
+            options[name], awaited = value, "" if equals else name
+        elif awaited:
+            options[awaited], awaited = word, ""
+        else:
+            settings.append(word)
+    return options, settings
+
+
+def _primary(options: dict[str, str], path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The values of the file that `--config-path` and `--config-name` name, if it is there; else a remark."""
+    name = options.get("config-name", "")
+    if not name or "ppo_trainer" in name or UNKNOWN in name:
+        return {}, []
+    folder, file = options.get("config-path", ""), name.removesuffix(".yaml") + ".yaml"
+    for place in (path.parent / folder / file, Path(folder) / file):
+        if VARIABLE not in str(place) and place.is_file():
+            return _from_yaml(place).values, []
+    megatron = " (veRL's file for Megatron, which is not here: DeepSpeed trains)" if "megatron" in name else ""
+    return {}, [f"--config-name={_shown(name)}{megatron}: this file was not found, so veRL's defaults were taken."]
+
+
+def _from_yaml(path: Path) -> VerlSettings:
+    tree = source.read(path).tree
+    remarks = []
+    if tree.get("defaults"):
+        remarks.append("defaults: veRL's own defaults were taken; other files of the list were not read.")
+    values = dict(_flat({name: each for name, each in tree.items() if name not in ("defaults", "hydra")}))
+    if not any(key.startswith(("actor_rollout_ref.", "data.", "critic.")) for key in values):
+        raise _wrong(path, "is no veRL configuration: it has neither of the sections data and actor_rollout_ref.")
+    reinforces = any(key.startswith("actor_rollout_ref.") for key in values)
+    program = "verl.trainer.main_ppo" if reinforces else "verl.trainer.sft_trainer"
+    return VerlSettings(program, _resolved(values), remarks=tuple(remarks))
+
+
+def _flat(tree: dict[str, Any], key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no section, by its dotted key; `_target_` is Hydra's."""
+    for name, value in tree.items():
+        path = f"{key}.{name}" if key else str(name)
+        if isinstance(value, dict) and value:
+            yield from _flat(value, path)
+        elif name != "_target_":
+            yield path, value
+
+
+def _with_overrides(settings: VerlSettings, words: Sequence[str]) -> VerlSettings:
+    """The settings with Hydra's overrides laid on them: `key=value`, `+key=value`, `++key=value`, `~key`."""
+    values, remarks = dict(settings.values), list(settings.remarks)
+    for word in words:
+        found = _OVERRIDE.fullmatch(word)
+        if not found or (found[3] is None and found[1] != "~"):
+            remarks.append(f"'{_shown(word)}' is no setting (key=value), so it was left out.")
+            continue
+        mark, key, raw = found.groups()
+        values = {name: each for name, each in values.items() if name != key and not name.startswith(f"{key}.")}
+        if mark != "~":
+            read = _read(raw)
+            values |= dict(_flat(read, key)) if isinstance(read, dict) and read else {key: read}
+    return VerlSettings(settings.program, _resolved(values), settings.launcher, tuple(remarks))
+
+
+def _read(raw: str) -> Any:
+    """The value of an override, in Hydra's grammar (which is YAML's for all that such lines hold)."""
+    if UNKNOWN in raw:
+        return Unread(_shown(raw))
+    try:
+        return _plain(source.parse_value(raw))
+    except (yaml.YAMLError, RecursionError):
+        return _plain(raw)
+
+
+def _plain(value: Any) -> Any:
+    """The value with environment variables as OmegaConf writes them."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if not isinstance(value, str):
+        return value
+    value = re.sub(r"^~(?=/|$)", f"{VARIABLE}HOME{END}", value)
+    return re.sub(f"{VARIABLE}(.*?){END}", r"${oc.env:\1}", value)
+
+
+def _shown(text: str) -> str:
+    """A text with its marks as the script has them."""
+    text = re.sub(f"{VARIABLE}(.*?){END}", r"$\1", text)
+    return re.sub(f"{UNKNOWN}(.*?){END}", r"\1", text, flags=re.DOTALL)
+
+
+def _resolved(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with `${other.key}` and `${oc.select:other.key,default}` replaced; environment variables stay."""
+    return {key: _followed(value, key, values, 0) for key, value in values.items()}
+
+
+def _followed(value: Any, key: str, values: dict[str, Any], depth: int) -> Any:
+    if isinstance(value, list):
+        return [_followed(each, key, values, depth) for each in value]
+    if not isinstance(value, str) or "${" not in value:
+        return _plain(value)
+    if depth > _DEEPEST:
+        return Unread(value)
+
+    def target(found: re.Match[str]) -> Any:
+        name = _absolute(found[1], key)
+        if name in values:
+            return _followed(values[name], name, values, depth + 1)
+        return Unread(found[0]) if found[2] is None else _read(found[2])
+
+    if whole := _REFERENCE.fullmatch(value):
+        return target(whole)
+    pieces = [target(found) for found in _REFERENCE.finditer(value)]
+    if any(isinstance(piece, Unread) for piece in pieces):
+        return Unread(value)
+    return _plain(_REFERENCE.sub(lambda _: str(pieces.pop(0)), value))
+
+
+def _absolute(name: str, key: str) -> str:
+    """The key that a reference such as `..n` within `key` means."""
+    dots = len(name) - len(name.lstrip("."))
+    if not dots:
+        return name
+    return ".".join([*key.split(".")[:-dots], name[dots:]])
+
+
+def _wrong(path: Path, message: str) -> ConfigError:
+    return ConfigError([Problem("", None, message, str(path))])
