@@ -44,6 +44,7 @@ def imported(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -
         ("X=1 run 2>&1 a > log", ["run", "a"]),
         ("cat <<EOF > f\nrun no $x\nEOF\nrun a", ["run", "a"]),
         ("first=$1\nshift\nrun $first $@", ["run", "8", "a=b", "c"]),
+        ("shift 3\nrun \"$@\" a \"\" \"$nothing_but_quotes\"", ["run", "a", "", variable("nothing_but_quotes")]),
         ("for i in 1 2; do\nrun $i\ndone", ["run", "1"]),
     ],
 )  # fmt: skip

@@ -102,13 +102,14 @@ SUPERVISED = (
     Counterpart("data.train_batch_size", "buffer.train_batch_size", 256),
     Counterpart("data.use_dynamic_bsz", "trainer.use_dynamic_bsz"),
     Counterpart("data.max_token_len_per_gpu", "trainer.max_token_len_per_gpu"),
-    Counterpart("optim.lr", "algorithm.optimizer.lr", 1e-5),
-    Counterpart("optim.betas", "algorithm.optimizer.betas", [0.9, 0.95]),
+    Counterpart("optim.lr", "algorithm.optimizer.lr"),
+    Counterpart("optim.betas", "algorithm.optimizer.betas"),
     Counterpart("optim.weight_decay", "algorithm.optimizer.weight_decay"),
-    Counterpart("optim.warmup_steps_ratio", "algorithm.optimizer.lr_warmup_steps_ratio", 0.1),
+    Counterpart("optim.warmup_steps_ratio", "algorithm.optimizer.lr_warmup_steps_ratio"),
     Counterpart("optim.lr_warmup_steps_ratio", "algorithm.optimizer.lr_warmup_steps_ratio"),
     Counterpart("optim.lr_warmup_steps", "algorithm.optimizer.lr_warmup_steps", None, _steps),
-    Counterpart("optim.lr_scheduler", "algorithm.optimizer.warmup_style", "cosine", _course),
+    Counterpart("optim.lr_scheduler", "algorithm.optimizer.warmup_style", None, _course),
+    Counterpart("optim.lr_decay_style", "algorithm.optimizer.warmup_style", None, _course),
     Counterpart("optim.warmup_style", "algorithm.optimizer.warmup_style", None, _course),
     Counterpart("optim.lr_scheduler_type", "algorithm.optimizer.warmup_style", None, _course),
     Counterpart("optim.min_lr_ratio", "algorithm.optimizer.min_lr_ratio"),
@@ -120,6 +121,17 @@ SUPERVISED = (
     Counterpart("trainer.max_ckpt_to_keep", "trainer.max_checkpoints_to_keep"),
 )
 """Supervised fine-tuning (fsdp_sft_trainer, sft_trainer)."""
+
+SFT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "fsdp_sft_trainer": {
+        "optim.lr": 1e-5,
+        "optim.betas": [0.9, 0.95],
+        "optim.warmup_steps_ratio": 0.1,
+        "optim.lr_scheduler": "cosine",
+    },
+    "sft_trainer": {"optim.lr": 1e-3},
+}
+"""Where veRL's two trainers differ: program → key → default."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +157,7 @@ _MEMORY = "memory is DeepSpeed's business: see trainer.zero_stage and fsdp_confi
 
 ABSENT = (
     Absent("*.megatron.*", "DeepSpeed trains here, not Megatron: see trainer.zero_stage"),
+    Absent("*engine*", "DeepSpeed trains here: see trainer.zero_stage"),
     Absent("*strategy", "DeepSpeed trains here: see trainer.zero_stage"),
     Absent("*.qat.*", "weights are not quantised in training", "*.qat.enable"),
     Absent("*.profiler.*", "profiling: see monitor.enable_ray_timeline"),
@@ -168,6 +181,7 @@ ABSENT = (
     Absent("*use_remove_padding", "micro-batches hold hardly any padding: rows of like length go together"),
     Absent("*.rollout_n", "follows from rollout.n"),
     Absent("*.data_loader_seed", "each update takes the whole batch, in which the order of rows is of no consequence"),
+    Absent("optim", "the optimizer is AdamW"),
     Absent("*.optim.optimizer*", "the optimizer is AdamW"),
     Absent("critic.loss_agg_mode", "the critic's loss is a mean over tokens"),
     Absent("critic.model.tokenizer_path", "the tokenizer is the policy's"),

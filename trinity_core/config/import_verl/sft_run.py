@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from trinity_core.config.import_verl.counterparts import SUPERVISED
+from trinity_core.config.import_verl.counterparts import SFT_DEFAULTS, SUPERVISED
 from trinity_core.config.import_verl.draft import Draft, Written
 from trinity_core.config.import_verl.rl_run import whole, write_run
 from trinity_core.config.import_verl.tasks import data_set_names, files
@@ -15,7 +16,8 @@ def write_supervised(draft: Draft) -> None:
     """Fill the draft of a run that learns from a data set."""
     draft.put("mode", "train", "no explorer")
     draft.put("algorithm.algorithm_type", "sft", draft.verl.program)
-    draft.rows(SUPERVISED)
+    defaults = SFT_DEFAULTS.get(draft.verl.program.rpartition(".")[2], {})
+    draft.rows(replace(row, default=defaults.get(row.verl, row.default)) for row in SUPERVISED)
     _data(draft)
     _micro_batches(draft)
     _gpus(draft)

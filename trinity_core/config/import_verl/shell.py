@@ -138,7 +138,6 @@ class ShellScript:
                 )
                 self._at += 2
                 continue
-            quoted = char in "'\""
             if char == "'":
                 self._at += 1
                 found = [self._until("'")]
@@ -154,25 +153,27 @@ class ShellScript:
             else:
                 found = [char]
                 self._at += 1
-            open_ = open_ or quoted or bool(found)
+            open_ = open_ or bool(found)
             if found:
                 fields = [*fields[:-1], fields[-1] + found[0], *found[1:]]
         return fields if open_ else []
 
     def _double(self, end: str) -> list[str]:
-        """The inside of double quotes, up to `end`: one text, or several where an array stands in it."""
-        fields = [""]
+        """The inside of double quotes, up to `end`: one text; several, or none, where an array stands in it."""
+        fields, nothing = [""], False
         while (char := self._peek()) and char != end:
             if char == "\\" and self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`", "\n"):
                 fields[-1] += self._text[self._at + 1].replace("\n", "")
                 self._at += 2
             elif char in "$`":
-                found = self._dollar() or [""]
+                found = self._dollar()
+                nothing = nothing or not found
+                found = found or [""]
                 fields = [*fields[:-1], fields[-1] + found[0], *found[1:]]
             else:
                 fields[-1] += char
                 self._at += 1
-        return fields
+        return [] if nothing and fields == [""] else fields
 
     def _dollar(self) -> list[str]:
         """The value of what begins with `$` or a backquote here."""
