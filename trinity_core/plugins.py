@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from trinity_core.errors import TrinityError
+from trinity_core.local_paths import expanded
 
 OURS = ("flows", "tasks", "trinity_core")
 """Packages that are imported beside the plugins, in some processes."""
@@ -20,7 +21,7 @@ def load_plugins(folder: str | Path | None) -> list[str]:
     """
     if folder is None:
         return []
-    root = Path(folder).expanduser().absolute()
+    root = expanded(folder).absolute()
     if not root.is_dir():
         raise TrinityError(f"the plugin folder {root} does not exist")
     if str(root) not in sys.path:

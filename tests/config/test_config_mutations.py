@@ -3,83 +3,37 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from mutating import Mistake, mistake, recipes, surroundings, verdict
 
-from trinity_core.config import (
-    ConfigError,
-    config_from_dict,
-    config_from_text,
-    notices,
-    public_dict,
-    stages,
-    store_url,
-    to_yaml,
-    train_settings,
-)
+from trinity_core.config import ConfigError, config_from_text, stages
+from trinity_core.runtime.configuration import load_checked
 
-RECIPES = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 GOOD = (Path(__file__).parent / "documents/quick_start.yaml").read_text()
-VALUES: list[Any] = [
-    None, True, 0, -1, 2.5, 1e400, 10**400, float("nan"), "", "text", "${", "${name}", "${nope}", "${model}", "???",
-    "${trainer.trainer_config.actor_rollout_ref.actr.grad_clip}", "${actor_rollout_ref.actor}", "${stages}",
-    "1e-6", "1_000", [], [None], [[]], ["text", 3], {}, {"a": 1}, {"a": {"b": None}}, [{"stage_name": None}], {1: 2},
-]  # fmt: skip
-KEYS = ["stages", "taskset", "trainer_config", "buffer", "name", "typo", "optim", "actor", 7, None]
+RECIPES = recipes()
+COUNT = 7
+"""Mistakes in each recipe; `benchmarks/mutations.py` makes 10,000 in all."""
 
 
-def places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Every mapping and list of a tree with each of its keys."""
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
-        yield node, key
-        if isinstance(value, dict | list):
-            yield from places(value)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the mistakes are written; what recipes and guides refer to is there."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in surroundings(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
 
 
-def mutated(tree: Any, dice: random.Random) -> Any:
-    """The tree with one to three values, keys or entries changed."""
-    for _ in range(dice.randint(1, 3)):
-        node, key = dice.choice(list(places(tree)) or [(tree, "stages")])
-        kind = dice.choice(["value", "value", "value", "key", "remove", "add"])
-        if kind == "value":
-            node[key] = dice.choice(VALUES)
-        elif kind == "remove" or isinstance(node, list):
-            del node[key]
-        elif kind == "key":
-            node[dice.choice([f"{key}s", str(key)[:-1], *KEYS])] = node.pop(key)
-        else:
-            node[dice.choice(KEYS)] = dice.choice(VALUES)
-    return tree
-
-
-def use(tree: Any) -> None:
-    """What commands do with a configuration that has loaded."""
-    config = config_from_dict(tree)
-    for stage in stages(config):
-        notices(stage), store_url(stage), public_dict(stage)
-        if stage.mode in ("both", "train"):
-            train_settings(stage)
-    config_from_text(to_yaml(config))
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_mistakes_in_recipes_are_reported(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MODEL_PATH", "TRINITY_TASKSET_PATH"):
-        monkeypatch.setenv(name, "x")
-    dice = random.Random(recipe.stem)
-    text = recipe.read_text()
-    for _ in range(15):
-        tree = mutated(yaml.safe_load(text), dice)
-        try:
-            use(tree)
-        except ConfigError as error:
-            assert error.problems and str(error)
-        except Exception as error:
-            raise AssertionError(f"{type(error).__name__} from {tree}") from error
+@pytest.mark.filterwarnings("ignore:.*is deprecated.*:UserWarning")
+@pytest.mark.parametrize("name", RECIPES)
+def test_mistakes_in_recipes_are_reported(name: str, folder: Path) -> None:
+    assert verdict(Mistake(RECIPES[name]), folder).problems == (), "without a mistake"
+    dice = random.Random(name)
+    for _ in range(COUNT):
+        made = mistake(RECIPES[name], dice)
+        assert not (fault := verdict(made, folder).fault), f"{fault}\n{made.overrides}\n{made.text}"
 
 
 @pytest.mark.parametrize(
@@ -95,16 +49,71 @@ def test_mistakes_in_recipes_are_reported(recipe: Path, monkeypatch: pytest.Monk
             "service",
             "refers to 'trainer.trainer_config.actor_rollout_ref.actr', which is not there",
         ),
-        (f"seed: {'9' * 5000}", "", "is not valid YAML"),
+        (f"seed: {'9' * 5000}", "", "a number of 5000 digits is too long"),
+        ("seed: !!timestamp x", "", "could not determine a constructor"),
+        ("seed: !!float x", "", "'x' is no float"),
+        ("seed: !!bool x", "", "'x' is no bool"),
+        (f"log: {'[' * 300 + ']' * 300}", f"log{'[0]' * 50}", "is nested too deeply, in more than 50 levels"),
+        ("plugin_dir: /nope", "plugin_dir", "the plugin folder /nope does not exist"),
+        ("plugin_dir: ~nobody/x", "plugin_dir", "does not exist"),
     ],
 )
-def test_mistakes_that_once_ended_in_tracebacks(lines: str, key: str, message: str) -> None:
+def test_mistakes_that_once_ended_in_tracebacks(lines: str, key: str, message: str, folder: Path) -> None:
+    (folder / "run.yaml").write_text(f"{GOOD}\n{lines}\n")
     with pytest.raises(ConfigError) as caught:
-        config_from_text(f"{GOOD}\n{lines}\n")
+        load_checked(folder / "run.yaml")
     found = [problem for problem in caught.value.problems if problem.key == key]
     assert found and message in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["algorithm.algorithm_type=b"], "algorithm.algorithm_type"),
+        (
+            ["mode=train", "buffer.trainer_input.experience_buffer.path=x", "algorithm.algorithm_type=[]"],
+            "algorithm.algorithm_type",
+        ),
+        (["checkpoint_root_dir=~nobody/x", "seed=x"], "seed"),
+    ],
+)
+def test_checks_of_names_go_on_after_other_problems(overrides: list[str], key: str, folder: Path) -> None:
+    (folder / "run.yaml").write_text(GOOD)
+    with pytest.raises(ConfigError) as caught:
+        load_checked(folder / "run.yaml", overrides)
+    assert key in [problem.key for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("{config_path: {}}", "`config_path` must be a path"),
+        ("{config_path: none.yaml}", "none.yaml: there is no such file"),
+        ("{operators: [{text_length_filter: 3}]}", "must be a list of operators, each `name: arguments`"),
+    ],
+)
+def test_data_juicer_arguments_of_a_wrong_kind(args: str, message: str, folder: Path) -> None:
+    lines = f"data_processor: {{experience_pipeline: {{operators: [{{name: data_juicer, args: {args}}}]}}}}"
+    (folder / "run.yaml").write_text(f"{GOOD}\n{lines}\n")
+    with pytest.raises(ConfigError, match="operators\\[0\\]") as caught:
+        load_checked(folder / "run.yaml")
+    assert any(message in problem.message for problem in caught.value.problems)
+
+
+def test_a_message_repeats_the_beginning_of_a_long_value() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_text(GOOD, [f"algorithm.algorithm_type={'x' * 100_000}", f"{'x' * 100_000}"])
+    assert len(str(caught.value)) < 1000
+    with pytest.raises(ConfigError) as caught:
+        config_from_text(GOOD, [f"algorithm.algorithm_type={'x' * 100_000}"])
+    assert len(str(caught.value)) < 1000
 
 
 def test_null_stages_are_none() -> None:
     config = config_from_text(f"{GOOD}\nstages: null\n")
     assert stages(config) == [config]
+
+
+def test_home_of_an_unknown_user_is_a_folder_of_that_name() -> None:
+    config = config_from_text(GOOD, ["checkpoint_root_dir=~nobody_here/x"])
+    assert config.checkpoint_root_dir == str(Path("~nobody_here/x").absolute())

@@ -33,7 +33,9 @@ def experience_rules(config: Config) -> Iterator[Finding]:
         and known.uses_rollouts
         and (buffer.storage_type == "rollouts" or (config.mode in ("both", "train") and buffer.storage_type == "file"))
     ):
-        message = f"must be queue or sql in mode {config.mode}: {name} learns from what an explorer stores."
+        message = (
+            f"must be queue or sql in mode {config.mode}: algorithm_type {name} learns from what an explorer stores."
+        )
         yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
     is_store = buffer.storage_type in ("queue", "sql") and not is_backup(buffer)
     if buffer.path and is_store and (wrong := no_database(buffer.path)):

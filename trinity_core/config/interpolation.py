@@ -9,6 +9,9 @@ from typing import Any
 from trinity_core.config.problems import Report
 from trinity_core.config.source import Tree, YamlSource, first_line, join_key, merge
 
+DEEPEST = 50
+"""Levels of a tree. OmegaConf needs a dozen calls for each."""
+
 
 def interpolate(origin: YamlSource, defaults: Tree, report: Report) -> Tree:
     """The tree with every `${…}` replaced; `defaults` stand in for keys that were not given.
@@ -39,15 +42,18 @@ def escaped(node: Any) -> Any:
     return node
 
 
-def _readable(node: Any, key: str, report: Report) -> Any:
+def _readable(node: Any, key: str, report: Report, depth: int = 0) -> Any:
     """A copy in which texts that are no valid interpolation, and `???`, are reported and become None."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    if isinstance(node, dict | list) and depth > DEEPEST:
+        report.add(key, None, f"is nested too deeply, in more than {DEEPEST} levels.")
+        return None
     if isinstance(node, dict):
-        return {str(name): _readable(value, join_key(key, str(name)), report) for name, value in node.items()}
+        return {str(name): _readable(each, join_key(key, str(name)), report, depth + 1) for name, each in node.items()}
     if isinstance(node, list):
-        return [_readable(value, join_key(key, index), report) for index, value in enumerate(node)]
+        return [_readable(each, join_key(key, index), report, depth + 1) for index, each in enumerate(node)]
     if node == "???":
         report.add(key, node, "must be given.")
         return None

@@ -16,6 +16,7 @@ from trinity_core.config.resolve import resolve
 from trinity_core.config.schema import Config, VerlConfig
 from trinity_core.config.source import Tree, YamlSource
 from trinity_core.config.validation import as_written, bound
+from trinity_core.errors import TrinityError
 
 WHOLE = frozenset({"experience_buffer", "taskset"})
 """Keys that a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
@@ -97,10 +98,8 @@ def _load(
     report = Report(given.places)
     tree = interpolate(given, to_dict(Config()), report)
     _include_trainer_files(tree, report)
-    if load_plugins is not None and isinstance(tree.get("plugin_dir"), str):
-        load_plugins(tree["plugin_dir"])
+    loaded = load_plugins is not None and _plugins_loaded(load_plugins, tree.get("plugin_dir"), report)
     checks = [check] if check is not None else []
-    loaded = load_plugins is not None
     config = _bound(tree, report, None if tree.get("stages") else checks, loaded)
     if config.stages:
         rules.check_stage_list(config, report)
@@ -111,6 +110,18 @@ def _load(
             report.problems = staged.problems
     report.check()
     return config
+
+
+def _plugins_loaded(load_plugins: Plugins, folder: Any, report: Report) -> bool:
+    """Load the user's modules; a folder or a module that cannot be loaded is reported, and its names are trusted."""
+    if not isinstance(folder, str):
+        return True
+    try:
+        load_plugins(folder)
+    except TrinityError as error:
+        report.add("plugin_dir", folder, f"{error}.")
+        return False
+    return True
 
 
 def _as_written(given: YamlSource) -> Tree:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from trinity_core.config.schema import Config, ExperienceBufferConfig, TasksetConfig
 from trinity_core.config.store_backends import STORE_BACKENDS
 from trinity_core.errors import TrinityError
+from trinity_core.local_paths import expanded
 
 DEFAULT_DATABASE = "explorer_output.db"
 DEFAULT_QUEUE = "tasks.db"
@@ -47,7 +48,7 @@ def _lines_file(config: Config, given: str | None, kind: str) -> Path:
     name = f"{quote(config.explorer.name, safe='')}.jsonl"
     if not given:
         return config.job_dir / "buffer" / f"{kind}-{name}"
-    path = Path(given).expanduser().absolute()
+    path = expanded(given).absolute()
     return path if path.suffix in BACKUPS else path / name
 
 
@@ -63,12 +64,12 @@ def database_url(path: str | None, folder: Path) -> str:
         raise TrinityError(f"buffer.trainer_input.experience_buffer.path {wrong}")
     if _scheme(path) not in ("", "sqlite"):
         return path
-    return f"sqlite:///{folder / Path(path.removeprefix('sqlite:///') or DEFAULT_DATABASE).expanduser()}"
+    return f"sqlite:///{folder / expanded(path.removeprefix('sqlite:///') or DEFAULT_DATABASE)}"
 
 
 def task_queue_path(config: Config, taskset: TasksetConfig) -> Path:
     """The SQLite file of a task set of `storage_type: queue`; a relative one lies in the run's buffer folder."""
-    return config.job_dir / "buffer" / Path(taskset.path.removeprefix("sqlite:///") or DEFAULT_QUEUE).expanduser()
+    return config.job_dir / "buffer" / expanded(taskset.path.removeprefix("sqlite:///") or DEFAULT_QUEUE)
 
 
 def no_database(path: str) -> str:

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 from trinity_core.errors import TrinityError
 
+LONGEST = 200
+"""Characters of a value that a message repeats."""
+
 
 @dataclass(frozen=True)
 class SourceLocation:
@@ -70,6 +73,8 @@ class Report:
         """Note a problem at `key`."""
         shown, place = self._locate(key)
         file, line = (place.file, place.line) if place else (None, None)
+        if isinstance(value, str) and len(value) > LONGEST:
+            message = message.replace(value, f"{value[:LONGEST]}…")
         problem = Problem(shown, value, message, file, line, suggestion)
         if problem not in self.problems:
             self.problems.append(problem)

@@ -7,7 +7,6 @@ nothing; nothing is checked or raised.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from trinity_core.config.algorithm_types import ALGORITHMS, PARTS, effective_args
@@ -27,6 +26,7 @@ from trinity_core.config.schema import (
 )
 from trinity_core.config.sync_methods import default_sync_method
 from trinity_core.config.types import FrozenDict
+from trinity_core.local_paths import expanded
 
 DEFAULT_WORKFLOW = "math_workflow"
 
@@ -39,7 +39,7 @@ def resolve(config: Config) -> Config:
     auxiliary = tuple(_auxiliary(each, model) for each in config.explorer.auxiliary_models)
     return config.model_copy(
         update={
-            "checkpoint_root_dir": str(Path(config.checkpoint_root_dir).expanduser().absolute()),
+            "checkpoint_root_dir": str(expanded(config.checkpoint_root_dir).absolute()),
             "ray_namespace": config.ray_namespace or f"{config.project}/{config.name}",
             "algorithm": algorithm,
             "model": model,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trinity_core.config.problems import Finding
-from trinity_core.config.schema import Config
+from trinity_core.config.schema import BufferConfig, Config
 
 
 def serve_rules(config: Config) -> Iterator[Finding]:
@@ -22,8 +22,8 @@ def serve_rules(config: Config) -> Iterator[Finding]:
         if isinstance(inputs, dict) and inputs.get(key):
             message = "must be left out in mode serve: what users ask takes the place of tasks."
             yield Finding(f"buffer.explorer_input.{key}", None, message, ("mode",))
-    for key in ("total_steps", "total_epochs"):
-        if given.get(key) is not None:
+    for key, default in (("total_steps", None), ("total_epochs", BufferConfig().total_epochs)):
+        if given.get(key) not in (None, default):
             message = "must be left out in mode serve, which ends when its trainer has finished; set it there."
             yield Finding(f"buffer.{key}", given[key], message, ("mode",))
     if config.synchronizer.max_staleness is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,24 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
+def _fitting(construct: Callable[[_Loader, yaml.ScalarNode], Any]) -> Callable[[_Loader, yaml.ScalarNode], Any]:
+    """A constructor that refuses a text that its tag does not fit, as in `!!float text`."""
+
+    def constructed(loader: _Loader, node: yaml.ScalarNode) -> Any:
+        try:
+            return construct(loader, node)
+        except (KeyError, ValueError):
+            problem = f"{shortened(node.value)!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+    return constructed
+
+
+_KEPT = {None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))}
+_Loader.yaml_constructors = {tag: each for tag, each in yaml.SafeLoader.yaml_constructors.items() if tag in _KEPT}
 _Loader.add_constructor(_INT, _integer)
+for _tag in (_FLOAT, "tag:yaml.org,2002:bool"):
+    _Loader.add_constructor(_tag, _fitting(yaml.SafeLoader.yaml_constructors[_tag]))
 
 
 @dataclass
@@ -203,10 +220,10 @@ def override(source: YamlSource, overrides: Sequence[str]) -> YamlSource:
     problems: list[Problem] = []
     for text in overrides:
         key, equals, raw = text.partition("=")
-        shown = f"override '{text}'"
+        shown = f"override '{shortened(text)}'"
         parts = re.findall(r"[^.\[\]]+", key.strip())
         if not equals or not parts:
-            problems.append(Problem("", text, "an override must read key.path=value.", shown))
+            problems.append(Problem("", shortened(text), "an override must read key.path=value.", shown))
             continue
         try:
             node = yaml.compose(raw, _Loader)
@@ -299,6 +316,11 @@ def join_key(key: str, part: str | int) -> str:
     if isinstance(part, int):
         return f"{key}[{part}]"
     return f"{key}.{part}" if key else part
+
+
+def shortened(text: str, limit: int = 120) -> str:
+    """The text, or its beginning."""
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def first_line(error: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from trinity_core.config.problems import Finding
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import TasksetConfig
+from trinity_core.local_paths import expanded
 
 PIPELINE = "data_processor.task_pipeline"
 SPLITS = ("train", "test")
@@ -53,7 +54,7 @@ def output_root(config: Config) -> Path:
     pipeline = config.data_processor.task_pipeline
     assert pipeline is not None, "only a configuration with a task pipeline has its output"
     given = pipeline.output.path
-    return Path(given).expanduser().absolute() if given else config.job_dir.parent / "curated_tasks"
+    return expanded(given).absolute() if given else config.job_dir.parent / "curated_tasks"
 
 
 def pipeline_rules(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]:

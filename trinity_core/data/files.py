@@ -19,6 +19,7 @@ from trinity_core.data.hub import read_hub
 from trinity_core.data.row_validation import json_problem, row_problem
 from trinity_core.data.tables import read_table, shown, table_name
 from trinity_core.errors import DataError
+from trinity_core.local_paths import expanded
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def _located(path: str, split: str, subset: str | None, storage: str, table: str
         return
     if storage == "queue":
         raise DataError(f"this data set is read from files or a database, not from a queue: {path}")
-    local = Path(path).expanduser()
+    local = expanded(path)
     if local.exists():
         for file in [local] if local.is_file() else find_files(local, split, subset):
             yield from ((RowLocation(str(file), line), row) for line, row in _lines(file))
@@ -101,7 +102,7 @@ def _located(path: str, split: str, subset: str | None, storage: str, table: str
 
 def data_files(path: str, split: str = "train") -> list[Path]:
     """The local files of a split. Raises DataError if there are none, or the data set is no file or folder."""
-    local = Path(path).expanduser()
+    local = expanded(path)
     if local.is_file():
         return [local]
     if local.is_dir():

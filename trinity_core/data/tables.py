@@ -12,6 +12,7 @@ from sqlalchemy import URL, Engine, MetaData, Table, create_engine, inspect, mak
 from sqlalchemy.exc import ArgumentError, NoSuchTableError, SQLAlchemyError
 
 from trinity_core.errors import DataError
+from trinity_core.local_paths import expanded
 
 LISTED = 10
 """Tables that a message names, those of a similar name if there are any."""
@@ -63,7 +64,7 @@ def _rows(engine: Engine, url: str, table: str) -> Iterator[dict[str, Any]]:
 def _engine(url: str) -> Engine:
     """Connections that cannot write. Raises DataError for a URL of no database, or of a file that is not there."""
     try:
-        parsed = make_url(url if "://" in url else f"sqlite:///{Path(url).expanduser()}")
+        parsed = make_url(url if "://" in url else f"sqlite:///{expanded(url)}")
         if parsed.get_backend_name() == "sqlite":
             return create_engine(_read_only_file(parsed))
         if parsed.drivername == "postgresql":

@@ -8,6 +8,7 @@ from typing import Any
 
 from trinity_core.config import ModelConfig
 from trinity_core.data.chat import ChatEncoder
+from trinity_core.local_paths import expanded
 
 
 def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
@@ -30,7 +31,7 @@ def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
 def configured_chat_template(model: ModelConfig) -> str | None:
     """The chat template that the configuration gives in place of the tokenizer's own; None if it gives none."""
     if model.custom_chat_template is None and model.chat_template_path:
-        return Path(model.chat_template_path).expanduser().read_text(encoding="utf-8")
+        return expanded(model.chat_template_path).read_text(encoding="utf-8")
     return model.custom_chat_template
 
 

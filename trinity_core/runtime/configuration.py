@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trinity_core.config import Config, load_config, store_url
+from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.load import Check
 from trinity_core.config.problems import Report
 from trinity_core.pipelines.checks import check_names, typed_arguments
@@ -14,6 +15,8 @@ from trinity_core.tracking import mlflow_writer
 from trinity_core.workflows import load_plugins
 
 STORE = "buffer.trainer_input.experience_buffer.path"
+NAMES_STORE = (STORE, "buffer.trainer_input.experience_buffer.storage_type", "algorithm.algorithm_type", "mode")
+"""Keys that decide whether `path` is a store's."""
 MLFLOW = "monitor.monitor_args.uri"
 
 
@@ -39,8 +42,9 @@ def start_from(config: Config, model_path: str) -> Config:
 
 def _check(config: Config, report: Report) -> None:
     check_names(config, report)
-    uses_store = config.mode != "bench" and config.algorithm_type.uses_rollouts and not report.touched([STORE])
-    if uses_store and (fault := database.fault_of(store_url(config))):
+    known = ALGORITHMS.get(config.algorithm.algorithm_type)
+    uses_store = config.mode != "bench" and known is not None and known.uses_rollouts
+    if uses_store and not report.touched(NAMES_STORE) and (fault := database.fault_of(store_url(config))):
         report.add(STORE, config.buffer.trainer_input.experience_buffer.path, fault)
     uri = config.monitor.monitor_args.get("uri")
     if config.monitor.monitor_type == "mlflow" and (fault := mlflow_writer.fault_of(uri, config.checkpoint_root_dir)):

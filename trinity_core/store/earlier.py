@@ -23,6 +23,7 @@ from trinity_core.data.experience import Experience, from_bytes, from_json
 from trinity_core.data.files import RejectedRow, RowLocation, read_rows
 from trinity_core.data.supervised import Kind, SupervisedRows, read_supervised, too_long
 from trinity_core.errors import DataError
+from trinity_core.local_paths import expanded
 from trinity_core.store.database import Database, namespaces
 from trinity_core.store.schema import tables
 
@@ -128,7 +129,7 @@ def _check_tokenizer(
 
 def find_rollouts(path: str, subset: str | None) -> Iterator[EarlierRollout | RejectedRow]:
     """The rollouts of an earlier run: of its folder, its database, or a file that was written by an explorer."""
-    local = Path(path).expanduser()
+    local = expanded(path)
     if local.suffix in BACKUPS:
         yield from _in_file(path)
     elif "://" in path or local.suffix in DATABASES:

@@ -20,6 +20,7 @@ from trinity_core.config.schema.synchronizer import SynchronizerConfig
 from trinity_core.config.schema.trainer import TrainerConfig
 from trinity_core.config.section import Section
 from trinity_core.config.types import DERIVED, Derived, Flag, Many, Seed
+from trinity_core.local_paths import expanded
 
 
 class Config(Section):
@@ -86,7 +87,7 @@ class Config(Section):
     @property
     def job_dir(self) -> Path:
         """The run's own folder, absolute."""
-        return Path(self.checkpoint_root_dir).expanduser().absolute() / self.project / self.name
+        return expanded(self.checkpoint_root_dir).absolute() / self.project / self.name
 
     @property
     def external_model(self) -> ExternalModelConfig | None:

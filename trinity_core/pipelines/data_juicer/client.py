@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
-import yaml
 
+from trinity_core.config import source
+from trinity_core.config.problems import ConfigError
 from trinity_core.errors import InputError, TransientFault, TrinityError
+from trinity_core.local_paths import expanded
 
 log = logging.getLogger(__name__)
 
@@ -69,12 +70,17 @@ def steps_of(operators: Sequence[Step] | None, config_path: str | None) -> list[
         raise InputError("data_juicer takes either `operators` or `config_path`")
     given: Any = {"process": operators} if config_path is None else _read(config_path)
     steps = given.get("process")
-    if not isinstance(steps, Sequence) or not steps or not all(isinstance(s, Mapping) and len(s) == 1 for s in steps):
+    if not isinstance(steps, Sequence) or not steps or not all(map(_is_step, steps)):
         where = config_path or "data_juicer"
         raise InputError(f"{where}: `process` must be a list of operators, each `name: arguments`")
     key = given.get("text_keys")
     default = {"text_key": key if isinstance(key, str) else key[0]} if key else {}
     return [{name: {**default, **(args or {})} for name, args in step.items()} for step in steps]
+
+
+def _is_step(step: Any) -> bool:
+    """True for `name: arguments`, where there may be no arguments."""
+    return isinstance(step, Mapping) and len(step) == 1 and isinstance(next(iter(step.values())), Mapping | None)
 
 
 def process_rows(
@@ -85,11 +91,13 @@ def process_rows(
 
 
 def _read(path: str) -> dict[str, Any]:
+    if not isinstance(path, str):
+        raise InputError("`config_path` must be a path")
     try:
-        given = yaml.safe_load(Path(path).expanduser().read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise InputError(f"the Data-Juicer configuration {path} cannot be read: {error}") from error
-    if not isinstance(given, dict):
+        given = source.read(expanded(path)).tree
+    except ConfigError as error:
+        raise InputError(f"the Data-Juicer configuration cannot be used: {error.problems[0]}") from None
+    if not given:
         raise InputError(f"the Data-Juicer configuration {path} has no keys")
     if unread := [key for key in given if key not in READ]:
         log.warning("without effect in %s, as rows come from the pipeline: %s", path, ", ".join(unread))

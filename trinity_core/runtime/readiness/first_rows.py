@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config
@@ -16,6 +15,7 @@ from trinity_core.data.files import Row, data_files, first_rows, looks_local
 from trinity_core.data.inspection import supervised_inputs
 from trinity_core.data.taskset import row_problems
 from trinity_core.errors import DataError
+from trinity_core.local_paths import expanded
 from trinity_core.runtime.readiness.hub_names import hub_obstacle
 from trinity_core.runtime.readiness.obstacle import Obstacle
 from trinity_core.store.earlier import find_rollouts
@@ -53,7 +53,7 @@ def _found(
     key: str, given: TasksetConfig | ExperienceBufferConfig, problems_of: Callable[[list[Row]], list[Problem]]
 ) -> Iterator[Obstacle]:
     path, storage = given.path or "", given.storage_type or "file"
-    if storage == "file" and path and not looks_local(path) and not Path(path).expanduser().exists():
+    if storage == "file" and path and not looks_local(path) and not expanded(path).exists():
         if obstacle := hub_obstacle(f"{key}.path", path, "dataset"):
             yield obstacle
         return

@@ -9,6 +9,7 @@ from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.data.files import looks_local
+from trinity_core.local_paths import expanded
 from trinity_core.runtime.readiness.hub_names import hub_obstacle
 from trinity_core.runtime.readiness.obstacle import Obstacle
 
@@ -41,7 +42,7 @@ def missing_models(config: Config, is_first: bool) -> Iterator[Obstacle]:
         elif obstacle := hub_obstacle(key, path, "model"):
             yield obstacle
     template = model.chat_template_path
-    if template and model.custom_chat_template is None and not Path(template).expanduser().is_file():
+    if template and model.custom_chat_template is None and not expanded(template).is_file():
         yield Obstacle("model.chat_template_path", template, f"there is no file {template}.")
 
 

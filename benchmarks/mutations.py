@@ -1,0 +1,69 @@
+"""Random mistakes in our recipes and the guides' YAML: what is said of each, and how soon.
+
+    python benchmarks/mutations.py                  # 10,000
+    python benchmarks/mutations.py --count 500 --seed 7 --show 20
+
+Prints how many were accepted and refused, the slowest, and every answer that is no good: a traceback, a problem without
+a key or with another one, a wrong suggestion, more than 2 s. Ends with 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import chdir
+from pathlib import Path
+
+from measured import ROOT
+
+sys.path.insert(0, str(ROOT / "tests" / "config"))
+from mutating import Mistake, Verdict, mistake, recipes, surroundings, verdict
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000, help="mistakes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--show", type=int, default=10, help="bad answers that are printed in full")
+    given = parser.parse_args()
+    started = time.perf_counter()
+    found = campaign(given.count, given.seed)
+    seconds = sorted((each.seconds for _, _, each in found), reverse=True)
+    refused = sum(1 for _, _, each in found if each.problems)
+    bad = [each for each in found if each[2].fault]
+    print(f"{given.count} mistakes in {time.perf_counter() - started:.0f} s: {refused} refused, ", end="")
+    print(f"{given.count - refused - len(bad)} accepted, {len(bad)} bad answers")
+    print(f"slowest {', '.join(f'{each:.2f}' for each in seconds[:5])} s; median {seconds[len(seconds) // 2]:.3f} s")
+    for kind, count in Counter(each.fault.partition(":")[0] for _, _, each in bad).most_common():
+        print(f"  {count:5} {kind}")
+    for name, made, answer in bad[: given.show]:
+        print(f"\n{name}: {answer.fault}\n{_shown(made)}")
+    sys.exit(bool(bad))
+
+
+def campaign(count: int, seed: int) -> list[tuple[str, Mistake, Verdict]]:
+    """So many mistakes, each in a recipe, with what was said of it."""
+    dice, texts = random.Random(seed), list(recipes().items())
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        os.environ.update(surroundings(Path(folder)))
+        results = []
+        for _ in range(count):
+            name, text = dice.choice(texts)
+            made = mistake(text, random.Random(dice.random()))
+            results.append((name, made, verdict(made, Path(folder))))
+        return results
+
+
+def _shown(made: Mistake) -> str:
+    text = made.text if len(made.text) < 4000 else made.text[:4000] + "…"
+    overrides = [f"  override {each!r}" for each in made.overrides]
+    return "\n".join([*overrides, *(f"  | {line}" for line in text.splitlines())])
+
+
+if __name__ == "__main__":
+    main()
