@@ -65,6 +65,7 @@ class Registry(dict[str, T]):
         self._leading = leading
         self._functions = functions
         self._modules: dict[str, ModuleType | None] = {}
+        self._models: dict[str, tuple[T, type[BaseModel] | None]] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that adds a part under this name.
@@ -106,12 +107,16 @@ class Registry(dict[str, T]):
 
         Raises InputError for a part that was registered without the decorator of its kind.
         """
+        known = self._models.get(name)
+        if known is not None and known[0] is part:
+            return known[1]
         try:
             functions = self._called(part)
         except AttributeError:
             plain = type(part).__name__
             raise InputError(f"the {self.kind} '{name}' is a plain {plain}; use the decorator of its kind") from None
-        return arguments_model(name, functions, self._inputs, self._leading)
+        self._models[name] = (part, arguments_model(name, functions, self._inputs, self._leading))
+        return self._models[name][1]
 
     def _called(self, part: Any) -> Iterable[Callable[..., Any]]:
         """The functions that the part's arguments are passed to."""

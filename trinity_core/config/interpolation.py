@@ -18,9 +18,11 @@ def interpolate(origin: YamlSource, defaults: Tree, report: Report) -> Tree:
 
     What cannot be replaced (an unset environment variable, an unknown key, a cycle) is reported and becomes None.
     """
+    tree = _readable(origin.tree, "", report)
+    if not _refers(tree):
+        return tree
     from omegaconf import OmegaConf
 
-    tree = _readable(origin.tree, "", report)
     whole = merge(defaults, tree)
     trainer = whole.get("trainer")
     verl = trainer.get("trainer_config") if isinstance(trainer, dict) else None
@@ -89,6 +91,13 @@ def _replace(node: Any, resolved: Any, key: str, report: Report) -> Any:
                 report.add(path, value, _unresolved(first_line(error)))
                 result[name] = None
     return result
+
+
+def _refers(node: Any) -> bool:
+    """Whether any text below refers to something."""
+    if isinstance(node, dict | list):
+        return any(map(_refers, node.values() if isinstance(node, dict) else node))
+    return isinstance(node, str) and "${" in node
 
 
 def _unresolved(reason: str) -> str:
