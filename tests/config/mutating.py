@@ -70,10 +70,10 @@ KEYS = [
 OVERRIDES = [
     "", "=", "name", "=3", "name=", "name==", ".=1", "a..b=1", "[0]=1", "name[0]=1", "stages[0].name=x",
     "model.model_path.x=1", "buffer.explorer_input.tasksets.0.path=x", "buffer.explorer_input.tasksets[9].path=x",
-    "stages.nope.seed=1", "trainer=null", "algorithm=[]", "model=text", "seed=[", "seed={", "seed=*a", "seed=!!int x",
-    "seed=${oc.env:NOPE}", "stages=[{stage_name: a}]", "é=1", "name=\0", "trainer.trainer_config=text",
-    "buffer.trainer_input.auxiliary_buffers.a=1", "monitor.monitor_args.uri=3", "plugin_dir=/nope", "mode=nope",
-    "algorithm.policy_loss_fn_args.clip_range=text", "explorer.env_vars.A=null",
+    "stages.nope.seed=1", "trainer=null", "algorithm=[]", "model=text", "seed=[", "seed={", "seed=*a",
+    "seed=!!int x", "seed=${oc.env:NOPE}", "stages=[{stage_name: a}]", "é=1", "name=\0", "name=\udcff", "\udcff=1",
+    "trainer.trainer_config=text", "buffer.trainer_input.auxiliary_buffers.a=1", "monitor.monitor_args.uri=3",
+    "plugin_dir=/nope", "mode=nope", "algorithm.policy_loss_fn_args.clip_range=text", "explorer.env_vars.A=null",
 ]  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def verdict(made: Mistake, folder: Path) -> Verdict:
         problems: tuple[Problem, ...] = ()
     except ConfigError as error:
         problems = tuple(error.problems)
-        str(error).encode(errors="surrogatepass")
+        str(error).encode()  # as a terminal would be told
     except Exception as error:  # noqa: BLE001 - none of them may be raised
         return Verdict(time.perf_counter() - started, fault=f"{type(error).__name__}: {str(error)[:200]}")
     finally:
@@ -229,6 +229,7 @@ def _changed(text: str, dice: random.Random) -> Mistake:
     if kind == "value":
         node[key], raw = mark, dice.choice(SCALARS)
     elif kind == "null":
+        names = () if isinstance(node[key], dict) else names  # what a section lacks is said of other keys
         node[key] = None
     elif kind == "remove":
         del node[key]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from mutating import Mistake, mistake, recipes, surroundings, verdict
 
-from trinity_core.config import ConfigError, config_from_text, stages
+from trinity_core.config import ConfigError, config_from_dict, config_from_text, stages
 from trinity_core.runtime.configuration import load_checked
 
 GOOD = (Path(__file__).parent / "documents/quick_start.yaml").read_text()
@@ -54,12 +56,15 @@ def test_mistakes_in_recipes_are_reported(name: str, folder: Path) -> None:
         ("seed: !!float x", "", "'x' is no float"),
         ("seed: !!bool x", "", "'x' is no bool"),
         (f"log: {'[' * 300 + ']' * 300}", f"log{'[0]' * 50}", "is nested too deeply, in more than 50 levels"),
+        ('name: "\\ud800"', "", "holds half a character"),
         ("plugin_dir: /nope", "plugin_dir", "the plugin folder /nope does not exist"),
         ("plugin_dir: ~nobody/x", "plugin_dir", "does not exist"),
     ],
 )
 def test_mistakes_that_once_ended_in_tracebacks(lines: str, key: str, message: str, folder: Path) -> None:
-    (folder / "run.yaml").write_text(f"{GOOD}\n{lines}\n")
+    own = lines.partition(":")[0]
+    text = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith(f"{own}:"))
+    (folder / "run.yaml").write_text(f"{text}\n{lines}\n")
     with pytest.raises(ConfigError) as caught:
         load_checked(folder / "run.yaml")
     found = [problem for problem in caught.value.problems if problem.key == key]
@@ -107,6 +112,21 @@ def test_a_message_repeats_the_beginning_of_a_long_value() -> None:
     with pytest.raises(ConfigError) as caught:
         config_from_text(GOOD, [f"algorithm.algorithm_type={'x' * 100_000}"])
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({7: 1}, "7: is not a known key"),
+        ({None: 1}, "None: is not a known key"),
+        ({"name": b"x"}, "name: must be text, a number, true, false or null, not a bytes"),
+        ({"seed": float("nan")}, "seed: must be a whole number, not nan"),
+        ({"stages": [{None: 1}]}, r"stages\[0\].None: is not a known key"),
+    ],
+)
+def test_mistakes_in_a_mapping_are_reported(given: dict[Any, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        config_from_dict({**yaml.safe_load(GOOD), **given})
 
 
 def test_null_stages_are_none() -> None:

@@ -271,7 +271,7 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (("buffer.batch_size=-1",), "buffer.batch_size", "must be at least 1", ""),
     (("buffer.total_steps=5", "trainer.total_steps=6"), "trainer.total_steps", "buffer.total_steps is 5", ""),
     ((f"{INPUT}.tasksets=[{{name: a, path: b}}]",), f"{INPUT}.tasksets", "give this or taskset, not both", ""),
-    ((f"{INPUT}.taskset=null",), f"{INPUT}.taskset", "must be given in mode both", ""),
+    ((f"{INPUT}.taskset=null",), f"{INPUT}.taskset", "must be given, or tasksets, in mode both", ""),
     ((f"{INPUT}.taskset.path=''",), f"{INPUT}.taskset.path", "must be given: a file", ""),
     ((f"{INPUT}.taskset.repeat_times=1",), f"{INPUT}.taskset.repeat_times", "needs at least 2, not 1", ""),
     ((f"{INPUT}.eval_tasksets.0.name=gsm8k",), f"{INPUT}.eval_tasksets[0].name", "two task sets are called", ""),

@@ -125,8 +125,10 @@ def test_a_configuration_of_data_juicer_gives_operators(tmp_path, caplog):
         ([{"a": {}}], "process: [{a: {}}]", "either `operators` or `config_path`"),
         ([], None, "`process` must be a list of operators"),
         (None, "process: words_num_filter", "`process` must be a list of operators"),
-        (None, "- a", "has no keys"),
-        (None, "process: [", "cannot be read"),
+        (None, "", "has no keys"),
+        (None, "- a", "dj.yaml: must be a mapping"),
+        (None, "process: [", "dj.yaml:1: is not valid YAML"),
+        ([{"a": 3}], None, "each `name: arguments`"),
     ],
 )
 def test_a_list_of_operators_that_is_none_is_refused(operators, content, message, tmp_path):

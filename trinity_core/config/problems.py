@@ -44,7 +44,8 @@ class Problem:
     def __str__(self) -> str:
         place = f"{SourceLocation(self.file, self.line)}: " if self.file else ""
         hint = f" Did you mean '{self.suggestion}'?" if self.suggestion else ""
-        return f"{place}{self.key}: {self.message}{hint}" if self.key else f"{place}{self.message}{hint}"
+        text = f"{place}{self.key}: {self.message}{hint}" if self.key else f"{place}{self.message}{hint}"
+        return text.encode(errors="backslashreplace").decode()  # an argument's bytes may be no UTF-8
 
 
 class ConfigError(TrinityError):

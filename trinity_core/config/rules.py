@@ -196,7 +196,10 @@ def _tasks(config: Config) -> Iterator[Finding]:
     given = config.buffer.explorer_input
     if explores and not given.tasksets:
         yield Finding(
-            f"{INPUT}.taskset", None, f"must be given in mode {config.mode}: the explorer needs tasks.", ("mode",)
+            f"{INPUT}.taskset",
+            None,
+            f"must be given, or tasksets, in mode {config.mode}: the explorer needs tasks.",
+            ("mode",),
         )
     if config.mode == "bench" and not given.eval_tasksets:
         yield Finding(f"{INPUT}.eval_tasksets", None, "must be given in mode bench: there is nothing to evaluate on.")
