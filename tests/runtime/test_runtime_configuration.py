@@ -116,6 +116,32 @@ def test_an_environments_tasks_take_no_reward_function(load):
     for given in (f"{tasks}.default_reward_fn_type=math_reward", f"{tasks}.reward_fn_args={{x: 1}}"):
         with pytest.raises(ConfigError, match=r"is not read by env_workflow, whose rewards are the environment's"):
             load(*lake, given)
+    alone = [
+        f"{INPUT}.tasksets=[{{path: d, workflow_args: {{environment: frozen_lake}}}}]",
+        f"{INPUT}.eval_tasksets=[]",
+    ]
+    for place in (INPUT, "buffer"):
+        given = f"{place}.default_reward_fn_type=math_reward"
+        with pytest.raises(ConfigError, match=rf"{place}.default_reward_fn_type: .*is not read by env_workflow"):
+            load(*alone, f"{INPUT}.default_workflow_type=env_workflow", given)
+
+
+@pytest.mark.parametrize(
+    "workflow",
+    ["multi_turn_workflow", "toolcall_workflow", "math_boxed_workflow", "math_ruler_workflow", "command_workflow"],
+)
+def test_arguments_of_a_workflows_own_reward_are_checked(load, workflow):
+    """Whichever reward a task set without a name of one has: `fromat_weight` is nobody's."""
+    tasks = f"{INPUT}.tasksets.a"
+    given = [f"{tasks}.default_workflow_type={workflow}", f"{tasks}.reward_fn_args={{fromat_weight: 1}}"]
+    if workflow == "command_workflow":
+        given += [f"{tasks}.workflow_args={{command: go}}", "explorer.rollout_model.enable_openai_api=true"]
+    if workflow == "toolcall_workflow":
+        given.append("explorer.rollout_model.tool_call_parser=hermes")
+    if workflow == "math_ruler_workflow":
+        given.append("explorer.auxiliary_models=[{model_path: m, name: judge}]")
+    with pytest.raises(ConfigError, match="reward_fn_args"):
+        load(*given)
 
 
 def test_stages_are_checked_each_and_told_once(load):

@@ -51,10 +51,11 @@ def check_names(config: Config, report: Report) -> None:
     """
     typed = _typed(config, report, imports=False)
     if config.mode != "train":
-        for key, taskset in (*training_tasksets(typed), *eval_tasksets(typed)):
+        tasksets = [*training_tasksets(typed), *eval_tasksets(typed)]
+        for key, taskset in tasksets:
             _check_models(config, key, taskset, report)
             _check_turns(config, key, taskset, report)
-            _check_unread_reward(config, key, taskset, report)
+        _check_unread_rewards(config, tasksets, report)
     given = typed.data_processor
     for key, pipeline, runs in (
         (OPERATED, given.experience_pipeline, config.explores), (CURATED, given.task_pipeline, uses_pipeline(config)),
@@ -120,9 +121,9 @@ def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Rep
     flow, reward = taskset.default_workflow_type, taskset.default_reward_fn_type
     workflow = _found(WORKFLOWS, flow, _place(config, key, "default_workflow_type", flow), report, imports)
     where = _place(config, key, "default_reward_fn_type", reward)
-    if reward is None and _is_scored(workflow):
-        reward = workflow.default_reward
-        if reward is None:
+    if reward is None and isinstance(workflow, type) and issubclass(workflow, SimpleWorkflow):
+        reward = workflow.own_reward(taskset.workflow_args)
+        if reward is None and _is_scored(workflow):
             report.add(where, None, f"must be given: workflow '{flow}' has no reward function of its own.")
     values: dict[str, Any] = {}
     for registry, part, name, args in (
@@ -216,17 +217,32 @@ def _check_turns(config: Config, key: str, taskset: TasksetConfig, report: Repor
         report.add(f"{key}.workflow_args.turn_rewards", args.get("turn_rewards"), message)
 
 
-def _check_unread_reward(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:
-    """Report a reward function of a task set whose rewards are an environment's. One for all task sets may stay."""
-    workflow, reward = WORKFLOWS.get(taskset.default_workflow_type or ""), taskset.default_reward_fn_type
-    if workflow is None or not issubclass(workflow, EnvWorkflow) or workflow.run is not EnvWorkflow.run:
-        return
-    own = f"{key}.default_reward_fn_type"
-    message = f"is not read by {taskset.default_workflow_type}, whose rewards are the environment's: leave it out."
-    if reward is not None and _place(config, key, "default_reward_fn_type", reward) == own:
-        report.add(own, reward, message)
-    if taskset.reward_fn_args:
-        report.add(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), message)
+def _check_unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]], report: Report) -> None:
+    """Report reward functions of task sets whose rewards are an environment's, and arguments that nothing reads.
+
+    A reward function for all task sets is read if one of them is of another kind.
+    """
+    unread = {key: taskset for key, taskset in tasksets if _is_played(taskset)}
+    for key, taskset in unread.items():
+        reward, where = taskset.default_reward_fn_type, f"{key}.default_reward_fn_type"
+        message = f"is not read by {taskset.default_workflow_type}, whose rewards are the environment's: leave it out."
+        if reward is not None:
+            where = _place(config, key, "default_reward_fn_type", reward)
+            if where.startswith(key) or len(unread) == len(tasksets):
+                report.add(where, reward, message)
+        if taskset.reward_fn_args:
+            report.add(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), message)
+    for key, taskset in tasksets:
+        alone = taskset.default_workflow_type == "command_workflow" and taskset.default_reward_fn_type is None
+        if alone and taskset.reward_fn_args:
+            told = "is read with a default_reward_fn_type alone: without one the command reports the reward."
+            report.add(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), told)
+
+
+def _is_played(taskset: TasksetConfig) -> bool:
+    """True if the task set's rewards are those of an environment."""
+    workflow = WORKFLOWS.get(taskset.default_workflow_type or "")
+    return workflow is not None and issubclass(workflow, EnvWorkflow) and workflow.run is EnvWorkflow.run
 
 
 def _is_scored(workflow: Any) -> TypeGuard[type[SimpleWorkflow]]:

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, ClassVar, TypeVar
 
@@ -147,6 +147,11 @@ class SimpleWorkflow(Workflow):
     default_reward: str | None = None
     """The reward function of tasks without one."""
 
+    @classmethod
+    def own_reward(cls, workflow_args: Mapping[str, Any]) -> str | None:
+        """The reward function of tasks without one, by the `workflow_args`."""
+        return cls.default_reward
+
     async def run(self) -> list[Experience]:
         """`repeat_times` experiences, in the order of their runs."""
         completions = await self.answers()
@@ -171,7 +176,7 @@ class SimpleWorkflow(Workflow):
     @property
     def reward_name(self) -> str:
         """The task's reward function, else the workflow's own. Raises TrinityError if neither is set."""
-        name = self.task.reward_fn or self.default_reward
+        name = self.task.reward_fn or self.own_reward(self.task.workflow_args)
         if name is None:
             raise TrinityError(
                 f"task set '{self.task.taskset}' names no reward function and workflow '{self.task.workflow}' has none "

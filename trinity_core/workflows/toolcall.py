@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -61,11 +62,10 @@ class ToolCallWorkflow(ConversationWorkflow):
 
     arguments = ToolCallArguments
 
-    @property
-    def reward_name(self) -> str:
-        """The task's reward function, else `math_reward` for an answer and `toolcall_reward` for calls."""
-        given = ToolCallArguments.model_validate(self.task.workflow_args)
-        return self.task.reward_fn or ("math_reward" if given.tools else "toolcall_reward")
+    @classmethod
+    def own_reward(cls, workflow_args: Mapping[str, Any]) -> str:
+        """`math_reward` for an answer, `toolcall_reward` for calls."""
+        return "math_reward" if workflow_args.get("tools") else "toolcall_reward"
 
     async def rollout(self, run: int) -> list[Experience]:
         """Turns until one calls no tool, `max_turns` are made or the context is full."""
