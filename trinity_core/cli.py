@@ -146,7 +146,9 @@ def import_verl_run(
     """Turn a veRL run into a configuration: YAML in which each value has its veRL key as a comment.
 
     The script is read, never run. What has no counterpart here is listed, with the reason, at the head of the YAML
-    and on stderr; so is what must still be given, such as an environment variable.
+    and on stderr; so is what must still be given, such as an environment variable. Then, for example:
+
+    trinity import-verl run_qwen2-7b.sh trainer.nnodes=2 -o run.yaml; trinity validate --config run.yaml
     """
     from trinity_core.config.import_verl.command import import_to
 

@@ -54,6 +54,8 @@ def test_mistakes_in_recipes_are_reported(name: str, folder: Path) -> None:
         (f"seed: {'9' * 5000}", "", "a number of 5000 digits is too long"),
         ("seed: !!timestamp x", "", "could not determine a constructor"),
         ("seed: !!float x", "", "'x' is no float"),
+        ("seed: !!float ''", "", "'' is no float"),
+        ("seed: !!int x", "", "'x' is no int"),
         ("seed: !!bool x", "", "'x' is no bool"),
         (f"log: {'[' * 300 + ']' * 300}", f"log{'[0]' * 50}", "is nested too deeply, in more than 50 levels"),
         ('name: "\\ud800"', "", "holds half a character"),

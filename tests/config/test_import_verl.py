@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity_core.config import Config, ConfigError, config_from_text, load_config, train_settings
+from trinity_core.config import Config, ConfigError, config_from_text, load_config, source, train_settings
 from trinity_core.config.import_verl import import_verl
 from trinity_core.config.import_verl.gpu_layout import GpuLayout, gpu_layout
 from trinity_core.config.import_verl.shell import ShellScript, unknown, variable
@@ -301,6 +301,23 @@ def test_files_that_are_no_veRL_run(tmp_path: Path, name: str, text: str, messag
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=message):
         import_verl(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "data.train_files=[] data.val_files=''", "data.train_files=/",
+        "algorithm.adv_estimator=[1] trainer.logger=[[1]]",
+        "actor_rollout_ref.rollout.n={a:1}", "trainer.nnodes='\"\\0\"'", "trainer.logger='\"a\\nb\"'",
+        "trainer.experiment_name='\"\\u2028\"'", "data=text trainer=3", "actor_rollout_ref.actor.clip_ratio=!!float",
+        "algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=[]", "+x.y.z=1 ~a.b",
+        "bash -c 'python -m verl.trainer.main_ppo a=$(b main_ppo c=d)'",
+    ],
+)  # fmt: skip
+def test_odd_values_give_a_file_that_can_be_read(tmp_path: Path, words: str) -> None:
+    (tmp_path / "run.sh").write_text(f"{COMMAND} {MODEL} {words}\n")
+    made = import_verl(tmp_path / "run.sh")
+    assert "model" in source.parse(made.text).tree
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

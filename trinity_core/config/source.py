@@ -56,7 +56,8 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     try:
         return int(text) if text.lstrip("-+").isdecimal() else int(text, 0)
     except ValueError:
-        problem = f"a number of {len(text)} digits is too long"
+        digits = text.lstrip("-+").isdecimal()
+        problem = f"a number of {len(text)} digits is too long" if digits else f"{shortened(text)!r} is no int"
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
@@ -66,7 +67,7 @@ def _fitting(construct: Callable[[_Loader, yaml.ScalarNode], Any]) -> Callable[[
     def constructed(loader: _Loader, node: yaml.ScalarNode) -> Any:
         try:
             return construct(loader, node)
-        except (KeyError, ValueError):
+        except (IndexError, KeyError, ValueError):
             problem = f"{shortened(node.value)!r} is no {node.tag.rpartition(':')[2]}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from trinity_core.config.import_verl.draft import Draft, Written
+from trinity_core.config.import_verl.draft import Draft, Written, shown
 from trinity_core.config.schema import Config
 from trinity_core.config.source import dump_line
 
@@ -74,5 +74,5 @@ def _entry(head: str, value: Any, indent: int, verl: dict[str, Any]) -> Iterator
 def _comment(written: Written, verl: dict[str, Any]) -> str:
     """The origin; with veRL's value where that is another one."""
     given = verl.get(written.origin, written.value)
-    shown = f"={given}" if given != written.value and not isinstance(given, list | dict) else ""
-    return f"  # {written.origin}{shown}" if written.origin else ""
+    differs = given != written.value and not isinstance(given, list | dict)
+    return f"  # {written.origin}{f'={shown(given)}' if differs else ''}" if written.origin else ""

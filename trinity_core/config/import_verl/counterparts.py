@@ -39,7 +39,7 @@ def _course(value: Any) -> Any:
 
 def tracker(value: Any) -> str | None:
     """The first of veRL's loggers that is here; None if none is."""
-    names = value if isinstance(value, list) else [value]
+    names = [str(each) for each in (value if isinstance(value, list) else [value])]
     here = {"wandb": "wandb", "vemlp_wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboard"}
     return next((here[name] for name in names if name in here), None)
 
@@ -243,6 +243,10 @@ ABSENT = (
 """The first pattern that fits a key is its reason."""
 
 SECTIONS = (
+    Absent("optim.*", "no such setting of the optimizer here: see algorithm.optimizer"),
+    Absent("model.*", "the model is taken as it is"),
+    Absent("checkpoint.*", "a checkpoint is always whole"),
+    Absent("ulysses_sequence_parallel_size", "each sequence is one worker's"),
     Absent("*fsdp*.*", _MEMORY),
     Absent("actor_rollout_ref.actor.policy_loss.*", "an argument of another loss"),
     Absent("actor_rollout_ref.actor.*", "no such setting of updates here: see docs/training.md"),

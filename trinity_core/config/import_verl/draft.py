@@ -69,8 +69,8 @@ class Draft:
         """Note that a key has no counterpart."""
         self.used.add(key)
         value = self.verl.values.get(key)
-        shown = value.text if isinstance(value, Unread) else _short(value)
-        entry = key if value is None else f"{key}={shown}"
+        text = shown(value.text if isinstance(value, Unread) else value)
+        entry = key if value is None else f"{key}={text}"
         entries = self.left_out.setdefault(reason, [])
         if entry not in entries:
             entries.append(entry)
@@ -155,6 +155,7 @@ def _parents(key: str) -> Iterator[str]:
         yield key
 
 
-def _short(value: Any, limit: int = 60) -> str:
-    text = str(value)
+def shown(value: Any, limit: int = 60) -> str:
+    """A value in a comment: on one line, and not too long."""
+    text = "".join(char if char.isprintable() else " " for char in str(value))
     return text if len(text) <= limit else f"{text[:limit]}…"

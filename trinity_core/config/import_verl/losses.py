@@ -25,7 +25,7 @@ _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_k
 def write_algorithm(draft: Draft, rollouts: int) -> bool:
     """All of the `algorithm` section but the optimizer; returns whether a critic is trained."""
     key = "algorithm.adv_estimator"
-    estimator = draft.get(key, "gae")
+    estimator = str(draft.get(key, "gae"))
     if estimator not in _ESTIMATORS:
         nearest = _NEAREST.get(estimator, "grpo")
         draft.leave(key, f"this advantage is not here: {nearest} was written; choose another, or register your own")
@@ -68,7 +68,7 @@ def _advantage_args(draft: Draft, advantage: str) -> None:
 
 def _loss(draft: Draft) -> str:
     key = f"{_ACTOR}.policy_loss.loss_mode"
-    mode = draft.get(key, "vanilla")
+    mode = str(draft.get(key, "vanilla"))
     if draft.get(f"{_ACTOR}.use_gpg_loss", False):
         mode = "gpg"
     if mode not in _LOSSES:

@@ -31,7 +31,7 @@ def write_supervised(draft: Draft) -> None:
 
 
 def _data(draft: Draft) -> None:
-    paths = files(draft.get("data.train_files", "${oc.env:HOME}/data/gsm8k/train.parquet"))
+    paths = files(draft, "data.train_files", "${oc.env:HOME}/data/gsm8k/train.parquet")
     columns = _columns(draft)
     buffers = [
         {

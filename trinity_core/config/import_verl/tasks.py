@@ -13,17 +13,18 @@ _UNBOUNDED = 99
 """Rounds in place of veRL's 0, which stands for any number."""
 
 
-def files(value: Any) -> list[str]:
-    """Paths of `data.train_files`: one, or a list."""
-    return [str(each) for each in (value if isinstance(value, list) else [value])]
+def files(draft: Draft, key: str, default: str) -> list[str]:
+    """Paths of `data.train_files` or `data.val_files`: one, or a list; an empty list is none given."""
+    given = draft.get(key) or default
+    return [str(each) for each in (given if isinstance(given, list) else [given])]
 
 
 def data_set_names(paths: list[str], suffix: str = "") -> list[str]:
     """A name for each data set, different from the others: that of its folder, or of its file."""
     names: list[str] = []
     for path in paths:
-        parts = PurePosixPath(path).with_suffix("").parts
-        last = parts[-1] if parts else "tasks"
+        parts = PurePosixPath(path).parts
+        last = PurePosixPath(path).stem or "tasks"
         name = parts[-2] if last in ("train", "test", "validation", "val") and len(parts) > 1 else last
         name = f"{name.replace('$', '').strip('{}').rpartition(':')[2]}{suffix}"
         names.append(name if name not in names else f"{name}_{len(names) + 1}")
@@ -41,8 +42,8 @@ def write_tasks(draft: Draft, responses: Any) -> None:
         order["seed"] = Written(seed, "data.seed")
     reward = _reward(draft, responses)
     home = "${oc.env:HOME}/data/rlhf/gsm8k"
-    train = files(draft.get("data.train_files", f"{home}/train.parquet"))
-    held_out = files(draft.get("data.val_files", f"{home}/test.parquet"))
+    train = files(draft, "data.train_files", f"{home}/train.parquet")
+    held_out = files(draft, "data.val_files", f"{home}/test.parquet")
     sampled = _validation(draft)
     _put(draft, "tasksets", [
         _taskset(name, path, draft.origin("data.train_files"), columns) | {"task_selector": order} | reward

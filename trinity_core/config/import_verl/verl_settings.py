@@ -62,7 +62,10 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
         raise _wrong(path, "there is no such file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(path, f"cannot be read: {error}.") from None
-    found = list(_programs(ShellScript(text, arguments)))
+    try:
+        found = list(_programs(ShellScript(text, arguments)))
+    except RecursionError:
+        raise _wrong(path, "is nested too deeply.") from None
     if not found:
         message = "starts no veRL training: there must be a line such as `python3 -m verl.trainer.main_ppo key=value`."
         raise _wrong(path, message)
@@ -76,7 +79,7 @@ def _programs(script: ShellScript) -> Iterator[tuple[ShellCommand, int]]:
     """The commands that start a training, with the place of the program among the words."""
     for command in script.commands():
         for place, word in enumerate(command.words):
-            if any(char.isspace() for char in word) and "main_" in word and "=" in word:
+            if any(char.isspace() for char in word) and "main_" in word and "=" in word and UNKNOWN not in word:
                 yield from _programs(script.within(word))
                 break
             if place and _PROGRAM.search(word):
