@@ -135,7 +135,7 @@ def mistake(text: str, dice: random.Random) -> Mistake:
     for _ in range(3 if kind == "many" else 0):
         try:
             made = Mistake(_changed(made.text, dice).text)
-        except (yaml.YAMLError, RecursionError, ValueError, AttributeError, TypeError):
+        except (yaml.YAMLError, RecursionError, ValueError, AttributeError, LookupError, TypeError):
             break  # an earlier change has left no YAML to change
     return made
 
