@@ -1,4 +1,4 @@
-"""`trinity` with the commands that run flows: run, evaluate, curate, quickstart, up, down, status."""
+"""`trinity` with the commands that run flows, and the servers beside them: run, evaluate, curate, up, studio …"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flows.local.restarts import RESTARTS
+from trinity_core.addresses import LOOPBACK
 from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
 
 Restarts = Annotated[
@@ -129,6 +130,23 @@ def status() -> None:
     from flows.local.commands import status as lines
 
     typer.echo("\n".join(lines(Path.cwd())))
+
+
+@app.command()
+def studio(
+    file: Annotated[Path, typer.Argument(help="YAML file to begin with; made when it is saved.")] = Path("config.yaml"),
+    plugin_dir: Annotated[
+        Path | None, typer.Option("--plugin-dir", help="Folder of Python files that bring sections to the form.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to serve on. Others than this machine reach it with a token, which is printed.")
+    ] = LOOPBACK,
+    port: Annotated[int, typer.Option(help="Port of the pages.", min=1, max=65535)] = 4220,
+) -> None:
+    """Make configurations, start runs and compare them in the browser. Loopback only, unless --host is given."""
+    from flows.local.pages import serve_studio
+
+    serve_studio(Path.cwd(), file, plugin_dir, host, port)
 
 
 def main() -> None:

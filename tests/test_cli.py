@@ -35,7 +35,7 @@ def test_help_names_every_command() -> None:
     assert result.exit_code == 0
     for command in (
         "run", "evaluate", "quickstart", "up", "down", "status", "tiny", "validate", "convert", "audit",
-        "log", "version", "import-verl",
+        "log", "studio", "version", "import-verl",
     ):  # fmt: skip
         assert f" {command} " in result.output, command
 

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-COPIED = ("trinity_core", "tasks", "flows", "configs", "prefect.yaml", "tests/contributing_helpers.py")
+COPIED = ("trinity_core", "tasks", "flows", "studio", "configs", "prefect.yaml", "tests/contributing_helpers.py")
 PRELUDE = "from contributing_helpers import accepts, experiences, refuses, scripted\n"
 
 BLOCK = re.compile(r"^([^\n]+):\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -80,7 +80,7 @@ def run(folder: Path, code: str) -> None:
 def test_table_names_every_example() -> None:
     linked = re.findall(r"^\| \[(an? [^\]]+)\]\(#([a-z-]+)\)", PAGE, flags=re.MULTILINE)
     assert {name.capitalize() for name, _ in linked} == {title.capitalize() for title in sections()}
-    assert all(anchor == name.replace(" ", "-") for name, anchor in linked)
+    assert all(anchor == name.lower().replace(" ", "-") for name, anchor in linked)
 
 
 def test_new_files_are_within_two_per_row() -> None:

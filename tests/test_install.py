@@ -92,7 +92,7 @@ USED_WITHOUT_IMPORT = {
     "types-pyyaml": "mypy's types of PyYAML",
     "uv": "run by requirements/install.sh",
 }
-OURS = {"flows", "tasks", "trinity_core"}
+OURS = {"flows", "studio", "tasks", "trinity_core"}
 
 
 def distributions(*names: str) -> set[str]:
@@ -128,7 +128,7 @@ def providers(package: str) -> set[str]:
 
 
 def test_every_requirement_is_used() -> None:
-    packages = imported("trinity_core", "tasks", "flows", "benchmarks", "tests")
+    packages = imported("trinity_core", "tasks", "flows", "studio", "benchmarks", "tests")
     used = set().union(*map(providers, packages))
     assert distributions("core.in", "dev.in") - used == set(USED_WITHOUT_IMPORT)
 
@@ -136,7 +136,7 @@ def test_every_requirement_is_used() -> None:
 def test_every_import_is_a_direct_requirement() -> None:
     direct = distributions("core.in", "cpu.in", "gpu.in")
     extra = distributions("environments.txt", "data-juicer.txt")
-    found = {each for each in imported("trinity_core", "tasks", "flows") if not providers(each) & direct}
+    found = {each for each in imported("trinity_core", "tasks", "flows", "studio") if not providers(each) & direct}
     assert {each for each in found if not {name := normalised(each).replace("_", "-"), f"py-{name}"} & extra} == set()
 
 

@@ -233,17 +233,6 @@ def view(
 
 
 @app.command()
-def studio(
-    file: Annotated[Path, typer.Argument(help="YAML file to edit; made when it is saved.")] = Path("config.yaml"),
-    port: Annotated[int, typer.Option(help="Port of the page.", min=1, max=65535)] = 4220,
-) -> None:
-    """Edit a configuration as a form in the browser, its problems beside the fields. Loopback only."""
-    from trinity_core.studio.serving_form import serve_form
-
-    serve_form(file, port, typer.echo)
-
-
-@app.command()
 def log(
     checkpoint_dir: Annotated[Path, typer.Option(help="A run's folder, or that of a pipeline.", show_default=False)],
     level: Annotated[str, typer.Option(help="Least severe level: DEBUG, INFO, WARNING, ERROR or CRITICAL.")] = "INFO",

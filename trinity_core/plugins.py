@@ -9,7 +9,7 @@ from pathlib import Path
 from trinity_core.errors import TrinityError
 from trinity_core.local_paths import expanded
 
-OURS = ("flows", "tasks", "trinity_core")
+OURS = ("flows", "studio", "tasks", "trinity_core")
 """Packages that are imported beside the plugins, in some processes."""
 
 

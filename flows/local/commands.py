@@ -14,7 +14,6 @@ from flows.local.pages import Page, start_page, wait_for_page
 from flows.local.restarts import RESTARTS
 from flows.local.runs import (
     END_SECONDS,
-    api_client,
     cancel_runs,
     mark_crashed,
     pause_pool,
@@ -33,6 +32,7 @@ from flows.local.server import (
     wait_until_healthy,
 )
 from flows.local.work_pool import POOL, start_worker, worker_name
+from tasks.prefect_api import api_client
 from tasks.retries import api_faults
 from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError

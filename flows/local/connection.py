@@ -50,7 +50,7 @@ class PrefectConnection:
     def __enter__(self) -> PrefectConnection:
         self._open.enter_context(ending_on_sigterm())
         os.environ.update(prefect_environment(self._root))
-        known = _known_server(self._root)
+        known = known_server(self._root)
         if known is None:
             self._temporary = TemporaryServer(self._root)
             self._open.callback(self._temporary.stop)
@@ -76,7 +76,11 @@ class PrefectConnection:
         return found
 
 
-def _known_server(root: Path | None) -> str | None:
+def known_server(root: Path | None) -> str | None:
+    """Prefect's API that PREFECT_API_URL names, or else that of `trinity up` here; None without either.
+
+    Raises TrinityError if nobody answers at PREFECT_API_URL.
+    """
     if given := os.environ.get("PREFECT_API_URL"):
         if reason := _silence(given):
             raise TrinityError(

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from flows.local.restarts import POLL_SECONDS, Restarter
-from flows.local.runs import api_client, mark_crashed, process_is_gone, unfinished_runs
+from flows.local.runs import mark_crashed, process_is_gone, unfinished_runs
 from flows.local.server import Process, UpState, prefect_environment, start_process
 from flows.local.work_pool import POOL, start_worker
+from tasks.prefect_api import api_client
 from trinity_core.errors import TrinityError
 
 if TYPE_CHECKING:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
+from flows.local.connection import known_server
 from flows.local.server import Process, answers, prefect_environment, start_process, state_dir
 from trinity_core.addresses import LOOPBACK
 from trinity_core.files import write_json
@@ -51,6 +53,16 @@ def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", uri, "--default-artifact-root", (checkpoints / "mlflow_artifacts").as_uri()]
     return Page("mlflow", "MLflow", port, command, "/health", {page_note(checkpoints): uri})
+
+
+def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, port: int) -> NoReturn:
+    """Become Studio's server, with the Prefect API that `known_server` finds; it ends with Ctrl-C or SIGTERM."""
+    api_url = known_server(root)
+    command = [sys.executable, "-m", "studio", str(file), "--host", host, "--port", str(port)]
+    command += ["--plugin-dir", str(plugin_dir)] if plugin_dir else []
+    env = prefect_environment(root) | ({"PREFECT_API_URL": api_url} if api_url else {})
+    sys.stdout.flush()
+    os.execve(command[0], command, {**os.environ, **env})  # noqa: S606 - no shell is wanted
 
 
 def start_page(root: Path, page: Page, say: Callable[[str], None]) -> Process | None:

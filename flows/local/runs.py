@@ -22,17 +22,6 @@ CLOCK_SECONDS = 1.0
 
 
 @contextmanager
-def api_client(api_url: str) -> Iterator[SyncPrefectClient]:
-    """A client of the server there, on this machine, whatever server or proxy the environment names."""
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    here = temporary_settings({PREFECT_API_URL: api_url})
-    with here, get_client(httpx_settings={"trust_env": False}, sync_client=True) as client:
-        yield client
-
-
-@contextmanager
 def pause_pool(client: SyncPrefectClient, pool: str) -> Iterator[None]:
     """Within this context no worker takes a new run from the pool: what is scheduled stays so."""
     from prefect.client.schemas.actions import WorkPoolUpdate

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.local.restarts import MARK, Restarter, Verdict, verdict
-from flows.local.runs import api_client
+from tasks.prefect_api import api_client
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

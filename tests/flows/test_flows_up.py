@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from flows.local.commands import down, up
-from flows.local.runs import api_client, pool_is_shared
+from flows.local.runs import pool_is_shared
 from flows.local.server import UpState
 from flows.local.work_pool import POOL, worker_name
+from tasks.prefect_api import api_client
 from trinity_core.addresses import free_port
 
 pytestmark = pytest.mark.slow

@@ -1,12 +1,16 @@
-"""The form of the configuration page: which fields, which problems, and YAML that keeps its comments."""
+"""The configuration page without a browser: fields, problems, plan, files, and YAML that keeps its comments."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from studio.commented_yaml import changed
+from studio.draft import Draft, value_at, yaml_files
+from studio.form import BEGINNER, form_fields, in_sections, matching
+from studio.outlook import by_field, by_section, outlook
 from trinity_core.config.source import parse
-from trinity_core.studio.commented_yaml import changed
-from trinity_core.studio.form import BEGINNER, by_field, form_fields, problems_of, value_at
 
 TEXT = """\
 # My run
@@ -33,21 +37,26 @@ def test_only_what_matters_is_shown(expert: bool) -> None:
     supervised, exploring = keys("sft", "train", expert), keys("grpo", "explore", expert)
     assert "algorithm.repeat_times" not in supervised and "trainer.save_interval" in supervised
     assert not [key for key in supervised if key.startswith(("explorer.", "synchronizer."))]
+    assert "synchronizer.sync_method" in exploring and "synchronizer.sync_method" not in keys("ppo", "bench", expert)
     assert "algorithm.repeat_times" in exploring and not [key for key in exploring if key.startswith("trainer.")]
 
 
 def test_every_field_has_a_doc_and_numbers_their_unit() -> None:
     fields = {field.key: field for field in form_fields("grpo", "both", expert=True)}
     assert [key for key, field in fields.items() if not field.doc] == []
-    assert [field.key for field in fields.values() if field.unit and f"Unit: {field.unit}." not in field.help] == []
+    units = {field.unit for field in fields.values()}
+    assert {"tokens", "steps"} < units and fields["buffer.total_steps"].label == "total_steps (steps)"
     assert "grpo" in fields["algorithm.algorithm_type"].choices and "bench" in fields["mode"].choices
 
 
 def test_problems_stand_beside_their_fields() -> None:
-    problems = problems_of(changed(TEXT, "buffer.batch_size", -1) + "nmae: 3\n")
+    problems = outlook(changed(TEXT, "buffer.batch_size", -1) + "nmae: 3\n").problems
     found = by_field(problems, BEGINNER)
     assert found["buffer.batch_size"][0].value == -1
     assert "nmae" in [problem.key for problem in found[""]]
+    assert by_section(found["buffer.batch_size"] + [each for each in found[""] if each.key == "nmae"]) == {
+        "buffer": 1, "run": 1,
+    }  # fmt: skip
 
 
 def test_a_change_keeps_comments_and_quotes() -> None:
@@ -64,3 +73,39 @@ def test_sections_are_made_and_keys_taken_away() -> None:
     assert changed("", "name", "first") == "name: first\n"
     with pytest.raises(ValueError, match="'name' holds no keys"):
         changed(TEXT, "name.inner", 1)
+
+
+def test_what_is_fine_has_a_plan_and_a_flow() -> None:
+    text = changed(changed(TEXT, "model.model_path", "org/model"), "buffer.explorer_input.taskset.path", "org/data")
+    text = changed(changed(text, "model.max_response_tokens", 16), "model.max_prompt_tokens", 16)
+    found = outlook(changed(text, "buffer.train_batch_size", 32))
+    assert found.problems == [] and found.flow == "rft"
+    assert "4 tasks, 32 rollouts" in found.plan and "org/model" in found.plan
+
+
+def test_fields_are_found_by_words_of_key_or_doc() -> None:
+    fields = form_fields("grpo", "both", expert=True)
+    found = matching(fields, "optimizer LR")
+    assert "algorithm.optimizer.lr" in [field.key for field in found]
+    assert all("optimizer" in f"{field.key} {field.doc}".lower() for field in found)
+    assert [*in_sections(fields)][:3] == ["run", "algorithm", "model"]
+
+
+def test_a_draft_is_opened_changed_and_saved(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(TEXT)
+    draft = Draft.opened(tmp_path / "my.yaml")
+    assert draft.is_saved and draft.value("algorithm.repeat_times") == 8
+    draft.change("algorithm.repeat_times", 16)
+    assert not draft.is_saved and (tmp_path / "my.yaml").read_text() == TEXT
+    draft.save(tmp_path / "new/other.yaml")
+    assert draft.is_saved and draft.file == tmp_path / "new/other.yaml"
+    assert (tmp_path / "my.yaml").read_text() == TEXT
+    assert "# rollouts of a task" in draft.file.read_text() and "repeat_times: 16" in draft.file.read_text()
+    assert Draft.opened(tmp_path / "not there.yaml").tree() == {}
+
+
+def test_configurations_are_listed_and_the_rest_is_not(tmp_path: Path) -> None:
+    for name in ("b.yaml", "a.yml", "configs/c.yaml", "prefect.yaml", ".ci/d.yaml", "checkpoints/p/e.yaml", "f.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert [str(path) for path in yaml_files(tmp_path)] == ["a.yml", "b.yaml", "configs/c.yaml"]

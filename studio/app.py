@@ -1,0 +1,48 @@
+"""The pages of Studio, run by Streamlit at each interaction; its arguments are those of `studio.surroundings`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import streamlit as st
+
+from studio.access import TOKEN_VARIABLE, admits
+from studio.config_page import config_page
+from studio.runs_page import runs_page
+from studio.surroundings import surroundings_of
+from trinity_core.plugins import load_plugins
+
+GIVEN = "given token"
+
+
+def main() -> None:
+    """Draw the page that the address names."""
+    # No icons of pages: a browser would fetch them from elsewhere for its tab.
+    st.set_page_config(page_title="Trinity Studio", layout="wide")
+    if not admitted(os.environ.get(TOKEN_VARIABLE, "")):
+        return
+    around = surroundings_of(sys.argv[1:])
+    load_plugins(around.plugin_dir)
+    runs = st.Page(lambda: runs_page(around), title="Runs", url_path="runs")
+    configuration = st.Page(
+        lambda: config_page(around, lambda: st.switch_page(runs)),
+        title="Configuration",
+        url_path="configuration",
+        default=True,
+    )
+    st.navigation([configuration, runs], position="top").run()
+
+
+def admitted(token: str) -> bool:
+    """True once this browser has given the token, in the page's address or in the field that asks for it."""
+    given = st.session_state.get(GIVEN) or st.query_params.get("token", "")
+    if not admits(token, given):
+        given = st.text_input("Token", type="password", help="`trinity studio` printed it in its terminal.")
+    if not admits(token, given):
+        return False
+    st.session_state[GIVEN] = given
+    return True
+
+
+main()

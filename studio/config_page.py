@@ -1,0 +1,205 @@
+"""The configuration page: a file's fields by section; its problems, its plan and its text beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+import yaml
+
+from studio.draft import Draft, value_at, yaml_files
+from studio.form import FormField, form_fields, in_sections, matching
+from studio.outlook import Outlook, by_field, by_section, outlook
+from studio.sections import SECTIONS
+from studio.start_form import start_form
+from studio.surroundings import Surroundings
+from trinity_core.config import ConfigError, Problem
+from trinity_core.config.source import parse_value
+
+DEFAULT = ""
+"""Of a choice: the key is not given."""
+
+
+def config_page(around: Surroundings, show_runs: Callable[[], None]) -> None:
+    """Draw the page; `show_runs` goes to the other one, once a run has been started."""
+    draft = present_draft(around)
+    try:
+        tree = draft.tree()
+    except ConfigError as error:
+        choose_file(draft, around)
+        st.error(str(error))
+        edit_text(draft)
+        return
+    found = outlook(draft.text) if tree else Outlook([])
+    form, beside = st.columns([3, 2], gap="large")
+    with form:
+        choose_file(draft, around)
+        fill_in(draft, tree, found.problems)
+        for title, draw in SECTIONS.items():
+            with st.container(border=True):
+                st.subheader(title)
+                draw(draft)
+    with beside:
+        save_and_start(draft, found, around, show_runs)
+        show_outlook(found, bool(tree))
+        with st.expander("YAML", expanded=True, icon=":material/description:"):
+            edit_text(draft)
+
+
+def present_draft(around: Surroundings) -> Draft:
+    """The draft of this browser's session; the file of the command line at first."""
+    if "draft" not in st.session_state:
+        st.session_state.draft = Draft.opened(around.file)
+    draft: Draft = st.session_state.draft
+    return draft
+
+
+def choose_file(draft: Draft, around: Surroundings) -> None:
+    """Choose another file below the root, or write the name of one."""
+    listed = [str(path) for path in yaml_files(around.root)]
+    shown = _relative(draft.file, around.root)
+    st.session_state["file"] = shown
+
+    def load() -> None:
+        try:
+            st.session_state.draft = Draft.opened(around.root / st.session_state["file"])
+        except (OSError, UnicodeDecodeError) as error:
+            st.toast(f"It cannot be read: {error}")
+
+    st.selectbox(
+        "File",
+        list(dict.fromkeys([shown, *listed])),
+        key="file",
+        accept_new_options=True,
+        on_change=load,
+        disabled=not draft.is_saved,
+        help="Choose a file, or write the name of a new one. Changes must be saved or discarded before.",
+    )
+
+
+def fill_in(draft: Draft, tree: Any, problems: Sequence[Problem]) -> None:
+    """The fields: the beginner's in their sections, or the expert's of one section or of a search."""
+    algorithm, mode = value_at(tree, "algorithm.algorithm_type") or "ppo", value_at(tree, "mode") or "both"
+    expert = st.toggle("All settings", help="The settings that most runs leave alone, too")
+    fields = form_fields(str(algorithm), str(mode), expert)
+    if expert:
+        fields = narrowed(fields, by_section(problems))
+    found = by_field(problems, (field.key for field in fields))
+    for section, own in in_sections(fields).items():
+        with st.container(border=True):
+            st.markdown(f"**{section}**")
+            for start in range(0, len(own), 2):
+                for column, field in zip(st.columns(2), own[start : start + 2], strict=False):
+                    with column:
+                        show_field(draft, field, value_at(tree, field.key), found.get(field.key, []))
+
+
+def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormField]:
+    """The fields that a search or a chosen section leaves."""
+    words = st.text_input("Find", placeholder="words of a key or of what it does", icon=":material/search:")
+    if words.strip():
+        return matching(fields, words)
+    sections = in_sections(fields)
+    chosen = st.pills(
+        "Section",
+        list(sections),
+        default=next(iter(sections)),
+        required=True,
+        format_func=lambda name: f"{name} :red[{faults[name]}]" if name in faults else name,
+        label_visibility="collapsed",
+    )
+    return sections.get(str(chosen), [])
+
+
+def show_field(draft: Draft, field: FormField, value: Any, problems: Sequence[Problem]) -> None:
+    """One field with its problems; a change of it goes into the text."""
+    key = f"field {field.key}"
+    st.session_state[key] = written = DEFAULT if value is None else _as_yaml(value)
+    default = "" if field.default is None else f"default: {_as_yaml(field.default)}"
+    if field.choices:
+        st.selectbox(
+            field.label,
+            list(dict.fromkeys([DEFAULT, *field.choices, written])),
+            key=key,
+            help=field.doc,
+            format_func=lambda choice: choice or default or "not set",
+            accept_new_options=field.open,
+            on_change=take,
+            args=(draft, field, key),
+        )
+    else:
+        st.text_input(
+            field.label, key=key, help=field.doc, placeholder=default, on_change=take, args=(draft, field, key)
+        )
+    for problem in problems:
+        st.error(problem.message)
+
+
+def take(draft: Draft, field: FormField, key: str) -> None:
+    """Put what was entered into the text; an empty field takes its key away."""
+    entered = str(st.session_state[key] or "").strip()
+    try:
+        draft.change(field.key, entered or None if field.kind == "string" else parse_value(entered))
+    except (yaml.YAMLError, ValueError) as error:
+        st.toast(f"{field.key}: {error}")
+
+
+def save_and_start(draft: Draft, found: Outlook, around: Surroundings, show_runs: Callable[[], None]) -> None:
+    """Save the draft, under this or another name, discard its changes, or start a run of it."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if st.button("Save", icon=":material/save:", disabled=draft.is_saved):
+            save(draft, draft.file)
+        with st.popover("Save as"):
+            name = st.text_input("File", value=_relative(draft.file, around.root), key="save as")
+            if st.button("Save", key="save as button"):
+                save(draft, around.root / name)
+        if st.button("Discard changes", disabled=draft.is_saved):
+            draft.text = draft.saved
+            st.rerun()
+        with st.popover("Start", icon=":material/play_arrow:", type="primary", disabled=found.config is None):
+            start_form(draft, found, around, show_runs)
+
+
+def save(draft: Draft, file: Path) -> None:
+    """Save, and say so."""
+    try:
+        draft.save(file)
+    except OSError as error:
+        st.toast(f"It cannot be saved: {error}")
+        return
+    st.toast(f"Saved as {file}")
+    st.rerun()
+
+
+def show_outlook(found: Outlook, begun: bool) -> None:
+    """The problems that there are, or the plan."""
+    if not begun:
+        st.info("The configuration is empty. Fill in the model and the data, or choose a file.")
+    elif count := len(found.problems):
+        st.error(f"**{count} problem{'s' if count != 1 else ''}**", icon=":material/error:")
+        for problem in found.problems:
+            st.markdown(f":red[`{problem.key}`]" if problem.key else ":red[file]")
+            st.text(problem.message)
+    else:
+        st.success("**No problems.** What a run would do:", icon=":material/check_circle:")
+        st.code(found.plan, language=None, wrap_lines=True)
+
+
+def edit_text(draft: Draft) -> None:
+    """The text itself, for lists and maps, which have no field."""
+    st.session_state["text"] = draft.text
+
+    def take_text() -> None:
+        draft.text = st.session_state["text"]
+
+    st.text_area("YAML", key="text", height=420, on_change=take_text, label_visibility="collapsed")
+
+
+def _as_yaml(value: Any) -> str:
+    return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
+
+
+def _relative(file: Path, root: Path) -> str:
+    return str(file.relative_to(root) if file.is_relative_to(root) else file)

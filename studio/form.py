@@ -1,0 +1,125 @@
+"""The fields of the configuration page, for an algorithm and a mode, by section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.fields import Kind, Setting, sections, settings
+
+BEGINNER = (
+    "project",
+    "name",
+    "mode",
+    "checkpoint_root_dir",
+    "algorithm.algorithm_type",
+    "algorithm.repeat_times",
+    "algorithm.optimizer.lr",
+    "model.model_path",
+    "model.max_prompt_tokens",
+    "model.max_response_tokens",
+    "buffer.total_steps",
+    "buffer.total_epochs",
+    "buffer.batch_size",
+    "buffer.train_batch_size",
+    "buffer.explorer_input.taskset.path",
+    "buffer.trainer_input.experience_buffer.path",
+    "explorer.eval_interval",
+    "synchronizer.sync_method",
+    "synchronizer.sync_interval",
+    "trainer.save_interval",
+    "cluster.gpu_per_node",
+    "monitor.monitor_type",
+)
+"""Keys that the beginner's form has, in order."""
+EXPLORING = ("explorer", "algorithm.repeat_times", "buffer.batch_size", "buffer.explorer_input.taskset")
+"""Keys and sections that say how experiences are made."""
+TRAINING = ("trainer", "buffer.train_batch_size", "algorithm.optimizer")
+"""Keys and sections that say how the policy is trained."""
+SYNC = ("synchronizer",)
+"""The section that says how trained weights come to the engines."""
+TOP = "run"
+"""The section of keys that stand in none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """One key of the form."""
+
+    key: str
+    doc: str
+    unit: str
+    kind: Kind
+    default: Any
+    choices: tuple[str, ...]
+    """All values of a choice; the known names of a named part."""
+    open: bool
+    """Other values than the choices may be given."""
+
+    @property
+    def section(self) -> str:
+        """The first name of its key."""
+        return self.key.partition(".")[0] if "." in self.key else TOP
+
+    @property
+    def label(self) -> str:
+        """The rest of its key, with the unit of a number."""
+        name = self.key.removeprefix(f"{self.section}.")
+        return f"{name} ({self.unit})" if self.unit else name
+
+
+def form_fields(algorithm: str, mode: str, expert: bool = False) -> list[FormField]:
+    """The fields that matter for an algorithm and a mode, in order; the beginner's are a choice of the expert's.
+
+    An algorithm that is not built in is taken for one that uses rollouts.
+    """
+    known = {field.key: field for field in _all_fields()}
+    keys: Iterable[str] = known if expert else (key for key in BEGINNER if key in known)
+    hidden = _hidden(algorithm, mode)
+    return [known[key] for key in keys if not any(_within(key, each) for each in hidden)]
+
+
+def in_sections(fields: Iterable[FormField]) -> dict[str, list[FormField]]:
+    """Section → its fields, in order."""
+    found: dict[str, list[FormField]] = {}
+    for field in fields:
+        found.setdefault(field.section, []).append(field)
+    return found
+
+
+def matching(fields: Iterable[FormField], words: str) -> list[FormField]:
+    """The fields with all of these words in their key or doc."""
+    wanted = words.lower().split()
+    return [field for field in fields if all(word in f"{field.key} {field.doc}".lower() for word in wanted)]
+
+
+def _all_fields() -> Iterator[FormField]:
+    for section, cls in sections():
+        if "[i]" not in section and ".NAME" not in section and not section.startswith("stages"):
+            for setting in settings(cls):
+                if setting.section is None and not setting.same_as and not setting.no_effect:
+                    yield _field(f"{section}.{setting.name}".lstrip("."), setting)
+
+
+def _field(key: str, setting: Setting) -> FormField:
+    plain = ("true", "false") if setting.kind == "boolean" else setting.choices
+    return FormField(
+        key, setting.doc, setting.unit, setting.kind, setting.default, plain or setting.names, open=not plain
+    )
+
+
+def _hidden(algorithm: str, mode: str) -> tuple[str, ...]:
+    """Keys and sections that do not matter."""
+    known = ALGORITHMS.get(algorithm)
+    given = known is not None and not known.uses_rollouts
+    return (
+        (EXPLORING if given or mode == "train" else ())
+        + (TRAINING if mode in ("explore", "bench", "serve") else ())
+        + (SYNC if given or mode == "bench" else ())
+    )
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")

@@ -1,0 +1,49 @@
+"""What a configuration would do, or what is wrong with it: shown beside its fields after each change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trinity_core.config import Config, ConfigError, Problem, config_from_text
+from trinity_core.runtime.placement import flow_of
+from trinity_core.runtime.readiness.planned import planned, planned_text
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """Either every problem, or the configuration with its plan."""
+
+    problems: list[Problem]
+    config: Config | None = None
+    plan: str = ""
+    """The lines of `trinity plan`."""
+    flow: str = ""
+    """The flow that runs it."""
+
+
+def outlook(text: str) -> Outlook:
+    """The outlook of a configuration's YAML text; modules of its `plugin_dir` are not loaded."""
+    try:
+        config = config_from_text(text)
+    except ConfigError as error:
+        return Outlook(error.problems)
+    return Outlook([], config, planned_text(planned(config)), flow_of(config))
+
+
+def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:
+    """Key → its problems; those of keys that the form does not have are under the empty key."""
+    found: dict[str, list[Problem]] = {}
+    shown = set(keys)
+    for problem in problems:
+        found.setdefault(problem.key if problem.key in shown else "", []).append(problem)
+    return found
+
+
+def by_section(problems: Iterable[Problem]) -> dict[str, int]:
+    """First name of a key → how many problems are below it; those of keys without a section are under `run`."""
+    counts: dict[str, int] = {}
+    for problem in problems:
+        section = problem.key.partition(".")[0].partition("[")[0] if "." in problem.key else "run"
+        counts[section] = counts.get(section, 0) + 1
+    return counts

@@ -1,0 +1,140 @@
+"""Prefect's side of Studio: its flow runs, and what may be asked of them. Nothing here is cached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from tasks.prefect_api import api_client
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+MOST_RUNS = 60
+SOON = timedelta(minutes=1)
+"""Runs that a schedule has made for later are not shown before."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRunSeen:
+    """A flow run as Prefect knows it."""
+
+    id: str
+    title: str
+    flow: str
+    state: str
+    """Prefect's name of it, such as `Running` or `AwaitingRetry`."""
+    kind: str
+    """Prefect's type of it, such as `RUNNING`."""
+    message: str = ""
+    began: datetime | None = None
+    ended: datetime | None = None
+    parent: str = ""
+    """The flow run of which it is a part."""
+    deployment: str = ""
+    """Its deployment's id; empty for one that a command started."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """`project`, `name` and `stage`, once its configuration has been read."""
+
+
+class PrefectRuns:
+    """The flow runs of a Prefect API. Every method raises what `tasks.retries.api_faults` names if that is away."""
+
+    def __init__(self, api_url: str) -> None:
+        self._api_url = api_url
+
+    def recent(self) -> list[FlowRunSeen]:
+        """The newest flow runs, with those that are parts of others; the newest first."""
+        with api_client(self._api_url) as client:
+            found = _top_runs(client)
+            parts = _parts(client, found)
+            flows = _flow_names(client)
+            parents = _parents(client, parts)
+        return [_seen(run, flows, parents.get(run.parent_task_run_id, "")) for run in (*found, *parts)]
+
+    def deployments(self, flow: str) -> dict[str, str]:
+        """Deployments of a flow whose runs take one `config`: id → `flow/name`."""
+        with api_client(self._api_url) as client:
+            flows = _flow_names(client)
+            found = [each for each in client.read_deployments() if flows.get(each.flow_id) == flow]
+        fitting = [each for each in found if "config" in (each.parameter_openapi_schema or {}).get("properties", {})]
+        return {str(each.id): f"{flow}/{each.name}" for each in sorted(fitting, key=lambda each: each.name)}
+
+    def start(self, deployment: str, parameters: Mapping[str, Any]) -> str:
+        """Schedule a run of a deployment at once; its id."""
+        from uuid import UUID
+
+        with api_client(self._api_url) as client:
+            return str(client.create_flow_run_from_deployment(UUID(deployment), parameters=dict(parameters)).id)
+
+    def cancel(self, run: str, begun: bool) -> None:
+        """Ask for the end of a run: training saves at its next step boundary. One that has not begun never does."""
+        from prefect.states import Cancelled, Cancelling
+
+        self._set(run, Cancelling() if begun else Cancelled(message="Cancelled in Studio"))
+
+    def retry(self, run: str) -> None:
+        """Let a worker run a deployment's run again; it resumes from its latest checkpoint."""
+        from prefect.states import Scheduled
+
+        self._set(run, Scheduled(message="Retried in Studio"))
+
+    def _set(self, run: str, state: Any) -> None:
+        from uuid import UUID
+
+        with api_client(self._api_url) as client:
+            client.set_flow_run_state(UUID(run), state, force=True)
+
+
+def _top_runs(client: SyncPrefectClient) -> list[FlowRun]:
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    until = {"expected_start_time": {"before_": datetime.now(UTC) + SOON}}
+    wanted = FlowRunFilter.model_validate({"parent_task_run_id": {"is_null_": True}, **until})
+    return client.read_flow_runs(flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=MOST_RUNS)
+
+
+def _parts(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[FlowRun]:
+    """The subflow runs of these runs, the first to begin first."""
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    wanted = FlowRunFilter.model_validate({"parent_flow_run_id": {"any_": [run.id for run in runs]}})
+    found = client.read_flow_runs(flow_run_filter=wanted) if runs else []
+    return sorted(found, key=lambda run: run.expected_start_time or datetime.max.replace(tzinfo=UTC))
+
+
+def _parents(client: SyncPrefectClient, parts: Sequence[FlowRun]) -> dict[Any, str]:
+    """Task run that stands for a subflow in its parent → the parent's id."""
+    from prefect.client.schemas.filters import TaskRunFilter
+
+    wanted = TaskRunFilter.model_validate({"id": {"any_": [run.parent_task_run_id for run in parts]}})
+    found = client.read_task_runs(task_run_filter=wanted) if parts else []
+    return {task.id: str(task.flow_run_id) for task in found}
+
+
+def _flow_names(client: SyncPrefectClient) -> dict[Any, str]:
+    return {flow.id: flow.name for flow in client.read_flows()}
+
+
+def _seen(run: FlowRun, flows: Mapping[Any, str], parent: str) -> FlowRunSeen:
+    state = run.state
+    tags = dict(tag.split(":", 1) for tag in run.tags if ":" in tag)
+    return FlowRunSeen(
+        id=str(run.id),
+        title=run.name,
+        flow=flows.get(run.flow_id, ""),
+        state=state.name or "" if state else "",
+        kind=state.type.value if state else "",
+        message=(state.message or "") if state else "",
+        began=run.start_time,
+        ended=run.end_time,
+        parent=parent,
+        deployment=str(run.deployment_id or ""),
+        parameters=run.parameters,
+        tags=tags,
+    )

@@ -1,0 +1,15 @@
+"""Sections of the configuration page that a user's modules bring.
+
+A module in `--plugin-dir` registers a function under the section's title. It gets the draft, may draw with Streamlit,
+and changes keys through the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from studio.draft import Draft
+from trinity_core.registry import Registry
+
+SECTIONS: Registry[Callable[[Draft], None]] = Registry("section of Studio")
+"""Title → function that draws the section below the form."""

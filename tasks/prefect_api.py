@@ -1,0 +1,21 @@
+"""Clients of Prefect's API outside of a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+
+@contextmanager
+def api_client(api_url: str) -> Iterator[SyncPrefectClient]:
+    """A client of the server there, on this machine, whatever server or proxy the environment names."""
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    here = temporary_settings({PREFECT_API_URL: api_url})
+    with here, get_client(httpx_settings={"trust_env": False}, sync_client=True) as client:
+        yield client

@@ -1,0 +1,152 @@
+"""Studio's pages as Streamlit runs them, without a browser: fields, sections of plugins, starts, the token."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from studio.access import TOKEN_VARIABLE, admits, is_local, new_token
+from studio.sections import SECTIONS
+from trinity_core.errors import TrinityError
+
+APP = Path(__file__).parent.parent.parent / "studio/app.py"
+TEXT = """\
+name: mine  # a name
+algorithm:
+  algorithm_type: grpo
+  repeat_times: 8
+model: {model_path: org/model, max_prompt_tokens: 16, max_response_tokens: 16}
+buffer:
+  batch_size: 4
+  train_batch_size: 32
+  explorer_input:
+    taskset: {path: org/data}
+"""
+PLUGIN = '''
+import streamlit as st
+from studio.sections import SECTIONS
+
+@SECTIONS.register("Budget")
+def budget(draft):
+    """Sets the steps."""
+    st.button("Ten steps", on_click=draft.change, args=("buffer.total_steps", 10))
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a configuration and no server."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["app.py", "my.yaml"])
+    for variable in ("PREFECT_API_URL", "TRINITY_CHECKPOINT_ROOT_DIR", TOKEN_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "my.yaml").write_text(TEXT)
+    return tmp_path
+
+
+def opened() -> AppTest:
+    page = AppTest.from_file(str(APP), default_timeout=60).run()
+    assert not page.exception
+    return page
+
+
+def field(page: AppTest, label: str) -> object:
+    [found] = [each for each in (*page.text_input, *page.selectbox) if each.label == label]
+    return found
+
+
+def test_a_field_changes_the_text_and_its_problem_stands_below(folder: Path) -> None:
+    page = opened()
+    assert any("32 rollouts" in code.value for code in page.code), "the plan"
+    field(page, "repeat_times").set_value("-3").run()  # type: ignore[attr-defined]
+    assert "repeat_times: -3" in page.text_area[0].value
+    assert [error.value for error in page.error if "at least" in error.value]
+    field(page, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
+    assert any("64 rollouts" in code.value for code in page.code) and not page.error
+    [save] = [button for button in page.button if button.label == "Save" and button.key != "save as button"]
+    save.click().run()
+    assert (folder / "my.yaml").read_text() == TEXT.replace("repeat_times: 8", "repeat_times: 16")
+
+
+def test_text_edited_by_hand_fills_the_fields(folder: Path) -> None:
+    page = opened()
+    page.text_area[0].set_value(TEXT.replace("grpo", "ppo")).run()
+    assert field(page, "algorithm_type").value == "ppo"  # type: ignore[attr-defined]
+    page.text_area[0].set_value("name: [").run()
+    assert not page.exception and page.error, "what is no YAML is said, and can be mended"
+    page.text_area[0].set_value(TEXT).run()
+    assert not page.error
+
+
+def test_all_settings_are_shown_by_section_or_search(folder: Path) -> None:
+    page = opened()
+    page.toggle[0].set_value(True).run()
+    [find] = [each for each in page.text_input if each.label == "Find"]
+    find.set_value("optimizer lr").run()
+    assert not page.exception and field(page, "optimizer.lr_warmup_steps (steps)")
+
+
+def test_a_section_of_a_plugin_changes_the_draft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "plugins").mkdir()
+    (folder / "plugins/studio_budget.py").write_text(PLUGIN)
+    monkeypatch.setattr(sys, "argv", ["app.py", "my.yaml", "--plugin-dir", "plugins"])
+    try:
+        page = opened()
+        assert "Budget" in [heading.value for heading in page.subheader]
+        [button] = [each for each in page.button if each.label == "Ten steps"]
+        button.click().run()
+        assert "total_steps: 10" in page.text_area[0].value
+    finally:
+        SECTIONS.pop("Budget", None)
+        sys.modules.pop("studio_budget", None)
+
+
+def test_a_plugin_that_has_our_name_is_refused(folder: Path) -> None:
+    from trinity_core.plugins import load_plugins
+
+    (folder / "studio.py").touch()
+    with pytest.raises(TrinityError, match="name of a package of this project"):
+        load_plugins(folder)
+
+
+def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> None:
+    page = opened()
+    [start] = [button for button in page.button if button.label == "Save and start"]
+    start.click().run(timeout=120)
+    assert not page.exception
+    assert [error.value for error in page.error if error.value.startswith("model.model_path")], "there is no such model"
+    assert not (folder / ".trinity/studio").exists()
+
+
+def test_the_list_of_runs_may_be_empty(folder: Path) -> None:
+    def runs() -> None:
+        from studio.runs_page import runs_page
+        from studio.surroundings import surroundings_of
+
+        runs_page(surroundings_of([]))
+
+    page = AppTest.from_function(runs, default_timeout=60).run()
+    assert not page.exception and "no runs yet" in page.info[0].value
+
+
+def test_nothing_is_shown_without_the_token(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret")
+    page = opened()
+    assert [each.label for each in page.text_input] == ["Token"] and not page.text_area
+    page.text_input[0].set_value("wrong").run()
+    assert not page.text_area
+    page.text_input[0].set_value("secret").run()
+    assert page.text_area
+    page = AppTest.from_file(str(APP), default_timeout=60)
+    page.query_params["token"] = "secret"
+    assert page.run().text_area
+
+
+def test_only_the_loopback_interface_needs_no_token() -> None:
+    assert [is_local(host) for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8")] == [True] * 4
+    assert [is_local(host) for host in ("0.0.0.0", "::", "10.0.0.1", "my-machine")] == [False] * 4
+    assert new_token() != new_token() and len(new_token()) > 30
+    assert admits("", "") and admits("a", "a") and not admits("a", "") and not admits("a", "b")

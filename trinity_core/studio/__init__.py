@@ -1,1 +1,0 @@
-"""Studio: a configuration as a form in the browser."""
