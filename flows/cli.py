@@ -16,6 +16,7 @@ Restarts = Annotated[
     int, typer.Option(help="How many times an hour a run that was killed is started again; 0: never.", min=0)
 ]
 MlflowPort = Annotated[int, typer.Option(help="Port of MLflow, on 127.0.0.1; 0: none.", min=0, max=65535)]
+StudioPort = Annotated[int, typer.Option(help="Port of Studio, on 127.0.0.1; 0: none.", min=0, max=65535)]
 Port = Annotated[int, typer.Option(help="Port of the Prefect server, on 127.0.0.1.", min=1, max=65535)]
 
 
@@ -97,16 +98,19 @@ def quickstart(
 
 
 @app.command()
-def up(port: Port = 4200, restarts: Restarts = RESTARTS, mlflow_port: MlflowPort = 5000) -> None:
-    """Start Prefect here: server on SQLite, work pool, one worker, all deployments of prefect.yaml; and MLflow.
+def up(
+    port: Port = 4200, restarts: Restarts = RESTARTS, mlflow_port: MlflowPort = 5000, studio_port: StudioPort = 4220
+) -> None:
+    """Start Prefect here: server on SQLite, work pool, one worker, all deployments of prefect.yaml; MLflow and Studio.
 
-    Loopback only. MLflow shows the runs below TRINITY_CHECKPOINT_ROOT_DIR, by default ./checkpoints.
+    Loopback only. MLflow and Studio show the runs below TRINITY_CHECKPOINT_ROOT_DIR, by default ./checkpoints.
     """
     from flows.local.commands import up as start
-    from flows.local.pages import mlflow_page
+    from flows.local.pages import mlflow_page, studio_page
     from trinity_core.runtime.signals import ending_on_sigterm
 
     pages = [mlflow_page(Path.cwd(), mlflow_port)] if mlflow_port else []
+    pages += [studio_page(Path.cwd(), studio_port)] if studio_port else []
     with ending_on_sigterm():
         state = start(Path.cwd(), port, typer.echo, restarts, pages)
     typer.echo(f"\nPrefect UI  {state.api_url.removesuffix('/api')}")

@@ -32,6 +32,8 @@ def hindrance(action: Action, row: RunRow) -> str:
     match action:
         case Action.CANCEL if row.state.is_over:
             return "It is over."
+        case Action.CANCEL if row.state is RunState.ENDING:
+            return "It ends already."
         case Action.RETRY if not row.state.is_over:
             return "It is not over."
         case Action.CANCEL | Action.RETRY if row.flow_run is not None and row.flow_run.parent:
@@ -71,7 +73,7 @@ def begin(launch: Launch, row: RunRow, around: Surroundings) -> str:
     """Start a flow: as a run of its first deployment if it has one, else as a process on this machine."""
     found = PrefectRuns(around.api_url).deployments(launch.flow) if around.api_url and launch.config else {}
     for deployment, name in found.items():
-        PrefectRuns(around.api_url).start(deployment, launch.parameters)
+        PrefectRuns(around.api_url).start(deployment, row.title, launch.parameters)
         return f"Started {name}."
     project, name = _names(row)
     return f"Started process {start_process(launch, project, name, around).pid}."
@@ -82,7 +84,7 @@ def _cancel(row: RunRow, around: Surroundings) -> str:
         row.process.cancel()
     elif row.flow_run is not None:
         PrefectRuns(around.api_url).cancel(row.flow_run.id, row.state is not RunState.WAITING)
-    return "It saves at its next step boundary, and ends."
+    return "It will not begin." if row.state is RunState.WAITING else "It saves at its next step boundary, and ends."
 
 
 def _retry(row: RunRow, around: Surroundings) -> str:

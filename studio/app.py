@@ -14,12 +14,17 @@ from studio.surroundings import surroundings_of
 from trinity_core.plugins import load_plugins
 
 GIVEN = "given token"
+STYLE = """<style>
+.stMainBlockContainer { padding-top: 4rem; padding-bottom: 2rem }
+.stTextArea textarea { font-family: monospace; font-size: 0.8rem; white-space: pre }
+</style>"""
 
 
 def main() -> None:
     """Draw the page that the address names."""
     # No icons of pages: a browser would fetch them from elsewhere for its tab.
     st.set_page_config(page_title="Trinity Studio", layout="wide")
+    st.html(STYLE)
     if not admitted(os.environ.get(TOKEN_VARIABLE, "")):
         return
     around = surroundings_of(sys.argv[1:])

@@ -15,7 +15,7 @@ from studio.surroundings import Surroundings
 from studio.tracked_runs import champion_step
 from trinity_core.tracking.rollouts import SampledRollout
 
-LEFT_OUT = 1200
+MOST_SHOWN = 1200
 """Characters of an answer that are shown at once."""
 A_PAGE = 5
 """Tasks that are shown at once."""
@@ -77,23 +77,22 @@ def show_task(row: SampleRow) -> None:
     """A task, and its answers beside each other."""
     with st.container(border=True):
         st.text(row.prompt)
-        if row.truth:
+        reference, *places = st.columns(1 + len(row.answers))
+        with reference:
             st.caption("reference")
-            st.text(row.truth)
-        for place, (column, answer) in zip(st.columns(len(row.answers)), row.answers.items(), strict=True):
+            st.code(row.truth or "–", language=None, wrap_lines=True)
+        for place, (column, answer) in zip(places, row.answers.items(), strict=True):
             with place:
                 show_answer(column, answer)
 
 
 def show_answer(column: str, answer: SampledRollout | None) -> None:
     """An answer with its reward. Text of a model is shown as text alone."""
-    st.caption(column)
-    if answer is None:
-        st.text("–")
-        return
-    if answer.reward is not None:
-        st.badge(f"reward {answer.reward:g}", color="green" if answer.reward > 0 else "red")
-    st.code(answer.response[:LEFT_OUT], language=None, wrap_lines=True)
+    reward = answer.reward if answer is not None else None
+    colour = "gray" if reward is None else "green" if reward > 0 else "red"
+    told = "" if reward is None else f" · :{colour}[reward {reward:g}]"
+    st.caption(f"{escaped(column)}{told}")
+    st.code(answer.response[:MOST_SHOWN] if answer is not None else "–", language=None, wrap_lines=True)
 
 
 def show_checkpoints(row: RunRow, around: Surroundings) -> None:
@@ -106,13 +105,11 @@ def show_checkpoints(row: RunRow, around: Surroundings) -> None:
         for ancestor in chain:
             show_ancestor(ancestor)
             st.markdown(":material/arrow_forward:")
-        with st.container(border=True, width="content"):
-            st.markdown(f"**{row.tracked.name}**")
+        show_card(row.tracked.name, "this run")
     launch = row.launch
     facts = {"configuration": launch.config, "overrides": " ".join(launch.overrides)} if launch else {}
-    for name, value in (facts | made_with(row.tracked.params) | {"folder": str(row.tracked.job_dir)}).items():
-        if value:
-            st.markdown(f":gray[{name}] `{value}`")
+    facts |= made_with(row.tracked.params) | {"folder": str(row.tracked.job_dir)}
+    st.table({name: escaped(value) for name, value in facts.items() if value}, border="horizontal")
     found = checkpoints_of(row.tracked.job_dir)
     if not found:
         st.info("It has no whole checkpoint yet.")
@@ -135,7 +132,20 @@ def show_checkpoints(row: RunRow, around: Surroundings) -> None:
 
 def show_ancestor(ancestor: Ancestor) -> None:
     """A card of a model in the chain."""
-    with st.container(border=True, width="content"):
-        st.markdown(f"**{ancestor.run or 'model'}**")
-        score = "" if ancestor.score is None else f", score {ancestor.score:.3f}"
-        st.caption(f"step {ancestor.step}{score}" if ancestor.run else ancestor.model)
+    score = "" if ancestor.score is None else f", score {ancestor.score:.3f}"
+    if ancestor.run:
+        show_card(ancestor.run, f"step {ancestor.step}{score}")
+    else:
+        show_card("model", ancestor.model)
+
+
+def show_card(title: str, about: str) -> None:
+    """A name with a line below it."""
+    with st.container(border=True, width="content", gap=None):
+        st.markdown(f"**{escaped(title)}**")
+        st.caption(escaped(about))
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return "".join(f"\\{letter}" if letter in "\\`*_[]:$<>~#|" else letter for letter in text)

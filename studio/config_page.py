@@ -9,9 +9,9 @@ from typing import Any
 import streamlit as st
 import yaml
 
-from studio.draft import Draft, value_at, yaml_files
+from studio.checked_draft import CheckedDraft, by_field, by_section, checked
+from studio.config_draft import ConfigDraft, value_at, yaml_files
 from studio.form import FormField, form_fields, in_sections, matching
-from studio.outlook import Outlook, by_field, by_section, outlook
 from studio.sections import SECTIONS
 from studio.start_form import start_form
 from studio.surroundings import Surroundings
@@ -20,6 +20,8 @@ from trinity_core.config.source import parse_value
 
 DEFAULT = ""
 """Of a choice: the key is not given."""
+START = "start form"
+"""Streamlit's name of the form that starts a run."""
 
 
 def config_page(around: Surroundings, show_runs: Callable[[], None]) -> None:
@@ -32,7 +34,7 @@ def config_page(around: Surroundings, show_runs: Callable[[], None]) -> None:
         st.error(str(error))
         edit_text(draft)
         return
-    found = outlook(draft.text) if tree else Outlook([])
+    found = checked(draft.text) if tree else CheckedDraft([])
     form, beside = st.columns([3, 2], gap="large")
     with form:
         choose_file(draft, around)
@@ -43,20 +45,20 @@ def config_page(around: Surroundings, show_runs: Callable[[], None]) -> None:
                 draw(draft)
     with beside:
         save_and_start(draft, found, around, show_runs)
-        show_outlook(found, bool(tree))
+        show_findings(found, bool(tree))
         with st.expander("YAML", expanded=True, icon=":material/description:"):
             edit_text(draft)
 
 
-def present_draft(around: Surroundings) -> Draft:
+def present_draft(around: Surroundings) -> ConfigDraft:
     """The draft of this browser's session; the file of the command line at first."""
     if "draft" not in st.session_state:
-        st.session_state.draft = Draft.opened(around.file)
-    draft: Draft = st.session_state.draft
+        st.session_state.draft = ConfigDraft.opened(around.file)
+    draft: ConfigDraft = st.session_state.draft
     return draft
 
 
-def choose_file(draft: Draft, around: Surroundings) -> None:
+def choose_file(draft: ConfigDraft, around: Surroundings) -> None:
     """Choose another file below the root, or write the name of one."""
     listed = [str(path) for path in yaml_files(around.root)]
     shown = _relative(draft.file, around.root)
@@ -64,7 +66,7 @@ def choose_file(draft: Draft, around: Surroundings) -> None:
 
     def load() -> None:
         try:
-            st.session_state.draft = Draft.opened(around.root / st.session_state["file"])
+            st.session_state.draft = ConfigDraft.opened(around.root / st.session_state["file"])
         except (OSError, UnicodeDecodeError) as error:
             st.toast(f"It cannot be read: {error}")
 
@@ -79,7 +81,7 @@ def choose_file(draft: Draft, around: Surroundings) -> None:
     )
 
 
-def fill_in(draft: Draft, tree: Any, problems: Sequence[Problem]) -> None:
+def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
     """The fields: the beginner's in their sections, or the expert's of one section or of a search."""
     algorithm, mode = value_at(tree, "algorithm.algorithm_type") or "ppo", value_at(tree, "mode") or "both"
     expert = st.toggle("All settings", help="The settings that most runs leave alone, too")
@@ -113,7 +115,7 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
     return sections.get(str(chosen), [])
 
 
-def show_field(draft: Draft, field: FormField, value: Any, problems: Sequence[Problem]) -> None:
+def show_field(draft: ConfigDraft, field: FormField, value: Any, problems: Sequence[Problem]) -> None:
     """One field with its problems; a change of it goes into the text."""
     key = f"field {field.key}"
     st.session_state[key] = written = DEFAULT if value is None else _as_yaml(value)
@@ -137,7 +139,7 @@ def show_field(draft: Draft, field: FormField, value: Any, problems: Sequence[Pr
         st.error(problem.message)
 
 
-def take(draft: Draft, field: FormField, key: str) -> None:
+def take(draft: ConfigDraft, field: FormField, key: str) -> None:
     """Put what was entered into the text; an empty field takes its key away."""
     entered = str(st.session_state[key] or "").strip()
     try:
@@ -146,7 +148,9 @@ def take(draft: Draft, field: FormField, key: str) -> None:
         st.toast(f"{field.key}: {error}")
 
 
-def save_and_start(draft: Draft, found: Outlook, around: Surroundings, show_runs: Callable[[], None]) -> None:
+def save_and_start(
+    draft: ConfigDraft, found: CheckedDraft, around: Surroundings, show_runs: Callable[[], None]
+) -> None:
     """Save the draft, under this or another name, discard its changes, or start a run of it."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if st.button("Save", icon=":material/save:", disabled=draft.is_saved):
@@ -158,11 +162,16 @@ def save_and_start(draft: Draft, found: Outlook, around: Surroundings, show_runs
         if st.button("Discard changes", disabled=draft.is_saved):
             draft.text = draft.saved
             st.rerun()
-        with st.popover("Start", icon=":material/play_arrow:", type="primary", disabled=found.config is None):
+        start = st.popover(
+            "Start", icon=":material/play_arrow:", type="primary", disabled=found.config is None,
+            key=START, on_change="rerun",
+        )  # fmt: skip
+    if start.open:
+        with start:
             start_form(draft, found, around, show_runs)
 
 
-def save(draft: Draft, file: Path) -> None:
+def save(draft: ConfigDraft, file: Path) -> None:
     """Save, and say so."""
     try:
         draft.save(file)
@@ -173,7 +182,7 @@ def save(draft: Draft, file: Path) -> None:
     st.rerun()
 
 
-def show_outlook(found: Outlook, begun: bool) -> None:
+def show_findings(found: CheckedDraft, begun: bool) -> None:
     """The problems that there are, or the plan."""
     if not begun:
         st.info("The configuration is empty. Fill in the model and the data, or choose a file.")
@@ -187,7 +196,7 @@ def show_outlook(found: Outlook, begun: bool) -> None:
         st.code(found.plan, language=None, wrap_lines=True)
 
 
-def edit_text(draft: Draft) -> None:
+def edit_text(draft: ConfigDraft) -> None:
     """The text itself, for lists and maps, which have no field."""
     st.session_state["text"] = draft.text
 

@@ -11,8 +11,8 @@ from trinity_core.tracking.writers import full_names
 
 Curves = dict[str, dict[int, float]]
 """Metric's full name → step → value."""
-FIRST_WORDS = ("accuracy", "reward/mean", "final_loss", "loss", "kl", "response_length/mean")
-"""Metrics that are shown unless others are chosen: those that contain the earliest of these words."""
+FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
+"""Metrics that are shown unless others are chosen: one for each of these endings."""
 MOST_SHOWN = 4
 
 
@@ -42,8 +42,8 @@ def metric_names(curves: Mapping[str, Curves]) -> list[str]:
 
 
 def first_shown(names: Sequence[str]) -> list[str]:
-    """The metrics that are shown unless others are chosen: one for each of the first words."""
-    found = (next((name for name in names if name.endswith(word)), None) for word in FIRST_WORDS)
+    """The metrics that are shown unless others are chosen: one for each of the first endings."""
+    found = (next((name for name in names if name.endswith(ending)), None) for ending in FIRST_ENDINGS)
     return list(dict.fromkeys(name for name in found if name is not None))[:MOST_SHOWN]
 
 

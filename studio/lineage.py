@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ from trinity_core.layout import JobLayout, step_of
 from trinity_core.tracking.forwarder import eval_scores
 from trinity_core.tracking.metrics_file import read_evaluations
 
-DATA = ("buffer.explorer_input.taskset.path", "buffer.trainer_input.experience_buffer.path")
-"""Settings that name what a run learns from."""
+DATA = re.compile(r"buffer\.(explorer_input\.tasksets?|trainer_input\.experience_buffer)\b.*\.path")
+"""Settings that name what a run learns from; lists of them are numbered."""
 ABOUT = ("algorithm.algorithm_type", "algorithm.optimizer.lr", "mode", "seed")
 """Settings that are told beside it."""
 
@@ -70,8 +71,8 @@ def ancestors(job_dir: Path) -> list[Ancestor]:
 
 def made_with(params: Mapping[str, str]) -> dict[str, str]:
     """Data and main settings of a run, from its configuration under dotted names; what is empty is left out."""
-    told = {name: params.get(name, "") for name in (*DATA, *ABOUT)}
-    return {name: value for name, value in told.items() if value not in ("", "None")}
+    names = [*ABOUT, *(name for name in params if DATA.fullmatch(name))]
+    return {name: params[name] for name in names if params.get(name, "None") not in ("", "None")}
 
 
 def _checkpoint_above(model: Path) -> Path | None:

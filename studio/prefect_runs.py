@@ -64,12 +64,13 @@ class PrefectRuns:
         fitting = [each for each in found if "config" in (each.parameter_openapi_schema or {}).get("properties", {})]
         return {str(each.id): f"{flow}/{each.name}" for each in sorted(fitting, key=lambda each: each.name)}
 
-    def start(self, deployment: str, parameters: Mapping[str, Any]) -> str:
+    def start(self, deployment: str, name: str, parameters: Mapping[str, Any]) -> str:
         """Schedule a run of a deployment at once; its id."""
         from uuid import UUID
 
         with api_client(self._api_url) as client:
-            return str(client.create_flow_run_from_deployment(UUID(deployment), parameters=dict(parameters)).id)
+            run = client.create_flow_run_from_deployment(UUID(deployment), name=name, parameters=dict(parameters))
+        return str(run.id)
 
     def cancel(self, run: str, begun: bool) -> None:
         """Ask for the end of a run: training saves at its next step boundary. One that has not begun never does."""

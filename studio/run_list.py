@@ -54,6 +54,11 @@ SIDE_FLOWS = ("evaluate", "convert")
 """Flows that work on the checkpoints of a run that another one has trained."""
 
 
+def box_of(key: str) -> str:
+    """The name under which Streamlit keeps whether the row of that key is chosen."""
+    return f"chosen run {key}"
+
+
 @dataclass(frozen=True, slots=True)
 class RunRow:
     """A line of the list."""

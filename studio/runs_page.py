@@ -9,12 +9,12 @@ from typing import Literal
 import streamlit as st
 
 from studio.actions import Action, hindrance, perform
-from studio.chosen_runs import show_answers, show_checkpoints, show_curves
+from studio.chosen_runs import escaped, show_answers, show_checkpoints, show_curves
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
-from studio.run_list import RunRow, RunState, run_rows
+from studio.run_list import RunRow, RunState, box_of, run_rows
 from studio.started_processes import started_processes
 from studio.surroundings import Surroundings
-from studio.tracked_runs import served_at, tracked_runs
+from studio.tracked_runs import TrackedRun, served_at, store_faults, tracked_runs
 from tasks.retries import api_faults
 
 LOOK_SECONDS = 4.0
@@ -30,8 +30,6 @@ COLOURS: dict[RunState, Colour] = {
     RunState.ENDED: "gray",
 }
 WIDTHS = [0.4, 3.2, 1.1, 1.0, 1.3, 0.9]
-CHOSEN = "chosen run "
-"""Before a row's key: the key of its check box."""
 
 
 def runs_page(around: Surroundings) -> None:
@@ -43,7 +41,7 @@ def runs_page(around: Surroundings) -> None:
 @st.fragment(run_every=LOOK_SECONDS)
 def list_runs(around: Surroundings) -> None:
     """The list, looked up again every few seconds, and what belongs to the chosen runs."""
-    rows = run_rows(flow_runs(around), tracked_runs(around.checkpoints), started_processes(around.state))
+    rows = run_rows(flow_runs(around), recorded(around), started_processes(around.state))
     if not rows:
         st.info("There are no runs yet. Start one on the page Configuration, or with `trinity run`.")
         return
@@ -54,7 +52,7 @@ def list_runs(around: Surroundings) -> None:
             label_visibility="collapsed",
         )  # fmt: skip
         show_list(matching(rows, words))
-    chosen = [row for row in rows if st.session_state.get(f"{CHOSEN}{row.key}")]
+    chosen = [row for row in rows if st.session_state.get(box_of(row.key))]
     with about:
         show_chosen(chosen, around)
 
@@ -67,6 +65,15 @@ def flow_runs(around: Surroundings) -> list[FlowRunSeen]:
         return PrefectRuns(around.api_url).recent()
     except api_faults() as error:
         st.warning(f"Prefect does not answer at {around.api_url}: {error}")
+        return []
+
+
+def recorded(around: Surroundings) -> list[TrackedRun]:
+    """MLflow's runs; none, which is said, while the store cannot be read."""
+    try:
+        return tracked_runs(around.checkpoints)
+    except store_faults() as error:
+        st.warning(f"MLflow's store in {around.checkpoints} cannot be read: {error}")
         return []
 
 
@@ -84,7 +91,7 @@ def matching(rows: Sequence[RunRow], words: str) -> list[RunRow]:
     return [
         row
         for row in rows
-        if st.session_state.get(f"{CHOSEN}{row.key}")
+        if st.session_state.get(box_of(row.key))
         or all(word in f"{row.title} {row.flow} {row.state.value}".lower() for word in wanted)
     ]
 
@@ -97,8 +104,8 @@ def show_list(rows: Sequence[RunRow]) -> None:
             column.caption(heading)
         for row in rows:
             box, title, state, flow, began, took = st.columns(WIDTHS, vertical_alignment="center")
-            box.checkbox(row.title, key=f"{CHOSEN}{row.key}", label_visibility="collapsed")
-            title.markdown(f"{'↳ ' * row.depth}{_escaped(row.title)}")
+            box.checkbox(row.title, key=box_of(row.key), label_visibility="collapsed")
+            title.markdown(f"{'↳ ' * row.depth}{escaped(row.title)}")
             state.badge(row.state.value, color=COLOURS[row.state])
             flow.markdown(row.flow or "–")
             began.markdown(_when(row.began, now))
@@ -129,7 +136,7 @@ def show_chosen(chosen: Sequence[RunRow], around: Surroundings) -> None:
 
 def show_buttons(row: RunRow, around: Surroundings) -> None:
     """What may be done with a run, and where else it is shown."""
-    st.markdown(f"#### {_escaped(row.title)}")
+    st.markdown(f"#### {escaped(row.title)}")
     if row.detail:
         st.text(row.detail)
     with st.container(horizontal=True):
@@ -167,7 +174,3 @@ def _duration(seconds: float | None) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes}:{rest:02d}"
-
-
-def _escaped(text: str) -> str:
-    return "".join(f"\\{letter}" if letter in "\\`*_[]:$<>~#|" else letter for letter in text)

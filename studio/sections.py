@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from studio.draft import Draft
+from studio.config_draft import ConfigDraft
 from trinity_core.registry import Registry
 
-SECTIONS: Registry[Callable[[Draft], None]] = Registry("section of Studio")
+SECTIONS: Registry[Callable[[ConfigDraft], None]] = Registry("section of Studio")
 """Title → function that draws the section below the form."""

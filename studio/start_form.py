@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from subprocess import TimeoutExpired
 
 import streamlit as st
 
-from studio.draft import Draft
+from studio.checked_draft import CheckedDraft
+from studio.config_draft import ConfigDraft
 from studio.launch import Launch
-from studio.outlook import Outlook
 from studio.prefect_runs import PrefectRuns
+from studio.run_list import box_of
 from studio.started_processes import refusals, start_process
 from studio.surroundings import Surroundings
 from tasks.retries import api_faults
@@ -17,9 +19,11 @@ from trinity_core.config import Config
 
 HERE = ""
 """In place of a deployment's id: a process on this machine."""
+KNOWN_SECONDS = 30
+"""For which the deployments of a flow are taken to be those that Prefect has told."""
 
 
-def start_form(draft: Draft, found: Outlook, around: Surroundings, show_runs: Callable[[], None]) -> None:
+def start_form(draft: ConfigDraft, found: CheckedDraft, around: Surroundings, show_runs: Callable[[], None]) -> None:
     """Choose where the run starts; save the file, check what it names, and start it."""
     if found.config is None:
         return
@@ -28,30 +32,39 @@ def start_form(draft: Draft, found: Outlook, around: Surroundings, show_runs: Ca
     place = st.radio("Start it as", list(places), format_func=places.__getitem__)
     if not st.button("Save and start", type="primary", icon=":material/play_arrow:"):
         return
-    draft.save()
-    with st.spinner("Opening what it names …"):
-        faults = refusals(draft.file, around)
-    for fault in faults:
-        st.error(fault)
-    if not faults:
-        start(Launch(found.flow, str(draft.file)), found.config, place, around)
+    faults: tuple[type[Exception], ...] = (*api_faults(), OSError, TimeoutExpired)
+    try:
+        draft.save()
+        with st.spinner("Opening what it names …"):
+            against = refusals(draft.file, around)
+        key = "" if against else start(Launch(found.flow, str(draft.file)), found.config, place, around)
+    except faults as error:
+        st.error(f"It does not start: {error}")
+        return
+    for refusal in against:
+        st.error(refusal)
+    if key:
+        st.session_state[box_of(key)] = True
         show_runs()
 
 
-def start(launch: Launch, config: Config, place: str, around: Surroundings) -> None:
-    """Start a flow of a checked configuration."""
+def start(launch: Launch, config: Config, place: str, around: Surroundings) -> str:
+    """Start a flow of a checked configuration; the key of its row in the list of runs."""
     if place == HERE:
-        start_process(launch, config.project, config.name, around)
-    else:
-        PrefectRuns(around.api_url).start(place, launch.parameters)
+        return start_process(launch, config.project, config.name, around).log
+    return PrefectRuns(around.api_url).start(place, f"{config.project}/{config.name}", launch.parameters)
 
 
 def deployments(around: Surroundings, flow: str) -> dict[str, str]:
     """Deployments of the flow, id → name; none if there is no Prefect or it does not answer, which is said."""
-    if not around.api_url:
-        return {}
     try:
-        return PrefectRuns(around.api_url).deployments(flow)
+        return deployments_at(around.api_url, flow) if around.api_url else {}
     except api_faults() as error:
         st.warning(f"Prefect does not answer at {around.api_url}: {error}")
         return {}
+
+
+@st.cache_data(ttl=KNOWN_SECONDS, show_spinner="Asking Prefect for deployments …")
+def deployments_at(api_url: str, flow: str) -> dict[str, str]:
+    """`PrefectRuns.deployments`, asked now and then."""
+    return PrefectRuns(api_url).deployments(flow)

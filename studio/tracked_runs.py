@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trinity_core.tracking.mlflow_writer import CHAMPION, default_uri, page_note, registered_name
-from trinity_core.tracking.writers import read_note
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.page_notes import read_page_note
+from trinity_core.tracking.mlflow_writer import CHAMPION, default_uri, open_client, registered_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -48,34 +50,36 @@ def tracked_runs(checkpoints: Path) -> list[TrackedRun]:
 
 
 def champion_step(checkpoints: Path, run: TrackedRun) -> int | None:
-    """The step of the run's best checkpoint by eval score; None while no checkpoint has one."""
-    from mlflow.exceptions import MlflowException
-
-    client = open_store(checkpoints)
-    if client is None:
-        return None
+    """The step of the run's best checkpoint by eval score; None while no checkpoint is known to have one."""
     try:
-        version = client.get_model_version_by_alias(registered_name(run.project, run.name), CHAMPION)
-    except MlflowException as error:
-        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise
+        client = open_store(checkpoints)
+        name = registered_name(run.project, run.name)
+        return int(client.get_model_version_by_alias(name, CHAMPION).tags["step"]) if client is not None else None
+    except store_faults():
         return None
-    return int(version.tags["step"])
 
 
 def served_at(checkpoints: Path) -> str:
     """The address of MLflow's page if `trinity up` serves it; else empty."""
-    return str(read_note(page_note(checkpoints)).get("url", ""))
+    return str(read_page_note(checkpoints, "mlflow").get("url", ""))
 
 
 def open_store(checkpoints: Path) -> MlflowClient | None:
-    """A client of the store beside the checkpoints; None if there is none yet."""
-    from mlflow import MlflowClient
+    """A client of the store beside the checkpoints; None if there is none yet. Raises as `open_client`."""
+    return _client(checkpoints) if (checkpoints / "mlflow.db").exists() else None
 
-    if not (checkpoints / "mlflow.db").exists():
-        return None
-    uri = served_at(checkpoints) or default_uri(checkpoints)
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+def store_faults() -> tuple[type[Exception], ...]:
+    """What the functions above raise while the store cannot be read."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return MlflowException, SQLAlchemyError, TrinityError, TransientFault, OSError
+
+
+@lru_cache
+def _client(checkpoints: Path) -> MlflowClient:
+    return open_client(default_uri(checkpoints), None, None, checkpoints)
 
 
 def _tracked(run: Run) -> TrackedRun:

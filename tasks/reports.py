@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlencode
 from uuid import UUID
 
 from prefect.artifacts import (
@@ -23,6 +24,7 @@ from prefect.logging import get_run_logger
 from tasks.retries import api_faults
 from tasks.run_names import artifact_key
 from trinity_core.config import Config
+from trinity_core.page_notes import read_page_note
 from trinity_core.runtime.progress import ProgressReport
 from trinity_core.runtime.summary import summary_path
 from trinity_core.threads import DaemonThreads
@@ -133,6 +135,15 @@ def show_tracking(config: Config, link: str) -> None:
         create_markdown_artifact(text, key=key, description="MLflow")
     else:
         create_markdown_artifact(f"```sh\n{link}\n```\n", key=key, description=kind)
+
+
+def show_studio(config: Config) -> None:
+    """A link to the run in Studio, while that is served."""
+    page = read_page_note(config.job_dir.parent.parent, "studio").get("url")
+    if page:
+        run = f"{config.project}/{config.name}"
+        link = f"{page}/runs?{urlencode({'run': run})}"
+        create_link_artifact(link, link_text=f"{run} in Studio", key=artifact_key(config, "studio"))
 
 
 def show_summary(config: Config, summary: dict[str, Any]) -> None:

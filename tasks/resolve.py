@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
+from tasks.reports import show_studio, shown_if_possible
 from tasks.retries import patient_task
 from tasks.run_names import label_run
 from trinity_core.runtime import beside
@@ -36,6 +37,8 @@ def resolve(
     chosen = choose_stage(loaded, stage, model_path, kind, base, run, flow_run.root_flow_run_id or "")
     settings = chosen.config
     label_run(settings.project, settings.name, chosen.stage, f"algorithm:{settings.algorithm.algorithm_type}")
+    with shown_if_possible():
+        show_studio(settings)
     resumed = resume(chosen)
     for warning in resumed.warnings:
         get_run_logger().warning(warning)
@@ -49,6 +52,8 @@ def plan_pipeline(config: str, overrides: Sequence[str] = ()) -> Plan:
     """Load and check the configuration with all its stages. Raises ConfigError or TrinityError."""
     loaded = load_checked(config, list(overrides))
     label_run(loaded.project, loaded.name, "pipeline")
+    with shown_if_possible():
+        show_studio(loaded)
     return plan_stages(loaded)
 
 

@@ -170,7 +170,7 @@ def _complete(
 
 def _start_page(root: Path, state: UpState, page: Page, say: Callable[[str], None]) -> Process | None:
     """Start a page and note it in `state`, which is not saved here; None if it cannot be served."""
-    process = start_page(root, page, say)
+    process = start_page(root, page, state.api_url, say)
     if process is not None:
         state.processes[:] = [*(each for each in state.processes if each.name != page.name), process]
         state.pages[page.name] = page.url
@@ -243,7 +243,7 @@ def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
                 case "worker":
                     process.terminate_children()
                     process.stop(grace=END_SECONDS)
-                case "keeper":  # the worker may be its child
+                case "keeper" | "studio":  # the worker, or runs that were started in the browser, may be its children
                     process.stop_alone(grace=15)
                 case _:
                     process.stop(grace=15)

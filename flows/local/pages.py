@@ -1,4 +1,4 @@
-"""Pages that `trinity up` serves beside Prefect's: MLflow. Each is a process of its own on the loopback interface.
+"""Pages that `trinity up` serves beside Prefect's: MLflow and Studio. Each is a process, on the loopback interface.
 
 A page is no part of a run: if its port is taken or its process ends, everything else goes on, and that is said.
 """
@@ -18,9 +18,10 @@ from flows.local.connection import known_server
 from flows.local.server import Process, answers, prefect_environment, start_process, state_dir
 from trinity_core.addresses import LOOPBACK
 from trinity_core.files import write_json
-from trinity_core.tracking.mlflow_writer import default_uri, fault_of, page_note
+from trinity_core.page_notes import page_note
+from trinity_core.tracking.mlflow_writer import default_uri, fault_of
 
-MLFLOW_PORT = 5000
+MLFLOW_PORT, STUDIO_PORT = 5000, 4220
 START_SECONDS = 120.0
 """For a page to answer; MLflow makes its database first."""
 
@@ -38,7 +39,9 @@ class Page:
     health: str = "/"
     """The path that answers once the page is served."""
     notes: Mapping[Path, str] = field(default_factory=dict)
-    """Files that hold the page's address while it is served, and what else they say."""
+    """Files that hold the page's address while it is served → the store that it shows, if it is one."""
+    unfit: str = ""
+    """Why it must not be served."""
 
     @property
     def url(self) -> str:
@@ -48,11 +51,22 @@ class Page:
 
 def mlflow_page(root: Path, port: int = MLFLOW_PORT) -> Page:
     """MLflow with the runs below TRINITY_CHECKPOINT_ROOT_DIR, or `./checkpoints`, of which each has links to it."""
-    checkpoints = (root / Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints").expanduser()).absolute()
+    checkpoints = _checkpoints(root)
     uri = default_uri(checkpoints)
     command = [sys.executable, "-m", "mlflow", "server", "--host", LOOPBACK, "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", uri, "--default-artifact-root", (checkpoints / "mlflow_artifacts").as_uri()]
-    return Page("mlflow", "MLflow", port, command, "/health", {page_note(checkpoints): uri})
+    notes, unfit = {page_note(checkpoints, "mlflow"): uri}, fault_of(uri, root)
+    return Page("mlflow", "MLflow", port, command, "/health", notes, unfit)
+
+
+def studio_page(root: Path, port: int = STUDIO_PORT) -> Page:
+    """Studio with the same runs, of which each has links to it, and the configurations below `root`."""
+    command = [sys.executable, "-m", "studio", "--port", str(port)]
+    return Page("studio", "Studio", port, command, "/_stcore/health", {page_note(_checkpoints(root), "studio"): ""})
+
+
+def _checkpoints(root: Path) -> Path:
+    return (root / Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints").expanduser()).absolute()
 
 
 def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, port: int) -> NoReturn:
@@ -65,12 +79,11 @@ def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, por
     os.execve(command[0], command, {**os.environ, **env})  # noqa: S606 - no shell is wanted
 
 
-def start_page(root: Path, page: Page, say: Callable[[str], None]) -> Process | None:
-    """Start a page, without waiting for it. If its port is taken, or its place is unfit, that is said instead."""
-    for uri in page.notes.values():
-        if unfit := fault_of(uri, root):
-            say(f"warning: {page.title} is not served. {unfit}")
-            return None
+def start_page(root: Path, page: Page, api_url: str, say: Callable[[str], None]) -> Process | None:
+    """Start a page, without waiting for it. If its port is taken, or it must not be served, that is said instead."""
+    if page.unfit:
+        say(f"warning: {page.title} is not served. {page.unfit}")
+        return None
     if not port_is_free(page.port):
         say(
             f"warning: {page.title} is not served, as port {page.port} is used already. Choose another one with "
@@ -81,7 +94,8 @@ def start_page(root: Path, page: Page, say: Callable[[str], None]) -> Process | 
     for note, uri in page.notes.items():
         note.parent.mkdir(parents=True, exist_ok=True)
         write_json(note, {"url": page.url, "uri": uri})
-    return Process.of(page.name, start_process(page.name, [*page.command], prefect_environment(root), root).pid)
+    env = prefect_environment(root) | {"PREFECT_API_URL": api_url}
+    return Process.of(page.name, start_process(page.name, [*page.command], env, root).pid)
 
 
 def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str], None]) -> None:

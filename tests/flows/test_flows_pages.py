@@ -17,13 +17,15 @@ from trinity_core.addresses import LOOPBACK, free_port
 from trinity_core.tracking.forwarder import open_writer
 from trinity_core.tracking.writers import RunInfo
 
+API = "http://127.0.0.1:1/api"
+
 
 @pytest.mark.slow
 def test_a_runs_link_leads_to_the_mlflow_that_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", "runs")
     page = mlflow_page(tmp_path, free_port())
     said: list[str] = []
-    server = start_page(tmp_path, page, said.append)
+    server = start_page(tmp_path, page, API, said.append)
     assert server is not None and said == [f"Starting MLflow on port {page.port} …"]
     try:
         wait_for_page(tmp_path, page, server, said.append)
@@ -34,7 +36,7 @@ def test_a_runs_link_leads_to_the_mlflow_that_is_up(tmp_path: Path, monkeypatch:
         with urlopen(f"{address}/api/2.0/mlflow/runs/get?run_id={run_id}", timeout=60) as answer:
             assert json.load(answer)["run"]["info"]["run_name"] == "name"
         # What `up` notes of it, `down` ends and removes.
-        UpState("http://127.0.0.1:1/api", [server], {"mlflow": page.url}, list(map(str, page.notes))).save(tmp_path)
+        UpState(API, [server], {"mlflow": page.url}, list(map(str, page.notes))).save(tmp_path)
         assert f"mlflow    {page.url}" in status(tmp_path)
         assert down(tmp_path, said.append)
         assert not server.alive() and not answers(f"{page.url}/health") and port_is_free(page.port)
@@ -50,7 +52,7 @@ def test_a_port_that_is_used_is_said_and_nothing_is_started(tmp_path: Path) -> N
         taken.bind((LOOPBACK, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert start_page(tmp_path, mlflow_page(tmp_path, port), said.append) is None
+        assert start_page(tmp_path, mlflow_page(tmp_path, port), API, said.append) is None
     [warning] = said
     assert f"port {port} is used already" in warning and "--mlflow-port" in warning
     assert not (tmp_path / "checkpoints").exists()
@@ -59,7 +61,7 @@ def test_a_port_that_is_used_is_said_and_nothing_is_started(tmp_path: Path) -> N
 def test_a_page_that_ends_at_once_is_said(tmp_path: Path) -> None:
     page = Page("studio", "Studio", free_port(), [sys.executable, "-c", "raise SystemExit('no such module')"])
     said: list[str] = []
-    process = start_page(tmp_path, page, said.append)
+    process = start_page(tmp_path, page, API, said.append)
     assert process is not None
     wait_for_page(tmp_path, page, process, said.append)
     assert "does not answer" in said[-1] and "studio.log" in said[-1]
@@ -70,9 +72,9 @@ def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pyte
     port = free_port()
     command = [sys.executable, "-m", "http.server", str(port), "--bind", LOOPBACK]
     page, said = Page("files", "Files", port, command), list[str]()
-    first = start_page(tmp_path, page, said.append)
+    first = start_page(tmp_path, page, API, said.append)
     assert first is not None
-    UpState("http://127.0.0.1:1/api", [first], {"files": page.url}).save(tmp_path)
+    UpState(API, [first], {"files": page.url}).save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     try:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from studio.__main__ import main
 from studio.access import TOKEN_VARIABLE, admits, is_local, new_token
+from studio.config_page import START
 from studio.sections import SECTIONS
 from trinity_core.errors import TrinityError
 
@@ -27,6 +29,7 @@ buffer:
 """
 PLUGIN = '''
 import streamlit as st
+from studio.config_page import START
 from studio.sections import SECTIONS
 
 @SECTIONS.register("Budget")
@@ -114,6 +117,9 @@ def test_a_plugin_that_has_our_name_is_refused(folder: Path) -> None:
 
 def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> None:
     page = opened()
+    assert "Save and start" not in [button.label for button in page.button], "Prefect is asked when the form is opened"
+    page.session_state[START] = True
+    page.run()
     [start] = [button for button in page.button if button.label == "Save and start"]
     start.click().run(timeout=120)
     assert not page.exception
@@ -150,3 +156,21 @@ def test_only_the_loopback_interface_needs_no_token() -> None:
     assert [is_local(host) for host in ("0.0.0.0", "::", "10.0.0.1", "my-machine")] == [False] * 4
     assert new_token() != new_token() and len(new_token()) > 30
     assert admits("", "") and admits("a", "a") and not admits("a", "") and not admits("a", "b")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_the_token_is_printed_and_in_no_list_of_processes(
+    host: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(sys, "argv", ["studio", "--host", host, "--port", "4321"])
+    monkeypatch.setattr("os.execve", lambda program, argv, env: begun.append((argv, env)))
+    main()
+    [(argv, env)] = begun
+    token, said = env[TOKEN_VARIABLE], capsys.readouterr().out
+    assert f"--server.address={host}" in argv and "--browser.gatherUsageStats=false" in argv
+    if host == "127.0.0.1":
+        assert token == "" and said == "Studio: http://127.0.0.1:4321\n"
+    else:
+        assert len(token) > 30 and f"/?token={token}" in said
+        assert not [word for word in argv if token in word]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from studio.checked_draft import by_field, by_section, checked
 from studio.commented_yaml import changed
-from studio.draft import Draft, value_at, yaml_files
+from studio.config_draft import ConfigDraft, value_at, yaml_files
 from studio.form import BEGINNER, form_fields, in_sections, matching
-from studio.outlook import by_field, by_section, outlook
 from trinity_core.config.source import parse
 
 TEXT = """\
@@ -50,7 +50,7 @@ def test_every_field_has_a_doc_and_numbers_their_unit() -> None:
 
 
 def test_problems_stand_beside_their_fields() -> None:
-    problems = outlook(changed(TEXT, "buffer.batch_size", -1) + "nmae: 3\n").problems
+    problems = checked(changed(TEXT, "buffer.batch_size", -1) + "nmae: 3\n").problems
     found = by_field(problems, BEGINNER)
     assert found["buffer.batch_size"][0].value == -1
     assert "nmae" in [problem.key for problem in found[""]]
@@ -78,7 +78,7 @@ def test_sections_are_made_and_keys_taken_away() -> None:
 def test_what_is_fine_has_a_plan_and_a_flow() -> None:
     text = changed(changed(TEXT, "model.model_path", "org/model"), "buffer.explorer_input.taskset.path", "org/data")
     text = changed(changed(text, "model.max_response_tokens", 16), "model.max_prompt_tokens", 16)
-    found = outlook(changed(text, "buffer.train_batch_size", 32))
+    found = checked(changed(text, "buffer.train_batch_size", 32))
     assert found.problems == [] and found.flow == "rft"
     assert "4 tasks, 32 rollouts" in found.plan and "org/model" in found.plan
 
@@ -93,7 +93,7 @@ def test_fields_are_found_by_words_of_key_or_doc() -> None:
 
 def test_a_draft_is_opened_changed_and_saved(tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text(TEXT)
-    draft = Draft.opened(tmp_path / "my.yaml")
+    draft = ConfigDraft.opened(tmp_path / "my.yaml")
     assert draft.is_saved and draft.value("algorithm.repeat_times") == 8
     draft.change("algorithm.repeat_times", 16)
     assert not draft.is_saved and (tmp_path / "my.yaml").read_text() == TEXT
@@ -101,7 +101,7 @@ def test_a_draft_is_opened_changed_and_saved(tmp_path: Path) -> None:
     assert draft.is_saved and draft.file == tmp_path / "new/other.yaml"
     assert (tmp_path / "my.yaml").read_text() == TEXT
     assert "# rollouts of a task" in draft.file.read_text() and "repeat_times: 16" in draft.file.read_text()
-    assert Draft.opened(tmp_path / "not there.yaml").tree() == {}
+    assert ConfigDraft.opened(tmp_path / "not there.yaml").tree() == {}
 
 
 def test_configurations_are_listed_and_the_rest_is_not(tmp_path: Path) -> None:

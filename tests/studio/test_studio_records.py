@@ -95,7 +95,7 @@ def test_checkpoints_have_scores_and_only_whole_ones_are_listed(tmp_path: Path) 
 
 
 def test_data_and_settings_are_told_where_they_are_known() -> None:
-    params = {"buffer.explorer_input.taskset.path": "gsm8k", "seed": "1", "mode": "both", "name": "x"}
-    assert made_with(params | {"buffer.trainer_input.experience_buffer.path": "None"}) == {
-        "buffer.explorer_input.taskset.path": "gsm8k", "mode": "both", "seed": "1",
-    }  # fmt: skip
+    one, several = "buffer.explorer_input.taskset.path", "buffer.explorer_input.tasksets.0.path"
+    evals, buffer = "buffer.explorer_input.eval_tasksets.0.path", "buffer.trainer_input.experience_buffer.path"
+    params = {one: "gsm8k", several: "sums", evals: "test", buffer: "None", "seed": "1", "mode": "both", "name": "x"}
+    assert made_with(params) == {"mode": "both", "seed": "1", one: "gsm8k", several: "sums"}

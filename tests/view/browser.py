@@ -65,6 +65,29 @@ class Page:
             await self.call("Input.dispatchKeyEvent", type="keyDown", **named)
             await self.call("Input.dispatchKeyEvent", type="keyUp", **named)
 
+    async def click(self, element: str) -> None:
+        """Click with the mouse in the middle of an element, an expression, once it is there and stays in its place."""
+        middle = """(e => {
+            if (!e || e.disabled) return null
+            e.scrollIntoView({block: 'center'})
+            const box = e.getBoundingClientRect()
+            return box.width ? [box.x + box.width / 2, box.y + box.height / 2] : null
+        })(ELEMENT)""".replace("ELEMENT", element)
+        before, found = None, await self.until(middle)
+        while before != found:
+            await asyncio.sleep(0.1)
+            before, found = found, await self.until(middle)
+        where = {"x": found[0], "y": found[1], "button": "left", "clickCount": 1}
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            await self.call("Input.dispatchMouseEvent", type=kind, **where)
+
+    async def fill(self, element: str, text: str) -> None:
+        """Click into a field, put a text in place of what it holds, and press Enter."""
+        await self.click(element)
+        await self.value(f"({element}).select(), true")
+        await self.call("Input.insertText", text=text)
+        await self.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", windowsVirtualKeyCode=13, text="\r")
+
     async def picture(self, path: Path, width: int = 1280, height: int = 760) -> None:
         """Save what is to be seen."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}

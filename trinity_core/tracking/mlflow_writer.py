@@ -27,6 +27,7 @@ from trinity_core.config.public import without_password
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import write_json
 from trinity_core.filesystems import networked
+from trinity_core.page_notes import read_page_note
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.params import flatten
 from trinity_core.tracking.writers import MONITORS, RunInfo, TracingWriter, full_names, is_away, read_note
@@ -72,11 +73,6 @@ def fault_of(uri: str | None, checkpoint_root_dir: Path | str) -> str:
     )
 
 
-def page_note(checkpoint_root_dir: Path) -> Path:
-    """A file that `trinity up` keeps while it serves this store: `url` of the page and `uri` of the store."""
-    return checkpoint_root_dir / "mlflow_page.json"
-
-
 def ui_command(uri: str, python: str = sys.executable) -> str:
     """The command that serves the store on this machine, for a shell without an active environment."""
     return shlex.join([python, "-m", "mlflow", "ui", "--backend-store-uri", uri])
@@ -113,7 +109,7 @@ class MlflowWriter(TracingWriter):
         self._root = checkpoint_root_dir.absolute()
         self.uri = uri or default_uri(self._root)
         self._name = registered_name(info.project, info.name)
-        self._client = _client(self.uri, username, password, self._root)
+        self._client = open_client(self.uri, username, password, self._root)
         self._experiment = self._open_experiment()
         self._begun: dict[Path, str] = {}
         """Job dir -> run id of the runs that this writer created or reopened."""
@@ -128,7 +124,7 @@ class MlflowWriter(TracingWriter):
 
         A password is masked.
         """
-        page = read_note(page_note(self._root))
+        page = read_page_note(self._root, "mlflow")
         uri = page["url"] if page.get("uri") == self.uri else without_password(self.uri)
         if uri.startswith(("http://", "https://")):
             return f"{uri.rstrip('/')}/#/experiments/{self._experiment}/runs/{self.run_id}"
@@ -290,7 +286,7 @@ def close_parent(job_dir: Path, succeeded: bool) -> None:
     if not kept:
         return
     try:
-        _client(kept["uri"], None, None, job_dir).set_terminated(kept["run_id"], _status(succeeded))
+        open_client(kept["uri"], None, None, job_dir).set_terminated(kept["run_id"], _status(succeeded))
     except Exception as error:
         if not is_away(error):
             raise
@@ -305,8 +301,11 @@ def _status(succeeded: bool) -> str:
     return "FINISHED" if succeeded else "FAILED"
 
 
-def _client(uri: str, username: str | None, password: str | None, root: Path) -> MlflowClient:
-    """A client. A new SQLite store is created under a lock, because several runs may open it at once."""
+def open_client(uri: str, username: str | None, password: str | None, root: Path) -> MlflowClient:
+    """A client. A new SQLite store is created under a lock in `root`, because several runs may open it at once.
+
+    Raises TrinityError where it does not open, TransientFault where another process holds the lock.
+    """
     for value, variable in ((username, "MLFLOW_TRACKING_USERNAME"), (password, "MLFLOW_TRACKING_PASSWORD")):
         if value:
             os.environ[variable] = value

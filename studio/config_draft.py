@@ -19,7 +19,7 @@ UNLISTED = ("prefect.yaml", "checkpoints", "runs", "node_modules")
 
 
 @dataclass(slots=True)
-class Draft:
+class ConfigDraft:
     """The text of a configuration. Comments, order and quotes stay as they are where nothing is changed."""
 
     file: Path
@@ -28,7 +28,7 @@ class Draft:
     """What the file holds."""
 
     @classmethod
-    def opened(cls, file: Path) -> Draft:
+    def opened(cls, file: Path) -> ConfigDraft:
         """The draft of a file, empty where that is not there yet. Raises OSError, UnicodeDecodeError."""
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         return cls(file, text, text)

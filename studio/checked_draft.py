@@ -11,7 +11,7 @@ from trinity_core.runtime.readiness.planned import planned, planned_text
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class CheckedDraft:
     """Either every problem, or the configuration with its plan."""
 
     problems: list[Problem]
@@ -22,13 +22,13 @@ class Outlook:
     """The flow that runs it."""
 
 
-def outlook(text: str) -> Outlook:
-    """The outlook of a configuration's YAML text; modules of its `plugin_dir` are not loaded."""
+def checked(text: str) -> CheckedDraft:
+    """Check a configuration's YAML text; modules of its `plugin_dir` are not loaded."""
     try:
         config = config_from_text(text)
     except ConfigError as error:
-        return Outlook(error.problems)
-    return Outlook([], config, planned_text(planned(config)), flow_of(config))
+        return CheckedDraft(error.problems)
+    return CheckedDraft([], config, planned_text(planned(config)), flow_of(config))
 
 
 def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:

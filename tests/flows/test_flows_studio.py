@@ -1,0 +1,80 @@
+"""Studio's side of a real Prefect API: what it lists, starts, cancels and retries, and the links that lead to it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from flows.local.pages import studio_page
+from studio.prefect_runs import PrefectRuns
+from studio.run_list import RunState, run_rows
+from tasks.prefect_api import api_client
+
+pytestmark = pytest.mark.slow
+SCHEMA = {"type": "object", "properties": {"config": {"type": "string"}, "overrides": {"type": "array"}}}
+
+
+def deployed(client: Any, name: str, schema: dict[str, Any]) -> Any:
+    """A deployment of a flow that only this test has."""
+    flow = client.create_flow_from_name("studio_rft")
+    return client.create_deployment(flow, name=name, parameter_openapi_schema=schema, enforce_parameter_schema=False)
+
+
+def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str) -> None:
+    from prefect import flow, task
+    from prefect.states import Cancelled, Completed, Pending, Running
+
+    def nothing() -> None: ...
+
+    runs = PrefectRuns(prefect_api)
+    with api_client(prefect_api) as client:
+        ours = str(deployed(client, "one", SCHEMA))
+        deployed(client, "several", {"type": "object", "properties": {"configs": {"type": "array"}}})
+        assert runs.deployments("studio_rft") == {ours: "studio_rft/one"}, "the other one takes no single configuration"
+
+        started = runs.start(ours, "studio/one", {"config": "my.yaml", "overrides": ["seed=1"]})
+        later = datetime.now(UTC) + timedelta(hours=2)
+        client.create_flow_run_from_deployment(UUID(ours), name="by a schedule", state=_scheduled(later))
+        for state in (Pending(), Running()):
+            client.set_flow_run_state(UUID(started), state, force=True)
+        placeholder = client.create_task_run(task(nothing), UUID(started), dynamic_key="0")
+        tags = ["project:studio", "name:one_sft", "stage:sft"]
+        part = client.create_flow_run(
+            flow(nothing, name="studio_sft"), parent_task_run_id=placeholder.id, state=Running(), tags=tags
+        )
+
+        seen = [run for run in runs.recent() if run.flow.startswith("studio_")]
+        assert [(run.id, run.flow, run.kind, run.parent) for run in seen] == [
+            (started, "studio_rft", "RUNNING", ""),
+            (str(part.id), "studio_sft", "RUNNING", started),
+        ]
+        assert dict(seen[0].parameters) == {"config": "my.yaml", "overrides": ["seed=1"]}
+        assert seen[1].tags == {"project": "studio", "name": "one_sft", "stage": "sft"}
+        assert [(row.title, row.depth) for row in run_rows(seen, [], [])] == [("studio/one", 0), (part.name, 1)]
+
+        runs.cancel(started, begun=True)
+        assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLING"
+        client.set_flow_run_state(UUID(started), Cancelled(), force=True)
+        runs.retry(started)
+        again = next(run for run in runs.recent() if run.id == started)
+        assert run_rows([again], [], [])[0].state is RunState.WAITING
+        runs.cancel(started, begun=False)
+        assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLED"
+        client.set_flow_run_state(part.id, Completed(), force=True)
+
+
+def test_the_page_beside_prefect_has_a_port_and_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", "runs")
+    page = studio_page(tmp_path, 4321)
+    assert page.url == "http://127.0.0.1:4321" and [*page.notes] == [tmp_path / "runs/studio_page.json"]
+    assert page.command[1:] == ["-m", "studio", "--port", "4321"]
+
+
+def _scheduled(at: datetime) -> Any:
+    from prefect.states import Scheduled
+
+    return Scheduled(scheduled_time=at)

@@ -1,0 +1,18 @@
+"""Files beside the checkpoints that say where `trinity up` serves a page, there while it is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trinity_core.files import read_json
+
+
+def page_note(checkpoint_root_dir: Path, page: str) -> Path:
+    """The note of a page: `url`, its address, and `uri`, the store that it shows, if that is one."""
+    return checkpoint_root_dir / f"{page}_page.json"
+
+
+def read_page_note(checkpoint_root_dir: Path, page: str) -> dict[str, Any]:
+    """What the note says; empty while the page is not served."""
+    return read_json(page_note(checkpoint_root_dir, page)) or {}
