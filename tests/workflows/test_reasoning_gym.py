@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import statistics
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from trinity_core.errors import DataError
 from trinity_core.workflows import ENVIRONMENTS, RewardItem, RewardPool
+from trinity_core.workflows.environments.evaluated import EVALUATED, is_evaluable
 from trinity_core.workflows.environments.planning import best_return, move_values
 from trinity_core.workflows.environments.reasoning import answer_in, reasoning_gym_reward, rows
 from trinity_core.workflows.environments.tasks import best_moves, main
@@ -96,6 +99,45 @@ def test_countdown_is_judged_as_by_countdown_reward():
             assert (ours["accuracy"] == 1.0) == theirs, (text, puzzle)
             verdicts[theirs] += 1
     assert verdicts[True] >= 90 and verdicts[False] >= 100
+
+
+HOSTILE = (
+    "open('PLACE', 'w')", "[open('PLACE', 'w')]", "exec('open(\\'PLACE\\', \\'w\\')')", "open('PLACE', 'w')!",
+    "[c for c in open('PLACE', 'w')]", "(lambda: open('PLACE', 'w'))()", "f\"{open('PLACE', 'w')}\"", "(1).__class__",
+    "oracle_answer", "9**9**9**9", "(((9**99)**99)**99)**99", "9**(9*9*9*9*9*9*9)", "999999999!",
+)  # fmt: skip
+"""Answers that make a file PLACE, forge a verdict, or would be computed for ever."""
+
+
+@pytest.mark.parametrize("dataset", sorted(EVALUATED))
+def test_no_answer_is_run(tmp_path, dataset):
+    place = tmp_path / "ran"
+    [row] = rows(dataset, 1, 1, {})
+    gym = ENVIRONMENTS["reasoning_gym"](dataset)
+    for text in HOSTILE:
+        answer = text.replace("PLACE", str(place))
+        gym.reset(1)
+        rewards = [reasoning_gym_reward(prompt="", response=answer, truth=None, task=row)["accuracy"]]
+        assert max(*rewards, gym.step(answer).reward) == 0.0 and not place.exists(), answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["3*x**2 + C", "exp(2*x)/2 + C", "x**(-1/2)", "2**x", "sin(x)*cos(x)^2", "[['Q', '_'], ['_', 'Q']]",
+     "0 1\n1 0", "(25 - 1) * 3", "no idea", "I think (maybe) 3", "ABBA", "log(x - 1)"],
+)  # fmt: skip
+def test_data_and_formulas_are_evaluated(text):
+    assert is_evaluable(text)
+
+
+def test_every_verifier_that_evaluates_is_known():
+    """By the source of reasoning-gym: a file with `eval` or sympy's `parse_expr` of an answer."""
+    import reasoning_gym
+
+    root = Path(reasoning_gym.__file__).parent
+    call = re.compile(r"(?<!def )\b(?:eval|parse_expr|sympify|exec)\(answer\b")
+    found = {path.stem for path in root.rglob("*.py") if call.search(path.read_text())}
+    assert found == EVALUATED
 
 
 def test_rows_that_cannot_be_judged_are_refused(pool):

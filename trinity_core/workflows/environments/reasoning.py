@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from trinity_core.errors import DataError
+from trinity_core.workflows.environments.evaluated import EVALUATED, is_evaluable
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Step, missing
 from trinity_core.workflows.rewards.base import REWARD_FNS, WARM_UPS
 
 ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 HEADING = re.compile(r"####(.*)")
+Score = Callable[[str, Mapping[str, Any]], float]
+"""`(answer, entry) -> score`."""
 
 
 @ENVIRONMENTS.register("reasoning_gym")
@@ -25,16 +28,17 @@ class ReasoningGym:
         """`dataset`: the generator's name. `config`: its settings but `seed` and `size`."""
         self._dataset, self._config = dataset, config or {}
         self._entry: dict[str, Any] = {}
-        self._score: Any = None
+        self._score: Score | None = None
 
     def reset(self, seed: int) -> Step:
         """Ask a question."""
         questions = generator(self._dataset, seed, 1, self._config)
-        self._entry, self._score = questions[0], questions.score_answer
+        self._entry, self._score = questions[0], guarded(self._dataset, questions.score_answer)
         return Step(self._entry["question"])
 
     def step(self, action: str) -> Step:
         """Score the answer."""
+        assert self._score is not None, "reset comes first"
         return Step("", float(self._score(answer_in(action), self._entry)), True)
 
     def tools(self) -> list[Any]:
@@ -97,13 +101,20 @@ def reasoning_gym_reward(
     return {"accuracy": float(score(answer_in(response), entry))}
 
 
-def verifier(dataset: str) -> Any:
-    """`(answer, entry) -> score` of a generator."""
+def verifier(dataset: str) -> Score:
+    """That of a generator."""
     try:
         import reasoning_gym
     except ModuleNotFoundError:
         raise missing("reasoning_gym_reward", "reasoning_gym") from None
-    return reasoning_gym.get_score_answer_fn(dataset)
+    return guarded(dataset, reasoning_gym.get_score_answer_fn(dataset))
+
+
+def guarded(dataset: str, score: Score) -> Score:
+    """The same, but 0 for an answer that the verifier would run as a program."""
+    if dataset not in EVALUATED:
+        return score
+    return lambda answer, entry: score(answer, entry) if is_evaluable(answer) else 0.0
 
 
 def _import() -> None:
