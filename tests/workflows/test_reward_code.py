@@ -16,6 +16,7 @@ from written_code import (
     CALLS_HOME,
     FILLS_THE_DISK,
     FORGERIES,
+    HIDES_MEMORY,
     HUMANEVAL,
     HUNGRY,
     LEAVES_A_DAEMON,
@@ -101,7 +102,7 @@ def test_limits_hold(code, exceeded):
 def test_an_exceeded_limit_is_a_failed_test_and_counted():
     scored = judged("import time\ntime.sleep(60)", SUM, time_limit=0.5, partial=True)
     assert scored.parts == {"accuracy": 0.0} and scored.counts == {"tests_passed": 0.0, "limits_exceeded": 2.0}
-    scored = judged("def similar(a, b):\n    while len(a) > 1: pass\n    return ()", MBPP, time_limit=0.5, partial=True)
+    scored = judged("def similar(a, b):\n    while len(a) > 1: pass\n    return ()", MBPP, time_limit=1.5, partial=True)
     assert scored.parts == {"accuracy": 0.5} and scored.counts["limits_exceeded"] == 1
 
 
@@ -109,6 +110,11 @@ def test_a_full_disk_is_the_sandboxs_own():
     ran = run(FILLS_THE_DISK, CodeLimits(disk_bytes=8 << 20))
     number, mib = map(int, ran.output.split())
     assert number in (errno.ENOSPC, errno.EFBIG) and mib <= 8
+
+
+def test_no_memory_escapes_the_count():
+    """What a file without a name, or the system's own queues hold, is nobody's resident memory."""
+    assert run(HIDES_MEMORY, CodeLimits(memory_bytes=128 << 20)).output == b"0 -1 -1\n"
 
 
 @namespaces

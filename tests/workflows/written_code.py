@@ -162,6 +162,15 @@ FILLS_THE_DISK = dedent("""
             with open(f"{i}", "wb") as file: n += file.write(b"x" * (1 << 20))
     except OSError as error: print(error.errno, n >> 20)
 """)
+HIDES_MEMORY = dedent("""
+    import ctypes, os
+    held = 0
+    try:
+        for _ in range(16): held += os.write(os.memfd_create("m"), b"x" * (16 << 20))
+    except OSError: pass
+    libc = ctypes.CDLL(None, use_errno=True)
+    print(held, libc.shmget(0, 16 << 20, 0o1600), libc.msgget(0, 0o1600))
+""")
 LEAVES_A_DAEMON = dedent("""
     import os, time
     if os.fork() == 0:

@@ -8,10 +8,12 @@ with it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
 import signal
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,12 @@ READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32,
 KEPT = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
 """Flag of a file system (`os.statvfs`) → flag of `mount`: what a new mount may not take away."""
 DETACH = 2
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 24, 36, 38
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 36, 38
+FILTERED = 2
+"""`PR_SET_SECCOMP`: calls of the system are judged by a filter."""
+UNCOUNTED = {"x86_64": (0xC000003E, (29, 68, 319, 447)), "aarch64": (0xC00000B7, (194, 186, 279, 447))}
+"""Machine → its number in filters (`AUDIT_ARCH`), and its calls `shmget`, `msgget`, `memfd_create` and `memfd_secret`:
+what they hold is nobody's resident memory, so no limit counts it."""
 DEVICES = ("null", "zero", "random", "urandom")
 WORK = "sandbox"
 """Where the program runs, in the sandbox."""
@@ -136,11 +143,37 @@ def _limit(settings: dict[str, Any]) -> None:
     for number in range(64):
         LIBC.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)
     _check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _refuse_uncounted()
     for name, value in settings["limits"].items():
         kind = getattr(resource, name)
         most = resource.getrlimit(kind)[1]
         value = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(kind, (value, value))
+
+
+class _Filter(ctypes.Structure):
+    """`struct sock_fprog`: a program of the kernel's packet filter."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("program", ctypes.c_char_p))
+
+
+def _refuse_uncounted() -> None:
+    """Let calls in `UNCOUNTED`, and those of another machine's conventions, fail with EPERM (Linux' seccomp)."""
+    if os.uname().machine not in UNCOUNTED:
+        return
+    machine, calls = UNCOUNTED[os.uname().machine]
+    load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
+    steps = [
+        (load, 0, 0, 4),
+        (equal, 0, len(calls) + 3, machine),
+        (load, 0, 0, 0),
+        (at_least, len(calls) + 1, 0, 1 << 30),
+    ]
+    steps += [(equal, len(calls) - place, 0, call) for place, call in enumerate(calls)]
+    steps += [(end, 0, 0, 0x7FFF0000), (end, 0, 0, 0x00050000 | errno.EPERM)]
+    program = b"".join(struct.pack("=HBBI", *step) for step in steps)
+    known = _Filter(len(steps), program)
+    _check(LIBC.prctl(PR_SET_SECCOMP, FILTERED, ctypes.byref(known), 0, 0), "seccomp")
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
