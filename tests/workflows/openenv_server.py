@@ -53,6 +53,8 @@ def make_app(most_sessions: int = 8, tools: bool = False) -> FastAPI:
                     await client.send_json(error("VALIDATION_ERROR", "Invalid message", errors=[missing]))
                 elif data["message"] == "nonsense":
                     await client.send_text("<html>")
+                elif data["message"] == "praise":
+                    await client.send_json(observation("No.", "very good"))
                 elif data["message"] == "raise":
                     await client.send_json(error("EXECUTION_ERROR", "it broke"))
                 elif data["message"] == "end":
@@ -90,7 +92,7 @@ def of_tools(data: dict[str, Any], number: int) -> dict[str, Any]:
     return {"type": "observation", "data": {"observation": seen, "reward": float(right), "done": right}}
 
 
-def observation(text: str, reward: float | None = None, done: bool = False) -> dict[str, Any]:
+def observation(text: str, reward: Any = None, done: bool = False) -> dict[str, Any]:
     data = {"observation": {"text": text, "metadata": {}}, "reward": reward, "done": done}
     return {"type": "observation", "data": data}
 

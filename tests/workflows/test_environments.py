@@ -17,13 +17,13 @@ from workflows.workflow_helpers import make_task
 from trinity_core.config.schema.buffer import RolloutArgs
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import TrinityError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Sampling
 from trinity_core.workflows import ENVIRONMENTS, EnvironmentFailed, run_workflow
 from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
-from trinity_core.workflows.environments.workflow import EnvArguments, returns
+from trinity_core.workflows.environments.workflow import EnvArguments, returns, seed_of
 
 pytest.importorskip("gymnasium", reason="requirements/environments.txt is not installed; make dev installs it")
 
@@ -141,6 +141,21 @@ def test_columns_of_a_task_are_arguments_and_seed():
         lakes[seed] = play("left", workflow="frozen_lake_workflow", raw=row, agent_max_steps=1)[0][0].info["state"]
         assert len(lakes[seed]) == 11
     assert lakes[1] != lakes[2]
+
+
+@pytest.mark.parametrize("seed", ["one", 0.5, True, float("nan"), [1]])
+def test_a_seed_that_is_no_number_is_named(seed):
+    with pytest.raises(DataError, match=r"column 'seed' is .*, not a whole number"):
+        play("left", environment="frozen_lake", raw={"seed": seed})
+
+
+def test_a_row_without_a_seed_has_one_of_the_run():
+    assert (
+        seed_of(make_task("env_workflow", raw={"seed": 3.0}))
+        == seed_of(make_task("env_workflow", raw={"seed": "3"}))
+        == 3
+    )
+    assert play("left", environment="frozen_lake", max_turns=1, raw={"seed": None})[0][0].metrics["turns"] == 1
 
 
 def test_taxi_and_blackjack_are_told_in_words():

@@ -75,7 +75,8 @@ def test_no_reward_is_no_verdict(url):
 
 
 @pytest.mark.parametrize(
-    ("action", "message"), [("nonsense", "<html>"), ("raise", "it broke"), ("end", "ended the session")]
+    ("action", "message"),
+    [("nonsense", "<html>"), ("praise", "very good"), ("raise", "it broke"), ("end", "ended the session")],
 )
 def test_a_failure_is_an_error_never_a_reward(url, action, message):
     with pytest.raises(EnvironmentFailed, match=message):

@@ -99,13 +99,16 @@ class OpenEnv:
             raise EnvironmentFailed(f"OpenEnv server {self._url} ended the session ({reply.type.name})")
         try:
             said = json.loads(reply.data)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise EnvironmentFailed(f"OpenEnv server {self._url} said {reply.data[:200]!r}, which is no JSON") from None
         return self._step(message["type"], said)
 
     def _step(self, asked: str, said: Any) -> Step:
         match said:
-            case {"type": "observation", "data": {"observation": seen, "reward": reward, "done": bool(done)}}:
+            case {
+                "type": "observation",
+                "data": {"observation": seen, "reward": None | int() | float() as reward, "done": bool(done)},
+            }:
                 self._shown = self._text(seen)
                 info = {"state": self._shown, "rewarded": reward is not None}
                 return Step(self._shown, float(reward or 0.0), done, info)

@@ -33,10 +33,10 @@ class OpenEnvTools:
     async def tools(self) -> list[Tool]:
         """What the server offers. Raises EnvironmentFailed if that is nothing."""
         told = await self._world.step(json.dumps({"type": "list_tools"}))
-        offered = [] if told.info.get("invalid") else json.loads(told.observation).get("tools")
-        if not offered:
-            raise EnvironmentFailed(f"OpenEnv server {self._url} offers no tools: {told.observation[:300]}")
-        return [schema(tool) for tool in offered]
+        match {} if told.info.get("invalid") else json.loads(told.observation):
+            case {"tools": [_, *_] as offered}:
+                return [schema(tool) for tool in offered]
+        raise EnvironmentFailed(f"OpenEnv server {self._url} offers no tools: {told.observation[:300]}")
 
     async def reset(self, seed: int) -> Step:
         """Begin a new episode."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -14,7 +15,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message
-from trinity_core.errors import InputError
+from trinity_core.data.task import Task
+from trinity_core.errors import DataError, InputError
 from trinity_core.signatures import Arguments
 from trinity_core.threads import InterruptibleThreads
 from trinity_core.workflows.base import WORKFLOWS, Workflow
@@ -182,8 +184,7 @@ class EnvWorkflow(Workflow):
         limit = given.time_limit + (GRACE if given.separate else 0.0)
         async with opened(given, task.raw) as environment:
             tools = as_tools(await _called(environment.tools, limit))
-            seed = int(task.raw.get("seed", task.rollout_seed(0)))
-            episode = Episode(as_step(await _called(environment.reset, limit, seed)))
+            episode = Episode(as_step(await _called(environment.reset, limit, seed_of(task))))
             trajectory = Trajectory(
                 self.model,
                 first_messages(task.messages, episode.first.observation),
@@ -202,6 +203,20 @@ class EnvWorkflow(Workflow):
                     break
                 trajectory.add({"role": "user", "content": episode.steps[-1].observation})
         return experiences_of(trajectory, episode, given, run)
+
+
+def seed_of(task: Task) -> int:
+    """The seed of a task's environment: its column `seed`, else one drawn from the run's.
+
+    Raises DataError for a seed that is no whole number.
+    """
+    found = task.raw.get("seed")
+    if found is None:
+        return task.rollout_seed(0)
+    text = str(found).removesuffix(".0")  # a column with gaps is one of floats
+    if not re.fullmatch(r"-?[0-9]+", text):
+        raise DataError(f"column 'seed' is {found!r:.80}, not a whole number")
+    return int(text)
 
 
 @asynccontextmanager
