@@ -143,6 +143,8 @@ def test_every_verifier_that_evaluates_is_known():
 def test_rows_that_cannot_be_judged_are_refused(pool):
     with pytest.raises(DataError, match="env_workflow"):
         list(rows("arc_agi", 1, 1, {}))
+    with pytest.raises(DataError, match="composite"):
+        list(rows("composite", 1, 1, {"datasets": [{"name": "countdown", "weight": 1.0}]}))
     with pytest.raises(DataError, match="no_such"):
         list(rows("no_such", 1, 1, {}))
     with pytest.raises(DataError, match="column 'entry'"):

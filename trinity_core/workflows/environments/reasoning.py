@@ -57,7 +57,7 @@ def generator(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> 
         raise missing("reasoning_gym", "reasoning_gym") from None
     try:
         return reasoning_gym.create_dataset(dataset, seed=seed, size=size, **config)
-    except (TypeError, ValueError, AssertionError) as error:
+    except (AttributeError, TypeError, ValueError, AssertionError) as error:
         raise DataError(f"reasoning-gym's generator '{dataset}': {error}") from error
 
 
