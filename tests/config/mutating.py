@@ -29,6 +29,7 @@ from trinity_core.config import (
 from trinity_core.config.annotations import type_at
 from trinity_core.config.problems import Problem
 from trinity_core.config.schema import Config
+from trinity_core.config.validation import key_of
 from trinity_core.runtime.configuration import load_checked
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,8 @@ class Mistake:
     """Variables that are set otherwise, or unset."""
     touched: tuple[str, ...] = ()
     """Names of the keys that were changed; empty where more than one change was made, or one in the text."""
+    section: str = ""
+    """Key of the section in which it was; empty at the top."""
     misspelt: str = ""
     """The right name of the key, where its name alone is wrong."""
 
@@ -146,7 +149,7 @@ def verdict(made: Mistake, folder: Path) -> Verdict:
     file.write_text(made.text, encoding="utf-8", errors="surrogatepass")
     before = {name: os.environ.get(name) for name in made.environment}
     _set(made.environment)
-    started = time.perf_counter()
+    started = time.process_time()  # others may keep the machine busy
     try:
         _use(file, made.overrides)
         problems: tuple[Problem, ...] = ()
@@ -154,10 +157,10 @@ def verdict(made: Mistake, folder: Path) -> Verdict:
         problems = tuple(error.problems)
         str(error).encode()  # as a terminal would be told
     except Exception as error:  # noqa: BLE001 - none of them may be raised
-        return Verdict(time.perf_counter() - started, fault=f"{type(error).__name__}: {str(error)[:200]}")
+        return Verdict(time.process_time() - started, fault=f"{type(error).__name__}: {str(error)[:200]}")
     finally:
         _set(before)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     fault = "too slow" if seconds > SLOW else _fault(made, problems)
     return Verdict(seconds, problems, fault)
 
@@ -193,7 +196,9 @@ def _fault(made: Mistake, problems: tuple[Problem, ...]) -> str:
             return f"a message of {len(str(problem))} characters: {str(problem)[:200]}"
     shown = [f"{problem.key} {problem.message}" for problem in problems]
     readable = not any("not valid YAML" in problem.message for problem in problems)
-    if problems and readable and made.touched and not any(name in text for name in made.touched for text in shown):
+    beside = made.section and any(problem.key.startswith(made.section) for problem in problems)
+    named = beside or any(name in text for name in made.touched for text in shown)
+    if problems and readable and made.touched and not named:
         return f"another key than {made.touched}: {problems[0]}"
     if made.misspelt:
         unknown = [problem for problem in problems if "is not a known key" in problem.message]
@@ -261,7 +266,8 @@ def _changed(text: str, dice: random.Random) -> Mistake:
         dumped = yaml.dump(tree, sort_keys=False, allow_unicode=True, width=1 << 30)
         return Mistake(dumped.replace("MUTATEDKEY", dice.choice(KEYS), 1).replace(mark, raw, 1))
     dumped = yaml.dump(tree, sort_keys=False, allow_unicode=True, width=1 << 30)
-    return Mistake(dumped.replace(mark, raw, 1) if raw else dumped, touched=names, misspelt=misspelt)
+    section = key_of(path[:-1])
+    return Mistake(dumped.replace(mark, raw, 1) if raw else dumped, touched=names, section=section, misspelt=misspelt)
 
 
 def _rename(node: Any, key: Any, name: str) -> None:

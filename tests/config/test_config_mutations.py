@@ -58,7 +58,9 @@ def test_mistakes_in_recipes_are_reported(name: str, folder: Path) -> None:
         ("seed: !!int x", "", "'x' is no int"),
         ("seed: !!bool x", "", "'x' is no bool"),
         (f"log: {'[' * 300 + ']' * 300}", f"log{'[0]' * 50}", "is nested too deeply, in more than 50 levels"),
-        ('name: "\\ud800"', "", "holds half a character"),
+        ('name: "\\ud800"', "name", "holds NUL, or bytes that are no UTF-8"),
+        ('checkpoint_root_dir: "a\\0"', "checkpoint_root_dir", "holds NUL"),
+        ('"\\ud800": 1', "\\ud800", "bytes that are no UTF-8"),
         ("plugin_dir: /nope", "plugin_dir", "the plugin folder /nope does not exist"),
         ("plugin_dir: ~nobody/x", "plugin_dir", "does not exist"),
     ],
@@ -81,6 +83,7 @@ def test_mistakes_that_once_ended_in_tracebacks(lines: str, key: str, message: s
             ["mode=train", "buffer.trainer_input.experience_buffer.path=x", "algorithm.algorithm_type=[]"],
             "algorithm.algorithm_type",
         ),
+        (["\udcff=1"], "\\udcff"),
         (["checkpoint_root_dir=~nobody/x", "seed=x"], "seed"),
     ],
 )

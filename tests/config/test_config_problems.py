@@ -309,14 +309,14 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
     (
         (f"{AUXILIARY}.expert.path=x",),
         AUXILIARY,
-        "cannot go with grpo, whose loss 'ppo' would take expert data for rollouts; those that can use it are mix, "
-        "mix_chord, sft and dpo.",
+        "cannot go with grpo, whose policy_loss_fn 'ppo' would take expert data for rollouts; those that can use it "
+        "are mix, mix_chord, sft and dpo.",
         "",
     ),
     (
         ("algorithm.sample_strategy=mix",),
         "algorithm.sample_strategy",
-        "cannot go with grpo, whose loss 'ppo'",
+        "cannot go with grpo, whose policy_loss_fn 'ppo'",
         "",
     ),
     (

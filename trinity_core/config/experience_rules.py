@@ -83,8 +83,8 @@ def _experts(config: Config) -> Iterator[Finding]:
         key = AUXILIARY if buffers else "algorithm.sample_strategy"
         able = [name for name, known in ALGORITHMS.items() if losses.uses(known.policy_loss_fn, "is_expert")]
         message = (
-            f"cannot go with {algorithm.algorithm_type}, whose loss '{loss}' would take expert data for rollouts; "
-            f"those that can use it are {', '.join(able)}, sft and dpo."
+            f"cannot go with {algorithm.algorithm_type}, whose policy_loss_fn '{loss}' would take expert data for "
+            f"rollouts; those that can use it are {', '.join(able)}, sft and dpo."
         )
         yield Finding(key, None, message, (*rests_on, "algorithm.policy_loss_fn"))
     elif draws and not buffers:

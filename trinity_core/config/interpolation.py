@@ -11,6 +11,7 @@ from trinity_core.config.source import Tree, YamlSource, first_line, join_key, m
 
 DEEPEST = 50
 """Levels of a tree. OmegaConf needs a dozen calls for each."""
+UNFIT = "holds NUL, or bytes that are no UTF-8, which no file can hold."
 
 
 def interpolate(origin: YamlSource, defaults: Tree, report: Report) -> Tree:
@@ -53,7 +54,11 @@ def _readable(node: Any, key: str, report: Report, depth: int = 0) -> Any:
         report.add(key, None, f"is nested too deeply, in more than {DEEPEST} levels.")
         return None
     if isinstance(node, dict):
-        return {str(name): _readable(each, join_key(key, str(name)), report, depth + 1) for name, each in node.items()}
+        named = {str(name): each for name, each in node.items()}
+        for name in filter(_unfit, named):
+            report.add(join_key(key, name.encode(errors="backslashreplace").decode()), None, UNFIT)
+        inner = {name: each for name, each in named.items() if not _unfit(name)}
+        return {name: _readable(each, join_key(key, name), report, depth + 1) for name, each in inner.items()}
     if isinstance(node, list):
         return [_readable(each, join_key(key, index), report, depth + 1) for index, each in enumerate(node)]
     if node == "???":
@@ -62,6 +67,9 @@ def _readable(node: Any, key: str, report: Report, depth: int = 0) -> Any:
     if not isinstance(node, str | int | float | None):
         report.add(key, node, f"must be text, a number, true, false or null, not a {type(node).__name__}.")
         return None
+    if isinstance(node, str) and _unfit(node):
+        report.add(key, None, UNFIT)
+        return None
     if isinstance(node, str) and "${" in node:
         try:
             OmegaConf.create({"_": node})
@@ -69,6 +77,11 @@ def _readable(node: Any, key: str, report: Report, depth: int = 0) -> Any:
             report.add(key, node, f"cannot be read: {first_line(error)}.")
             return None
     return node
+
+
+def _unfit(text: str) -> bool:
+    """Whether a text can stand neither in a file nor in the name of one."""
+    return "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _replace(node: Any, resolved: Any, key: str, report: Report) -> Any:

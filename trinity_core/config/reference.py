@@ -50,6 +50,9 @@ folders must be writable, the API's port free, and this machine must have the GP
 before they start anything. `trinity validate` does it too, without `--offline`; it exits with 0 or 2, `--json` is for
 programs. Of a Ray cluster that is joined only the run's folder is looked at, since its nodes open the rest.
 
+`python benchmarks/mutations.py` makes 10,000 random mistakes in the recipes, in overrides and in the environment, and
+fails if one ends in a traceback, is reported without its key, or takes 2 s.
+
 A setting that is valid but has no effect, or that changes another setting, causes a notice, which `trinity validate`
 prints and a run logs as a warning.
 

@@ -22,13 +22,6 @@ MOST_VALUES = 20_000
 class _Loader(yaml.SafeLoader):
     """YAML with the numbers of YAML 1.2's core schema: `1e-6` is one; `1_000`, `12:30` and a date are text."""
 
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        r"""The text of a node. Half of a character, which only an escape such as `"\ud800"` can name, is refused."""
-        text = super().construct_scalar(node)
-        if isinstance(text, str) and any("\ud800" <= char <= "\udfff" for char in text):
-            raise yaml.constructor.ConstructorError(None, None, f"{text!r} holds half a character", node.start_mark)
-        return text
-
 
 class _Dumper(yaml.SafeDumper):
     """Quotes each text that this loader or one of YAML 1.1 would take for something else."""

@@ -164,7 +164,8 @@ def _check_data_juicer(
             if service is not None and starts_own(service):
                 require_installed()
         except TrinityError as error:
-            report.add(f"{key}.args", operator.args, f"{error}.")
+            named = ".config_path" if "config_path" in operator.args else ""
+            report.add(f"{key}.args{named}", operator.args, f"{str(error).rstrip('.')}.")
 
 
 def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:
