@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from studio.curves import Curves, file_state, first_shown, laid_over, metric_names, read_curves
+from studio.curves import Curves, file_state, first_shown, laid_over, metric_names, read_curves, short_titles
 from studio.eval_samples import SampleRow, sampled_steps, samples_of, side_by_side
 from studio.lineage import Ancestor, ancestors, checkpoints_of, made_with
 from studio.run_list import RunRow
@@ -29,7 +29,8 @@ def curves_at(job_dir: Path, state: tuple[int, int]) -> Curves:
 
 def show_curves(runs: Mapping[str, Path]) -> None:
     """A chart for each chosen metric, with a line for each run."""
-    curves = {title: curves_at(job_dir, file_state(job_dir)) for title, job_dir in runs.items()}
+    short = short_titles([*runs])
+    curves = {short[title]: curves_at(job_dir, file_state(job_dir)) for title, job_dir in runs.items()}
     names = metric_names(curves)
     if not names:
         st.info("There are no metrics yet.")
@@ -52,9 +53,10 @@ def show_answers(runs: Mapping[str, Path]) -> None:
         return
     source = st.selectbox("Sampled by", sources, key=f"source {' '.join(runs)}")
     columns: dict[str, list[SampledRollout]] = {}
+    short = short_titles([*runs])
     for place, (title, own) in zip(st.columns(len(runs)), steps.items(), strict=True):
         with place:
-            columns |= choose_steps(title, runs[title], source, own.get(source, []))
+            columns |= choose_steps(short[title], runs[title], source, own.get(source, []))
     rows = side_by_side(columns)
     if len(rows) > A_PAGE:
         last = (len(rows) - 1) // A_PAGE + 1
@@ -99,7 +101,7 @@ def show_checkpoints(row: RunRow, around: Surroundings) -> None:
     """A run's checkpoints with their scores, and where they come from."""
     if row.tracked is None:
         return
-    st.markdown("##### Where they come from")
+    st.markdown(f"##### {escaped(row.title)}")
     chain = ancestors(row.tracked.job_dir)
     with st.container(horizontal=True, vertical_alignment="center"):
         for ancestor in chain:

@@ -62,7 +62,7 @@ def choose_file(draft: ConfigDraft, around: Surroundings) -> None:
     """Choose another file below the root, or write the name of one."""
     listed = [str(path) for path in yaml_files(around.root)]
     shown = _relative(draft.file, around.root)
-    st.session_state["file"] = shown
+    put("file", shown)
 
     def load() -> None:
         try:
@@ -118,7 +118,8 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
 def show_field(draft: ConfigDraft, field: FormField, value: Any, problems: Sequence[Problem]) -> None:
     """One field with its problems; a change of it goes into the text."""
     key = f"field {field.key}"
-    st.session_state[key] = written = DEFAULT if value is None else _as_yaml(value)
+    written = DEFAULT if value is None else _as_yaml(value)
+    put(key, written)
     default = "" if field.default is None else f"default: {_as_yaml(field.default)}"
     if field.choices:
         st.selectbox(
@@ -198,12 +199,18 @@ def show_findings(found: CheckedDraft, begun: bool) -> None:
 
 def edit_text(draft: ConfigDraft) -> None:
     """The text itself, for lists and maps, which have no field."""
-    st.session_state["text"] = draft.text
+    put("text", draft.text)
 
     def take_text() -> None:
         draft.text = st.session_state["text"]
 
     st.text_area("YAML", key="text", height=420, on_change=take_text, label_visibility="collapsed")
+
+
+def put(key: str, value: str) -> None:
+    """Let a field show a value. One that it shows already is not put: that would take away what is being typed."""
+    if st.session_state.get(key) != value:
+        st.session_state[key] = value
 
 
 def _as_yaml(value: Any) -> str:

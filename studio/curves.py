@@ -52,3 +52,9 @@ def laid_over(curves: Mapping[str, Curves], metric: str) -> dict[str, list[float
     points = [(step, value, run) for run, own in curves.items() for step, value in own.get(metric, {}).items()]
     steps, values, runs = zip(*points, strict=True) if points else ((), (), ())
     return {"step": list(steps), "value": list(values), "run": list(runs)}
+
+
+def short_titles(titles: Sequence[str]) -> dict[str, str]:
+    """Title → the part after its project, where that tells all of them apart."""
+    names = {title: title.rpartition("/")[2] for title in titles}
+    return names if len({*names.values()}) == len(names) else dict(zip(titles, titles, strict=True))

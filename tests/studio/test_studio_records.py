@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from studio.curves import first_shown, laid_over, metric_names, read_curves
+from studio.curves import first_shown, laid_over, metric_names, read_curves, short_titles
 from studio.eval_samples import sampled_steps, samples_of, side_by_side
 from studio.lineage import Ancestor, ancestors, checkpoints_of, made_with
 from trinity_core.checkpoints.commit import begin, commit
@@ -46,6 +46,11 @@ def test_reward_loss_and_accuracy_are_shown_first() -> None:
     names = ["actor/final_loss", "actor/lr", "eval/test/accuracy", "explorer/reward/mean", "reward/mean"]
     assert first_shown(names) == ["eval/test/accuracy", "explorer/reward/mean", "actor/final_loss"]
     assert first_shown([]) == []
+
+
+def test_legends_leave_out_the_project_where_names_differ() -> None:
+    assert short_titles(["p/a", "q/b"]) == {"p/a": "a", "q/b": "b"}
+    assert short_titles(["p/a", "q/a"]) == {"p/a": "p/a", "q/a": "q/a"}
 
 
 def test_answers_to_the_same_task_stand_in_one_row(tmp_path: Path) -> None:
