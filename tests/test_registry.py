@@ -184,7 +184,7 @@ def fitted(part: Any, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
         ({}, "args.count must be given: 'scorer' has no default for it."),
         ({"count": "many"}, "args.count must be a whole number, not 'many'."),
         ({"count": 1, "share": 2}, "args.share must be at least 0 and at most 1, not 2."),
-        ({"count": 1, "kind": "aa"}, "args.kind must be one of a, b, not 'aa'. a"),
+        ({"count": 1, "kind": "aa"}, "args.kind must be one of a, b, not 'aa'."),
         ({"count": 1, "words": "x"}, "args.words must be a list, not 'x'."),
         ({"count": 1, "limit": "x"}, "args.limit must be a number, not 'x'."),
         ({"count": 1, "inner": 3}, "args.inner must be a section with keys, not 3."),

@@ -8,7 +8,6 @@ import by hand.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import sys
@@ -20,6 +19,7 @@ from pydantic import BaseModel
 
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.signatures import arguments_model
+from trinity_core.slips import closest
 
 T = TypeVar("T")
 
@@ -92,8 +92,8 @@ class Registry(dict[str, T]):
             return self[name]
         if "." in name:
             return self._imported(name)
-        near = difflib.get_close_matches(name, self, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(sorted(self))}."
+        near = closest(name, self)
+        hint = f"did you mean '{near}'?" if near else f"there are {', '.join(sorted(self))}."
         raise InputError(
             f"there is no {self.kind} '{name}'; {hint} Your own is found through --plugin-dir or as package.module.Name"
         )

@@ -129,6 +129,8 @@ def test_raft_weights_give_mean_over_chosen_tokens():
     assert advantages.flatten().tolist() == pytest.approx([7 / 3, 7 / 3, 7 / 3, 0, 0, 0, 0, 0])
     assert metrics["raft/chosen"] == 0.5
     above, _ = ADVANTAGES["raft"](rewards=rewards, group_ids=[0, 0, 0, 1], mask=mask, selection="threshold")
+    every, counted = ADVANTAGES["raft"](rewards=rewards, group_ids=[0, 0, 0, 1], mask=mask, selection="all")
+    assert every.equal(mask.to(every.dtype)) and counted["raft/chosen"] == 1.0
     assert (above[3] > 0).all()
     assert (above[2] == 0).all()
 

@@ -222,7 +222,7 @@ def test_verl_keys_fill_native_settings_not_given() -> None:
     assert config.model.critic_model_path == "critic"
     trained = train_settings(config)
     assert (trained.epochs, trained.param_offload, trained.optimizer_offload) == (3, True, False)
-    assert trained.gradient_checkpointing and trained.save_huggingface
+    assert trained.gradient_checkpointing and trained.save_huggingface == "always"
     assert trained.critic is not None
     assert (trained.critic.model_path, trained.critic.epochs, trained.critic.warmup_steps) == ("critic", 3, 4)
     assert trained.critic.gradient_checkpointing, "by default as for the policy"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trinity_core.config import Config, config_from_dict
 from trinity_core.rollout.score_fingerprint import score_fingerprint, valid_scores
+from trinity_core.runtime import evaluation
 from trinity_core.runtime.evaluation import unscored_targets
 from trinity_core.tracking import MetricsFile
 
@@ -120,3 +122,16 @@ def test_plugins_in_the_home_folder_count(folder: Path, monkeypatch: pytest.Monk
     before = score_fingerprint(config, 1)
     (folder / "plugins/reward.py").write_text("LIMIT = 2\n")
     assert score_fingerprint(config, 1) != before
+
+
+@pytest.mark.parametrize(("latest", "steps"), [(True, [3]), (False, [1, 2, 3])])
+def test_bench_scores_the_latest_or_every_checkpoint(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, latest: bool, steps: list[int]
+) -> None:
+    monkeypatch.setattr(evaluation, "whole_steps", lambda _: [1, 2, 3])
+    monkeypatch.setattr(evaluation, "huggingface_folder", lambda _, step: folder / str(step))
+    config = config_of(folder, "mode=bench", f"explorer.bench_on_latest_checkpoint={latest}")
+    session = SimpleNamespace(config=config)
+    assert [target.step for target in evaluation.unscored_result(session)] == steps  # type: ignore[arg-type]
+    monkeypatch.setattr(evaluation, "whole_steps", lambda _: [])
+    assert [target.step for target in evaluation.unscored_result(session)] == [0]  # type: ignore[arg-type]

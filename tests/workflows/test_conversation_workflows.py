@@ -117,7 +117,7 @@ def test_a_tool_that_does_not_exist_is_refused_at_once(tools):
     arguments = WORKFLOWS["toolcall_workflow"].arguments
     assert arguments(tools=["add", "some.module.function"]).tools == ("add", "some.module.function")
     with pytest.raises(ValueError, match="did you mean 'add'"):
-        arguments(tools=["ad"])
+        arguments(tools=["addd"])
 
 
 ROW = {

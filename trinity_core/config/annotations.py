@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
@@ -53,6 +53,12 @@ class Type:
             return None
         least, exclusive = low[-1] if low else (None, False)
         return Bounds(least, high[-1] if high else None, exclusive)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All values that a choice, or an entry of a list of choices, may have."""
+        plain = (self.entry or self).plain
+        return get_args(plain) if get_origin(plain) is Literal else ()
 
     @property
     def section(self) -> type[BaseModel] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined
 from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
 from trinity_core.config.annotations import Bounds, Type, types_of
 from trinity_core.config.schema import AlgorithmConfig, Config, MonitorConfig, ReplayBufferConfig
-from trinity_core.config.types import IS_DERIVED, IS_NO_EFFECT, SameAs, Unit
+from trinity_core.config.types import IS_DERIVED, SameAs, Unit
 from trinity_core.registry import registry_of
 
 Kind = Literal["integer", "number", "boolean", "string", "array", "object"]
@@ -54,15 +54,9 @@ class Setting:
         return IS_DERIVED in self.typed.extras
 
     @property
-    def no_effect(self) -> bool:
-        """True if nothing reads the setting."""
-        return IS_NO_EFFECT in self.typed.extras
-
-    @property
     def choices(self) -> tuple[str, ...]:
         """All values that a choice, or an entry of a list of choices, may have."""
-        plain = (self.typed.entry or self.typed).plain
-        return get_args(plain) if get_origin(plain) is Literal else ()
+        return self.typed.choices
 
     @property
     def bounds(self) -> Bounds | None:
@@ -98,6 +92,14 @@ def setting_at(key: str) -> Setting:
     """The setting at a dotted key. Raises KeyError if there is none."""
     section, _, name = key.rpartition(".")
     return _setting(dict(sections())[section], name)
+
+
+@functools.cache
+def homes_of(name: str) -> tuple[str, ...]:
+    """The keys of that name outside of lists, of stages and of veRL's configuration."""
+    plain = ((key, section) for key, section in sections() if "[" not in key and ".NAME" not in key)
+    found = [f"{key}.{name}".lstrip(".") for key, section in plain if name in section.model_fields]
+    return tuple(key for key in found if not key.startswith("trainer.trainer_config."))
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
+from trinity_core.config.dialects import accepted_keys
 from trinity_core.config.fields import Setting, sections, settings
 from trinity_core.config.schema import (
     AlgorithmConfig,
@@ -83,7 +84,8 @@ def _section(cls: type[BaseModel], schema: Schema) -> Schema:
         "type": "object",
         "description": schema["description"],
         "properties": {
-            setting.name: _property(setting, schema["properties"][setting.name]) for setting in settings(cls)
+            **{setting.name: _property(setting, schema["properties"][setting.name]) for setting in settings(cls)},
+            **{name: {"deprecated": True, "description": text} for name, text in accepted_keys(cls)},
         },
         "additionalProperties": False,
         **({"allOf": [*_conditions(cls)]} if cls in NAMED else {}),
@@ -163,7 +165,7 @@ def _property(setting: Setting, schema: Schema) -> Schema:
 
 def described(setting: Setting) -> str:
     """The doc of a setting, with what else there is to know."""
-    first = f"Same as `{setting.same_as}`. " if setting.same_as else "Without effect. " if setting.no_effect else ""
+    first = f"Same as `{setting.same_as}`. " if setting.same_as else ""
     return first + setting.doc
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from trinity_core.config.fields import sections, settings
 from trinity_core.config.json_schema import described
-from trinity_core.config.problems import closest
 from trinity_core.config.reference import default_text, value_text
 from trinity_core.errors import TrinityError
+from trinity_core.slips import closest
 
 WIDTH = 100
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trinity_core.config import rules, source, verl
+from trinity_core.config import dialects, rules, source, verl
 from trinity_core.config.interpolation import escaped, interpolate
 from trinity_core.config.named import check_arguments, typed_arguments
 from trinity_core.config.problems import ConfigError, Problem, Report, SourceLocation
@@ -98,6 +98,8 @@ def _load(
     report = Report(given.places)
     tree = interpolate(given, to_dict(Config()), report)
     _include_trainer_files(tree, report)
+    _forget(dialects.noted_keys(Config, given.tree), report)
+    tree = dialects.native(tree, report)
     loaded = load_plugins is not None and _plugins_loaded(load_plugins, tree.get("plugin_dir"), report)
     checks = [check] if check is not None else []
     config = _bound(tree, report, None if tree.get("stages") else checks, loaded)
@@ -135,7 +137,8 @@ def _as_written(given: YamlSource) -> Tree:
 
 def _bound(tree: Tree, report: Report, checks: Sequence[Check] | None = (), plugins_loaded: bool = False) -> Config:
     """A configuration from a tree, resolved; problems are reported, without `checks` those of types alone."""
-    written = verl.laid_under(bound(Config, tree, report), tree)
+    plain = dialects.without_noted(tree)
+    written = verl.laid_under(bound(Config, plain, report), plain)
     untyped = resolve(written).with_given(tree)
     config = typed_arguments(untyped)
     if checks is not None:
@@ -144,6 +147,13 @@ def _bound(tree: Tree, report: Report, checks: Sequence[Check] | None = (), plug
         for check in checks:
             check(config, report)
     return config
+
+
+def _forget(keys: Sequence[str], report: Report) -> None:
+    """Drop the problems of keys that have no effect, such as an interpolation that leads nowhere."""
+    unread = tuple(f"{key}{end}" for key in keys for end in (".", "["))
+    kept = (each for each in report.problems if each.key not in keys and not each.key.startswith(unread))
+    report.problems = list(kept)
 
 
 def _stage_trees(tree: Tree) -> list[tuple[Tree, str]]:
@@ -202,6 +212,7 @@ def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
         return
     inner = Report(content.places)
     trainer["trainer_config"] = interpolate(content, {}, inner)
+    _forget(dialects.noted_keys(VerlConfig, content.tree), inner)
     trainer["trainer_config_path"] = ""
     report.problems += inner.problems
     report.places |= {f"{key}.trainer_config.{name}": place for name, place in content.places.items() if name}

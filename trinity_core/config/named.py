@@ -12,13 +12,14 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from trinity_core.config.algorithm_types import PARTS
-from trinity_core.config.problems import Report, closest
+from trinity_core.config.problems import Report
 from trinity_core.config.resolve import draws_by
 from trinity_core.config.schema import Config
 from trinity_core.config.types import Args
 from trinity_core.config.validation import BAD, convert, key_of
 from trinity_core.registry import Registry, registry_of
 from trinity_core.signatures import arguments_model, from_yaml
+from trinity_core.slips import closest
 
 MONITOR = "monitor.monitor_type"
 REPLAY = "buffer.trainer_input.experience_buffer.replay_buffer"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from trinity_core.config import verl
+from trinity_core.config import dialects
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.experience_rules import AUXILIARY, BUFFER
 from trinity_core.config.named import unread_monitor_args
 from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share, shares
-from trinity_core.config.rules import eval_tasksets, training_tasksets
+from trinity_core.config.rules import RAFT, eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, HumanVerdictsConfig, TaskSelectorConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
@@ -23,6 +23,8 @@ def notices(config: Config) -> list[str]:
     """One sentence each, for a log or a terminal; empty for most configurations."""
     return [
         *_ignored(config),
+        *_other_words(config),
+        *_raft(config),
         *_mixed(config),
         *_repeats(config),
         *_batches(config),
@@ -32,8 +34,28 @@ def notices(config: Config) -> list[str]:
 
 
 def _ignored(config: Config) -> list[str]:
-    keys = verl.ignored(config.given) + _unread(config)
+    keys = _unread(config)
     return [f"Accepted, but without effect here: {', '.join(keys)}."] if keys else []
+
+
+def _other_words(config: Config) -> list[str]:
+    """Keys of Trinity-RFT and veRL that have no effect here, by reason."""
+    found = dialects.notes(config.given)
+    return [f"Accepted, but without effect here: {_listed(keys)}. {why}" for why, keys in found.items()]
+
+
+def _listed(keys: list[str]) -> str:
+    """Keys in one line; those of one section together, as `section.{a, b}`."""
+    sections: dict[str, list[str]] = {}
+    for key in keys:
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, []).append(name)
+    return ", ".join(
+        f"{section}.{{{', '.join(names)}}}"
+        if section and len(names) > 1
+        else ", ".join(f"{section}.{name}".lstrip(".") for name in names)
+        for section, names in sections.items()
+    )
 
 
 def _unread(config: Config) -> list[str]:
@@ -159,6 +181,16 @@ def _repeats(config: Config) -> list[str]:
     if given is None or known.uses_rollouts or given == algorithm.repeat_times:
         return []
     return [f"algorithm.repeat_times is {algorithm.repeat_times} for {known.name}; the {given} given is not used."]
+
+
+def _raft(config: Config) -> list[str]:
+    """RAFT chooses rollouts here; elsewhere the workflow does."""
+    parts = config.algorithm
+    if parts.algorithm_type != "raft" or "selection" in (
+        (config.given.get("algorithm") or {}).get("advantage_fn_args") or {}
+    ):
+        return []
+    return [f"raft learns from the best rollouts of each task; {RAFT}"]
 
 
 def _mixed(config: Config) -> list[str]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trinity_core.config.problems import Finding, closest
+from trinity_core.config.problems import Finding
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.explorer import RolloutModelConfig
+from trinity_core.slips import closest
 
 TOOL_CALL_PARSERS = (
     "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -103,12 +102,6 @@ class Report:
             if parent in self.places:
                 return key, self.places[parent]
         return key, self.places.get(self.stage or "") or self.places.get("")
-
-
-def closest(word: str, known: Iterable[str]) -> str:
-    """The known word closest to this one, or an empty string."""
-    found = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
-    return found[0] if found else ""
 
 
 def _parent(key: str) -> str:

@@ -70,8 +70,11 @@ Arguments that you give are merged into the algorithm's own: `policy_loss_fn_arg
 clip range. A replaced part starts from its own defaults. An argument that a part does not take is reported like an
 unknown key, for your own parts in `plugin_dir` too.
 
-**veRL.** `trainer.trainer_config` takes a trainer configuration with veRL's keys. A key with a counterpart on this page
-sets it, unless the counterpart is given too; keys without a counterpart are accepted and listed in a notice.
+**Trinity-RFT and veRL.** Their files are read as they are. A key that has another place or another name on this page
+sets what it is called here. A key without effect is accepted, and a notice says why: what it asks for is so in any
+case, or it concerns a backend that is not used here. What cannot be had is refused, with the reason and what to write.
+`trainer.trainer_config` takes a veRL trainer configuration, also a whole generated one; a key on this page wins where
+both are given. `trinity_core/config/dialects` has the verdict on each key.
 `trinity import-verl` turns a whole veRL script or Hydra file into a configuration ([porting](porting.md#a-verl-run)).
 """
 
@@ -120,8 +123,6 @@ def _row(setting: Setting, shown: dict[type, str]) -> str:
 
 def value_text(setting: Setting) -> str:
     """What a value may be."""
-    if setting.no_effect:
-        return "any"
     if setting.section is not None:
         kinds = {"[i]": "list of sections", ".NAME": "sections by name"}
         return kinds.get(_entry(setting), "section")
@@ -136,7 +137,7 @@ def value_text(setting: Setting) -> str:
 
 def default_text(setting: Setting) -> str:
     """The default, empty if there is none to speak of."""
-    if setting.section is not None or setting.no_effect or setting.same_as:
+    if setting.section is not None or setting.same_as:
         return ""
     if setting.derived:
         return "derived"

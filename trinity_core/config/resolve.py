@@ -151,10 +151,10 @@ def replay_args(config: Config) -> dict[str, Any] | None:
     """Arguments of the sample strategy `priority` by the options of the buffer; None where nothing asks for it."""
     buffer = config.buffer.trainer_input.experience_buffer
     replay, cooldown = buffer.replay_buffer, buffer.reuse_cooldown_time
-    if replay.enable:
+    if replay.enable or buffer.use_priority_queue:
         named = {"priority_fn": replay.priority_fn, "priority_fn_args": dict(replay.priority_fn_args)}
         return {"reuse_cooldown_time": replay.reuse_cooldown_time or cooldown, "seed": config.seed, **named}
-    if buffer.use_priority_queue or _drawn_by(config.algorithm) == "priority":
+    if _drawn_by(config.algorithm) == "priority":
         return {"reuse_cooldown_time": cooldown}
     return None
 

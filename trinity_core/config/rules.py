@@ -12,15 +12,17 @@ from trinity_core.config.curriculum_rules import queue_rules, spelled_twice, wei
 from trinity_core.config.experience_rules import experience_rules
 from trinity_core.config.external_rules import external_rules
 from trinity_core.config.openai_api import openai_api_rules
-from trinity_core.config.problems import Finding, Report, closest, repeated_names
+from trinity_core.config.problems import Finding, Report, repeated_names
 from trinity_core.config.schema import Config, TasksetConfig
 from trinity_core.config.serve_rules import serve_rules
 from trinity_core.config.staleness import staleness_rules
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.config.task_output import pipeline_rules
+from trinity_core.slips import closest
 
 INPUT = "buffer.explorer_input"
-VERL = "trainer.trainer_config"
+RAFT = "advantage_fn_args {selection: all} learns from every rollout that the workflow returns, as Trinity-RFT's raft."
+PATH = "must be given, and not be blank: a file, a folder or a hub name."
 ON_CPU = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
 SHARED_GPU_MEMORY = 0.7
 """Up to this `gpu_memory_utilization` an engine leaves room for a trainer on the same single GPU."""
@@ -106,17 +108,24 @@ def _algorithm(config: Config) -> Iterator[Finding]:
         yield Finding(key, name, f"must be one of {listed}, not '{name}'.", suggestion=closest(name, ALGORITHMS))
         return
     if known.uses_rollouts:
-        least = known.min_repeat_times
+        least = 1 if chooses_every_rollout(config) else known.min_repeat_times
         repeats = [("algorithm.repeat_times", config.algorithm.repeat_times)]
         repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in training_tasksets(config)]
         for where, times in repeats:
             if times < least:
                 message = f"{name} compares rollouts of the same task, so it needs at least {least}, not {times}."
+                message += f" {RAFT}" if name == "raft" else ""
                 yield Finding(where, times, message, (key, "algorithm.repeat_times"))
                 break
     elif config.explores:
         message = f"{name} learns from a data set, without an explorer: the mode must be train, not {config.mode}."
         yield Finding("mode", config.mode, message, (key,))
+
+
+def chooses_every_rollout(config: Config) -> bool:
+    """True for RAFT without a choice: every rollout is learned from, so that one of each task is enough."""
+    parts = config.algorithm
+    return parts.advantage_fn == "raft" and parts.advantage_fn_args.get("selection", "best") != "best"
 
 
 def _model(config: Config) -> Iterator[Finding]:
@@ -131,7 +140,7 @@ def _model(config: Config) -> Iterator[Finding]:
         return
     for name, other in (("max_response_tokens", "prompt"), ("max_prompt_tokens", "response")):
         limit = getattr(model, name)
-        if limit >= model.max_model_len:
+        if limit >= model.max_model_len and (other == "response" or model.max_prompt_tokens <= 1):
             message = f"is {limit}, which leaves no room for a {other} within max_model_len {model.max_model_len}."
             yield Finding(f"model.{name}", limit, message, ("model.max_model_len", "model.max_response_tokens"))
             break
@@ -206,12 +215,13 @@ def _tasks(config: Config) -> Iterator[Finding]:
     tasksets = [*training_tasksets(config), *eval_tasksets(config)]
     produced = config.data_processor.task_pipeline is not None
     for key, taskset in tasksets:
-        if not taskset.path and not produced and taskset.storage_type != "queue":
-            yield Finding(f"{key}.path", taskset.path, "must be given: a file, a folder or a hub name.")
+        if not taskset.path.strip() and not produced and taskset.storage_type != "queue":
+            yield Finding(f"{key}.path", taskset.path, PATH)
     yield from pipeline_rules(config, tasksets)
     yield from weight_rules(training_tasksets(config))
     yield from queue_rules(config, training_tasksets(config), eval_tasksets(config))
-    yield from repeated_names("task sets", ((f"{key}.name", taskset.name) for key, taskset in tasksets))
+    for group in (training_tasksets(config), eval_tasksets(config)):
+        yield from repeated_names("task sets", ((f"{key}.name", taskset.name) for key, taskset in group))
 
 
 RESTRICTED_ON_GPU = (
@@ -274,7 +284,7 @@ def _explorer(config: Config) -> Iterator[Finding]:
 
 
 def _trainer(config: Config) -> Iterator[Finding]:
-    trainer, verl = config.trainer, config.trainer.trainer_config.trainer
+    trainer = config.trainer
     share = trainer.ulysses_sequence_parallel_size
     if trainer.worker_num is not None and trainer.worker_num % share:
         message = f"must divide trainer.worker_num, which is {trainer.worker_num}; it is {share}."
@@ -282,11 +292,6 @@ def _trainer(config: Config) -> Iterator[Finding]:
     if trainer.torch_compile and trainer.zero_stage == 3:
         message = "cannot go with trainer.zero_stage 3, which gathers weights within a layer; choose one of them."
         yield Finding("trainer.torch_compile", True, message, ("trainer.zero_stage",))
-    instead = "use continue_from_checkpoint: true resumes from the run's latest checkpoint, false starts anew."
-    if verl.resume_mode != "auto":
-        yield Finding(f"{VERL}.trainer.resume_mode", verl.resume_mode, instead)
-    if verl.resume_from_path:
-        yield Finding(f"{VERL}.trainer.resume_from_path", verl.resume_from_path, instead)
 
 
 def training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:

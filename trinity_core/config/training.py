@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -53,8 +53,8 @@ class TrainSettings(LearnerKeys):
     reference_offload: bool
     model_overrides: Args
     """Changes to the model's own configuration."""
-    save_huggingface: bool
-    """Save the model in Hugging Face format with every checkpoint."""
+    save_huggingface: Literal["always", "last", "never"]
+    """Which checkpoints also hold the model in Hugging Face format."""
     critic: CriticSettings | None
     """None where the algorithm has no critic."""
 
@@ -75,7 +75,7 @@ def train_settings(config: Config) -> TrainSettings:
         optimizer_offload=actor.fsdp_config.optimizer_offload,
         reference_offload=reference.fsdp_config.param_offload,
         model_overrides=verl.actor_rollout_ref.model.override_config,
-        save_huggingface="hf_model" in actor.checkpoint.save_contents,
+        save_huggingface="always" if "hf_model" in actor.checkpoint.save_contents else trainer.save_hf_checkpoint,
         critic=_critic(config) if config.needs_critic else None,
     )
 

@@ -75,11 +75,6 @@ class _Derived:
         return core_schema.nullable_schema(handler(source))
 
 
-@dataclass(frozen=True)
-class _NoEffect:
-    """The setting is accepted so that existing files load; nothing reads it."""
-
-
 def _number(value: Any) -> Any:
     """The number that a text stands for; other values as they are."""
     if not isinstance(value, str):
@@ -117,13 +112,12 @@ def _pair(value: Any) -> Any:
     return value
 
 
-IS_DERIVED, IS_NO_EFFECT = _Derived(), _NoEffect()
+IS_DERIVED = _Derived()
 
 Derived = Annotated[T, IS_DERIVED]
 """A setting whose default follows from others. In a resolved configuration its value is of type T."""
 DERIVED: Any = None
 """The default of a `Derived` setting."""
-NoEffect = Annotated[Any, IS_NO_EFFECT]
 
 Flag = Annotated[bool, BeforeValidator(_flag), Strict()]
 Integer = Annotated[int, BeforeValidator(_whole), Strict()]

@@ -16,8 +16,10 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from trinity_core.config.annotations import Bounds, Type, type_at, type_of, types_of
-from trinity_core.config.problems import Report, closest
+from trinity_core.config.fields import homes_of
+from trinity_core.config.problems import Report
 from trinity_core.config.types import Flag, Integer, Number
+from trinity_core.slips import closest
 
 T = TypeVar("T", bound=BaseModel)
 Path = tuple[str | int, ...]
@@ -112,7 +114,7 @@ def _said(fault: ErrorDetails, value: Any, wanted: Type | None, section: Type | 
     """The message and the suggestion for one of pydantic's errors."""
     kind, details = fault["type"], fault.get("ctx", {})
     if kind == "extra_forbidden":
-        return "is not a known key.", _meant(str(fault["loc"][-1]), value, section)
+        return _unknown(str(fault["loc"][-1]), section)
     if kind == "literal_error":
         choices = [text.strip("'") for text in re.split(", | or ", details["expected"])]
         return f"must be one of {', '.join(choices)}, not {show(value)}.", closest(str(value), choices)
@@ -123,13 +125,13 @@ def _said(fault: ErrorDetails, value: Any, wanted: Type | None, section: Type | 
     return (f"must be {what}, not {show(value)}." if what else fault["msg"]), ""
 
 
-def _meant(name: str, value: Any, section: Type | None) -> str:
-    """The known key most like this one; where a section was given, the section."""
-    if section is None or section.section is None:
-        return ""
-    known = types_of(section.section)
-    sections = [other for other, found in known.items() if found.section is not None and found.entry is None]
-    return closest(name, sections if isinstance(value, dict) else ()) or closest(name, known)
+def _unknown(name: str, section: Type | None) -> tuple[str, str]:
+    """The message about an unknown key, and the known key of its section that was probably meant."""
+    meant = closest(name, types_of(section.section)) if section is not None and section.section is not None else ""
+    homes = [] if meant else homes_of(name)
+    if len(homes) == 1:
+        return f"is not a known key; `{homes[0]}` is.", ""
+    return "is not a known key.", meant
 
 
 def _at(tree: Any, path: Sequence[str | int]) -> Any:

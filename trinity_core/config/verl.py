@@ -19,12 +19,6 @@ def spellings() -> dict[str, str]:
     return {key: setting.same_as for key, setting in _leaves() if setting.same_as}
 
 
-@functools.cache
-def without_effect() -> frozenset[str]:
-    """veRL keys below `trainer.trainer_config` that nothing reads."""
-    return frozenset(key for key, setting in _leaves() if setting.no_effect)
-
-
 def laid_under(config: Config, tree: dict[str, Any]) -> Config:
     """The configuration with native settings as written in veRL's words, unless `tree` gives them at their own keys.
 
@@ -37,11 +31,6 @@ def laid_under(config: Config, tree: dict[str, Any]) -> Config:
         if not unset and _get(tree, native_key) is None:
             values[native_key] = value
     return config.with_values(values) if values else config
-
-
-def ignored(tree: dict[str, Any]) -> list[str]:
-    """The keys given in this tree that have no effect."""
-    return [f"{ROOT}.{key}" for key in sorted(without_effect()) if _get(tree, f"{ROOT}.{key}") is not None]
 
 
 def _leaves() -> Iterator[tuple[str, Setting]]:

@@ -66,7 +66,8 @@ class Taskset:
     ) -> Taskset:
         """`read`. Raises DataError if no row is usable, or more are rejected than `rejected_rows` allows."""
         opened = cls.read(config, seed, is_eval, prompts)
-        (rejected_rows or RejectedRows()).settle(opened.name, opened.rejected, len(opened))
+        name = f"eval_{opened.name}" if is_eval else opened.name  # a training set may have the same name
+        (rejected_rows or RejectedRows()).settle(name, opened.rejected, len(opened))
         return opened
 
     @classmethod

@@ -46,12 +46,14 @@ def unscored_targets(config: Config, which: str) -> list[Target]:
 def unscored_result(session: Session) -> list[Target]:
     """The run's last checkpoint, if it has no score yet and the run has engines and eval sets; else nothing.
 
-    In mode `bench` also the model that the engines start with, if there is no checkpoint. In `explore` and `serve`
-    nothing while the trainer may make further checkpoints, and remove this one.
+    In mode `bench` every checkpoint without a score, unless `bench_on_latest_checkpoint`, and the model that the
+    engines start with if there is no checkpoint. In `explore` and `serve` nothing while the trainer may make further
+    checkpoints, and remove this one.
     """
     config = session.config
     if config.mode == "bench":
-        return unscored_targets(config, "latest")
+        every = not config.explorer.bench_on_latest_checkpoint and bool(whole_steps(config.job_dir))
+        return unscored_targets(config, "missing" if every else "latest")
     if config.explores_alone and not trainer_has_finished(config):
         return []
     steps = whole_steps(config.job_dir)

@@ -33,8 +33,11 @@ class Savepoints:
         self.began_from = model_name(config.model.model_path)
         """The model that training started from, also after a resume with another `model_path`."""
 
-    def save(self, learner: Learner, step: int, publisher: Publisher | None) -> None:
-        """Write the checkpoint of `step` and make it the latest. Raises TrinityError if the disk is full."""
+    def save(self, learner: Learner, step: int, publisher: Publisher | None, last: bool = False) -> None:
+        """Write the checkpoint of `step` and make it the latest; `last`: training ends with it.
+
+        Raises TrinityError if the disk is full.
+        """
         folder = str(begin(self.layout, step)) if self.ranks.first else ""
         temporary = Path(broadcast_bytes(folder.encode() if self.ranks.first else None, self.ranks).decode())
         checkpoint.save(learner, step, temporary, self.config.trainer.save_strategy)
@@ -44,7 +47,7 @@ class Savepoints:
             publisher.keep_for_resume(step, temporary)
         barrier(self.ranks)
         if self.ranks.first:
-            if learner.settings.save_huggingface:
+            if learner.settings.save_huggingface in (("always", "last") if last else ("always",)):
                 convert(temporary)
             commit(self.layout, step, temporary, self.keep, self._best())
             update_meta(self.layout.trainer_meta, step=step, world_size=self.ranks.world_size, model=self.began_from)

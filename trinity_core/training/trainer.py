@@ -181,7 +181,8 @@ class Trainer:
         self.progress.state = "saving"
         if self.source is not None:
             self.source.before_save(self.progress.step)
-        self.savepoints.save(self.learner, self.progress.step, self.publisher)
+        last = self.progress.step == self.progress.total_steps
+        self.savepoints.save(self.learner, self.progress.step, self.publisher, last)
         self.progress.saved_step = self.progress.step
         if self.source is not None:
             self.source.commit(self.progress.step, self.savepoints.oldest())

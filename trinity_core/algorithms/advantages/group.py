@@ -145,13 +145,14 @@ def raft(
     group_ids: GroupIds,
     mask: Tensor,
     rollout_ids: GroupIds | None = None,
-    selection: Literal["best", "threshold"] = "best",
+    selection: Literal["best", "threshold", "all"] = "best",
     threshold: float = 0.0,
 ) -> Result:
     """The weight of each row in SFT on chosen rollouts (RAFT, arXiv 2304.06767, algorithm 1).
 
     `best`: the rows with their group's best reward, none in zero-variance groups; `threshold`: those with a reward
-    above it. Chosen rows weigh tokens / chosen tokens, so that under `token-mean` the loss is the mean over them.
+    above it; `all`: every row, for a workflow that chooses what it returns. Chosen rows weigh tokens / chosen tokens,
+    so that under `token-mean` the loss is the mean over them.
     """
     groups = Groups.of(rewards, group_ids, rollout_ids)
     if selection == "best":
@@ -159,8 +160,10 @@ def raft(
         chosen = best & (groups.stds[groups.index] > 0)
     elif selection == "threshold":
         chosen = groups.rewards > threshold
+    elif selection == "all":
+        chosen = torch.ones_like(groups.rewards, dtype=torch.bool)
     else:
-        raise InputError(f"RAFT's selection is best or threshold, not '{selection}'")
+        raise InputError(f"RAFT's selection is best, threshold or all, not '{selection}'")
     tokens = mask.sum(-1)
     weight = tokens.sum() / (tokens * chosen).sum().clamp(min=1)
     metrics = groups.metrics() | {"raft/chosen": float(chosen.double().mean()) if len(chosen) else 0.0}

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from trinity_core.config.dialects.tables import KEYS
+from trinity_core.config.dialects.verdict import Noted
 from trinity_core.config.fields import Setting, sections, settings
 from trinity_core.config.import_verl.counterparts import ABSENT, SECTIONS, Absent, Counterpart
 from trinity_core.config.import_verl.verl_settings import Unread, VerlSettings
@@ -98,24 +100,24 @@ class Draft:
         known = _trainer_keys()
         for key, value in list(self.verl.values.items()):
             setting = known.get(key) or known.get(_open_section(key, known))
-            if setting is None or setting.no_effect or key in self.used or value is None:
+            if setting is None or key in self.used or value is None:
                 continue
             if (value := self.get(key)) is not None and value != setting.default:
                 self.put(spellings().get(key, f"{ROOT}.{key}"), value, key)
 
     def absent(self) -> None:
-        """List what is left over: with the reason of the table, that of the schema, or that of the section."""
-        known = _trainer_keys()
+        """List what is left over: with the reason of the table, that of the dialects, or that of the section."""
+        noted = _noted_keys()
         for key, value in self.verl.values.items():
             if key in self.used:
                 continue
             row = _fitting(key, ABSENT)
             asked = row is None or not row.asked_by or self._is_on(row.asked_by)
-            setting = known.get(key) or known.get(_open_section(key, known))
+            why = noted.get(key) or noted.get(_open_section(key, noted))
             if value in _OFF or not asked:
                 self.used.add(key)
-            elif row is None and setting is not None and setting.no_effect:
-                self.leave(key, _sentence(setting.doc))
+            elif row is None and why:
+                self.leave(key, _sentence(why))
             else:
                 row = row or _fitting(key, SECTIONS)
                 self.leave(key, row.reason if row else "this section is not known here")
@@ -135,6 +137,16 @@ def _trainer_keys() -> Mapping[str, Setting]:
     }
 
 
+def _noted_keys() -> Mapping[str, str]:
+    """The keys below `trainer.trainer_config` that have no effect, each with a sentence that says why."""
+    return {
+        f"{key}.{name}" if key else name: verdict.why
+        for key, section in sections(VerlConfig)
+        for name, verdict in KEYS.get(section, {}).items()
+        if isinstance(verdict, Noted) and verdict.why
+    }
+
+
 def _fitting(key: str, table: Iterable[Absent]) -> Absent | None:
     return next((row for row in table if fnmatchcase(key, row.pattern)), None)
 
@@ -144,8 +156,8 @@ def _sentence(doc: str) -> str:
     return (doc[:1].lower() if doc[1:2].islower() else doc[:1]) + doc[1:].rstrip(".")
 
 
-def _open_section(key: str, known: Mapping[str, Setting]) -> str:
-    """The key of the setting that holds any keys, such as `override_config`, and this one; empty if there is none."""
+def _open_section(key: str, known: Mapping[str, Any]) -> str:
+    """The known key that holds any keys, such as `override_config`, and this one; empty if there is none."""
     return next((each for each in _parents(key) if each in known), "")
 
 

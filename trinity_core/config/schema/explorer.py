@@ -118,3 +118,5 @@ class ExplorerConfig(Section):
     """Steps between evaluations; 0 means only at start and end."""
     eval_on_startup: Flag = True
     """Evaluate the untrained model at step 0 (not when a run is resumed)."""
+    bench_on_latest_checkpoint: Flag = True
+    """Score the run's latest checkpoint; false scores every checkpoint that has no score yet (mode bench)."""

@@ -7,7 +7,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from trinity_core.config.section import Section
-from trinity_core.config.types import DERIVED, Derived, Flag, Integer, NonNegative, PositiveShare, Tokens, Unit
+from trinity_core.config.types import DERIVED, Derived, Flag, Integer, Natural, NonNegative, PositiveShare, Tokens, Unit
 
 
 class ModelConfig(Section):
@@ -23,8 +23,8 @@ class ModelConfig(Section):
     """Longest prompt; by default what `max_response_tokens` leaves of `max_model_len`."""
     max_response_tokens: Derived[Tokens] = DERIVED
     """Longest generated response; by default what `max_prompt_tokens` leaves of `max_model_len`."""
-    min_response_tokens: Tokens = 1
-    """Shortest generated response; less than `max_response_tokens`."""
+    min_response_tokens: Annotated[Natural, Unit("tokens")] = 1
+    """Shortest generated response, less than `max_response_tokens`; 0 lets an answer end at once."""
     enable_prompt_truncation: Flag = True
     """Cut prompts that are longer than `max_prompt_tokens` and leave their experiences out of the loss; without it
     such a task is an error."""

@@ -44,6 +44,8 @@ class LoopKeys(Section):
     """Another place for `buffer.total_steps`."""
     save_strategy: Literal["single_thread", "single_process", "single_node", "unrestricted"] = "unrestricted"
     """How many workers may write a checkpoint at once."""
+    save_hf_checkpoint: Literal["always", "last", "never"] = "never"
+    """Which checkpoints also hold the model in Hugging Face format; `trinity convert` adds it to any."""
     max_checkpoints_to_keep: Count | None = None
     """Older checkpoints beyond this number are removed; null keeps all."""
     max_token_len_per_gpu: Tokens = 16384
