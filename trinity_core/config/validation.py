@@ -114,7 +114,7 @@ def _said(fault: ErrorDetails, value: Any, wanted: Type | None, section: Type | 
     """The message and the suggestion for one of pydantic's errors."""
     kind, details = fault["type"], fault.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown(str(fault["loc"][-1]), section)
+        return _unknown(str(fault["loc"][-1]), value, section)
     if kind == "literal_error":
         choices = [text.strip("'") for text in re.split(", | or ", details["expected"])]
         return f"must be one of {', '.join(choices)}, not {show(value)}.", closest(str(value), choices)
@@ -125,9 +125,11 @@ def _said(fault: ErrorDetails, value: Any, wanted: Type | None, section: Type | 
     return (f"must be {what}, not {show(value)}." if what else fault["msg"]), ""
 
 
-def _unknown(name: str, section: Type | None) -> tuple[str, str]:
+def _unknown(name: str, value: Any, section: Type | None) -> tuple[str, str]:
     """The message about an unknown key, and the known key of its section that was probably meant."""
-    meant = closest(name, types_of(section.section)) if section is not None and section.section is not None else ""
+    known = types_of(section.section) if section is not None and section.section is not None else {}
+    named = isinstance(value, dict)
+    meant = closest(name, (other for other, typed in known.items() if not named or typed.section is not None))
     homes = [] if meant else homes_of(name)
     if len(homes) == 1:
         return f"is not a known key; `{homes[0]}` is.", ""
