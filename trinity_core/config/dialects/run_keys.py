@@ -24,6 +24,7 @@ TASKSET = "/buffer.explorer_input.taskset"
 AGENT = refused(
     "no model chooses the operators; list them under data_processor.task_pipeline.operators (data_juicer is one)."
 )
+AGENTS = noted("No model chooses the operators.")
 LORA = refused("all weights are trained: there are no LoRA adapters; leave this out.", [], False)
 ROPE = refused("change it in the model folder's config.json, which the engines and the trainer both read.")
 
@@ -61,8 +62,10 @@ DATA = Below(
         "default_workflow_type": moved("/buffer.explorer_input.default_workflow_type", unset=("",)),
         "default_reward_fn_type": moved("/buffer.explorer_input.default_reward_fn_type", unset=("",)),
         "db_url": noted("Tasks are read from their files.", ""),
+        "dj_process_desc": AGENT,
+        "dj_config_path": moved("/data_processor.task_pipeline.operators", unset=("",), convert=_juicer),
     },
-    AGENT,
+    AGENTS,
 )
 """Version 0.1's section of tasks."""
 GLOBAL = Below(
@@ -140,12 +143,13 @@ DATA_PROCESSOR: Keys = {
     "max_retry_times": noted("Tasks are read from their files."),
     "max_retry_interval": noted("Tasks are read from their files."),
     "dj_config_path": moved("task_pipeline.operators", convert=_juicer),
+    "dj_process_desc": AGENT,
     **dict.fromkeys(
         (
-            "source_data_path", "format", "load_kwargs", "dj_process_desc", "agent_model_name", "agent_model_config",
-            "clean_strategy", "min_size_ratio", "min_priority_score", "priority_weights", "data_dist",
+            "source_data_path", "format", "load_kwargs", "agent_model_name", "agent_model_config", "clean_strategy",
+            "min_size_ratio", "min_priority_score", "priority_weights", "data_dist",
         ),
-        AGENT,
+        AGENTS,
     ),
 }  # fmt: skip
 TASK_PIPELINE: Keys = {
@@ -153,12 +157,15 @@ TASK_PIPELINE: Keys = {
     "dj_config_path": moved("operators", convert=_juicer),
     "input_buffers": moved("inputs", convert=_paths),
     "output_buffer": moved("output.path", convert=_path),
+    "dj_process_desc": AGENT,
+    "dynamic": refused("it runs once, before the run; leave this out.", False),
+    "reward_shaping": refused("list a reward_shaping_mapper under data_processor.experience_pipeline.operators.", []),
     **dict.fromkeys(
         (
-            "dynamic", "format", "dj_process_desc", "agent_model_name", "agent_model_config", "clean_strategy",
-            "min_size_ratio", "min_priority_score", "data_dist", "reward_shaping",
+            "format", "agent_model_name", "agent_model_config", "clean_strategy", "min_size_ratio",
+            "min_priority_score", "data_dist",
         ),
-        AGENT,
+        AGENTS,
     ),
 }  # fmt: skip
 TASK_OUTPUT: Keys = dict.fromkeys(
