@@ -114,7 +114,8 @@ def plan(
     """
     from trinity_core.config.problems import ConfigError
     from trinity_core.runtime.configuration import load_checked
-    from trinity_core.runtime.readiness.planned import planned, planned_json, planned_text
+    from trinity_core.runtime.readiness.planned import planned
+    from trinity_core.runtime.readiness.planned_text import planned_json, planned_text
     from trinity_core.runtime.readiness.validated import refused, validated_text
 
     try:

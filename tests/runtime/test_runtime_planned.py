@@ -9,7 +9,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from flows.cli import app
-from trinity_core.runtime.readiness.planned import parameters_of
+from trinity_core.runtime.outlook.model_shape import parameters_of
 
 
 def test_parameters_are_those_in_the_weight_files(tiny_folders, tmp_path):

@@ -60,6 +60,9 @@ class TinySize:
     key_value_heads: int = 2
     max_position_embeddings: int = 1024
     """The longest sequence; also the tokenizer's `model_max_length`."""
+    vocabulary: int | None = None
+    """Rows of the embeddings. As in many real models those beyond the tokenizer's tokens stand for none; None: no row
+    beyond them."""
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads or self.heads % self.key_value_heads:
@@ -224,7 +227,7 @@ def make_model(folder: Path, seed: int, size: TinySize | None = None) -> int:
     size = size or TinySize()
     tokenizer = make_tokenizer(size.max_position_embeddings)
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
+        vocab_size=max(size.vocabulary or 0, len(tokenizer)),
         hidden_size=size.hidden_size,
         intermediate_size=size.intermediate_size,
         num_hidden_layers=size.layers,

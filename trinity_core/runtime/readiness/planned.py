@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import asdict, dataclass
+import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trinity_core.config import Config, stages
+from trinity_core.config import Config, public_dict, stages, train_settings
+from trinity_core.errors import TrinityError
+from trinity_core.runtime.gpus import survey
+from trinity_core.runtime.outlook.counts import evaluations, saves, syncs
+from trinity_core.runtime.outlook.disk import disk_of
+from trinity_core.runtime.outlook.model_shape import ModelShape, parameters_of, shape_of
+from trinity_core.runtime.outlook.need import Need
+from trinity_core.runtime.outlook.processes import ProcessOutlook, processes_of
+from trinity_core.runtime.placement import Machine, Placement, place
+
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +39,43 @@ class StageOutlook:
     rollouts_a_step: int | None
     sampled_tokens_a_step: int | None
     """At most, with one turn a rollout: every response as long as `max_response_tokens`."""
+    sampled_tokens: int | None
+    """The same of all steps."""
     experiences_a_step: int | None
     eval_interval: int | None
     save_interval: int | None
     sync_interval: int | None
+    evals: int | None
+    """Evaluations of all steps; likewise the next two."""
+    saves: int | None
+    syncs: int | None
+    processes: tuple[ProcessOutlook, ...]
+    unplaced: str
+    """Why this machine does not have what the processes ask for; empty if it has."""
+    disk: tuple[Need, ...] | None
+    """What is in the run's folder at the end."""
+    settings: dict[str, Any]
+    """The resolved configuration, without secrets."""
 
 
-def planned(config: Config) -> list[StageOutlook]:
-    """The stages of a checked configuration, in order; only the headers of weight files are read."""
-    return [_stage(each) for each in stages(config)]
+def planned(config: Config, machine: Machine | None = None) -> list[StageOutlook]:
+    """The stages of a checked configuration, in order; only the headers of weight files are read.
+
+    `machine` is one node of the run: by default this machine.
+    """
+    node = machine or Machine(len(os.sched_getaffinity(0)), len(survey()))
+    return [_stage(each, node) for each in stages(config)]
 
 
-def _stage(config: Config) -> StageOutlook:
+def _stage(config: Config, machine: Machine) -> StageOutlook:
     explores, trains = config.mode in ("both", "explore"), config.mode in ("both", "train")
+    explores = explores and not config.is_supervised
     tasks = config.buffer.batch_size if explores else None
     rollouts = tasks * config.algorithm.repeat_times if tasks else None
+    sampled = rollouts * config.model.max_response_tokens if rollouts else None
+    steps = config.buffer.total_steps if explores or trains else None
+    placement, unplaced = _placed(config, machine)
+    shape = shape_of(Path(config.model.model_path))
     return StageOutlook(
         name=config.name,
         project=config.project,
@@ -52,52 +84,35 @@ def _stage(config: Config) -> StageOutlook:
         job_dir=str(config.job_dir),
         model=config.model.model_path,
         parameters=parameters_of(Path(config.model.model_path)),
-        total_steps=config.buffer.total_steps if explores or trains else None,
+        total_steps=steps,
         tasks_a_step=tasks,
         rollouts_a_step=rollouts,
-        sampled_tokens_a_step=rollouts * config.model.max_response_tokens if rollouts else None,
+        sampled_tokens_a_step=sampled,
+        sampled_tokens=sampled * steps if sampled and steps else None,
         experiences_a_step=config.buffer.train_batch_size if trains else None,
         eval_interval=config.explorer.eval_interval if explores else None,
         save_interval=config.trainer.save_interval if trains else None,
         sync_interval=config.synchronizer.sync_interval if explores and trains else None,
+        evals=evaluations(config, steps) if steps and explores else None,
+        saves=saves(config, steps) if steps and trains else None,
+        syncs=syncs(config, steps) if steps and trains and not config.is_supervised else None,
+        processes=tuple(processes_of(config, placement)) if placement else (),
+        unplaced=unplaced,
+        disk=_disk(config, steps, shape, placement) if steps and shape else None,
+        settings=public_dict(config),
     )
 
 
-def parameters_of(folder: Path) -> int | None:
-    """Parameters in a folder's safetensors, from their headers alone; None if it has none."""
-    files = sorted(folder.glob("*.safetensors"))
-    return sum(map(_parameters, files)) if files else None
+def _placed(config: Config, machine: Machine) -> tuple[Placement | None, str]:
+    """The placement, or why there is none."""
+    try:
+        return place(config, machine), ""
+    except TrinityError as error:
+        return None, str(error)
 
 
-def _parameters(file: Path) -> int:
-    """Parameters in one file: its first 8 bytes are the header's length, and the header names each tensor's shape."""
-    with file.open("rb") as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    return sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
-
-
-def planned_text(given: list[StageOutlook]) -> str:
-    """The lines for a terminal."""
-    return "\n".join(line for each in given for line in _lines(each))
-
-
-def planned_json(given: list[StageOutlook]) -> str:
-    """It as JSON: an object with the list `stages`."""
-    return json.dumps({"stages": [asdict(each) for each in given]}, indent=2)
-
-
-def _lines(stage: StageOutlook) -> list[str]:
-    known = "" if stage.parameters is None else f" ({stage.parameters:,} parameters)"
-    lines = [
-        f"{stage.project}/{stage.name}: {stage.algorithm}, mode {stage.mode}, {stage.job_dir}",
-        f"  model    {stage.model}{known}",
-    ]
-    if stage.tasks_a_step or stage.experiences_a_step:
-        lines.append(f"  steps    {stage.total_steps or 'until the data is used up'}")
-    if stage.tasks_a_step:
-        rollouts = f"{stage.tasks_a_step:,} tasks, {stage.rollouts_a_step:,} rollouts"
-        lines.append(f"  explore  {rollouts}, at most {stage.sampled_tokens_a_step:,} sampled tokens a turn, each step")
-    if stage.experiences_a_step:
-        lines.append(f"  train    {stage.experiences_a_step:,} experiences each step")
-    every = {"eval": stage.eval_interval, "save": stage.save_interval, "sync": stage.sync_interval}
-    return [*lines, *(f"  {name:8} every {steps:,} steps" for name, steps in every.items() if steps)]
+def _disk(config: Config, steps: int, shape: ModelShape, placement: Placement | None) -> tuple[Need, ...] | None:
+    critic = shape_of(Path(config.model.critic_model_path)) if config.needs_critic else None
+    on_gpu = placement is not None and placement.on_gpu
+    dtype = train_settings(config).dtype or ("bfloat16" if on_gpu else "float32")
+    return disk_of(config, steps, shape, critic, WIDTHS[dtype])
