@@ -13,6 +13,7 @@ import numpy as np
 
 from trinity_core.compiler import prepare_to_compile
 from trinity_core.errors import TrinityError
+from trinity_core.inference.kv_cache import kv_bytes, kv_bytes_per_token
 from trinity_core.inference.requests import STOP_REASONS, Request, Sample, TopLogprobs
 from trinity_core.inference.settings import CPU_BATCH_TOKENS, CPU_BLOCK_TOKENS, EngineSettings
 
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
 log = logging.getLogger(__name__)
-
-GIB = 1 << 30
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
@@ -75,34 +73,16 @@ def _cpu_arguments(settings: EngineSettings) -> dict[str, Any]:
 
 
 def _kv_bytes(settings: EngineSettings) -> int:
-    """Bytes of KV cache on the CPU: `max_num_seqs` sequences of full length, at most a quarter of the free memory, at
-    least one sequence. The cache is allocated at once, so it should not be larger than needed."""
+    """Bytes of KV cache on the CPU. Raises TrinityError if one sequence takes more than half of the free memory."""
     import psutil
-
-    if settings.kv_cache_gib is not None:
-        return int(settings.kv_cache_gib * GIB)
-    block = settings.block_size or CPU_BLOCK_TOKENS
-    tokens = -(-settings.max_model_len // block) * block
-    longest = tokens * _kv_bytes_per_token(settings)
-    free = psutil.virtual_memory().available
-    if longest > free // 2:
-        raise TrinityError(
-            f"one sequence of {settings.max_model_len} tokens needs {longest / GIB:.1f} GiB of KV cache, and "
-            f"{free / GIB:.1f} GiB of memory are free; lower model.max_model_len"
-        )
-    # vLLM keeps one block for itself.
-    return max(longest, min(settings.max_num_seqs * longest, free // 4)) + block * _kv_bytes_per_token(settings)
-
-
-def _kv_bytes_per_token(settings: EngineSettings) -> int:
-    """Bytes of the keys and values of one token in all layers."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=settings.trust_remote_code)
     text = config.get_text_config().to_dict()
     heads = text.get("num_key_value_heads") or text["num_attention_heads"]
     channels = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-    return 2 * text["num_hidden_layers"] * heads * channels * DTYPE_BYTES[settings.compute_dtype]
+    per_token = kv_bytes_per_token(text["num_hidden_layers"], heads, channels, settings.compute_dtype)
+    return kv_bytes(settings, per_token, psutil.virtual_memory().available)
 
 
 def check_model(model_path: str) -> None:
