@@ -84,6 +84,8 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
         world_size=world_size,
         timeout=COLLECTIVE_TIMEOUT,
     )
+    # ZeRO 3 partitions a model before `deepspeed.initialize`, and would take this rank for the only one.
+    deepspeed.init_distributed("nccl" if use_gpu else "gloo", dist_init_required=False, verbose=False)
     return Ranks(rank, world_size, device)
 
 
