@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from outlook_configs import SHAPE, config_of
 
-from trinity_core.config import Config, config_from_dict
 from trinity_core.runtime.outlook.counts import evaluations, kept_checkpoints, saves, syncs
 from trinity_core.runtime.outlook.disk import disk_of
 from trinity_core.runtime.outlook.model_shape import ModelShape, shape_from
 from trinity_core.runtime.outlook.need import size, total
 from trinity_core.runtime.placement import Machine
 from trinity_core.runtime.readiness.planned import planned
-
-SHAPE = ModelShape(1_000_000, 4, 128, 384, 4, 2, 32, 1024, tied=True)
-TASKSET = {"name": "t", "path": "data", "default_workflow_type": "math_workflow"}
-
-
-def config_of(*overrides: str) -> Config:
-    tree = {
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 8},
-        "model": {"model_path": "no-model", "max_prompt_tokens": 88, "max_response_tokens": 40},
-        "cluster": {"gpu_per_node": 0},
-        "buffer": {
-            "batch_size": 4,
-            "total_steps": 10,
-            "explorer_input": {"taskset": TASKSET, "eval_tasksets": [{**TASKSET, "name": "e"}]},
-        },
-        "explorer": {"eval_interval": 4},
-        "trainer": {"save_interval": 4},
-    }
-    return config_from_dict(tree, overrides)
 
 
 @pytest.mark.parametrize(

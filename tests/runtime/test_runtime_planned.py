@@ -41,6 +41,13 @@ def test_the_plan_names_what_each_stage_does(tiny_folders, tmp_path):
     assert (stage["sampled_tokens_a_step"], stage["experiences_a_step"]) == (32 * 40, 32)
     assert (stage["save_interval"], stage["sync_interval"]) == (3, 1)
 
+    assert (stage["evals"], stage["saves"], stage["syncs"]) == (0, 2, 6)
+    assert [(each["kind"], each["number"]) for each in stage["processes"]] == [("engine", 1), ("trainer worker", 1)]
+    trained = {need["what"]: need["bytes"] for need in stage["processes"][1]["memory"]}
+    assert trained["policy: weights"] == 4 * stage["parameters"]
+    assert {need["what"] for need in stage["disk"]} == {"checkpoints", "models", "experiences"}
+    assert stage["settings"]["buffer"]["train_batch_size"] == 32
+
     (alone,) = json.loads(CliRunner().invoke(app, ["plan", "--config", str(path), "mode=explore", "--json"]).stdout)[
         "stages"
     ]

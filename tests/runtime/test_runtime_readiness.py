@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import psutil
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +20,8 @@ from flows.cli import app
 from trinity_core.config import ConfigError
 from trinity_core.errors import TransientFault
 from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.readiness import load_ready, require_ready
+from trinity_core.runtime.outlook.room import Room, memory_of_this_machine
+from trinity_core.runtime.readiness import load_ready, oversized, require_ready
 from trinity_core.runtime.readiness.machine_room import folder_fault
 from trinity_core.runtime.readiness.model_folder import model_fault
 
@@ -274,3 +276,26 @@ def test_validate_opens_what_it_can(run_file):
     assert "value" not in found["problems"][0], "a value may be a secret"
     code, text = validated("model.model_path=./gone", "--offline", "--json")
     assert code == 0 and json.loads(text)["accepted"] and not json.loads(text)["opened"]
+
+
+def test_a_run_that_does_not_fit_is_refused_with_its_numbers(run_file, monkeypatch):
+    few = Room(memory=1 << 30, gpu_memory=0, disk=1 << 20)
+    monkeypatch.setattr(oversized, "room_for", lambda _: few)
+    steps = "buffer.total_steps=10"
+    config = load_checked(run_file, [steps])
+    messages = [found.message for found in oversized.oversized(config)]
+    assert len(messages) == 2
+    assert "of memory, and there are 1 GiB: 1 × engine" in messages[0] and "policy: optimizer" in messages[0]
+    assert "1 MiB are free" in messages[1] and "checkpoints" in messages[1]
+    assert all("cluster.allow_oversized: true" in message for message in messages)
+    with pytest.raises(ConfigError, match=r"cluster\.allow_oversized"):
+        require_ready(config)
+    require_ready(load_checked(run_file, [steps, "cluster.allow_oversized=true"]))
+
+
+def test_memory_of_a_container_is_its_limit(tmp_path):
+    limit = tmp_path / "memory.max"
+    limit.write_text("1073741824\n")
+    assert memory_of_this_machine((limit,)) == 1 << 30
+    limit.write_text("max\n")
+    assert memory_of_this_machine((limit, tmp_path / "none")) == psutil.virtual_memory().total

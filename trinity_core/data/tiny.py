@@ -219,13 +219,11 @@ def make_tokenizer(max_tokens: int = 1024) -> Any:
     )
 
 
-def make_model(folder: Path, seed: int, size: TinySize | None = None) -> int:
-    """Write a randomly initialised Qwen2 model and its tokenizer to `folder`; returns the number of parameters."""
-    import torch
+def make_untrained(size: TinySize, tokenizer: Any = None) -> Any:
+    """A Qwen2 model with weights from torch's generator, on torch's default device; by default of `make_tokenizer`."""
     from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-    size = size or TinySize()
-    tokenizer = make_tokenizer(size.max_position_embeddings)
+    tokenizer = tokenizer or make_tokenizer(size.max_position_embeddings)
     config = Qwen2Config(
         vocab_size=max(size.vocabulary or 0, len(tokenizer)),
         hidden_size=size.hidden_size,
@@ -240,13 +238,23 @@ def make_model(folder: Path, seed: int, size: TinySize | None = None) -> int:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    model = Qwen2ForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return model
+
+
+def make_model(folder: Path, seed: int, size: TinySize | None = None) -> int:
+    """Write a randomly initialised Qwen2 model and its tokenizer to `folder`; returns the number of parameters."""
+    import torch
+
+    size = size or TinySize()
+    tokenizer = make_tokenizer(size.max_position_embeddings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
-    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+        model = make_untrained(size, tokenizer)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return model.num_parameters()
+    return int(model.num_parameters())
 
 
 def write_jsonl(path: Path, rows: list[Row]) -> None:

@@ -40,6 +40,8 @@ class Gpu:
     uuid: str
     user: str = ""
     """What uses it; empty if it is free."""
+    memory: int = 0
+    """Bytes of its memory."""
 
 
 def visible(gpus: Sequence[Gpu], allowed: str | None) -> list[Gpu]:
@@ -90,11 +92,12 @@ def survey() -> list[Gpu]:
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             processes: list[int] = []
-            memory = 0
+            used = whole = 0
             with suppress(pynvml.NVMLError_NotSupported):  # type: ignore[attr-defined]  # where the CPU shares its memory
                 processes = [each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-                memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used  # without the driver's own
-            found.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user_of(processes, memory)))
+                memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
+                used, whole = memory.used, memory.total  # used: without the driver's own
+            found.append(Gpu(str(index), pynvml.nvmlDeviceGetUUID(handle), user_of(processes, used), whole))
     finally:
         pynvml.nvmlShutdown()
     return visible(found, os.environ.get(VISIBLE))

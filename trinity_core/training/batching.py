@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+LARGEST_MASK = 1 << 26
+"""Largest attention mask (b * T * (P + T) elements); beyond it rows are padded, as causal kernels need no mask."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowUnit:

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor
 
 from trinity_core.data.experience import Experience
-from trinity_core.training.batching import mask_elements
+from trinity_core.training.batching import LARGEST_MASK, mask_elements
 from trinity_core.training.packing import Packed, pack
-
-LARGEST_MASK = 1 << 26
-"""Largest attention mask (b * T * (P + T) elements); beyond it rows are padded, as causal kernels need no mask."""
 
 
 @dataclass(frozen=True, slots=True)

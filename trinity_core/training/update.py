@@ -19,10 +19,10 @@ from trinity_core.algorithms.calls import keywords
 from trinity_core.algorithms.objective import Objective
 from trinity_core.data.experience import Experience
 from trinity_core.training.batch import Batch
-from trinity_core.training.batching import pairs_of, plan, units_of
+from trinity_core.training.batching import LARGEST_MASK, pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks
 from trinity_core.training.engine import TrainingEngine
-from trinity_core.training.micro import LARGEST_MASK, Micro, build_micro
+from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.nonfinite import check_finite
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity_core.config.section import Section
-from trinity_core.config.types import Count, Natural
+from trinity_core.config.types import Count, Flag, Natural
 
 
 class ClusterConfig(Section):
@@ -15,3 +15,5 @@ class ClusterConfig(Section):
     """GPUs of each node, which must be free; null means all that a node has, 0 runs engines and trainer on the CPU."""
     ray_address: str | None = None
     """Ray cluster to join, as `host:port` or `auto`; its token is where Ray keeps it. Null starts one for the run."""
+    allow_oversized: Flag = False
+    """Start a run although it needs, by the estimate of `trinity plan`, more memory or disk than this machine has."""

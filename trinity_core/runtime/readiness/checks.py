@@ -14,6 +14,7 @@ from trinity_core.runtime.readiness.first_rows import unusable_data
 from trinity_core.runtime.readiness.machine_room import busy_port, missing_gpus, unwritable_folders
 from trinity_core.runtime.readiness.model_folder import missing_models
 from trinity_core.runtime.readiness.obstacle import Obstacle
+from trinity_core.runtime.readiness.oversized import oversized
 
 
 def unready(config: Config, is_first: bool = True) -> Iterator[Obstacle]:
@@ -29,6 +30,7 @@ def unready(config: Config, is_first: bool = True) -> Iterator[Obstacle]:
     yield from unusable_data(config, is_first)
     yield from busy_port(config)
     yield from missing_gpus(config, len(os.sched_getaffinity(0)))
+    yield from oversized(config)
 
 
 def check_opened(config: Config, report: Report) -> None:

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config import Config, public_dict, stages, train_settings
+import psutil
+
+from trinity_core.config import Config, public_dict, stages
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.outlook.counts import evaluations, saves, syncs
 from trinity_core.runtime.outlook.disk import disk_of
+from trinity_core.runtime.outlook.memory import WIDTHS, trainer_dtype, with_memory
 from trinity_core.runtime.outlook.model_shape import ModelShape, parameters_of, shape_of
 from trinity_core.runtime.outlook.need import Need
 from trinity_core.runtime.outlook.processes import ProcessOutlook, processes_of
 from trinity_core.runtime.placement import Machine, Placement, place
-
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class StageOutlook:
     syncs: int | None
     processes: tuple[ProcessOutlook, ...]
     unplaced: str
-    """Why this machine does not have what the processes ask for; empty if it has."""
+    """Why this machine does not have what the processes ask for, such as GPUs; empty if it has."""
     disk: tuple[Need, ...] | None
     """What is in the run's folder at the end."""
     settings: dict[str, Any]
@@ -61,20 +62,22 @@ class StageOutlook:
 def planned(config: Config, machine: Machine | None = None) -> list[StageOutlook]:
     """The stages of a checked configuration, in order; only the headers of weight files are read.
 
-    `machine` is one node of the run: by default this machine.
+    `machine` is one node of the run: by default this machine. Free memory and that of a GPU are this machine's.
     """
-    node = machine or Machine(len(os.sched_getaffinity(0)), len(survey()))
-    return [_stage(each, node) for each in stages(config)]
+    gpus = survey()
+    node = machine or Machine(len(os.sched_getaffinity(0)), len(gpus))
+    gpu_memory = min((gpu.memory for gpu in gpus), default=0)
+    return [_stage(each, node, gpu_memory) for each in stages(config)]
 
 
-def _stage(config: Config, machine: Machine) -> StageOutlook:
+def _stage(config: Config, machine: Machine, gpu_memory: int) -> StageOutlook:
     explores, trains = config.mode in ("both", "explore"), config.mode in ("both", "train")
     explores = explores and not config.is_supervised
     tasks = config.buffer.batch_size if explores else None
     rollouts = tasks * config.algorithm.repeat_times if tasks else None
     sampled = rollouts * config.model.max_response_tokens if rollouts else None
     steps = config.buffer.total_steps if explores or trains else None
-    placement, unplaced = _placed(config, machine)
+    placement, processes, unplaced = _placed(config, machine, gpu_memory)
     shape = shape_of(Path(config.model.model_path))
     return StageOutlook(
         name=config.name,
@@ -96,23 +99,24 @@ def _stage(config: Config, machine: Machine) -> StageOutlook:
         evals=evaluations(config, steps) if steps and explores else None,
         saves=saves(config, steps) if steps and trains else None,
         syncs=syncs(config, steps) if steps and trains and not config.is_supervised else None,
-        processes=tuple(processes_of(config, placement)) if placement else (),
+        processes=tuple(processes),
         unplaced=unplaced,
         disk=_disk(config, steps, shape, placement) if steps and shape else None,
         settings=public_dict(config),
     )
 
 
-def _placed(config: Config, machine: Machine) -> tuple[Placement | None, str]:
-    """The placement, or why there is none."""
+def _placed(config: Config, machine: Machine, gpu_memory: int) -> tuple[Placement | None, list[ProcessOutlook], str]:
+    """The placement and its processes with their peaks, or why there are none."""
     try:
-        return place(config, machine), ""
+        placement = place(config, machine)
+        free = psutil.virtual_memory().available
+        return placement, with_memory(processes_of(config, placement), config, placement, free, gpu_memory), ""
     except TrinityError as error:
-        return None, str(error)
+        return None, [], str(error)
 
 
 def _disk(config: Config, steps: int, shape: ModelShape, placement: Placement | None) -> tuple[Need, ...] | None:
     critic = shape_of(Path(config.model.critic_model_path)) if config.needs_critic else None
     on_gpu = placement is not None and placement.on_gpu
-    dtype = train_settings(config).dtype or ("bfloat16" if on_gpu else "float32")
-    return disk_of(config, steps, shape, critic, WIDTHS[dtype])
+    return disk_of(config, steps, shape, critic, WIDTHS[trainer_dtype(config, on_gpu)])

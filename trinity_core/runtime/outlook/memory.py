@@ -1,0 +1,105 @@
+"""The estimates of a stage's processes: which models each holds, and with what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from trinity_core.config import Config, CriticSettings, TrainSettings, train_settings
+from trinity_core.inference.settings import auxiliary_engine, policy_engine
+from trinity_core.runtime.outlook.engine_memory import cpu_engine_needs, gpu_engine_needs
+from trinity_core.runtime.outlook.micro_batches import micro_batches
+from trinity_core.runtime.outlook.model_shape import ModelShape, shape_of
+from trinity_core.runtime.outlook.need import Need
+from trinity_core.runtime.outlook.processes import AUXILIARY, ENGINE, TRAINER, ProcessOutlook
+from trinity_core.runtime.outlook.trainer_memory import TrainedModel, trainer_needs
+from trinity_core.runtime.placement import Placement, sync_method
+from trinity_core.sync.schedule import versions_kept
+
+MIB = 1 << 20
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measured by benchmarks/plan.py")
+TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
+GPU_BASE = Need("process", 600 * MIB, "CUDA's context and libraries; assumed, not measured")
+DEFAULT_KEEP = 2
+"""Versions that stay loadable outside fixed style (`sync/versions.py`)."""
+
+
+def with_memory(
+    processes: list[ProcessOutlook], config: Config, placement: Placement, free: int, gpu_memory: int
+) -> list[ProcessOutlook]:
+    """The processes with their peaks; without, where the model's files are not there.
+
+    `free` and `gpu_memory` are bytes: of the machine's free memory, and of one GPU. Raises TrinityError for a KV cache
+    that does not fit.
+    """
+    shape = shape_of(Path(config.model.model_path))
+    auxiliary = iter(config.explorer.auxiliary_models)
+    found = []
+    for process in processes:
+        memory: tuple[Need, ...] | None = None
+        if process.kind == TRAINER and shape is not None:
+            memory = _trainer(config, placement, shape)
+        elif process.kind == ENGINE:
+            settings = policy_engine(config, placement.on_gpu)
+            if placement.on_gpu:
+                memory = gpu_engine_needs(settings, gpu_memory) if gpu_memory else None
+            elif shape is not None:
+                groups, prompt = config.explorer.runner_per_model, config.model.max_prompt_tokens
+                synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers else 0
+                memory = cpu_engine_needs(ENGINE_BASE, settings, shape, groups, prompt, synced, free)
+        elif process.kind.startswith(AUXILIARY):
+            model = next(auxiliary)
+            settings = auxiliary_engine(config, model, placement.on_gpu)
+            other = shape_of(Path(model.model_path))
+            if placement.on_gpu:
+                memory = gpu_engine_needs(settings, gpu_memory) if gpu_memory else None
+            elif other is not None:
+                prompt = model.max_prompt_tokens or settings.max_model_len
+                memory = cpu_engine_needs(ENGINE_BASE, settings, other, settings.max_num_seqs, prompt, 0, free)
+        found.append(replace(process, memory=memory))
+    return found
+
+
+def trainer_dtype(config: Config, on_gpu: bool) -> str:
+    """`trainer.dtype`; by default bfloat16 on a GPU, float32 on the CPU."""
+    return train_settings(config).dtype or ("bfloat16" if on_gpu else "float32")
+
+
+def zero_stage(asked: int | None, workers: int, width: int) -> int:
+    """The stage in force (`training/learner.py`): by default 0 for one worker, 2 for several; in half precision at
+    least 2."""
+    stage = (0 if workers == 1 else 2) if asked is None else asked
+    return stage if width == 4 else max(stage, 2)
+
+
+def _trainer(config: Config, placement: Placement, shape: ModelShape) -> tuple[Need, ...] | None:
+    settings, on_gpu = train_settings(config), placement.on_gpu
+    policy = _trained("policy", config, settings, placement, shape)
+    critic = None
+    if settings.critic is not None:
+        other = shape_of(Path(settings.critic.model_path))
+        if other is None:
+            return None
+        critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
+    method, _ = sync_method(config, placement)
+    slots = 0
+    if method == "memory" and not config.is_supervised and not on_gpu:
+        sync = config.synchronizer
+        kept = versions_kept(sync.sync_interval, sync.sync_offset) if config.is_synchronous else DEFAULT_KEEP
+        published = (config.buffer.total_steps or kept) // sync.sync_interval + 1
+        slots = min(kept + 1, published)
+    base = GPU_BASE if on_gpu else TRAINER_BASE
+    return trainer_needs(base, policy, critic, config.needs_reference, slots)
+
+
+def _trained(
+    name: str, config: Config, settings: TrainSettings | CriticSettings, placement: Placement, shape: ModelShape
+) -> TrainedModel:
+    width = WIDTHS[trainer_dtype(config, placement.on_gpu)]
+    stage = zero_stage(train_settings(config).zero_stage, placement.trainers, width)
+    micro = micro_batches(config, settings, placement.trainers)
+    return TrainedModel(
+        name, shape, width, stage, placement.trainers, micro, settings.gradient_checkpointing, placement.on_gpu,
+        offloaded=settings.optimizer_offload,
+    )  # fmt: skip
