@@ -39,7 +39,7 @@ def _lines(stage: StageOutlook) -> Iterator[str]:
         ("sync", stage.sync_interval, stage.syncs),
     )
     for name, steps, count in every:
-        if steps or count:
+        if count != 0 and (steps or count):
             parts = [f"every {steps:,} steps"] if steps else []
             yield _line(name, ", ".join([*parts, *([f"{count:,} in all"] if count is not None else [])]))
     for process in stage.processes:
@@ -51,7 +51,7 @@ def _lines(stage: StageOutlook) -> Iterator[str]:
 
 
 def _process_lines(process: ProcessOutlook) -> Iterator[str]:
-    on = f"{process.gpus:g} GPU each" if process.gpus else f"{process.threads} CPU threads each"
+    on = f"{process.gpus:g} GPU each" if process.gpus else f"{process.threads} CPU thread(s) each"
     head = f"{process.number} on {on}"
     if process.memory is None:
         yield _line(process.kind, head)
