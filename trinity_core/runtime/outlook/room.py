@@ -36,7 +36,7 @@ def room_for(job_dir: Path) -> Room:
 def memory_of_this_machine(limits: tuple[Path, ...] = LIMITS) -> int:
     """Bytes that processes here may have together: the machine's, or the limit of the container."""
     given = [text for path in limits if path.is_file() and (text := path.read_text().strip()).isdigit()]
-    return min(int(psutil.virtual_memory().total), *map(int, given))
+    return min([int(psutil.virtual_memory().total), *map(int, given)])
 
 
 def free_disk(folder: Path) -> int:
