@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from trinity_core.config import Config, ConfigError, Problem, config_from_text
 from trinity_core.runtime.placement import flow_of
-from trinity_core.runtime.readiness.planned import planned, planned_text
+from trinity_core.runtime.readiness.planned import planned
+from trinity_core.runtime.readiness.planned_text import planned_text
 
 
 @dataclass(frozen=True, slots=True)
