@@ -54,6 +54,9 @@ def test_a_statistic_that_is_not_there_is_named():
     with pytest.raises(TrinityError, match=r"no number 'qualty' .* there is quality, turns"):
         told = answer(1.0, info={"quality": 1, "text": "x"}, metrics={"turns": 1.0})
         reward_shaping_mapper([told], [{"stats_key": "qualty"}])
+    assert reward_shaping_mapper([answer(1.0, info={"stars": "4.5"})], [{"stats_key": "stars"}])[0].reward == 5.5
+    with pytest.raises(TrinityError, match=r"no number 'stars' .* there is none"):
+        reward_shaping_mapper([answer(1.0, info={"stars": "nan"})], [{"stats_key": "stars"}])
     with pytest.raises(TrinityError, match="divide by the statistic 'quality'"):
         reward_shaping_mapper([answer(1.0, info={"quality": 0})], [{"stats_key": "quality", "op_type": "DIV"}])
 

@@ -736,6 +736,26 @@ def test_operators_change_what_is_stored(config, engine):
     assert all(line.metrics["experiences/dropped/zero_variance_group_filter"] for line in lines)
 
 
+def test_operators_use_columns_of_joined_inputs(config, engine, tiny_folders, tmp_path):
+    """A rating of each question is added to the rewards of its answers, and saved with what operators are given."""
+    questions = [json.loads(line)["question"] for line in (tiny_folders.data / "train.jsonl").read_text().splitlines()]
+    ratings = [{"question": question, "stars": place / 4} for place, question in enumerate(questions)]
+    (tmp_path / "ratings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ratings))
+    shaping = {"reward_shaping_configs": [{"stats_key": "ratings.stars", "op_type": "ADD"}]}
+    pipeline = {
+        "inputs": {"ratings": {"path": str(tmp_path / "ratings.jsonl"), "join_key": "question"}},
+        "operators": [{"name": "reward_shaping_mapper", "args": shaping}],
+        "input_save_path": str(tmp_path / "given.jsonl"),
+    }
+    asyncio.run(
+        Explorer(config(mode="explore", data_processor={"experience_pipeline": pipeline}), [engine]).run(explore)
+    )
+    rows = stored(config()).lease(1, 24, 0)
+    assert [row.reward - row.metrics["unshaped_reward"] for row in rows] == [row.task_index / 4 for row in rows]
+    saved = [json.loads(line) for line in (tmp_path / "given.jsonl").read_text().splitlines()]
+    assert [line["ratings.stars"] for line in saved] == [row.task_index / 4 for row in rows]
+
+
 def test_what_operators_are_given_is_saved(config, engine, tmp_path):
     """A step that was written down but never stored, as the run was killed between, is cut off and written again."""
     pipeline = {

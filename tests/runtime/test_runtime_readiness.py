@@ -27,6 +27,7 @@ from trinity_core.runtime.readiness.model_folder import model_fault
 
 INPUT = "buffer.explorer_input"
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
+JOINED = "data_processor.experience_pipeline.inputs"
 
 
 @pytest.fixture
@@ -79,6 +80,11 @@ def test_a_run_whose_things_are_there_can_start(run_file, tmp_path):
             "explorer.auxiliary_models[0].model_path",
             "there is no folder judge",
         ),
+        (
+            f"{JOINED}={{stars: {{path: ./gone.csv, join_key: id}}}}",
+            f"{JOINED}.stars.path",
+            r"no file or folder \./gone",
+        ),
     ],
 )
 def test_what_is_not_there_is_named_with_its_line(run_file, override, key, message):
@@ -86,6 +92,11 @@ def test_what_is_not_there_is_named_with_its_line(run_file, override, key, messa
         load_ready(run_file, [override])
     [problem] = caught.value.problems
     assert problem.key == key and (problem.line or override in problem.file)
+
+
+def test_rows_of_joined_inputs_are_looked_at(run_file, tiny_folders):
+    found = problems(run_file, f"{JOINED}={{stars: {{path: {tiny_folders.data}, join_key: id}}}}")
+    assert "the row has no column 'id'" in found[f"{JOINED}.stars.join_key"]
 
 
 def test_all_obstacles_are_told_at_once(run_file):

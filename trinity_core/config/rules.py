@@ -11,6 +11,7 @@ from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.curriculum_rules import queue_rules, spelled_twice, weight_rules
 from trinity_core.config.experience_rules import experience_rules
 from trinity_core.config.external_rules import external_rules
+from trinity_core.config.joined_rules import joined_rules
 from trinity_core.config.openai_api import openai_api_rules
 from trinity_core.config.problems import Finding, Report, repeated_names
 from trinity_core.config.schema import Config, TasksetConfig
@@ -45,6 +46,7 @@ def check(written: Config, config: Config, report: Report) -> None:
         external_rules,
         openai_api_rules,
         serve_rules,
+        joined_rules,
         _trainer,
     )
     findings = [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge
@@ -58,14 +59,24 @@ def _shaped(one: Experience, shapings: Sequence[Shaping]) -> Experience:
 
 
 def _statistic(one: Experience, name: str) -> float:
-    found = {**one.metrics, **one.info}.get(name)
-    if not isinstance(found, int | float):
-        known = sorted(key for key, value in {**one.metrics, **one.info}.items() if isinstance(value, int | float))
+    statistics = {**one.metrics, **one.info}
+    number = _number(statistics.get(name))
+    if number is None:
+        known = sorted(key for key, value in statistics.items() if _number(value) is not None)
         raise TrinityError(
             f"reward_shaping_mapper finds no number '{name}' in an experience's info or metrics; there is "
             f"{', '.join(known) or 'none'}"
         )
-    return float(found)
+    return number
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or text that reads as one, as in a CSV file; None for all else."""
+    try:
+        number = float(value) if isinstance(value, int | float | str) else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 @OPERATORS.register("pass_rate_calculator")

@@ -11,6 +11,7 @@ from typing import Any
 
 from trinity_core.config import Config, store_url
 from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.joined import JoinedInputs, open_inputs
 from trinity_core.data.lengths import explore_steps
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.schedule import TaskSchedule
@@ -114,6 +115,7 @@ class _Read:
     """None for an external model, which renders prompts itself."""
     stop_token_ids: tuple[int, ...]
     tasksets: list[Taskset]
+    joined: JoinedInputs
     eval_tasksets: list[Taskset]
     others: list[tuple[ChatEncoder, tuple[int, ...]]]
     reader: ToolCallReader | None
@@ -196,7 +198,8 @@ def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | Non
     if not read.tasksets:
         return None
     schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name)
-    return TaskSteps(schedule, runner, explore_steps(config, schedule), in_waves=config.is_synchronous)
+    steps = explore_steps(config, schedule)
+    return TaskSteps(schedule, runner, steps, in_waves=config.is_synchronous, joined=read.joined)
 
 
 @dataclass(frozen=True)
@@ -250,6 +253,7 @@ def _read(config: Config) -> _Read:
     encoder = None if external else policy_encoder(config.model)
     rejected = RejectedRows.of(config, config.explorer.name)
     tasksets = [] if external else open_tasksets(config, encoder, rejected)
+    joined = open_inputs(config, tasksets, rejected)
     evals = open_tasksets(config, encoder, rejected, is_eval=True)
     others = []
     for model in config.explorer.auxiliary_models:
@@ -260,7 +264,7 @@ def _read(config: Config) -> _Read:
     stops = stop_tokens(config.model.model_path, encoder.tokenizer) if encoder else ()
     rollout = config.explorer.rollout_model
     reader = ToolCallReader.of(rollout, encoder.tokenizer, config.model.model_path) if encoder else None
-    return _Read(config, encoder, stops, tasksets, evals, others, reader)
+    return _Read(config, encoder, stops, tasksets, joined, evals, others, reader)
 
 
 def _open_store(config: Config) -> ExperienceStore:

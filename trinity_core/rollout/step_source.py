@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from trinity_core.data.joined import JoinedInputs
 from trinity_core.data.schedule import Positions, TaskSchedule
 from trinity_core.rollout.metrics import scores_of
 from trinity_core.rollout.runner import Outcome, TaskRunner
@@ -68,6 +69,8 @@ class TaskSteps:
     total_steps: int
     in_waves: bool
     """See `TaskRunner.run`."""
+    joined: JoinedInputs = field(default_factory=JoinedInputs)
+    """Columns that experiences get for the operators."""
     text: str = ""
 
     def rows(self, step: int) -> int:
@@ -106,6 +109,9 @@ class TaskSteps:
         outcomes = await self.runner.run(self.schedule.draw(count), in_waves=self.in_waves)
         for outcome in outcomes:
             self.schedule.observe(outcome.task, scores_of(outcome.experiences))
+            columns = self.joined.columns(outcome.task.raw)
+            for experience in outcome.experiences:
+                experience.info |= columns
         return outcomes
 
     def position(self, step: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from trinity_core.config.schema.model import ModelConfig
 from trinity_core.config.schema.monitor import (
     DataJuicerConfig,
     DataProcessorConfig,
+    ExperienceInputConfig,
     ExperiencePipelineConfig,
     LogConfig,
     MonitorConfig,
@@ -44,6 +45,7 @@ __all__ = [
     "DataProcessorConfig",
     "EarlierRolloutsConfig",
     "ExperienceBufferConfig",
+    "ExperienceInputConfig",
     "ExperiencePipelineConfig",
     "ExplorerConfig",
     "ExplorerInputConfig",

@@ -86,9 +86,28 @@ class TaskPipelineConfig(Section):
     """Processes that work on it."""
 
 
+class ExperienceInputConfig(Section):
+    """A data set whose rows are joined to experiences, so that operators can use its columns."""
+
+    path: str = ""
+    """File, folder, hub name, or database URL, as of a task set."""
+    storage_type: Literal["file", "sql"] = "file"
+    """How the rows are stored."""
+    subset_name: str | None = None
+    """Subset of a hub data set; table of a database, by default the input's name."""
+    split: str = "train"
+    """Split of the data set."""
+    join_key: str = ""
+    """Column by which its rows and those of the task sets belong together, such as `id` or `question`."""
+    columns: Many[str] = ()
+    """Columns that are joined, as `<input>.<column>`; by default all others."""
+
+
 class ExperiencePipelineConfig(Section):
     """Works on experiences between explorer and trainer."""
 
+    inputs: Named[ExperienceInputConfig] = EMPTY
+    """Data sets by name, whose rows are joined to the experiences of the tasks with the same key."""
     operators: Many[OperatorConfig] = ()
     """Steps, in order."""
     own_process: Flag = False

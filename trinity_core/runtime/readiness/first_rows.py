@@ -7,12 +7,15 @@ from functools import partial
 from typing import Any
 
 from trinity_core.config import Config
+from trinity_core.config.joined_rules import INPUTS
 from trinity_core.config.rules import eval_tasksets, training_tasksets
+from trinity_core.config.schema import ExperienceInputConfig
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity_core.config.task_output import PIPELINE, reads_output, uses_pipeline
 from trinity_core.data import formats
 from trinity_core.data.files import Row, data_files, first_rows, looks_local
 from trinity_core.data.inspection import supervised_inputs
+from trinity_core.data.joined import input_row, inputs_of
 from trinity_core.data.taskset import row_problems
 from trinity_core.errors import DataError
 from trinity_core.local_paths import expanded
@@ -38,7 +41,9 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Obstacle]:
         training = training_tasksets(config) if config.explores else []
         for key, taskset in (*training, *eval_tasksets(config)):
             if taskset.storage_type != "queue" and not reads_output(config, taskset):
-                yield from _found(key, taskset, partial(_task_problems, taskset, config))
+                yield from _found(key, taskset, partial(_task_problems, taskset, config), taskset.name)
+    for name, given in inputs_of(config):
+        yield from _found(f"{INPUTS}.{name}", given, partial(_input_problems, name, given), name, "join_key")
     if config.mode != "explore":
         for key, buffer, kind in supervised_inputs(config):
             if buffer.storage_type == "rollouts":
@@ -46,19 +51,24 @@ def unusable_data(config: Config, is_first: bool) -> Iterator[Obstacle]:
                 yield from _missing(f"{key}.path", buffer.path or "", found) if is_first else ()
             else:
                 read = formats.preference if kind == "preferences" else formats.demonstration
-                yield from _found(key, buffer, partial(_answers, buffer, read))
+                yield from _found(key, buffer, partial(_answers, buffer, read), buffer.name)
 
 
 def _found(
-    key: str, given: TasksetConfig | ExperienceBufferConfig, problems_of: Callable[[list[Row]], list[Problem]]
+    key: str,
+    given: TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig,
+    problems_of: Callable[[list[Row]], list[Problem]],
+    name: str | None,
+    columns: str = "format",
 ) -> Iterator[Obstacle]:
+    """`columns`: the setting that says which columns a row must have."""
     path, storage = given.path or "", given.storage_type or "file"
     if storage == "file" and path and not looks_local(path) and not expanded(path).exists():
         if obstacle := hub_obstacle(f"{key}.path", path, "dataset"):
             yield obstacle
         return
     try:
-        read = first_rows(path, given.split, given.subset_name, storage, given.name, ROWS)
+        read = first_rows(path, given.split, given.subset_name, storage, name, ROWS)
     except DataError as error:
         yield Obstacle(f"{key}.path", path, f"{error}.")
         return
@@ -72,7 +82,7 @@ def _found(
     else:
         count = f"none of the first {len(refused)} rows" if len(refused) > 1 else "the first row"
         verb = "can" if len(refused) > 1 else "cannot"
-        yield Obstacle(f"{key}.format", None, f"{count} {verb} be used; {refused[0]}.")
+        yield Obstacle(f"{key}.{columns}", None, f"{count} {verb} be used; {refused[0]}.")
 
 
 def _task_problems(taskset: TasksetConfig, config: Config, rows: list[Row]) -> list[Problem]:
@@ -82,13 +92,17 @@ def _task_problems(taskset: TasksetConfig, config: Config, rows: list[Row]) -> l
     return [str(each) if each else None for each in row_problems(rows, taskset.format, answered, features, None)]
 
 
+def _input_problems(name: str, given: ExperienceInputConfig, rows: list[Row]) -> list[Problem]:
+    return [_raised(partial(input_row, name, given, row)) for row in rows]
+
+
 def _answers(buffer: ExperienceBufferConfig, read: Callable[..., Any], rows: list[Row]) -> list[Problem]:
-    return [_problem(row, buffer, read) for row in rows]
+    return [_raised(partial(read, row, buffer.format)) for row in rows]
 
 
-def _problem(row: Row, buffer: ExperienceBufferConfig, read: Callable[..., Any]) -> Problem:
+def _raised(read: Callable[[], object]) -> Problem:
     try:
-        read(row, buffer.format)
+        read()
     except DataError as error:
         return str(error)
     return None

@@ -1,0 +1,101 @@
+"""Rows of data sets joined to tasks by a column that both have."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from trinity_core.config import Config, ConfigError, config_from_dict
+from trinity_core.data.joined import open_inputs
+from trinity_core.data.rejected import RejectedRows
+from trinity_core.data.taskset import Taskset
+from trinity_core.errors import DataError
+
+TASKS = [{"prompt": "a", "id": 1}, {"prompt": "b", "id": "2"}, {"prompt": "c", "id": 3}, {"prompt": "d"}]
+
+
+def config_of(tmp_path: Path, mode: str = "explore", **inputs: object) -> Config:
+    taskset = {"name": "t", "path": str(tmp_path / "tasks.jsonl"), "default_workflow_type": "math_workflow"}
+    explored = {} if mode == "serve" else {"explorer_input": {"taskset": taskset}, "total_steps": 2}
+    return config_from_dict({
+        "mode": mode, "checkpoint_root_dir": str(tmp_path), "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "model": {"model_path": "m", "max_model_len": 64, "max_response_tokens": 16},
+        "explorer": {"rollout_model": {"enable_openai_api": mode == "serve"}},
+        "buffer": {"batch_size": 2, **explored},
+        "data_processor": {"experience_pipeline": {"inputs": inputs}},
+    })  # fmt: skip
+
+
+def joined(tmp_path: Path, **inputs: object) -> list[dict[str, object]]:
+    """The columns of each task."""
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
+    config = config_of(tmp_path, **inputs)
+    [taskset] = [Taskset.open(each, 0) for each in config.buffer.explorer_input.tasksets]
+    opened = open_inputs(config, [taskset], RejectedRows(0.5, tmp_path / "rejected"))
+    return [opened.columns(row) for row in taskset.rows]
+
+
+def test_rows_are_joined_by_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers and their text are one key; a task without a row, and one without the column, get nothing."""
+    (tmp_path / "ratings.csv").write_text("id,stars,by\n1,4.5,Ann\n2,1,Bob\n9,3,Cid\n")
+    ratings = {"path": str(tmp_path / "ratings.csv"), "join_key": "id"}
+    database = sqlite3.connect(tmp_path / "levels.db")
+    database.executescript(
+        "create table levels (id integer primary key, level numeric(3, 1)); insert into levels values (1, 2.5), (3, 4)"
+    )
+    database.close()
+    levels = {"path": f"sqlite:///{tmp_path}/levels.db", "storage_type": "sql", "join_key": "id", "columns": ["level"]}
+    caplog.set_level(logging.INFO)
+    assert joined(tmp_path, ratings=ratings, levels=levels) == [
+        {"ratings.stars": "4.5", "ratings.by": "Ann", "levels.level": 2.5},
+        {"ratings.stars": "1", "ratings.by": "Bob"},
+        {"levels.level": 4.0},
+        {},
+    ]
+    assert "Input 'levels' has rows for 2 of 4 tasks of 't'" in caplog.text
+
+
+def test_rows_that_cannot_be_joined_are_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "ratings.jsonl"
+    rows = [{"id": 1, "stars": 5}, {"id": 1, "stars": 1}, {"stars": 2}, {"id": 2, "stars": None}, {"id": 3, "stars": 1}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    columns = joined(tmp_path, ratings={"path": str(path), "join_key": "id"})
+    assert columns == [{"ratings.stars": 5}, {"ratings.stars": None}, {"ratings.stars": 1}, {}]
+    lines = [json.loads(line) for line in (tmp_path / "rejected/input-ratings.jsonl").read_text().splitlines()]
+    assert [(line["line"], line["reason"]) for line in lines] == [
+        (2, "an earlier row has the same id, '1'"),
+        (3, "the row has no column 'id'; its columns are stars"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "message"),
+    [
+        ([{"id": 7, "x": 1}], {"join_key": "id"}, r"belongs to no task: .* columns of tasks are prompt, id"),
+        ([{"id": 1.5}, {"id": None}, {"id": True}], {"join_key": "id"}, "neither text nor a whole number"),
+        ([{"id": 1}], {"join_key": "id", "columns": ["stars"]}, "no column 'stars'"),
+        ([], {"join_key": "id"}, "has no usable row"),
+    ],
+)
+def test_an_input_that_joins_nothing_is_refused(
+    tmp_path: Path, rows: list[dict[str, object]], given: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "ratings.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=message):
+        joined(tmp_path, ratings={"path": str(path), **given})
+
+
+def test_mistakes_are_told_at_load(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(tmp_path, ratings={"columns": ["a"]}, levels={"path": "x", "join_key": "a", "columns": ["a"]})
+    where = "data_processor.experience_pipeline.inputs"
+    assert [problem.key for problem in refused.value.problems] == [
+        f"{where}.ratings.path", f"{where}.ratings.join_key", f"{where}.levels.columns",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="must be left out in mode serve"):
+        config_of(tmp_path, "serve", ratings={"path": "x", "join_key": "id"})

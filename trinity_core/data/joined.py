@@ -1,0 +1,122 @@
+"""Inputs of the experience pipeline: rows of data sets, joined to experiences by a column that their tasks have too."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from trinity_core.config.schema import Config, ExperienceInputConfig
+from trinity_core.data.files import RejectedRow, Row, read_rows
+from trinity_core.data.rejected import RejectedRows
+from trinity_core.data.taskset import Taskset
+from trinity_core.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Json = Any
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedInput:
+    """The rows of one input, in memory."""
+
+    name: str
+    join_key: str
+    rows: Mapping[str, Mapping[str, Json]]
+    """Key → the columns that are joined, named `<input>.<column>`."""
+
+    def columns(self, task: Row) -> Mapping[str, Json]:
+        """The columns for the experiences of a task, given its row; empty if no row has its key."""
+        key = comparable(task.get(self.join_key))
+        return {} if key is None else self.rows.get(key, {})
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedInputs:
+    """All inputs of a run."""
+
+    inputs: Sequence[JoinedInput] = ()
+
+    def columns(self, task: Row) -> dict[str, Json]:
+        """The columns of all inputs for the experiences of a task, given its row."""
+        return {name: value for each in self.inputs for name, value in each.columns(task).items()}
+
+
+def open_inputs(config: Config, tasksets: Sequence[Taskset], rejected_rows: RejectedRows) -> JoinedInputs:
+    """The inputs of a run's experience pipeline, read into memory.
+
+    Raises DataError if one cannot be read, more of its rows are rejected than `rejected_rows` allows, or no row of it
+    belongs to a task.
+    """
+    inputs = [_opened(name, given, rejected_rows) for name, given in inputs_of(config)]
+    for each in inputs:
+        _check(each, tasksets)
+    return JoinedInputs(inputs)
+
+
+def inputs_of(config: Config) -> Iterator[tuple[str, ExperienceInputConfig]]:
+    """The configured inputs by name; none for a run that does not explore."""
+    pipeline = config.data_processor.experience_pipeline
+    if pipeline is not None and config.explores:
+        yield from pipeline.inputs.items()
+
+
+def input_row(name: str, given: ExperienceInputConfig, row: Row) -> tuple[str, dict[str, Json]]:
+    """Key and joined columns of a row. Raises DataError if it lacks one of them."""
+    if missing := [column for column in (given.join_key, *given.columns) if column not in row]:
+        raise DataError(f"the row has no column '{missing[0]}'; its columns are {', '.join(row) or 'none'}")
+    key = comparable(row[given.join_key])
+    if key is None:
+        raise DataError(f"the column '{given.join_key}' (join_key) holds neither text nor a whole number")
+    wanted = given.columns or [column for column in row if column != given.join_key]
+    return key, {f"{name}.{column}": _plain(row[column]) for column in wanted}
+
+
+def comparable(value: Any) -> str | None:
+    """A key as text, so that 7 of a table equals "7" of a CSV file; None for what is no key."""
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def _opened(name: str, given: ExperienceInputConfig, rejected_rows: RejectedRows) -> JoinedInput:
+    read = read_rows(given.path, given.split, given.subset_name, given.storage_type, name)
+    rows: dict[str, dict[str, Json]] = {}
+    rejected = list(read.rejected)
+    for location, row in zip(read.locations, read.rows, strict=True):
+        try:
+            key, columns = input_row(name, given, row)
+            if key in rows:
+                raise DataError(f"an earlier row has the same {given.join_key}, {key!r}")
+            rows[key] = columns
+        except DataError as error:
+            rejected.append(RejectedRow(location, str(error)))
+    rejected_rows.settle(f"input-{name}", rejected, len(rows))
+    return JoinedInput(name, given.join_key, rows)
+
+
+def _plain(value: Any) -> Json:
+    """A value that JSON can hold: a database's exact numbers become floats, dates become text."""
+    if isinstance(value, Decimal):
+        value = float(value)
+    if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return str(value)
+
+
+def _check(joined: JoinedInput, tasksets: Sequence[Taskset]) -> None:
+    """Log how many tasks have a row. Raises DataError if none has, and none can arrive later."""
+    found = 0
+    for taskset in tasksets:
+        count = sum(bool(joined.columns(row)) for row in taskset.rows)
+        log.info("Input '%s' has rows for %d of %d tasks of '%s'", joined.name, count, len(taskset), taskset.name)
+        found += count
+    if found or any(taskset.config.storage_type == "queue" for taskset in tasksets):
+        return
+    columns = dict.fromkeys(column for taskset in tasksets for row in taskset.rows[:1] for column in row)
+    raise DataError(
+        f"input '{joined.name}' belongs to no task: none has a {joined.join_key} (join_key) that a row of it has; "
+        f"columns of tasks are {', '.join(columns)}"
+    )
