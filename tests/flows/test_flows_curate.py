@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from trinity_core.pipelines.tasks import TASK_OPERATORS, TaskOperator
 pytestmark = pytest.mark.slow
 
 SEEN: list[str] = []
+ROOT = Path(__file__).parents[2]
 
 
 class AwayOnce(TaskOperator):
@@ -33,6 +37,27 @@ def away_once() -> Iterator[str]:
     TASK_OPERATORS.register("away_once")(AwayOnce)
     yield "away_once"
     del TASK_OPERATORS["away_once"]
+
+
+PLUGIN = """
+import os, signal
+from pathlib import Path
+
+from trinity_core.pipelines.tasks import TASK_OPERATORS, TaskOperator
+
+HERE = Path(__file__).parent
+
+
+@TASK_OPERATORS.register("dies_once")
+class DiesOnce(TaskOperator):
+    def row(self, row, memory):
+        with (HERE / "seen").open("a") as seen:
+            print(row["question"], file=seen)
+        if row["question"] == "q2500" and not (HERE / "died").exists():
+            (HERE / "died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [row]
+"""
 
 
 def written(folder: Path, *operators: str) -> str:
@@ -65,6 +90,25 @@ def test_a_retry_goes_on_where_the_fault_was(prefect_api: str, tmp_path: Path, a
     assert len(SEEN) == 2501 + 3000 - 2048, "two chunks of 1024 rows were done before the fault"
     assert Path(summary["folder"]).name == summary["fingerprint"]
     assert at_once(str(tmp_path / "run.yaml")) == summary and len(SEEN) == 3453, "made once"
+
+
+def test_a_killed_flow_goes_on_where_it_was(prefect_api: str, tmp_path: Path) -> None:
+    """SIGKILL amid the third chunk of 1024 rows; the flow that is started again repeats that chunk alone."""
+    from flows.curate import curate
+
+    file, plugins = written(tmp_path, "dies_once"), tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "dies_once.py").write_text(PLUGIN)
+    Path(file).write_text(f"{Path(file).read_text()}plugin_dir: {plugins}\n")
+    command = [sys.executable, "-c", f"from flows.curate import curate; curate({file!r})"]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    summary = curate(file)
+    assert (summary["rows"], summary["read"], summary["rejected"]) == (3000, 3000, 0)
+    seen = (plugins / "seen").read_text().split()
+    assert seen == [f"q{number}" for number in (*range(2501), *range(2048, 3000))]
+    rows = [json.loads(line) for line in (Path(summary["folder"]) / "train.jsonl").read_text().splitlines()]
+    assert [row["question"] for row in rows] == [f"q{number}" for number in range(3000)]
 
 
 def test_a_configuration_without_a_pipeline_is_told_so(prefect_api: str, tmp_path: Path) -> None:
