@@ -17,10 +17,11 @@ from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from flows.local.server import TemporaryServer, UpState, is_healthy, prefect_environment
-from trinity_core.config import Config
+from trinity_core.config import Config, stages
 from trinity_core.config.public import without_password
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.signals import ending_on_sigterm
+from trinity_core.runtime.verdicts import asks_person
 
 ANSWER_SECONDS = 10.0
 """For the server that PREFECT_API_URL names, which may be far away."""
@@ -31,6 +32,8 @@ PATIENCE = {
 }
 """Calls wait four minutes for a temporary server that is started again, or that answers without its database. Events
 that nobody takes meanwhile are not printed."""
+ASKING = ("pipeline", "sft")
+"""Flows that may ask a person."""
 RECONNECTIONS = 300
 """Seconds that events wait for it."""
 
@@ -66,14 +69,28 @@ class PrefectConnection:
         return self._open.__exit__(kind, error, trace)
 
     def flow(self, name: str, config: Config) -> Callable[..., Any]:
-        """The flow of that name, once Prefect's API answers. Ray starts meanwhile, and ends with this context."""
+        """The flow of that name, once Prefect's API answers. Ray starts meanwhile, and ends with this context.
+
+        Raises TrinityError if the flow would ask a person, and the server has no page to answer on.
+        """
         found: Callable[..., Any] = getattr(importlib.import_module(f"flows.{name}"), name)
         _show_our_log()
         if self._temporary:
+            if name in ASKING:
+                require_nobody_asked(config)
             self._open.enter_context(importlib.import_module("trinity_core.runtime.pipeline").early_cluster(config))
             self._temporary.wait()
             _be_patient()
         return found
+
+
+def require_nobody_asked(config: Config) -> None:
+    """Raises TrinityError if a stage waits for a person's verdicts, which a temporary server has no page for."""
+    if asking := [stage.name for stage in stages(config) if asks_person(stage)]:
+        raise TrinityError(
+            f"{asking[0]} asks a person (human_verdicts) on Prefect's page, which this command does not serve: start "
+            "`trinity up` first, in this folder, and then the run."
+        )
 
 
 def known_server(root: Path | None) -> str | None:

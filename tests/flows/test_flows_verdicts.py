@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flows.local.connection import require_nobody_asked
 from trinity_core.config import config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.data.tokenizer import load_tokenizer, policy_encoder
@@ -113,6 +114,14 @@ def test_a_run_without_two_answers_is_refused(config) -> None:
     alike = config.with_values({"buffer.trainer_input.experience_buffer.path": str(config.job_dir)})
     with pytest.raises(DataError):
         shown_tasks(alike.buffer.trainer_input.experience_buffer)
+
+
+def test_a_run_without_prefects_page_asks_nobody(config) -> None:
+    with pytest.raises(TrinityError, match=r"judged asks a person .*: start `trinity up` first"):
+        require_nobody_asked(config)
+    shown = shown_tasks(config.buffer.trainer_input.experience_buffer)
+    keep_verdicts(config, shown, [TaskVerdict(["keep"] * len(task.answers)) for task in shown])
+    require_nobody_asked(config)
 
 
 def asking(config):
