@@ -2,12 +2,16 @@
 
 Each run is GRPO of configs/quickstart on the first 256 training tasks, from the same warmed-up model (that of
 `learns.py`), so that a task comes up several times and its estimated pass rate can matter. Counted is the first
-evaluated step whose greedy accuracy on the 400 test tasks reaches the target; a run that never does counts with one
-interval more than its last step, and is marked. Printed are the steps of each run, and the mean difference with its
-95 % interval (Student's t over the seeds' differences). What has been run is kept: an interrupted benchmark goes on.
+evaluated step whose greedy accuracy on the 400 test tasks reaches the target, at which the run is stopped; a run that
+never reaches it counts with one interval more than its last step, and is marked. Printed are the steps of each run, and
+the mean difference with its 95 % interval (Student's t over the seeds' differences).
+
+Each run that has ended is a line of `--out`. Runs that stand there are not made again, so a benchmark that was
+interrupted goes on, and one that is to share its machine makes a few runs at a time (`--runs`).
 
     python benchmarks/curriculum.py
     python benchmarks/curriculum.py --seeds 1 2 --steps 40
+    python benchmarks/curriculum.py --out runs.jsonl --runs 1
 """
 
 from __future__ import annotations
@@ -15,18 +19,26 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import signal
 import statistics
-from collections.abc import Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from learns import FOLDER as LEARNS
 from learns import RECIPES, make_data, warm_model
-from measured import BUILD, run
+from measured import BUILD, ROOT, trinity
 
 FOLDER = BUILD / "curriculum"
 TASKS = 256
-EVERY = 5
+EVERY = 4
 """Steps between evaluations."""
+LOOK_SECONDS = 1.0
+END_SECONDS = 120.0
 SELECTORS = {
     "shuffle": "{selector_type: shuffle}",
     "difficulty_based": "{selector_type: difficulty_based, kwargs: {m: 8, tau: 0.1, do_sample: true}}",
@@ -35,55 +47,125 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 """Number of seeds -> 97.5 % quantile of Student's t."""
 
 
+@dataclass(frozen=True)
+class Run:
+    """What a run is, and what came of it."""
+
+    selector: str
+    seed: int
+    target: float
+    limit: int
+    """Steps that it may take."""
+    steps: int | None = None
+    """The first evaluated step at the target; None: it was not reached."""
+    accuracy: tuple[tuple[int, float], ...] = ()
+    """(step, accuracy), as far as it went."""
+    seconds: float = 0.0
+
+    @property
+    def counted(self) -> int:
+        """Steps, of a run that did not reach the target one interval more than it had."""
+        return self.limit + EVERY if self.steps is None else self.steps
+
+    def same_as(self, other: Run) -> bool:
+        """Whether both are the same measurement."""
+        asked = ("selector", "seed", "target", "limit")
+        return all(asdict(self)[name] == asdict(other)[name] for name in asked)
+
+
 def main() -> None:
-    """Run what has not been run, and print all."""
+    """Make the runs that are missing, and print all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--target", type=float, default=0.9)
+    parser.add_argument("--steps", type=int, default=48, help="Steps that a run may take.")
+    parser.add_argument("--target", type=float, default=0.85, help="Accuracy that is to be reached.")
+    parser.add_argument("--out", type=Path, default=FOLDER / "runs.jsonl", help="The file of runs that have ended.")
+    parser.add_argument("--runs", type=int, help="New runs at most; by default all that are missing.")
     args = parser.parse_args()
-    data, model = prepare(), warm_model()
-    found: dict[str, list[int]] = {name: [] for name in SELECTORS}
-    for seed in args.seeds:
-        for name in SELECTORS:
-            curve = measure(name, seed, args.steps, data, model)
-            steps, reached = steps_to(curve, args.target, args.steps)
-            found[name].append(steps)
-            print(f"seed {seed} {name:16} {steps if reached else f'more than {args.steps}'} steps", flush=True)
-    differences = [b - a for a, b in zip(*found.values(), strict=True)]
-    print(f"steps to {args.target:.0%}: " + ", ".join(f"{k} {statistics.mean(v):.1f}" for k, v in found.items()))
-    print("difficulty_based - shuffle: " + interval(differences))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; what has ended is kept"))
+    wanted = [Run(name, seed, args.target, args.steps) for seed in args.seeds for name in SELECTORS]
+    missing = [run for run in wanted if not any(run.same_as(ended) for ended in read(args.out))]
+    for run in missing[: args.runs]:
+        ended = measured(run)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        with args.out.open("a") as file:
+            file.write(json.dumps(asdict(ended)) + "\n")
+        print(said(ended), flush=True)
+    report(wanted, read(args.out))
+
+
+def read(path: Path) -> list[Run]:
+    """The runs that have ended."""
+    return [Run(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def said(run: Run) -> str:
+    """A run in one line."""
+    steps = f"more than {run.limit}" if run.steps is None else run.steps
+    return f"seed {run.seed} {run.selector:16} {steps} steps to {run.target:.0%}, {run.seconds:.0f} s"
+
+
+def report(wanted: Sequence[Run], ended: Sequence[Run]) -> None:
+    """Print the runs that are wanted and have ended, and what they say of the difference."""
+    found = {(run.selector, run.seed): run for run in ended if any(run.same_as(each) for each in wanted)}
+    for run in found.values():
+        print(said(run))
+    seeds = [seed for seed in dict.fromkeys(run.seed for run in wanted) if all((s, seed) in found for s in SELECTORS)]
+    counted = {name: [found[name, seed].counted for seed in seeds] for name in SELECTORS}
+    if seeds:
+        print("mean steps: " + ", ".join(f"{name} {statistics.mean(steps):.1f}" for name, steps in counted.items()))
+        print("difficulty_based - shuffle: " + interval([b - a for a, b in zip(*counted.values(), strict=True)]))
+    if lacking := len(wanted) - len(found):
+        print(f"{lacking} of {len(wanted)} runs are missing")
 
 
 def prepare() -> Path:
     """The data of `learns.py` with fewer training tasks."""
     make_data()
     FOLDER.mkdir(parents=True, exist_ok=True)
-    rows = (LEARNS / "data" / "train.jsonl").read_text().splitlines(keepends=True)
-    (FOLDER / "train.jsonl").write_text("".join(rows[:TASKS]))
-    (FOLDER / "test.jsonl").write_text((LEARNS / "data" / "test.jsonl").read_text())
+    for split, count in (("train", TASKS), ("test", None)):
+        rows = (LEARNS / "data" / f"{split}.jsonl").read_text().splitlines(keepends=True)
+        (FOLDER / f"{split}.jsonl").write_text("".join(rows[:count]))
     return FOLDER
 
 
-def measure(name: str, seed: int, steps: int, data: Path, model: Path) -> dict[int, float]:
-    """Version -> accuracy of one run; read from a file if it was made before."""
-    kept = FOLDER / f"{name}_{seed}_{steps}.json"
-    if not kept.exists():
-        lines = run(
-            RECIPES["grpo"].config, FOLDER / "checkpoints", f"name={name}_{seed}", f"model.model_path={model}",
-            "stages=[]", "continue_from_checkpoint=false", "cluster.gpu_per_node=0", f"seed={seed}",
-            f"buffer.total_steps={steps}", f"explorer.eval_interval={EVERY}", f"trainer.save_interval={steps}",
-            f"buffer.explorer_input.taskset.task_selector={SELECTORS[name]}", TRINITY_TASKSET_PATH=str(data),
-        )  # fmt: skip
-        curve = {line["step"]: line["metrics"]["eval/test/accuracy"] for line in lines if line["source"] == "eval"}
-        kept.write_text(json.dumps(curve))
-    return {int(step): accuracy for step, accuracy in json.loads(kept.read_text()).items()}
+def measured(run: Run) -> Run:
+    """Make a run, and stop it once it has reached its target."""
+    checkpoints, began = FOLDER / "checkpoints" / f"{time.time_ns()}", time.monotonic()
+    data, model = prepare(), warm_model()
+    command = [
+        trinity(), "run", "--config", RECIPES["grpo"].config, f"name={run.selector}_{run.seed}",
+        f"model.model_path={model}", "stages=[]", "cluster.gpu_per_node=0", f"seed={run.seed}",
+        f"buffer.total_steps={run.limit}", f"explorer.eval_interval={EVERY}", f"trainer.save_interval={run.limit}",
+        f"buffer.explorer_input.taskset.task_selector={SELECTORS[run.selector]}",
+    ]  # fmt: skip
+    environment = {"TRINITY_TASKSET_PATH": str(data), "TRINITY_CHECKPOINT_ROOT_DIR": str(checkpoints)}
+    log = FOLDER / "run.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=output, stderr=output)
+    reached = False
+    try:
+        while process.poll() is None and not reached:
+            time.sleep(LOOK_SECONDS)
+            reached = any(accuracy >= run.target for _, accuracy in curve(checkpoints))
+    finally:
+        if process.poll() is None:
+            process.terminate()  # the run saves and ends
+            process.wait(END_SECONDS)
+    if process.returncode and not reached:
+        sys.exit(f"{' '.join(command)} failed:\n{log.read_text()[-4000:]}")
+    points = tuple(curve(checkpoints))
+    steps = next((step for step, accuracy in points if accuracy >= run.target), None)
+    return Run(run.selector, run.seed, run.target, run.limit, steps, points, round(time.monotonic() - began, 1))
 
 
-def steps_to(curve: dict[int, float], target: float, last: int) -> tuple[int, bool]:
-    """The first evaluated step at the target, and whether there is one."""
-    reached = [step for step, accuracy in sorted(curve.items()) if accuracy >= target]
-    return (reached[0], True) if reached else (last + EVERY, False)
+def curve(checkpoints: Path) -> Iterator[tuple[int, float]]:
+    """(step, accuracy) of the run below `checkpoints`, so far."""
+    for path in checkpoints.glob("**/metrics.jsonl"):
+        lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        for line in map(json.loads, lines):
+            if line["source"] == "eval":
+                yield line["step"], line["metrics"]["eval/test/accuracy"]
 
 
 def interval(values: Sequence[float]) -> str:
