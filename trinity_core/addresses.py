@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 
+BASE_URL, API_KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
+"""The variables by which OpenAI's own clients find an endpoint and its key."""
 LOOPBACK = "127.0.0.1"
 
 

@@ -1,5 +1,6 @@
 """Data-Juicer's own operators on GSM8K's rows and on experiences, in a server of the run's own."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from endpoint_server import Asked, Reply, completion, serving
 
 from trinity_core.config import OperatorConfig
 from trinity_core.data.experience import Experience
@@ -95,6 +97,34 @@ def test_experiences_are_dropped_and_their_numbers_shape_rewards(server):
     rows = [_experience("four", 0), _experience("4", 1), _experience("it is 4.", 2)]
     left, dropped = pipeline(operators, data_juicer_server=server).run(rows)
     assert [(e.run, e.reward) for e in left] == [(0, 0.5), (2, 0.0)] and dropped == {"a": {"data_juicer": 1}}
+
+
+@installed
+def test_operators_ask_models_that_the_run_serves(tmp_path, monkeypatch):
+    """They find them by the address that the run has written down. An answer that is no verdict is no score of 0."""
+    aspects = ("accuracy", "grammar", "informativeness", "coherence")
+
+    def judge(_: int, asked: Asked) -> Reply:
+        said = asked.body["messages"][1]["content"]
+        scores = json.dumps({"dimension_scores": dict(zip(aspects, (5, 4, 3, 4), strict=True))})
+        return Reply(completion(scores if "four" in said else "no idea"))
+
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    asks = {"llm_quality_score_filter": {
+        "api_or_hf_model": "judge", "min_score": 0.0, "input_keys": ["response"], "field_names": ["Response"],
+        "try_num": 1,
+    }}  # fmt: skip
+    args = {"operators": [asks]}
+    with serving(judge) as endpoint:
+        (tmp_path / "api.json").write_text(json.dumps({"base_url": endpoint.url, "api_key": "secret"}))
+        server = LocalDataJuicer(api_address=tmp_path / "api.json")
+        try:
+            one = pipeline([OperatorConfig(name="data_juicer", args=args)], data_juicer_server=server)
+            left, _ = one.run([_experience("four", 0), _experience("well", 1)])
+        finally:
+            server.close()
+    assert [each.info.get("llm_quality_score") for each in left] == [(5 + 4 + 3 + 4) / 4 / 5, None]
+    assert {(each.body["model"], each.authorization) for each in endpoint.asked} == {("judge", "Bearer secret")}
 
 
 @installed

@@ -43,6 +43,11 @@ def operator_input_file(config: Config) -> Path | None:
     return _lines_file(config, pipeline.input_save_path, "operator-input") if wanted else None
 
 
+def api_address_file(config: Config) -> Path:
+    """Where programs find the address and the key of the explorer's OpenAI API. Only its owner may read it."""
+    return config.job_dir / f"openai_api-{config.explorer.name}.json"
+
+
 def _lines_file(config: Config, given: str | None, kind: str) -> Path:
     """The file of an explorer that is given as a path or as a folder, or not at all."""
     name = f"{quote(config.explorer.name, safe='')}.jsonl"

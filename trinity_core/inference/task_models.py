@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from trinity_core import errors
+from trinity_core.addresses import API_KEY, BASE_URL
 from trinity_core.config.schema.external import ExternalModelConfig
 from trinity_core.errors import ModelError
 from trinity_core.inference.endpoint import Endpoint
-from trinity_core.pipelines.tasks.models import API_KEY, BASE_URL, AskedModel, NoAnswer, Question
+from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question
 
 BUDGET = 800.0
 """Seconds for a question with all its retries."""

@@ -34,7 +34,7 @@ def main(descriptor: int, plugin_dir: str | None) -> None:
     load_plugins(plugin_dir)
     connection = Connection(descriptor)
     config: Config = connection.recv()
-    data_juicer = open_data_juicer(config)
+    data_juicer = open_data_juicer(config, serves_models=True)
     processed = config.data_processor.experience_pipeline
     operators = pipeline(processed.operators if processed else [], data_juicer_server=data_juicer)
     try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.config import Config, store_url
+from trinity_core.config.paths import api_address_file
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.joined import JoinedInputs, open_inputs
 from trinity_core.data.lengths import explore_steps
@@ -97,7 +98,7 @@ class Resources:
         if self.api is not None:
             self.api.stop()
             if served.is_told(self.config) and self.config.mode != "serve":  # whose clients come back
-                served.address_file(self.config).unlink(missing_ok=True)
+                api_address_file(self.config).unlink(missing_ok=True)
         self.reward_pool.close()
         self.operators.close()
         if isinstance(self.data_juicer, LocalDataJuicer):
@@ -160,7 +161,7 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         served.workflow_models(config, api, pool),
         loops,
     )
-    data_juicer = open_data_juicer(config)
+    data_juicer = open_data_juicer(config, serves_models=True)
     store = _open_store(config)
     return Resources(
         config=config,

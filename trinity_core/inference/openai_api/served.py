@@ -8,6 +8,7 @@ from typing import Any
 
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import Config, RolloutModelConfig
+from trinity_core.config.paths import api_address_file
 from trinity_core.data.queue_taskset import queue_of
 from trinity_core.data.session_log import SessionLog, read_endings, session_log_path
 from trinity_core.data.tokenizer import configured_chat_template
@@ -73,7 +74,7 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
     server.queues = {str(each.name): queue_of(config, each) for each in queues}
     if config.mode == "serve":
         server.book = _book(config, buffer)
-        server.key = (read_json(address_file(config)) or {}).get("api_key", server.key)
+        server.key = (read_json(api_address_file(config)) or {}).get("api_key", server.key)
     return server
 
 
@@ -99,11 +100,6 @@ def sampling(config: Config) -> dict[str, Any]:
     return {"temperature": model.temperature, "top_p": model.top_p, "top_k": max(model.top_k, 0)}
 
 
-def address_file(config: Config) -> Path:
-    """Where programs find the address and the key of the explorer's API. Only its owner may read it."""
-    return config.job_dir / f"openai_api-{config.explorer.name}.json"
-
-
 def is_told(config: Config) -> bool:
     """Whether programs outside are told the address. An evaluation serves its own workflows alone: the run that it
     belongs to may be serving."""
@@ -112,7 +108,7 @@ def is_told(config: Config) -> bool:
 
 def write_address(config: Config, server: ApiServer) -> None:
     """Write it down for programs outside the run."""
-    path = address_file(config)
+    path = api_address_file(config)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"base_url": server.base_url(), "api_key": server.key}, mode=0o600)
 

@@ -20,6 +20,8 @@ Row = dict[str, Any]
 Step = Mapping[str, Any]
 """A name of Data-Juicer's → its arguments."""
 
+STATISTICS, SCORE, RECORD = "__dj__stats__", "_score", "_record"
+"""The column of what filters measure; endings of a model's score and of what it said, empty if that was no verdict."""
 SECONDS = 3000.0
 """For the operators on the rows of one call. A model may be among them."""
 READ = ("process", "text_keys")
@@ -81,6 +83,15 @@ def steps_of(operators: Sequence[Step] | None, config_path: str | None) -> list[
 def _is_step(step: Any) -> bool:
     """True for `name: arguments`, where there may be no arguments."""
     return isinstance(step, Mapping) and len(step) == 1 and isinstance(next(iter(step.values())), Mapping | None)
+
+
+def measured(left: Row) -> dict[str, Any]:
+    """What filters measured of a row. Where a model gave no verdict Data-Juicer scores 0, which is left out here."""
+    found = {name: value for name, value in (left.get(STATISTICS) or {}).items() if value is not None}
+    unjudged = {
+        name.removesuffix(RECORD) + SCORE for name, value in found.items() if name.endswith(RECORD) and not value
+    }
+    return {name: value for name, value in found.items() if name not in unjudged}
 
 
 def process_rows(

@@ -7,10 +7,10 @@ from typing import Any
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
-from trinity_core.pipelines.data_juicer.client import Processes, Row, process_rows
+from trinity_core.pipelines.data_juicer.client import Processes, Row, measured, process_rows
 from trinity_core.pipelines.operators import OPERATORS
 
-PLACE, STATISTICS = "trinity_row", "__dj__stats__"
+PLACE = "trinity_row"
 TEXTS = ("prompt", "response")
 
 
@@ -38,7 +38,7 @@ def data_juicer(
                 "were sampled; use such operators in the task pipeline"
             )
         experience = experiences[left[PLACE]]
-        experience.info |= _numbers(left.get(STATISTICS) or {})
+        experience.info |= _numbers(measured(left))
         kept.append(experience)
     return kept
 

@@ -14,10 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trinity_core.addresses import LOOPBACK
+from trinity_core.addresses import API_KEY, BASE_URL, LOOPBACK
 from trinity_core.config import Config
+from trinity_core.config.paths import api_address_file
 from trinity_core.config.schema.monitor import DataJuicerConfig
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.files import read_json
 from trinity_core.pipelines.data_juicer import server_process
 from trinity_core.pipelines.data_juicer.client import DataJuicer, Row, Step
 from trinity_core.waits import is_readable
@@ -47,6 +49,8 @@ class LocalDataJuicer:
     """A server that is started with the first rows, again if it dies, and ended by `close` or with this process."""
 
     port: int = 0
+    api_address: Path | None = None
+    """The file with address and key of the run's OpenAI API, whose models its operators may ask; None for no API."""
     _process: subprocess.Popen[str] | None = None
     _client: DataJuicer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -79,13 +83,18 @@ class LocalDataJuicer:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(END_SECONDS)
 
+    def _endpoint(self) -> dict[str, str]:
+        """Variables by which operators that ask a model find those of the run, unless the user names an endpoint."""
+        told = read_json(self.api_address) if self.api_address and BASE_URL not in os.environ else None
+        return {BASE_URL: told["base_url"], API_KEY: told["api_key"]} if told else {}
+
     def _running(self) -> DataJuicer:
         if self._client is not None and self._process is not None and self._process.poll() is None:
             return self._client
         self.close()
         key = secrets.token_urlsafe(24)
         command = [str(require_installed()), str(Path(server_process.__file__)), "--port", str(self.port)]
-        environment = os.environ | server_process.NO_DOWNLOADS | {server_process.KEY: key}
+        environment = os.environ | server_process.NO_DOWNLOADS | self._endpoint() | {server_process.KEY: key}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, process_group=0
         )
@@ -99,13 +108,17 @@ class LocalDataJuicer:
         return self._client
 
 
-def open_data_juicer(config: Config) -> DataJuicer | LocalDataJuicer | None:
-    """The Data-Juicer of a run: `server_url`, unless `auto_start`; None without `service.data_juicer`."""
+def open_data_juicer(config: Config, serves_models: bool = False) -> DataJuicer | LocalDataJuicer | None:
+    """The Data-Juicer of a run: `server_url`, unless `auto_start`; None without `service.data_juicer`.
+
+    `serves_models`: an explorer serves the run's models meanwhile, as far as they have `enable_openai_api`.
+    """
     given = config.service.data_juicer
     if given is None:
         return None
     if starts_own(given):
-        return LocalDataJuicer(given.port)
+        served = any(model.enable_openai_api for model in config.explorer.auxiliary_models)
+        return LocalDataJuicer(given.port, api_address_file(config) if serves_models and served else None)
     return DataJuicer(str(given.server_url), os.environ.get(server_process.KEY, ""))
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from trinity_core.data.files import Row
 from trinity_core.errors import InputError
 from trinity_core.local_paths import expanded
-from trinity_core.pipelines.data_juicer.client import Processes, Step, steps_of
-from trinity_core.pipelines.data_juicer.experiences import PLACE, STATISTICS
+from trinity_core.pipelines.data_juicer.client import Processes, Step, measured, steps_of
+from trinity_core.pipelines.data_juicer.experiences import PLACE
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, Outcome, TaskOperator
 
 WHOLE = ("deduplicator", "selector", "grouper", "aggregator")
@@ -72,4 +72,4 @@ def _row(left: Row, given: Row) -> Row:
         for key, value in left.items()
         if key != PLACE and not key.startswith(OWN) and (value is not None or key in given)
     }
-    return kept | {key: value for key, value in (left.get(STATISTICS) or {}).items() if value is not None}
+    return kept | measured(left)

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Protocol
 
+from trinity_core.addresses import BASE_URL
 from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.config.schema.explorer import RolloutModelConfig
 from trinity_core.errors import InputError
 
-BASE_URL, API_KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
-"""The variables by which OpenAI's own clients find an endpoint and its key."""
 POLICY = "policy"
 """The run's own model."""
 
