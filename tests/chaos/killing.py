@@ -57,7 +57,7 @@ class Stopping(MathWorkflow):
 
     async def run(self):
         marker = Path(__file__).with_name("stopped")
-        if self.task.index == 4 and not marker.exists():
+        if self.task.group.endswith("/2/0") and not marker.exists():
             marker.touch()
             for each in psutil.Process(os.getppid()).children():
                 if each.name().startswith("ray::Engine"):
@@ -70,7 +70,7 @@ class Breaking(MathWorkflow):
     """Fails from the second explore step on."""
 
     async def run(self):
-        if self.task.index >= 4:
+        if int(self.task.group.split("/")[1]) > 1:
             raise RuntimeError("the tool is gone")
         return await super().run()
 '''

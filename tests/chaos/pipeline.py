@@ -11,7 +11,8 @@ from chaos.killing import ChaosRun
 from trinity_core.data.tiny import TinyFolders
 
 STEPS, SAVE_INTERVAL, WARM_UP_STEPS = 6, 3, 12
-
+SELECTOR = {"selector_type": "difficulty_based", "kwargs": {"m": 8, "tau": 0.05, "do_sample": True}}
+"""What it draws depends on all rewards before, so that a run that forgot or repeated one would draw other tasks."""
 
 FAILING = {
     "stage_name": "failing",
@@ -23,7 +24,7 @@ FAILING = {
 
 
 def pipeline(root: Path, tiny: TinyFolders, *overrides: str, fails: bool = False) -> ChaosRun:
-    """SFT, then GRPO from its model with an explorer a step ahead; the trainer has two workers.
+    """SFT, then GRPO from its model with a learning selector and an explorer a step ahead; the trainer has two workers.
 
     With `fails` comes a last stage that fails.
     """
@@ -34,10 +35,13 @@ def pipeline(root: Path, tiny: TinyFolders, *overrides: str, fails: bool = False
         "trainer_input": {"experience_buffer": {"split": "sft", **data}},
     }
     sft = {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft"}, "buffer": buffer}
+    taskset = {"name": "train", "default_reward_fn_type": "even_letters", "task_selector": SELECTOR, **data}
     rft = {
         "stage_name": "rft",
         "synchronizer": {"sync_method": "memory", "sync_offset": 1},
-        "buffer": {"explorer_input": {"eval_tasksets": [{"name": "test", "split": "test", **data}]}},
+        "buffer": {
+            "explorer_input": {"taskset": taskset, "eval_tasksets": [{"name": "test", "split": "test", **data}]}
+        },
     }
     stages = (sft, rft, FAILING) if fails else (sft, rft)
     common = ("trainer.worker_num=2", f"trainer.save_interval={SAVE_INTERVAL}")
