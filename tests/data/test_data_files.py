@@ -255,3 +255,9 @@ def test_sql_table_in_key_order(tmp_path):
         read_rows(url, storage="sql", table="none")
     with pytest.raises(DataError, match="not from a queue"):
         read_rows(url, storage="queue")
+
+
+def test_two_columns_of_a_name_are_refused(tmp_path):
+    (tmp_path / "train.csv").write_text("question,answer,question\na,b,c\n")
+    with pytest.raises(DataError, match=r"train\.csv has two columns 'question'; rename one of them"):
+        read_rows(str(tmp_path / "train.csv"))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from trinity_core.config import OperatorConfig
 from trinity_core.errors import DataError, InputError, TransientFault, TrinityError
@@ -113,6 +117,35 @@ def test_priorities_order_rows_and_target_size_cuts(tmp_path: Path) -> None:
     (rejected,) = map(json.loads, (made.folder / "rejected.jsonl").read_text().splitlines())
     assert (rejected["line"], made.rejected, made.rows) == (5, 1, 4)
     assert "no number in the column 'hard'" in rejected["reason"]
+
+
+def test_values_of_tables_become_json(tmp_path: Path) -> None:
+    """Dates and exact numbers; bytes are set aside with the reason. Text that reads as a number gives a priority."""
+    columns = {
+        "question": ["old", "new", "odd"],
+        "year": ["1999", "2.5e3", "x"],
+        "seen": [datetime.date(2020, 1, 2)] * 3,
+        "price": [Decimal("1.50")] * 3,
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
+    made = curate(TaskPipeline([str(tmp_path / "in.parquet")], priority_weights={"year": 1.0}), tmp_path / "out")
+    seen = {"seen": "2020-01-02", "price": 1.5}
+    assert output(made.folder) == [
+        {"question": "new", "year": "2.5e3", **seen}, {"question": "old", "year": "1999", **seen},
+    ]  # fmt: skip
+    assert "no number in the column 'year'" in (made.folder / "rejected.jsonl").read_text()
+    parquet.write_table(pyarrow.table({"question": ["a"], "image": [b"1"]}), tmp_path / "in.parquet")
+    with pytest.raises(DataError, match="holds bytes, which JSON cannot hold: leave that column out"):
+        curate(TaskPipeline([str(tmp_path / "in.parquet")]), tmp_path / "out")
+    assert curate(TaskPipeline([str(tmp_path / "in.parquet")], columns=["question"]), tmp_path / "out").rows == 1
+
+
+def test_a_split_without_rows_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"in\.jsonl holds no row in split 'train'"):
+        curate(TaskPipeline([write(tmp_path / "in.jsonl", [])]), tmp_path / "out")
+    few = TaskPipeline([write(tmp_path / "in.jsonl", asked("a"))], test_share=1e-9)
+    with pytest.raises(DataError, match="split 'test' has no row, as 1 are left and test_share is 1e-09"):
+        curate(few, tmp_path / "out")
 
 
 def test_bad_rows_are_set_aside_with_line_and_reason(tmp_path: Path) -> None:

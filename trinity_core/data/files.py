@@ -271,6 +271,8 @@ def _csv(file: Path) -> Iterator[tuple[int, Row | str]]:
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)  # else an unclosed quote silently swallows all lines after it
         header = next(reader, [])
+        if twice := [name for place, name in enumerate(header) if name in header[:place]]:
+            raise DataError(f"{file} has two columns '{twice[0]}'; rename one of them")
         while True:
             first = reader.line_num + 1
             try:

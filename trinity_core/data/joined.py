@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from trinity_core.config.schema import Config, ExperienceInputConfig
 from trinity_core.data.files import RejectedRow, Row, read_rows
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.taskset import Taskset
+from trinity_core.data.values import plain
 from trinity_core.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def input_row(name: str, given: ExperienceInputConfig, row: Row) -> tuple[str, d
     if key is None:
         raise DataError(f"the column '{given.join_key}' (join_key) holds neither text nor a whole number")
     wanted = given.columns or [column for column in row if column != given.join_key]
-    return key, {f"{name}.{column}": _plain(row[column]) for column in wanted}
+    return key, {f"{name}.{column}": _json(row[column]) for column in wanted}
 
 
 def comparable(value: Any) -> str | None:
@@ -97,13 +98,10 @@ def _opened(name: str, given: ExperienceInputConfig, rejected_rows: RejectedRows
     return JoinedInput(name, given.join_key, rows)
 
 
-def _plain(value: Any) -> Json:
-    """A value that JSON can hold: a database's exact numbers become floats, dates become text."""
-    if isinstance(value, Decimal):
-        value = float(value)
-    if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    return str(value)
+def _json(value: Any) -> Json:
+    """The value as JSON would have it, which has no infinity. Raises DataError for what JSON cannot hold."""
+    value = json.loads(json.dumps(value, default=plain))
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _check(joined: JoinedInput, tasksets: Sequence[Taskset]) -> None:

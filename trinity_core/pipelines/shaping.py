@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge
 
 from trinity_core.data.experience import Experience
+from trinity_core.data.values import number_of
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.signatures import Arguments
@@ -60,23 +60,14 @@ def _shaped(one: Experience, shapings: Sequence[Shaping]) -> Experience:
 
 def _statistic(one: Experience, name: str) -> float:
     statistics = {**one.metrics, **one.info}
-    number = _number(statistics.get(name))
+    number = number_of(statistics.get(name))
     if number is None:
-        known = sorted(key for key, value in statistics.items() if _number(value) is not None)
+        known = sorted(key for key, value in statistics.items() if number_of(value) is not None)
         raise TrinityError(
             f"reward_shaping_mapper finds no number '{name}' in an experience's info or metrics; there is "
             f"{', '.join(known) or 'none'}"
         )
     return number
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, or text that reads as one, as in a CSV file; None for all else."""
-    try:
-        number = float(value) if isinstance(value, int | float | str) else math.nan
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 @OPERATORS.register("pass_rate_calculator")

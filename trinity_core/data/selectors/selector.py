@@ -7,7 +7,6 @@ resume from what was observed in each explore step, which is stored with the ste
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from trinity_core.data.values import number_of
 from trinity_core.errors import DataError, InputError
 from trinity_core.registry import Registry
 
@@ -90,11 +90,7 @@ def feature_values(row: Mapping[str, Any], keys: Sequence[str]) -> list[float]:
 def _number(row: Mapping[str, Any], key: str) -> float:
     if key not in row:
         raise DataError(f"column '{key}' (task_selector.feature_keys) is missing")
-    value = row[key]
-    try:
-        number = math.nan if isinstance(value, bool) or value is None else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise DataError(f"column '{key}' (task_selector.feature_keys) is no number: {value!r}")
+    number = number_of(row[key])
+    if number is None:
+        raise DataError(f"column '{key}' (task_selector.feature_keys) is no number: {row[key]!r}")
     return number

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from trinity_core.config import OperatorConfig
 from trinity_core.data.files import RejectedRow, Row, RowLocation, data_files, stream_rows
 from trinity_core.data.rejected import LISTED
+from trinity_core.data.values import number_of
 from trinity_core.errors import DataError, EndpointError, ModelError, TransientFault
 from trinity_core.files import clear_errors, read_json, remove_leftovers, sync_file, temporary_sibling, write_json
 from trinity_core.pipelines.data_juicer.client import Processes
@@ -151,6 +151,11 @@ def _run(pipeline: TaskPipeline, operators: Sequence[TaskOperator], folder: Path
         _check(pipeline, progress)
         splits = ("train", "test") if pipeline.test_share else ("train",)
         written = {split: _write(folder / f"{split}.jsonl", _of(split, pipeline, progress)) for split in splits}
+        if empty := [split for split, rows in written.items() if not rows]:
+            raise DataError(
+                f"task pipeline: split '{empty[0]}' has no row, as {progress.kept} are left and test_share is "
+                f"{pipeline.test_share:g}"
+            )
         made = CuratedDataset(
             folder, name, written["train"], written.get("test", 0), progress.read, progress.rejected, progress.dropped
         )
@@ -226,10 +231,10 @@ def _operated(operator: TaskOperator, located: Sequence[Located], progress: Pipe
 def _priority(row: Row, weights: Mapping[str, float]) -> float:
     total = 0.0
     for key, weight in weights.items():
-        value: Any = row.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+        number = number_of(row.get(key))
+        if number is None:
             raise DataError(f"priority_weights: the row has no number in the column '{key}'")
-        total += weight * value
+        total += weight * number
     return total
 
 
@@ -250,6 +255,8 @@ def _check(pipeline: TaskPipeline, progress: PipelineProgress) -> None:
             f"task pipeline: {rejected} of {read} rows cannot be used, more than max_rejected_share = "
             f"{pipeline.max_rejected_share:g} allows: {first}"
         )
+    if not read:
+        raise DataError(f"task pipeline: {', '.join(pipeline.inputs)} holds no row in split '{pipeline.split}'")
     if not progress.kept:
         lost = ", ".join(f"{number} by {operator}" for operator, number in progress.dropped.items())
         raise DataError(f"task pipeline: no row of {read} is left; dropped: {lost or 'none'}; set aside: {first or 0}")

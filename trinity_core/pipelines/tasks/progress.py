@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trinity_core.data.files import RejectedRow, Row
+from trinity_core.data.values import plain
 
 CACHE_KIB = 16384
 TABLES = """
@@ -85,8 +86,8 @@ class PipelineProgress:
         self._database.execute("update position set read = read + ?", (rows,))
 
     def keep(self, row: Row, priority: float) -> None:
-        """Add a row to the output."""
-        text = json.dumps(row, ensure_ascii=False)
+        """Add a row to the output. Raises DataError where it holds what JSON cannot, such as bytes."""
+        text = json.dumps(row, ensure_ascii=False, default=plain)
         self._database.execute("insert into kept (priority, row) values (?, ?)", (priority, text))
 
     def drop(self, operator: str, number: int) -> None:
