@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trinity_core.config import OperatorConfig
+from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
+from trinity_core.config.problems import Report
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
+from trinity_core.pipelines.checks import check_names
 from trinity_core.pipelines.operators import OPERATORS, OperatorPipeline, dynamic_sampling, pipeline
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.schedule import publishes_after, required_version
@@ -129,3 +131,26 @@ def test_both_loops_finish_whatever_an_operator_drops(tmp_path_factory, steps, i
                 trained += 1
                 published = trained if publishes_after(trained, interval) else published
             assert (explored, trained) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("reward_filter", {"min_reward": 2, "max_reward": 1}, "max_reward 1 is below min_reward 2"),
+        ("dynamic_sampling", {"rows": 0}, r"rows: must be at least 1"),
+        ("overlong_penalty", {"max_response_length": 4, "cache_length": 5}, "cache_length 5 is over"),
+        ("reward_shaping_mapper", {}, "must name at least one statistic"),
+        ("taskset_balance_filter", {"shares": {"sums": 1}}, r"shares\.sums: is the share of no task set; there is t"),
+    ],
+)
+def test_arguments_that_do_not_suit_each_other_are_told_at_load(tmp_path, name, args, message):
+    taskset = {"name": "t", "path": "tasks.jsonl", "default_workflow_type": "math_workflow"}
+    config = config_from_dict({
+        "checkpoint_root_dir": str(tmp_path), "model": {"model_path": "m", "max_model_len": 64},
+        "buffer": {"explorer_input": {"taskset": taskset}},
+        "data_processor": {"experience_pipeline": {"operators": [{"name": name, "args": args}]}},
+    })  # fmt: skip
+    report = Report()
+    check_names(config, report)
+    with pytest.raises(ConfigError, match=rf"operators\[0\]\.args.*{message}"):
+        report.check()

@@ -124,6 +124,7 @@ def test_a_pipeline_that_nobody_reads_is_noticed(tmp_path: Path) -> None:
         ({}, {"inputs": []}, r"task_pipeline.inputs: must be given"),
         ({}, {"test_share": 1}, "test_share"),
         ({}, {"top_k": -2}, "top_k"),
+        ({}, {"top_k": 0}, "top_k: must be the number of rows to keep, at least 1"),
         ({}, {"operators": [{"name": "duplicate_fliter"}]}, r"operators\[0\].name: .*'duplicate_filter'"),
         ({}, {"operators": [{"name": "duplicate_filter", "args": {"keys": ["a"]}}]}, r"operators\[0\].args.keys"),
         ({}, {"operators": [{"name": "duplicate_filter", "args": {"input_keys": []}}]}, "at least one column"),

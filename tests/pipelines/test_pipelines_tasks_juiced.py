@@ -82,6 +82,14 @@ def test_a_run_without_a_server_is_refused(tmp_path):
         report.check()
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:5005", "ftp://server", "http://"])
+def test_an_address_that_is_none_is_refused(tmp_path, address):
+    report = Report()
+    check_names(config_of(tmp_path, {"data_juicer": {"server_url": address}}), report)
+    with pytest.raises(ConfigError, match=r"server_url: must be the address of a Data-Juicer server"):
+        report.check()
+
+
 @pytest.mark.skipif(not ENVIRONMENT.exists(), reason=MISSING)
 def test_the_runs_own_server_curates_rows(tmp_path):
     service = {"data_juicer": {"auto_start": True, "port": free_port()}}

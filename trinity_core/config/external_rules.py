@@ -49,15 +49,20 @@ def key_in(config: Config, name: str | None, where: str) -> str:
     return key.strip()
 
 
-def _no_address(url: str) -> str:
-    """Why a URL is not the address of an API, or an empty string. The URL is not shown: it may hold a password."""
+def is_http(url: str) -> bool:
+    """Whether a text is the URL of an HTTP server."""
     try:
         parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
-        usable = False
-    if not usable:
+        return False
+
+
+def _no_address(url: str) -> str:
+    """Why a URL is not the address of an API, or an empty string. The URL is not shown: it may hold a password."""
+    if not is_http(url):
         return "must be the address of an OpenAI-compatible API, such as https://api.openai.com/v1."
+    parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:
         return "must hold no credentials and nothing after the path; name the key's variable in api_key_env."
     return ""

@@ -64,6 +64,8 @@ def pipeline_rules(config: Config, tasksets: list[tuple[str, TasksetConfig]]) ->
         return
     if not pipeline.inputs:
         yield Finding(f"{PIPELINE}.inputs", None, "must be given: the files or folders that the pipeline reads.")
+    if pipeline.top_k == 0:
+        yield Finding(f"{PIPELINE}.top_k", 0, "must be the number of rows to keep, at least 1, or -1 for all.")
     splits = SPLITS if pipeline.test_share else SPLITS[:1]
     for key, taskset in tasksets:
         if reads_output(config, taskset) and taskset.split not in splits:

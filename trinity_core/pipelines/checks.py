@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 from trinity_core.config import Config, OperatorConfig, TasksetConfig
+from trinity_core.config.external_rules import is_http
 from trinity_core.config.named import fitting
 from trinity_core.config.problems import Report
 from trinity_core.config.rules import INPUT, eval_tasksets, training_tasksets
@@ -16,10 +17,12 @@ from trinity_core.config.schema.buffer import TaskSelectorConfig
 from trinity_core.config.schema.monitor import DataJuicerConfig
 from trinity_core.config.task_output import uses_pipeline
 from trinity_core.data.selectors import SELECTORS, check_columns
-from trinity_core.errors import TrinityError
+from trinity_core.errors import InputError, TrinityError
+from trinity_core.pipelines import operators, shaping
 from trinity_core.pipelines.data_juicer.client import steps_of
 from trinity_core.pipelines.data_juicer.local import require_installed, starts_own
 from trinity_core.pipelines.operators import OPERATORS
+from trinity_core.pipelines.shaping import taskset_balance_filter
 from trinity_core.pipelines.tasks import TASK_OPERATORS
 from trinity_core.pipelines.tasks.curation import made_operator
 from trinity_core.pipelines.tasks.models import unknown_model
@@ -31,6 +34,8 @@ T = TypeVar("T")
 
 OPERATED = "data_processor.experience_pipeline.operators"
 CURATED = "data_processor.task_pipeline.operators"
+OURS = (operators.__name__, shaping.__name__)
+"""Modules of experience operators that are functions of their arguments alone."""
 
 
 def require_names(config: Config) -> Config:
@@ -80,7 +85,7 @@ def _typed(config: Config, report: Report, imports: bool) -> Config:
     }
     if pipeline := config.data_processor.experience_pipeline:
         values[OPERATED] = [
-            _typed_operator(OPERATORS, operator, f"{OPERATED}[{index}]", report, imports)
+            _tried_operator(config, operator, f"{OPERATED}[{index}]", report, imports)
             for index, operator in enumerate(pipeline.operators)
         ]
     if tasks := config.data_processor.task_pipeline:
@@ -99,6 +104,28 @@ def _typed_operator(
         return operator
     args = fitting(registry, found, operator.name, operator.args, f"{key}.args", report)
     return operator.with_values({"args": args})
+
+
+def _tried_operator(
+    config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool
+) -> OperatorConfig:
+    """An experience operator whose arguments also suit each other: one of ours says so before it looks at anything."""
+    before = len(report.problems)
+    typed = _typed_operator(OPERATORS, operator, key, report, imports)
+    ours = OPERATORS.get(operator.name)
+    if ours is None or ours.__module__ not in OURS or len(report.problems) > before:
+        return typed
+    try:
+        ours([], **typed.args)
+    except InputError as error:
+        report.add(f"{key}.args", dict(operator.args), f"{error}.")
+    names = [taskset.name for _, taskset in training_tasksets(config)]
+    shares = typed.args.get("shares") if ours is taskset_balance_filter and config.mode in ("both", "explore") else None
+    for name in shares or ():
+        if name not in names:
+            there = ", ".join(map(str, names))
+            report.add(f"{key}.args.shares.{name}", shares[name], f"is the share of no task set; there is {there}.")
+    return typed
 
 
 def _made_operator(config: Config, operator: OperatorConfig, key: str, report: Report, imports: bool) -> OperatorConfig:
@@ -149,12 +176,14 @@ def _typed_selector(key: str, given: TaskSelectorConfig, report: Report, imports
 
 
 def _check_data_juicer(
-    operated: str, operators: Sequence[OperatorConfig], service: DataJuicerConfig | None, report: Report
+    operated: str, given: Sequence[OperatorConfig], service: DataJuicerConfig | None, report: Report
 ) -> None:
     """Report operators that use Data-Juicer wrongly, or where the run has none."""
-    for index, operator in enumerate(operators):
-        if operator.name != "data_juicer":
-            continue
+    used = [(index, operator) for index, operator in enumerate(given) if operator.name == "data_juicer"]
+    if used and service is not None and not starts_own(service) and not is_http(str(service.server_url)):
+        message = "must be the address of a Data-Juicer server, such as http://127.0.0.1:5005."
+        report.add("service.data_juicer.server_url", service.server_url, message)
+    for index, operator in used:
         key = f"{operated}[{index}]"
         if service is None:
             told = "needs a server: give service.data_juicer, with `auto_start: true` or the `server_url` of one."

@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Annotated, Protocol
+
+from annotated_types import Ge
 
 from trinity_core.config import OperatorConfig
 from trinity_core.data.experience import Experience
 from trinity_core.data.rejected import FAILED_IN_A_ROW
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import InputError, TransientFault, TrinityError
 from trinity_core.workflows import Registry
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ def reward_filter(
     experiences: list[Experience], min_reward: float = float("-inf"), max_reward: float = float("inf")
 ) -> list[Experience]:
     """Keep experiences whose reward lies within the bounds."""
+    if max_reward < min_reward:
+        raise InputError(f"reward_filter: max_reward {max_reward:g} is below min_reward {min_reward:g}")
     return [e for e in experiences if e.reward is not None and min_reward <= e.reward <= max_reward]
 
 
@@ -47,7 +51,9 @@ def zero_variance_group_filter(experiences: list[Experience]) -> list[Experience
 
 @OPERATORS.register("dynamic_sampling")
 def dynamic_sampling(
-    experiences: list[Experience], std_threshold: float = 0.0, rows: int | None = None
+    experiences: list[Experience],
+    std_threshold: Annotated[float, Ge(0)] = 0.0,
+    rows: Annotated[int, Ge(1)] | None = None,
 ) -> list[Experience]:
     """DAPO's dynamic sampling (arXiv 2503.14476, eq. 11): keep groups whose rewards deviate by more than the threshold.
 
@@ -56,6 +62,8 @@ def dynamic_sampling(
     once the explorer waits for its weights, and steps over a batch of none: nobody waits for ever.
     Answers without a verdict are dropped. Raises TrinityError for any other experience without a reward.
     """
+    if not experiences:
+        return []
     import torch
 
     from trinity_core.algorithms.sampling import fill_batch, groups_with_variance

@@ -37,6 +37,8 @@ def reward_shaping_mapper(
     would be divided by 0.
     """
     shapings = [Shaping.model_validate(each) for each in reward_shaping_configs or ()]
+    if not shapings:
+        raise InputError("reward_shaping_mapper: reward_shaping_configs must name at least one statistic")
     return [one if one.reward is None else _shaped(one, shapings) for one in experiences]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Le
 from pydantic import Field
 
 from trinity_core.config.section import Section
@@ -78,7 +78,7 @@ class TaskPipelineConfig(Section):
     read."""
     top_k: Annotated[Integer, Ge(-1)] = -1
     """Rows of the output at most, the first in that order; -1: all."""
-    test_share: Annotated[Number, Ge(0), Lt(1)] = 0.0
+    test_share: Annotated[Number, Ge(0), Le(0.99)] = 0.0
     """Share of the rows that become the output's split `test`; which ones follows from their contents and the seed."""
     output: TaskOutputConfig = Field(default_factory=TaskOutputConfig)
     """Where the output goes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import httpx
@@ -104,6 +105,12 @@ def process_rows(
 def _read(path: str) -> dict[str, Any]:
     if not isinstance(path, str):
         raise InputError("`config_path` must be a path")
+    return _contents(path)
+
+
+@cache
+def _contents(path: str) -> dict[str, Any]:
+    """Read once, so that a run keeps to what it began with."""
     try:
         given = source.read(expanded(path)).tree
     except ConfigError as error:
