@@ -120,8 +120,9 @@ def _tried_operator(
     except InputError as error:
         report.add(f"{key}.args", dict(operator.args), f"{error}.")
     names = [taskset.name for _, taskset in training_tasksets(config)]
-    shares = typed.args.get("shares") if ours is taskset_balance_filter and config.mode in ("both", "explore") else None
-    for name in shares or ():
+    is_balance = ours is taskset_balance_filter and config.mode in ("both", "explore")
+    shares = (typed.args.get("shares") or {}) if is_balance else {}
+    for name in shares:
         if name not in names:
             there = ", ".join(map(str, names))
             report.add(f"{key}.args.shares.{name}", shares[name], f"is the share of no task set; there is {there}.")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from trinity_core.config.annotations import types_of
 from trinity_core.config.dialects import data_keys, rollout_keys, run_keys, training_keys, verl_keys
 from trinity_core.config.dialects.verdict import Below, Cases, Keys, Moved, Noted, Refused, Rewritten, Verdict
@@ -18,7 +20,7 @@ KEYS: Mapping[type[Any], Keys] = {
 }
 
 
-def accepted_keys(section: type[Any]) -> Iterator[tuple[str, str]]:
+def accepted_keys(section: type[BaseModel]) -> Iterator[tuple[str, str]]:
     """The keys of a section that are accepted beside its settings, each with a sentence."""
     for name, verdict in KEYS.get(section, {}).items():
         if name not in types_of(section) and not isinstance(verdict, Refused):

@@ -81,7 +81,7 @@ class Rewritten:
 
 
 Verdict = Noted | Refused | Moved | Spelled | Below | Cases | Rewritten
-Keys = Mapping[str, Verdict]
+Keys = dict[str, Verdict]
 
 
 def noted(why: str, *harmless: Any) -> Noted:
