@@ -10,7 +10,7 @@ import copy
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -128,8 +128,8 @@ def _said(fault: ErrorDetails, value: Any, wanted: Type | None, section: Type | 
 def _unknown(name: str, value: Any, section: Type | None) -> tuple[str, str]:
     """The message about an unknown key, and the known key of its section that was probably meant."""
     known = types_of(section.section) if section is not None and section.section is not None else {}
-    named = isinstance(value, dict)
-    meant = closest(name, (other for other, typed in known.items() if not named or typed.section is not None))
+    sections = {other for other, typed in known.items() if typed.section is not None or get_origin(typed.plain) is dict}
+    meant = closest(name, sections if isinstance(value, dict) else known)
     homes = [] if meant else homes_of(name)
     if len(homes) == 1:
         return f"is not a known key; `{homes[0]}` is.", ""
