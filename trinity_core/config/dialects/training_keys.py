@@ -29,7 +29,7 @@ SCHEDULE = noted(
     "The learning rate has a warm-up, a course and an end: warmup_style, min_lr_ratio.", 0.0, 0, "constant"
 )
 FROM_BATCH = noted("It follows from the batch itself.")
-CORRECTIONS = {None: "none", "token": "tis_token", "sequence": "tis_sequence"}
+CORRECTIONS = {"none": "none", "token": "tis_token", "sequence": "tis_sequence"}
 
 
 def correction(given: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -38,7 +38,8 @@ def correction(given: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     if "rollout_is" not in given:
         return {}
-    name = CORRECTIONS.get(given["rollout_is"], given["rollout_is"])
+    asked = "none" if given["rollout_is"] is None else given["rollout_is"]
+    name = CORRECTIONS.get(asked, asked) if isinstance(asked, str) else asked
     cap = None if name == "none" else given.get("rollout_is_threshold")
     return {"/algorithm.rollout_correction": name, "/algorithm.rollout_correction_args.cap": cap}
 

@@ -84,9 +84,10 @@ def _section(cls: type[BaseModel], node: Mapping[str, Any], chain: Chain) -> Ite
 def _inner(typed: Type, key: str, value: Any, chain: Chain) -> Iterator[Found]:
     """The section, or the sections of a list or by name."""
     cls, entries = typed.section, [(key, value)]
-    if typed.entry is not None:
-        listed = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
-        entries = [(join_key(key, name), each) for name, each in listed]
+    if typed.entry is not None and isinstance(value, list):
+        entries = [(join_key(key, index), each) for index, each in enumerate(value)]
+    elif typed.entry is not None:
+        entries = [(join_key(key, str(name)), each) for name, each in value.items()] if isinstance(value, dict) else []
     for at, each in entries:
         if cls is not None and isinstance(each, dict):
             yield from _section(cls, each, (*chain, set_at(at, each)))
@@ -117,7 +118,7 @@ def _foreign(verdict: Verdict, name: str, value: Any, chain: Chain) -> Iterator[
             yield Found(chain, name, value, verdict)
         case Moved(to=to, unset=unset, convert=convert, yields=yields):
             there = None if _among(value, unset) else convert(value, chain[-1].node) if convert else value
-            action = Drop() if there is None else Put(dict.fromkeys(to, there), yields)
+            action: Action = Drop() if there is None else Put(dict.fromkeys(to, there), yields)
             yield Found(chain, name, value, action)
         case Rewritten(keys=rewrite):
             found = rewrite(value, chain[-1].node)
