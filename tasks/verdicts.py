@@ -22,6 +22,7 @@ from pydantic import Field, create_model
 
 from tasks.reports import shown_if_possible
 from tasks.run_names import artifact_key
+from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.stage import Stage
 from trinity_core.runtime.verdicts import (
@@ -64,7 +65,7 @@ def ask(stage: Stage) -> bool:
     where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
     log.info("A person is asked about %d tasks, for %g s: resume this run at %s", len(shown), wanted.timeout, where)
     try:
-        given = pause_flow_run(verdict_form(shown, text), math.ceil(wanted.timeout), POLL_SECONDS)
+        given = pause_flow_run(verdict_form(shown), math.ceil(wanted.timeout), POLL_SECONDS)
         rows = keep_verdicts(config, shown, verdicts_of(given, shown))
     except FlowPauseTimeout:
         _go_on()
@@ -92,20 +93,30 @@ def as_markdown(shown: Sequence[ShownTask]) -> str:
     for number, each in enumerate(shown, 1):
         parts.append(f"### {number}. {markdown_text(each.prompt, WIDTH)}\n")
         for letter, answer in zip(_letters(each), each.answers, strict=True):
-            reward = "no reward" if answer.reward is None else f"reward {answer.reward:g}"
-            parts.append(f"**{number}{letter}** ({reward})\n\n> {markdown_text(answer.info['response'], WIDTH)}\n")
+            parts.append(f"**{number}{letter}** {_answer(answer)}\n")
     return "\n".join(parts)
 
 
-def verdict_form(shown: Sequence[ShownTask], text: str) -> type[RunInput]:
-    """The form that Prefect shows: for each answer a verdict, for each task room for a better answer."""
+def _answer(answer: Experience) -> str:
+    reward = "no reward" if answer.reward is None else f"reward {answer.reward:g}"
+    return f"({reward})\n\n> {markdown_text(answer.info['response'], WIDTH)}"
+
+
+def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
+    """The form that Prefect shows: for each answer a verdict, for each task room for a better answer.
+
+    Task and answers stand at their fields: the description of a whole form gets no room beside many fields.
+    """
     fields: dict[str, Any] = {}
     for number, each in enumerate(shown, 1):
-        for letter in _letters(each):
-            fields[f"answer_{number}{letter}"] = (Verdict, Field("no verdict", title=f"Answer {number}{letter}"))
+        task = f"**{number}. {markdown_text(each.prompt, WIDTH)}**\n\n"
+        for letter, answer in zip(_letters(each), each.answers, strict=True):
+            text = (task if answer is each.answers[0] else "") + _answer(answer)
+            field = Field("no verdict", title=f"Answer {number}{letter}", description=text)
+            fields[f"answer_{number}{letter}"] = (Verdict, field)
         fields[f"better_{number}"] = (str, Field("", title=f"A better answer to {number}"))
     form: type[RunInput] = create_model("HumanVerdicts", __base__=RunInput, **fields)
-    form._description = f"{text}\n\nKeep or drop answers, or write better ones; what has no verdict is left out."
+    form._description = "Keep or drop answers, or write better ones; what has no verdict is left out."
     return form
 
 

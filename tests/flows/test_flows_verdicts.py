@@ -137,6 +137,23 @@ def asking(config):
     return judged
 
 
+def test_answers_stand_beside_their_verdicts(config) -> None:
+    """Prefect's page gives the description of a whole form no room beside many fields."""
+    from tasks.verdicts import verdict_form
+
+    form = verdict_form(shown_tasks(config.buffer.trainer_input.experience_buffer)).model_json_schema()
+    texts = {name: field.get("description") for name, field in form["properties"].items()}
+    assert texts == {
+        "answer_1a": "**1. 2 + 2?**\n\n(reward 1)\n\n> It is 4.",
+        "answer_1b": "(reward 0)\n\n> &lt;b&gt;4&lt;/b&gt;",
+        "answer_1c": "(reward 0.5)\n\n> It is 5.",
+        "better_1": None,
+        "answer_2a": "**2. 2 + 2?**\n\n(reward 1)\n\n> 5 cups.",
+        "answer_2b": "(reward 0.5)\n\n> 6 cups.",
+        "better_2": None,
+    }
+
+
 def answer_as_the_page_does(verdicts: dict[str, str]) -> dict[str, Any]:
     """Wait for a paused run and its form, and resume it with these fields; returns the form."""
     from prefect.client.orchestration import get_client
