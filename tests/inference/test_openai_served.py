@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from trinity_core.config import config_from_dict
+from trinity_core.config.paths import api_address_file
 from trinity_core.inference.openai_api import served
 from trinity_core.inference.pool import EnginePool
 
@@ -47,7 +48,7 @@ def test_each_server_has_a_key_of_its_own_for_its_owner(tmp_path):
     first, second = (served.api_server(given, (EnginePool([], "m"), ()), []) for _ in range(2))
     assert first.key != second.key and first.key not in repr(first)
     served.write_address(given, first)
-    path = served.address_file(given)
+    path = api_address_file(given)
     assert path.stat().st_mode & 0o777 == 0o600
     assert json.loads(path.read_text()) == {"base_url": first.base_url(), "api_key": first.key}
 

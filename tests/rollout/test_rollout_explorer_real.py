@@ -15,7 +15,7 @@ from inference.holding import held_amid
 from rollout.exploring import config_of, explored, logprobs_of
 
 from trinity_core.config import store_url
-from trinity_core.inference.openai_api.served import address_file
+from trinity_core.config.paths import api_address_file
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
@@ -77,7 +77,7 @@ def test_agents_are_trained_on_what_was_sampled(
     assert audit.sampled_tokens == sum(int(e.action_mask.sum()) for e in rows)
     numbers = read_metrics(config.job_dir)[-1].metrics
     assert numbers["sessions"] == 16 and numbers["sessions/discarded_tokens"] == 0
-    address = address_file(config)
+    address = api_address_file(config)
     key = json.loads(address.read_text())["api_key"]
     assert address.stat().st_mode & 0o777 == 0o600
     others = [path for path in config.job_dir.rglob("*") if path.is_file() and path != address]

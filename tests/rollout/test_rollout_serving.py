@@ -12,8 +12,8 @@ import torch
 from rollout.fakes import FakeEngine
 
 from trinity_core.config import config_from_dict, store_url
+from trinity_core.config.paths import api_address_file
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.inference.openai_api.served import address_file
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
@@ -52,7 +52,7 @@ class Serving:
 
     async def __aenter__(self):
         await self.explorer.prepare()
-        address = json.loads(address_file(self.settings).read_text())
+        address = json.loads(api_address_file(self.settings).read_text())
         root, headers = address["base_url"].removesuffix("/v1"), {"Authorization": f"Bearer {address['api_key']}"}
         self.http = httpx.AsyncClient(base_url=root, headers=headers, timeout=SECONDS)
         self.run = asyncio.create_task(self.explorer.run(explore))

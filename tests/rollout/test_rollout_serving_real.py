@@ -18,7 +18,7 @@ import yaml
 
 from trinity_core.addresses import free_port
 from trinity_core.config import config_from_dict
-from trinity_core.inference.openai_api.served import address_file
+from trinity_core.config.paths import api_address_file
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.readiness.machine_room import busy_port
 from trinity_core.tracking.metrics_file import read_metrics
@@ -133,7 +133,7 @@ def test_users_are_served_while_a_trainer_learns_from_them(tiny_folders, tmp_pat
     trained = lambda: [line.step for line in read_metrics(settings.job_dir) if line.source == "trainer"]  # noqa: E731
     with running(train, tmp_path / "train.yaml") as trainer:
         with running(serve, tmp_path / "serve.yaml") as server:
-            path = address_file(settings)
+            path = api_address_file(settings)
             until("the address", path.exists, server, trainer)
             assert path.stat().st_mode & 0o777 == 0o600
             users = Users(json.loads(path.read_text()))

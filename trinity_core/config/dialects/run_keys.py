@@ -173,7 +173,6 @@ TASK_OUTPUT: Keys = dict.fromkeys(
     noted("The output is a folder of Parquet, read by the task sets."),
 )
 EXPERIENCE_PIPELINE: Keys = {
-    "inputs": refused("operators work on the explorer's experiences alone; leave this out.", {}),
     "output": refused("what operators return goes to the experience buffer; leave this out."),
 }
 

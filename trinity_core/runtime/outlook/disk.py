@@ -21,7 +21,7 @@ def disk_of(
         kept = kept_checkpoints(config, steps)
         state = checkpoint_bytes(shape.parameters, weight_bytes)
         state += checkpoint_bytes(critic.parameters, weight_bytes) if critic else 0
-        models = kept if train_settings(config).save_huggingface else 1
+        models = kept if train_settings(config).save_huggingface == "always" else 1
         model = shape.parameters * weight_bytes
         needs = [
             Need("checkpoints", kept * state, f"{kept} × {state:,} bytes: weights and optimizer state"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trinity_core.config import Config, CriticSettings, TrainSettings, train_settings
+from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.inference.settings import auxiliary_engine, policy_engine
 from trinity_core.runtime.outlook.engine_memory import cpu_engine_needs, gpu_engine_needs
 from trinity_core.runtime.outlook.micro_batches import micro_batches
@@ -84,7 +85,7 @@ def _trainer(config: Config, placement: Placement, shape: ModelShape) -> tuple[N
         critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
     method, _ = sync_method(config, placement)
     slots = 0
-    if method == "memory" and not config.is_supervised and not on_gpu:
+    if SYNC_METHODS[method].one_node and not config.is_supervised and not on_gpu:
         sync = config.synchronizer
         kept = versions_kept(sync.sync_interval, sync.sync_offset) if config.is_synchronous else DEFAULT_KEEP
         published = (config.buffer.total_steps or kept) // sync.sync_interval + 1

@@ -23,21 +23,17 @@ def unready(config: Config, is_first: bool = True) -> Iterator[Obstacle]:
     `is_first` is False for a stage that begins with the weights of the one before. Of a Ray cluster that is joined
     (`cluster.ray_address`), only the run's folder is looked at: its nodes open models, data and ports.
     """
-    yield from unwritable_folders(config)
-    if config.cluster.ray_address:
-        return
-    yield from missing_models(config, is_first)
-    yield from unusable_data(config, is_first)
-    yield from busy_port(config)
-    yield from missing_gpus(config, len(os.sched_getaffinity(0)))
-    yield from oversized(config)
+    yield from _unopened(config, is_first)
+    if not config.cluster.ray_address:
+        yield from oversized(config)
 
 
 def check_opened(config: Config, report: Report) -> None:
     """Report what keeps a run from starting, with the file and line of the setting that names it."""
     if config.stages:
         return
-    for found in unready(config, report.stage in (None, "stages[0]")):
+    look = _unopened if report.problems else unready  # a size follows from settings that are all in order
+    for found in look(config, report.stage in (None, "stages[0]")):
         if not report.touched([found.key]):
             report.add(found.key, found.value, found.message)
 
@@ -56,3 +52,13 @@ def require_ready(config: Config, is_first: bool = True) -> None:
     if all(each.passes for each in found):
         raise TransientFault("; ".join(map(str, problems)))
     raise ConfigError(problems)
+
+
+def _unopened(config: Config, is_first: bool) -> Iterator[Obstacle]:
+    yield from unwritable_folders(config)
+    if config.cluster.ray_address:
+        return
+    yield from missing_models(config, is_first)
+    yield from unusable_data(config, is_first)
+    yield from busy_port(config)
+    yield from missing_gpus(config, len(os.sched_getaffinity(0)))
