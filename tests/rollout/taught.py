@@ -1,4 +1,4 @@
-"""A small model that knows by heart what a solver of one problem, and a judge of two answers to it, say."""
+"""A small model that knows by heart what a solver of a few problems, and a judge of two answers to one of them, say."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ STEPS = 45
 ASKED = {"role": "user", "content": QUESTION}
 FEEDBACK = "Again."
 RETRY = [ASKED, {"role": "assistant", "content": WRONG}, {"role": "user", "content": FEEDBACK}]
+TOOL = {"type": "function", "function": {"name": "now", "description": "", "parameters": {}}}
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+KNOWN = {
+    "Make 3 of 1 and 2.": "<answer>1+2</answer>",
+    "Write one.": "```py\nprint(1)\n```",
+    "What is 4 + 3?": "7",
+}
 
 
 def judged(system: str, *shown: str) -> list[dict[str, str]]:
@@ -36,6 +43,10 @@ def grouped(*answers: str) -> list[dict[str, str]]:
     return judged(GROUP, *(f'<response number="{i + 1}">\n{one}\n</response>' for i, one in enumerate(answers)))
 
 
+def asks(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
 LESSONS: list[tuple[Sequence[dict[str, str]], str]] = [
     (rated(RIGHT), '{"rating": 10}'),
     (rated(WRONG), '{"rating": 1}'),
@@ -47,6 +58,8 @@ LESSONS: list[tuple[Sequence[dict[str, str]], str]] = [
     ([ASKED], WRONG),
     (RETRY, RIGHT),
     ([{"role": "system", "content": BOX_PROMPT}, ASKED], "\\boxed{1}"),
+    (asks("What time is it?"), CALL),
+    *((asks(question), answer) for question, answer in KNOWN.items()),
 ]
 
 
@@ -59,7 +72,8 @@ def teach(source: Path, folder: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     rows = []
     for asked, said in LESSONS:
-        prompt = tokenizer.apply_chat_template(list(asked), add_generation_prompt=True, return_dict=False)
+        tools = [TOOL] if said == CALL else None
+        prompt = tokenizer.apply_chat_template(list(asked), tools=tools, add_generation_prompt=True, return_dict=False)
         rows.append((prompt, [*tokenizer.encode(said), tokenizer.eos_token_id]))
     batches = [padded([row for row in rows if (len(row[0]) > 200) == long]) for long in (True, False)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.006)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections import defaultdict
 from contextlib import closing
 from unittest import mock
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
-from rollout.taught import FEEDBACK, RIGHT, ROW, WRONG, teach
-from transformers import AutoModelForCausalLM
+from rollout.taught import CALL, FEEDBACK, KNOWN, RIGHT, ROW, TOOL, WRONG, teach
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trinity_core.addresses import rendezvous
 from trinity_core.config import config_from_dict, store_url
@@ -22,8 +24,12 @@ from trinity_core.inference.settings import EngineSettings
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.run import explore
 from trinity_core.store.store import ExperienceStore
+from trinity_core.tracking.metrics_file import read_metrics
 from trinity_core.training.distributed import join
 from trinity_core.training.learner import Learner
+from trinity_core.workflows.boxed import BOX_PROMPT
+from trinity_core.workflows.environments.reasoning import rows as made_rows
+from trinity_core.workflows.environments.toy_text import FrozenLake
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +47,12 @@ def taught(tiny_folder, tmp_path_factory):
     asyncio.run(engine.stop())
 
 
-def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), **taskset):
+def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=None, **taskset):
+    """`sections`: section -> what differs in it, such as other numbers of tasks and steps."""
     data = root / "train.jsonl"
     data.write_text(json.dumps(ROW) + "\n")
     given = {"path": str(data), "format": {"prompt_key": "question", "response_key": "answer"}, **taskset}
-    return config_from_dict({
+    usual = {
         "project": "p",
         "name": workflow,
         "checkpoint_root_dir": str(root),
@@ -56,7 +63,10 @@ def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), **taskset)
             "taskset": given, "default_workflow_type": workflow}},
         "explorer": {"eval_interval": 0, "auxiliary_models": [{"model_path": str(each)} for each in auxiliary]},
         "synchronizer": {"sync_method": "checkpoint"},
-    })  # fmt: skip
+    }  # fmt: skip
+    differing = sections or {}
+    return config_from_dict(differing | {name: each | differing.get(name, {}) if isinstance(each, dict) else each
+                                         for name, each in usual.items()})  # fmt: skip
 
 
 def explored(config, engine, *auxiliary):
@@ -100,6 +110,126 @@ def test_an_engine_tries_again(taught, tmp_path):
     assert len(rows) == 12 and {row.reward for row in rows} == {1.0}
     turns = [row.info["response"].startswith(WRONG) + 1 for row in rows]
     assert [row.metrics["turns"] for row in rows] == turns and set(turns) == {1, 2}
+
+
+def sum_of_seven():
+    """A sum of reasoning-gym's that is 7: what its verifier reads."""
+    made = made_rows("chain_sum", 1, 100, {"min_terms": 2, "max_terms": 2, "max_digits": 1})
+    return next(row["entry"] for row in made if row["answer"] == "7")
+
+
+def scored():
+    """Reward function -> the row, and what each answer to it is worth."""
+    by_heart = {question: {"question": question} for question in KNOWN}
+    (puzzle, made), (program, written), (sum_, added) = KNOWN.items()
+    return {
+        "math_reward": (ROW, {RIGHT: 1.0, WRONG: 0.0}),
+        "accuracy_reward": (ROW, {RIGHT: 1.0, WRONG: 0.0}),
+        "format_reward": (ROW, {RIGHT: 1.0, WRONG: 0.0}),
+        "math_boxed_reward": (ROW | {"system": BOX_PROMPT}, {"\\boxed{1}": 1.0}),
+        "math_dapo_reward": (ROW | {"system": BOX_PROMPT}, {"\\boxed{1}": 1.0}),
+        "countdown_reward": (by_heart[puzzle] | {"nums": [1, 2], "target": 3}, {made: 1.0}),
+        "code_reward": (by_heart[program] | {"answer": {"inputs": [""], "outputs": ["1"]}}, {written: 1.0}),
+        "reasoning_gym_reward": (by_heart[sum_] | {"entry": sum_of_seven()}, {added: 1.0}),
+    }
+
+
+def test_rewards_score_the_answers_of_an_engine(taught, tmp_path):
+    cases, tasksets = scored(), []
+    for name, (row, _) in cases.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps(row) + "\n")
+        keys = {"prompt_key": "question", "response_key": "answer", "system_prompt_key": "system"}
+        form = {key: column for key, column in keys.items() if column in row}
+        tasksets.append({"name": name, "path": str(path), "default_reward_fn_type": name, "format": form})
+    given = {"tasksets": tasksets, "default_workflow_type": "simple_workflow"}
+    sections = {"buffer": {"batch_size": len(cases), "total_steps": 2, "explorer_input": given}}
+    found = explored(config_of(taught[0], tmp_path, "simple_workflow", sections=sections), taught[1])
+    assert {one.info["taskset"] for one in found} == set(cases) and len(found) == 4 * len(cases)
+    for one in found:
+        worth = cases[one.info["taskset"]][1]
+        assert one.reward == worth[one.info["response"]] and one.metrics["verifier_errors"] == 0, one.info
+
+
+def test_calls_of_an_engine_are_compared_with_the_rows(taught, tmp_path):
+    sections = {
+        "model": {"model_path": str(taught[0]), "max_model_len": 512, "max_response_tokens": 64},
+        "buffer": {"batch_size": 2, "total_steps": 2},
+        "explorer": {"rollout_model": {"tool_call_parser": "hermes"}},
+    }
+    data, form = tmp_path / "calls.jsonl", {"prompt_key": "question"}
+    sections["buffer"]["explorer_input"] = {
+        "taskset": {"path": str(data), "format": form}, "default_workflow_type": "toolcall_workflow",
+    }  # fmt: skip
+    turns = [{"from": "human", "value": "What time is it?"}]
+    said = {"question": turns[0]["value"], "conversations": turns, "tools": [TOOL["function"]]}
+    answers = [{"name": name, "arguments": {}} for name in ("now", "then")]
+    data.write_text("".join(json.dumps({**said, "answer": [answer]}) + "\n" for answer in answers))
+    found = explored(config_of(taught[0], tmp_path, "toolcall_workflow", sections=sections), taught[1])
+    assert len(found) == 8 and {one.info["response"].removesuffix("<|im_end|>") for one in found} == {CALL}
+    assert {one.task_index % 2: one.reward for one in found} == {0: 1.0, 1: 0.0}
+
+
+AGENT = """
+import json, os, urllib.request
+messages = json.load(open(os.environ["TRINITY_TASK"]))["messages"]
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": messages, "max_tokens": 24}).encode(),
+    {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+said = json.load(urllib.request.urlopen(request, timeout=60))
+json.dump({"answer": said["choices"][0]["message"]["content"]}, open(os.environ["TRINITY_REPORT"], "w"))
+"""
+
+
+API = {"explorer": {"rollout_model": {"enable_openai_api": True}}}
+
+
+def test_a_command_asks_an_engine(taught, tmp_path):
+    agent = tmp_path / "agent.py"
+    agent.write_text(AGENT)
+    given = {"workflow_args": {"command": [sys.executable, "-I", str(agent)]}, "default_reward_fn_type": "math_reward"}
+    config = config_of(taught[0], tmp_path, "command_workflow", sections=API, **given)
+    found = explored(config, taught[1])
+    tokenizer = AutoTokenizer.from_pretrained(taught[0])
+    said = [tokenizer.decode(one.tokens[one.prompt_length :], skip_special_tokens=True) for one in found]
+    assert len(found) == 12 and set(said) == {RIGHT, WRONG}
+    assert [one.reward for one in found] == [float(text == RIGHT) for text in said]
+
+
+def test_groups_without_a_difference_are_replaced(taught, tmp_path):
+    """Half of the groups of two have equal rewards: each step goes on until it has both groups that it needs."""
+    config = config_of(taught[0], tmp_path, "math_workflow", sections={
+        "explorer": {"max_refill_rounds": 40},
+        "data_processor": {"experience_pipeline": {"operators": [{"name": "dynamic_sampling"}]}},
+    })  # fmt: skip
+    found = explored(config, taught[1])
+    groups = defaultdict(list)
+    for one in found:
+        groups[one.group].append(one.reward)
+    assert [sorted(rewards) for rewards in groups.values()] == [[0.0, 1.0]] * 6
+    drawn = [line.metrics["tasks"] for line in read_metrics(config.job_dir) if line.source == "explorer"]
+    assert sum(drawn) > 6
+
+
+def test_a_lake_is_played_as_gymnasium_plays_it(taught, tmp_path, monkeypatch):
+    """Any text is a move; each rollout's moves give the same reward in gymnasium's own environment."""
+    monkeypatch.setattr(FrozenLake, "move", lambda self, text: len(text) % 4)
+    args = {"environment_args": {"show_rules": False}, "agent_max_steps": 5, "env_max_steps": 4}
+    data = tmp_path / "lakes.jsonl"
+    lakes = [{"question": "Go.", "size": 2, "p": 1.0, "seed": seed} for seed in range(6)]
+    data.write_text("".join(json.dumps(lake) + "\n" for lake in lakes))
+    given = {"workflow_args": args, "path": str(data), "format": {"prompt_key": "question"}}
+    found = explored(config_of(taught[0], tmp_path, "frozen_lake_workflow", **given), taught[1])
+    played = gymnasium.make("FrozenLake-v1", desc=["SF", "FG"], is_slippery=False, max_episode_steps=4)
+    for one in found:
+        played.reset(seed=0)
+        said = [turn["content"] for turn in one.info["turns"] if turn["role"] == "assistant"]
+        steps = [played.step(len(text) % 4) for text in said]
+        assert one.reward == sum(step[1] for step in steps) and one.metrics["turns"] == len(said) <= 4
+        assert one.metrics["episode_ended"] == (steps[-1][2] or steps[-1][3]) and one.action_mask.any()
+    assert len(found) == 12
 
 
 def test_a_teachers_logprobs_reach_the_loss(taught, tiny_folder, tiny_engine, tmp_path):
