@@ -2,12 +2,11 @@
 
 A pipeline runs from the command line, and loses its Prefect server for good. The same runs as a deployment, is killed
 amid its second stage, is started again by `trinity up`, and ends with the same weights to the bit. Its checkpoints are
-converted, and a sweep scores those that have no score. A further run is made and led in a browser.
+converted, and a sweep scores those that have no score.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -23,7 +22,6 @@ import psutil
 import pytest
 import yaml
 from server_loss import give_back, lose_server
-from studio_browser import at_studio, template
 
 from trinity_core.checkpoints.huggingface import weights_digest
 from trinity_core.checkpoints.resume import latest_whole
@@ -256,21 +254,6 @@ def test_a_sweep_scores_what_has_no_score(deployed: Place) -> None:
     scored = {line.step for line in read_metrics(deployed.job) if line.source == "eval"}
     kept = {int(folder.name.removeprefix("global_step_")) for folder in deployed.job.glob("global_step_*")}
     assert kept and kept <= scored
-
-
-def test_a_run_is_made_and_led_in_a_browser(deployed: Place, tiny_folders: TinyFolders, tmp_path: Path) -> None:
-    """Made with the mouse, started, watched, cancelled and retried in Studio; `down` ends what goes on."""
-    (deployed.root / "template.yaml").write_text(template(tiny_folders.model, tiny_folders.data))
-    up = json.loads((deployed.root / ".trinity/up.json").read_text())
-    visit = at_studio(up["pages"]["studio"], deployed.root, tmp_path, up["api_url"])
-    cancelled, saved, again = asyncio.run(visit)
-    job = deployed.root / "checkpoints/tests/mine"
-    assert cancelled <= saved < again and latest_whole(job) == saved, "it has saved when it was cancelled"
-    assert trained_steps(job) == list(range(1, trained_steps(job)[-1] + 1)), "no step was lost or made twice"
-    written = (deployed.root / "mine.yaml").read_text()
-    assert written.startswith("# From a colleague\n") and yaml.safe_load(written)["algorithm"] == {
-        "algorithm_type": "sft"
-    }
 
 
 def wait_until(true: Any, seconds: float = 600) -> None:
