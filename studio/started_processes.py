@@ -16,6 +16,7 @@ from studio.access import TOKEN_VARIABLE
 from studio.launch import Launch
 from studio.surroundings import Surroundings
 from trinity_core.files import read_json, write_json
+from trinity_core.runtime.processes import still_runs
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
 VALIDATE_SECONDS = 120.0
@@ -36,12 +37,7 @@ class StartedProcess:
 
     def alive(self) -> bool:
         """True if this very process still runs."""
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < 1.0
-            return same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
+        return still_runs(self.pid, self.started)
 
     def last_line(self) -> str:
         """What it has printed last."""

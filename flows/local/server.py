@@ -29,7 +29,7 @@ import psutil
 from trinity_core.addresses import LOOPBACK, free_port
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, read_json, write_json
-from trinity_core.runtime.processes import end, stop
+from trinity_core.runtime.processes import end, still_runs, stop
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +70,7 @@ class Process:
 
     def alive(self) -> bool:
         """Whether this very process still runs."""
-        try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < 1.0
-            return same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
+        return still_runs(self.pid, self.started)
 
     def terminate_children(self) -> None:
         """Send SIGTERM to its child processes."""

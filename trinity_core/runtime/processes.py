@@ -1,4 +1,4 @@
-"""Ending processes that were started here. A process that ends on its own meanwhile is no error."""
+"""Knowing and ending processes that were started here. A process that ends on its own meanwhile is no error."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import psutil
+
+
+def still_runs(pid: int, started: float) -> bool:
+    """True if the process with this id and start time (Unix seconds) runs. A later one with the id does not count."""
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - started) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def families(names: Sequence[str]) -> list[psutil.Process]:
