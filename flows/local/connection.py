@@ -34,6 +34,8 @@ PATIENCE = {
 that nobody takes meanwhile are not printed."""
 ASKING = ("pipeline", "sft")
 """Flows that may ask a person."""
+WITHOUT_RAY = ("curate",)
+"""Flows that mostly need no Ray, and start it themselves where they do."""
 RECONNECTIONS = 300
 """Seconds that events wait for it."""
 
@@ -69,8 +71,9 @@ class PrefectConnection:
         return self._open.__exit__(kind, error, trace)
 
     def flow(self, name: str, config: Config) -> Callable[..., Any]:
-        """The flow of that name, once Prefect's API answers. Ray starts meanwhile, and ends with this context.
+        """The flow of that name, once Prefect's API answers.
 
+        Ray, if the flow is sure to need it, starts meanwhile, and ends with this context.
         Raises TrinityError if the flow would ask a person, and the server has no page to answer on.
         """
         found: Callable[..., Any] = getattr(importlib.import_module(f"flows.{name}"), name)
@@ -78,7 +81,9 @@ class PrefectConnection:
         if self._temporary:
             if name in ASKING:
                 require_nobody_asked(config)
-            self._open.enter_context(importlib.import_module("trinity_core.runtime.pipeline").early_cluster(config))
+            if name not in WITHOUT_RAY:
+                runtime = importlib.import_module("trinity_core.runtime.pipeline")
+                self._open.enter_context(runtime.early_cluster(config))
             self._temporary.wait()
             _be_patient()
         return found

@@ -85,6 +85,18 @@ def test_format_check_keeps_answers_that_match(tmp_path: Path) -> None:
     assert questions_left(tmp_path, rows, chosen) == ["a"]
 
 
+def test_a_row_that_a_pattern_cannot_search_in_time_is_set_aside(tmp_path: Path) -> None:
+    rows = [{"question": "a", "answer": "aaa"}, {"question": "b", "answer": "a" * 60 + "b"}]
+    source = write(tmp_path / "in.jsonl", rows)
+    made = curate(
+        TaskPipeline([source], [operator("format_check_filter", input_key="answer", pattern="(a|aa)+$")]),
+        tmp_path / "out",
+    )
+    assert [row["question"] for row in output(made.folder)] == ["a"]
+    (rejected,) = map(json.loads, (made.folder / "rejected.jsonl").read_text().splitlines())
+    assert "took longer than 1 s" in rejected["reason"]
+
+
 def test_contamination_is_removed_or_marked(tmp_path: Path) -> None:
     evals = write(tmp_path / "evals/test.jsonl", asked("Tom has three red apples", "two words"))
     rows = asked("Why has Tom three red apples?", "If TOM has three, red then?", "two words", "two words more")
