@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,6 +108,14 @@ def plan(
     overrides: Overrides = None,
     plugin_dir: PluginDir = None,
     json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            help="Run a few steps of each stage, in a folder that is removed, to tell seconds a step. Later plans know "
+            "them.",
+            show_default=False,
+        ),
+    ] = False,
 ) -> None:
     """Tell what a run of a configuration would do in each stage, step by step, without starting anything.
 
@@ -118,11 +127,19 @@ def plan(
     from trinity_core.runtime.readiness.planned_text import planned_json, planned_text
     from trinity_core.runtime.readiness.validated import refused, validated_text
 
+    given = with_plugins(overrides, plugin_dir)
     try:
-        found = planned(load_checked(config, with_plugins(overrides, plugin_dir)))
+        loaded = load_checked(config, given)
     except ConfigError as error:
         typer.echo(validated_text(refused(error)), err=True)
         raise typer.Exit(2) from None
+    if measure:
+        from trinity_core.runtime.calibration.measuring import measure as measured
+        from trinity_core.runtime.signals import ending_on_sigterm
+
+        with ending_on_sigterm():
+            measured(config, given, loaded, partial(typer.echo, err=True))
+    found = planned(loaded)
     typer.echo(planned_json(found) if json else planned_text(found))
 
 

@@ -11,6 +11,9 @@ import psutil
 
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.errors import TrinityError
+from trinity_core.runtime.calibration.kept import kept_pace
+from trinity_core.runtime.calibration.pace import Pace
+from trinity_core.runtime.calibration.trial import hindrance
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.outlook.counts import evaluations, saves, syncs
 from trinity_core.runtime.outlook.disk import disk_of
@@ -55,6 +58,10 @@ class StageOutlook:
     """Why this machine does not have what the processes ask for, such as GPUs; empty if it has."""
     disk: tuple[Need, ...] | None
     """What is in the run's folder at the end."""
+    pace: Pace | None
+    """Seconds a step, if they have been measured on this machine (`--measure`)."""
+    immeasurable: str
+    """Why they cannot be measured; empty if they can."""
     settings: dict[str, Any]
     """The resolved configuration, without secrets."""
 
@@ -102,6 +109,8 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StageOutlook:
         processes=tuple(processes),
         unplaced=unplaced,
         disk=_disk(config, steps, shape, placement) if steps and shape else None,
+        pace=kept_pace(config),
+        immeasurable=hindrance(config),
         settings=public_dict(config),
     )
 

@@ -48,6 +48,24 @@ def _lines(stage: StageOutlook) -> Iterator[str]:
         yield _line("place", stage.unplaced)
     if stage.disk:
         yield from _needs("disk", "", stage.disk)
+    yield _line("time", _time(stage))
+
+
+def _time(stage: StageOutlook) -> str:
+    pace = stage.pace
+    if pace is None:
+        return f"not known: {stage.immeasurable}" if stage.immeasurable else "`--measure` runs a few steps to tell it"
+    parts = ", ".join(f"{name} {seconds:.2g}" for name, seconds in pace.parts.items())
+    whole = f"; {duration(pace.whole(stage.total_steps))} in all" if stage.total_steps else ""
+    told = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
+    return f"{told}, without evaluations and saves; measured {pace.measured}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: `42 s`, `3 min 20 s`, `5 h 07 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _process_lines(process: ProcessOutlook) -> Iterator[str]:
