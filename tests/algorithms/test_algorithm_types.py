@@ -32,6 +32,7 @@ NAMES = [
     "dr_grpo",
     "dapo",
     "gspo",
+    "gmpo",
     "cispo",
     "sapo",
     "topr",

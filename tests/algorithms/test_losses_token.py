@@ -147,6 +147,25 @@ def test_gspo_by_hand():
     assert logprobs.grad.flatten().tolist() == pytest.approx(expected)
 
 
+def test_gmpo_by_hand():
+    """arXiv 2507.20673, eq. 4: exp(mean_t log r_t) of ratios that are clipped one by one, in the log."""
+    logprobs = torch.tensor([[-1.0, -2.0, 0.0], [-1.0, -1.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([[-1.9, -1.2, 0.0], [-1.9, -0.2, -1.3]], dtype=torch.float64)  # log r 0.9 -0.8 | 0.9 -0.8 0.3
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    advantages = torch.tensor([[2.0], [-1.0]], dtype=torch.float64).expand(2, 3)
+    good, bad = math.exp((0.5 - 0.8) / 2), math.exp((0.9 - 0.4 + 0.3) / 3)
+    loss, metrics = POLICY_LOSSES["gmpo"](
+        logprobs=logprobs, old_logprobs=old, advantages=advantages, mask=mask, clip_range=0.4, clip_range_high=0.5
+    )
+    assert loss.item() == pytest.approx((-2 * good + bad) / 2)
+    assert metrics["pg_clipfrac"] == pytest.approx(2 / 5)
+    assert metrics["ppo_kl_seq"] == pytest.approx((0.15 - 0.8 / 3) / 2)
+    loss.backward()
+    # clipped tokens have no gradient; of the others d exp(mean) / d log pi_t = exp(mean) / T
+    expected = [0, -2 * good / 2 / 2, 0, bad / 3 / 2, 0, bad / 3 / 2]
+    assert logprobs.grad.flatten().tolist() == pytest.approx(expected)
+
+
 def test_topr_tapers_the_whole_sequence():
     """arXiv 2503.14286: negatives weigh min(prod_t pi / mu, 1), positives 1."""
     logprobs = torch.tensor([[-1.0, -2.0], [-1.0, -2.0]], dtype=torch.float64)

@@ -225,7 +225,7 @@ def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("settings", "left_out"),
     [
         ("algorithm.adv_estimator=remax actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=remax"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "loss_mode=geo_mean"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "loss_mode=clip_cov"),
         ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", "not Megatron"),
         ("actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.lora_alpha=32", "lora_alpha=32"),
         ("data.image_key=images", "there are no images"),
@@ -254,6 +254,7 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
         ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm_type", "reinforceplusplus"),
         ("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1", "advantage_fn", "reinforce"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "policy_loss_fn", "gspo"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "policy_loss_fn", "gmpo"),
         ("actor_rollout_ref.actor.entropy_coeff=0.01", "entropy_loss_fn", "default"),
         ("actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_type=mse", "kl_loss_fn", "k2"),
         ("actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum", "loss_agg_mode", "seq-mean-token-sum"),

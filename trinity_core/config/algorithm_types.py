@@ -190,6 +190,12 @@ GSPO = replace(
     loss_agg_mode="seq-mean-token-mean",
     **NO_KL,
 )
+GMPO = replace(
+    GSPO,
+    name="gmpo",
+    policy_loss_fn="gmpo",
+    policy_loss_fn_args={"clip_range": 0.4},
+)
 CISPO = replace(
     GRPO,
     name="cispo",
@@ -262,7 +268,7 @@ ON_POLICY_DISTILL = replace(
 ALGORITHMS: dict[str, AlgorithmType] = {
     algorithm.name: algorithm
     for algorithm in (
-        SFT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, CISPO, SAPO, TOPR, SPPO, ASYMRE,
+        SFT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, GMPO, CISPO, SAPO, TOPR, SPPO, ASYMRE,
         RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, MULTI_STEP_GRPO, GIGPO,
     )
 }  # fmt: skip

@@ -192,10 +192,16 @@ def ratio_to(old_logprobs: Tensor | None, logprobs: Tensor, cap: float = 20.0) -
     return 1 + log_ratio if old_logprobs is None else log_ratio.exp()
 
 
-def clip_bounds(clip_range: float, clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
-    """(1 - low, 1 + high); either side defaults to `clip_range`. Raises InputError for a negative range."""
+def clip_ranges(clip_range: float, clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
+    """(low, high); either side defaults to `clip_range`. Raises InputError for a negative range."""
     low = clip_range if clip_range_low is None else clip_range_low
     high = clip_range if clip_range_high is None else clip_range_high
     if low < 0 or high < 0:
         raise InputError(f"clip ranges must not be negative: low {low}, high {high}")
+    return low, high
+
+
+def clip_bounds(clip_range: float, clip_range_low: float | None, clip_range_high: float | None) -> tuple[float, float]:
+    """(1 - low, 1 + high) of `clip_ranges`."""
+    low, high = clip_ranges(clip_range, clip_range_low, clip_range_high)
     return 1 - low, 1 + high

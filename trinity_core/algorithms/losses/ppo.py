@@ -1,11 +1,12 @@
-"""PPO's clipped surrogate and variants: GSPO, CISPO and SPPO with a hard limit on the ratio, SAPO with a soft one."""
+"""PPO's clipped surrogate and variants: GSPO, GMPO, CISPO and SPPO with a hard limit on the ratio, SAPO with a soft one.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from trinity_core.algorithms.losses.policy_loss import clip_bounds, log_ratio_to, policy_loss, ratio_to
+from trinity_core.algorithms.losses.policy_loss import clip_bounds, clip_ranges, log_ratio_to, policy_loss, ratio_to
 from trinity_core.algorithms.metric_accumulator import Stats
 from trinity_core.algorithms.tensors import first_token, row_mean
 from trinity_core.errors import InputError
@@ -87,6 +88,33 @@ def gspo(
         "pg_clipfrac": (clipped, mask),
         "ppo_kl": (-log_ratio, mask),
         "ppo_kl_seq": (-mean.expand(mask.shape), first_token(mask)),
+    }
+
+
+@policy_loss("gmpo", loss_agg_mode="seq-mean-token-mean")
+def gmpo(
+    logprobs: Tensor,
+    mask: Tensor,
+    *,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    clip_range: float = 0.4,
+    clip_range_low: float | None = None,
+    clip_range_high: float | None = None,
+) -> tuple[Tensor, Stats]:
+    """-A exp(mean_t c_t), c_t = min(log r_t, high) where A > 0, max(log r_t, -low) elsewhere: the geometric mean of the
+    ratios, each clipped before (GMPO, arXiv 2507.20673, eq. 4 and algorithm 1).
+
+    The ranges bound log r_t, not r_t. The value is the same at all tokens of a sequence that have one advantage.
+    """
+    low, high = clip_ranges(clip_range, clip_range_low, clip_range_high)
+    log_ratio = log_ratio_to(old_logprobs, logprobs)
+    limited = torch.where(advantages > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
+    mean = row_mean(limited, mask)
+    return -advantages * mean.exp(), {
+        "pg_clipfrac": (limited != log_ratio, mask),
+        "ppo_kl": (-log_ratio, mask),
+        "ppo_kl_seq": (-mean.detach().expand(mask.shape), first_token(mask)),
     }
 
 

@@ -18,7 +18,14 @@ _ESTIMATORS = {
 """veRL's estimator → `algorithm_type`, `advantage_fn`."""
 _NEAREST = {"remax": "rloo", "opo": "rloo"}
 """Estimators that are not here → the nearest one that is; `grpo` for all others."""
-_LOSSES = {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo", "sapo": "sapo", "gpg": "reinforce"}
+_LOSSES = {
+    "vanilla": "ppo",
+    "gspo": "gspo",
+    "geo_mean": "gmpo",
+    "cispo": "cispo",
+    "sapo": "sapo",
+    "gpg": "reinforce",
+}
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
 
 
@@ -37,7 +44,7 @@ def write_algorithm(draft: Draft, rollouts: int) -> bool:
             f"{estimator} with one rollout per task has nothing to compare: the advantage is the reward, as in veRL"
         )
     loss = _loss(draft)
-    if kind == "grpo" and loss in ("gspo", "cispo", "sapo"):
+    if kind == "grpo" and loss in ("gspo", "gmpo", "cispo", "sapo"):
         kind = loss
     draft.put("algorithm.algorithm_type", kind, "")
     draft.put("algorithm.repeat_times", rollouts, draft.origin("actor_rollout_ref.rollout.n"))
@@ -82,7 +89,7 @@ def _loss_args(draft: Draft, loss: str) -> None:
     dual = draft.get(f"{_ACTOR}.clip_ratio_c")
     taus = {name: draft.get(f"{_ACTOR}.{name}") for name in ("tau_pos", "tau_neg")}
     sides = {side: draft.get(f"{_ACTOR}.clip_ratio_{side}") for side in ("low", "high")}
-    if loss in ("ppo", "gspo", "cispo"):
+    if loss in ("ppo", "gspo", "gmpo", "cispo"):
         for side, value in sides.items():
             key = f"{_ACTOR}.clip_ratio_{side}" if value is not None else f"{_ACTOR}.clip_ratio"
             draft.put(
