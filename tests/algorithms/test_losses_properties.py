@@ -125,6 +125,18 @@ def test_off_policy_losses_use_ratio_to_rollout_policy(name):
     assert metrics["rollout_gap/mean"] > 0
 
 
+@pytest.mark.parametrize("name", ["ppo", "gspo", "gmpo", "cispo", "mix"])
+def test_bypass_takes_the_ratio_to_the_rollout_policy(name):
+    """veRL's bypass mode: the rollouts' log-probs are the old ones, except in expert rows, which have none."""
+    inputs = batch(2)
+    expert = inputs["is_expert"][:, None] if "is_expert" in POLICY_LOSSES[name].inputs else torch.tensor(False)
+    behaviour = torch.where(expert, inputs["logprobs"].detach(), inputs["rollout_logprobs"])
+    loss, grad, metrics = call(name, inputs, rollout_correction="bypass")
+    expected, expected_grad, _ = call(name, inputs | {"old_logprobs": behaviour, "rollout_logprobs": None})
+    assert torch.equal(loss, expected) and torch.equal(grad, expected_grad)
+    assert metrics["rollout_gap/mean"] > 0 and "rollout_gap/weight" not in metrics
+
+
 def test_truncated_importance_sampling_scales_the_loss():
     inputs = batch(3) | {"mask": torch.ones(4, 5, dtype=torch.bool)}
     plain = call("ppo", inputs | {"rollout_logprobs": None})[0]

@@ -101,7 +101,7 @@ def test_verl_ppo_recipe() -> None:
     assert trained.critic.optimizer.lr == 1e-5 and trained.critic.optimizer.lr_warmup_steps_ratio == 0.05
     assert trained.critic.micro_batch_size == 32 and trained.critic.gradient_checkpointing
     assert any("rollout. Rollouts are set up under explorer." in notice for notice in notices(config))
-    assert config.algorithm.rollout_correction == "none", "veRL has none"
+    assert config.algorithm.rollout_correction == "bypass", "no weights: clipped against the policy that sampled"
 
 
 def test_verl_grpo_recipe() -> None:
@@ -109,7 +109,7 @@ def test_verl_grpo_recipe() -> None:
     assert config.algorithm.kl_loss_fn == "low_var_kl" and config.algorithm.kl_loss_fn_args["kl_coef"] == 0.001
     trained = train_settings(config)
     assert (trained.max_tokens, trained.reference_offload, trained.critic) == (24000, True, None)
-    assert config.algorithm.rollout_correction == "none", "veRL has none"
+    assert config.algorithm.rollout_correction == "bypass", "no weights: clipped against the policy that sampled"
 
 
 @pytest.mark.parametrize("by", ["path", "inline"])

@@ -105,7 +105,7 @@ def _same_run(made: Config, recipe: Config) -> None:
     for name in ("save_interval", "gradient_checkpointing", "max_token_len_per_gpu"):
         assert getattr(made.trainer, name) == getattr(recipe.trainer, name), name
     assert made.synchronizer.sync_interval == recipe.synchronizer.sync_interval == 4
-    assert made.algorithm.rollout_correction == "none"
+    assert made.algorithm.rollout_correction == recipe.algorithm.rollout_correction == "bypass"
     sets = made.buffer.explorer_input
     assert [each.name for each in sets.tasksets] == [each.name for each in recipe.buffer.explorer_input.tasksets]
     assert len(sets.eval_tasksets) == len(recipe.buffer.explorer_input.eval_tasksets)
@@ -251,6 +251,8 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
     [
         ("actor_rollout_ref.actor.tis_imp_ratio_cap=3.0", "rollout_correction", "tis_token"),
         ("algorithm.rollout_correction.rollout_is=sequence", "rollout_correction", "tis_sequence"),
+        ("data.train_batch_size=512", "rollout_correction", "bypass"),
+        ("data.train_batch_size=256 algorithm.rollout_correction.bypass_mode=True", "rollout_correction", "bypass"),
         ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm_type", "reinforceplusplus"),
         ("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1", "advantage_fn", "reinforce"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "policy_loss_fn", "gspo"),
@@ -263,6 +265,31 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
 def test_parts_of_the_algorithm(tmp_path: Path, settings: str, key: str, value: str) -> None:
     made, _ = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
     assert getattr(made.algorithm, key) == value
+
+
+def test_what_a_script_does_not_say_is_trained_as_veRL_would(tmp_path: Path) -> None:
+    """The defaults of veRL's actor.yaml, critic.yaml, rollout.yaml and ppo_trainer.yaml, and torch's of AdamW."""
+    made, _ = imported(tmp_path, f"{COMMAND} {MODEL} data.train_batch_size=256 algorithm.adv_estimator=gae\n")
+    parts, model = made.algorithm, made.model
+    assert (parts.advantage_fn_args, parts.rollout_correction) == ({"gamma": 1.0, "lam": 1.0}, "none")
+    assert parts.policy_loss_fn == "ppo"
+    assert parts.policy_loss_fn_args == {
+        "clip_range": 0.2, "clip_range_low": 0.2, "clip_range_high": 0.2, "clip_ratio_c": 3.0
+    }  # fmt: skip
+    assert (parts.loss_agg_mode, parts.entropy_loss_fn) == ("token-mean", "none")
+    assert (parts.kl_penalty_fn, parts.kl_loss_fn, made.needs_reference) == ("none", "none", False)
+    sampling = (model.temperature, model.top_p, model.top_k, model.min_response_tokens)
+    assert sampling == (1.0, 1.0, -1, 0) and parts.repeat_times == 1
+    settings = train_settings(made)
+    critic = settings.critic
+    assert critic is not None
+    for optimizer, rate in ((settings.optimizer, 1e-6), (critic.optimizer, 1e-5)):
+        assert (optimizer.lr, optimizer.weight_decay, optimizer.betas, optimizer.eps) == (rate, 0.01, (0.9, 0.999), 1e-8)
+        assert (optimizer.lr_warmup_steps, optimizer.warmup_style) == (0, "constant")
+    assert (settings.grad_clip, critic.grad_clip, critic.cliprange_value) == (1.0, 1.0, 0.5)
+    assert (settings.epochs, critic.epochs) == (1, 1)
+    grpo, _ = imported(tmp_path, f"{COMMAND} {MODEL} algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=5\n")
+    assert grpo.algorithm.advantage_fn_args == {"epsilon": 1e-6}
 
 
 @pytest.mark.parametrize(

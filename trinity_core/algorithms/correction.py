@@ -31,6 +31,8 @@ class Correction:
     name: str
     function: Callable[..., Tensor]
     """(log_ratio [B, T], mask [B, T], **args) -> weights [B, T]."""
+    ratio_to_rollout: bool = False
+    """True if the loss takes its ratio to the policy that sampled, in place of weights."""
 
     def weights(self, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, **args: Any) -> Tensor:
         """[B, T] weights without gradient, 1 at masked tokens. Rows must be whole: some rules use sequence ratios."""
@@ -51,11 +53,11 @@ class Correction:
 CORRECTIONS: Registry[Correction] = Registry("rollout correction", leading=2, functions=lambda rule: (rule.function,))
 
 
-def correction(name: str) -> Callable[[Callable[..., Tensor]], Correction]:
+def correction(name: str, ratio_to_rollout: bool = False) -> Callable[[Callable[..., Tensor]], Correction]:
     """A decorator that registers a function (log_ratio, mask, **args) -> weights as `CORRECTIONS[name]`."""
 
     def add(function: Callable[..., Tensor]) -> Correction:
-        return CORRECTIONS.register(name)(Correction(name, function))
+        return CORRECTIONS.register(name)(Correction(name, function, ratio_to_rollout))
 
     return add
 
@@ -72,6 +74,12 @@ def _exp(log_weights: Tensor) -> Tensor:
 @correction("none")
 def none(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """1."""
+    return torch.ones_like(log_ratio)
+
+
+@correction("bypass", ratio_to_rollout=True)
+def bypass(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """1; the rollouts' log-probs are the loss's old ones, so that its own clip bounds pi / mu (veRL's bypass mode)."""
     return torch.ones_like(log_ratio)
 
 

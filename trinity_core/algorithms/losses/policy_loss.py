@@ -76,15 +76,17 @@ class PolicyLoss:
 
         Expert rows (`is_expert`) have no rollout: they keep weight 1 and are not measured.
         """
-        ratio_to = {"old_logprobs": rollout_logprobs} if self.ratio_to_rollout and rollout_logprobs is not None else {}
-        values, stats = self.tokens(logprobs, mask, args=args, **{**inputs, **ratio_to})
+        is_expert, old = inputs.get("is_expert"), inputs.get("old_logprobs")
+        sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
+        to_rollout = self.ratio_to_rollout or (rule.ratio_to_rollout and self.corrects_rollouts)
+        if to_rollout and rollout_logprobs is not None:
+            inputs = {**inputs, "old_logprobs": torch.where(sampled, rollout_logprobs, logprobs.detach())}
+        values, stats = self.tokens(logprobs, mask, args=args, **inputs)
         accumulator.means(stats)
         if rollout_logprobs is None:
             return values
-        is_expert, old = inputs.get("is_expert"), inputs.get("old_logprobs")
-        sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
         old = logprobs.detach() if old is None else old
-        if self.ratio_to_rollout or not self.corrects_rollouts:
+        if to_rollout or not self.corrects_rollouts:
             measure_gap(accumulator, old, rollout_logprobs, sampled)
             return values
         weights = rule.weights(old, rollout_logprobs, sampled, **rule_args)

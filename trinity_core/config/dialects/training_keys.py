@@ -37,7 +37,8 @@ def correction(given: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(given, Mapping):
         return None
     if "rollout_is" not in given:
-        return {}
+        bypasses = given.get("bypass_mode") is True and given.get("loss_type", "ppo_clip") == "ppo_clip"
+        return {"/algorithm.rollout_correction": "bypass"} if bypasses else {}
     asked = "none" if given["rollout_is"] is None else given["rollout_is"]
     name = CORRECTIONS.get(asked, asked) if isinstance(asked, str) else asked
     cap = None if name == "none" else given.get("rollout_is_threshold")
@@ -90,7 +91,7 @@ ALGORITHM: Keys = {
     "lam": moved("advantage_fn_args.lam"),
     "use_token_level_loss": refused("write loss_agg_mode, such as seq-mean-token-mean.", True),
     "enable_router_replay": refused("the experts' choice is not replayed in training.", False),
-    "bypass_old_logprobs": noted("Old log-probs are the trainer's; rollout_correction weighs the gap.", False),
+    "bypass_old_logprobs": Rewritten(lambda asked, _: {"rollout_correction": "bypass"} if asked is True else {}),
     "rollout_correction": Rewritten(correction),
     "sample_strategy": Spelled({"warmup": "default"}),
     "policy_loss_fn_args": LOSS_ARGS,

@@ -29,8 +29,11 @@ _LOSSES = {
 _KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl"}
 
 
-def write_algorithm(draft: Draft, rollouts: int) -> bool:
-    """All of the `algorithm` section but the optimizer; returns whether a critic is trained."""
+def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
+    """All of the `algorithm` section but the optimizer; returns whether a critic is trained.
+
+    `interval` gradient steps learn from the rollouts of one policy.
+    """
     key = "algorithm.adv_estimator"
     estimator = str(draft.get(key, "gae"))
     if estimator not in _ESTIMATORS:
@@ -58,7 +61,7 @@ def write_algorithm(draft: Draft, rollouts: int) -> bool:
     draft.put("algorithm.entropy_loss_fn", "default" if entropy else "none", draft.origin(f"{_ACTOR}.entropy_coeff"))
     if entropy:
         draft.put("algorithm.entropy_loss_fn_args.entropy_coef", entropy, f"{_ACTOR}.entropy_coeff")
-    _correction(draft)
+    _correction(draft, interval)
     return advantage == "ppo"
 
 
@@ -147,8 +150,8 @@ def _estimator(draft: Draft, key: str, name: Any) -> str:
     return _KL.get(plain, "k1")
 
 
-def _correction(draft: Draft) -> None:
-    """veRL corrects nothing unless it is told to."""
+def _correction(draft: Draft, interval: int) -> None:
+    """veRL corrects nothing unless it is told to, but the ratio of each mini-batch is to the policy that sampled."""
     new, old = "algorithm.rollout_correction.rollout_is", "algorithm.rollout_is_level"
     key, level = draft.first((new, old))
     threshold, cap = draft.first((f"{new}_threshold", "algorithm.rollout_is_threshold"))
@@ -158,8 +161,20 @@ def _correction(draft: Draft) -> None:
         level = "token" if isinstance(cap, int | float) and cap > 0 else None
         threshold = key
     if level not in ("token", "sequence"):
-        draft.put("algorithm.rollout_correction", "none", "veRL corrects nothing here")
+        bypass = _bypasses(draft)
+        if bypass or interval > 1:
+            origin = bypass or f"each of {interval} mini-batches is clipped against the policy that sampled, as in veRL"
+            draft.put("algorithm.rollout_correction", "bypass", origin)
+        else:
+            draft.put("algorithm.rollout_correction", "none", "veRL corrects nothing here")
         return
     draft.put("algorithm.rollout_correction", f"tis_{level}", key)
     if cap is not None:
         draft.put("algorithm.rollout_correction_args.cap", cap, threshold)
+
+
+def _bypasses(draft: Draft) -> str:
+    """The key that makes the rollouts' log-probs the old ones, if any does."""
+    section = "algorithm.rollout_correction"
+    key, asked = draft.first((f"{section}.bypass_mode", f"{section}.bypass_old_logprob_for_rollout"))
+    return key if asked is True else ""

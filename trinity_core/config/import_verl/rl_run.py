@@ -19,7 +19,7 @@ def write_reinforced(draft: Draft) -> None:
     rollouts = whole(draft, f"{ROLLOUT}.n", 1)
     interval = _batches(draft, rollouts)
     draft.rows(REINFORCED, interval)
-    critic = write_algorithm(draft, rollouts)
+    critic = write_algorithm(draft, rollouts, interval)
     _truncation(draft)
     write_tasks(draft, draft.get("data.max_response_length", 512))
     write_filter(draft)
@@ -134,6 +134,7 @@ def _micro_batches(draft: Draft) -> None:
 def _restricted_sampling(draft: Draft) -> None:
     """Log-probs of a restricted distribution can be had at temperature 1 only."""
     temperature = draft.get(f"{ROLLOUT}.temperature", 1.0)
+    draft.put("model.min_response_tokens", 0, "veRL lets an answer end at once")
     for name, off in (("top_p", 1.0), ("top_k", -1)):
         key = f"{ROLLOUT}.{name}"
         value = draft.get(key, off)
