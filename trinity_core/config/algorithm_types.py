@@ -268,8 +268,8 @@ ON_POLICY_DISTILL = replace(
 ALGORITHMS: dict[str, AlgorithmType] = {
     algorithm.name: algorithm
     for algorithm in (
-        SFT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, GMPO, CISPO, SAPO, TOPR, SPPO, ASYMRE,
-        RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, MULTI_STEP_GRPO, GIGPO,
+        SFT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, GMPO, CISPO, SAPO, TOPR, SPPO,
+        ASYMRE, RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, MULTI_STEP_GRPO, GIGPO,
     )
 }  # fmt: skip
 """Every `algorithm_type` by its name. A user's module adds its own with `register_algorithm`."""

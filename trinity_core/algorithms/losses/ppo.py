@@ -1,5 +1,4 @@
-"""PPO's clipped surrogate and variants: GSPO, GMPO, CISPO and SPPO with a hard limit on the ratio, SAPO with a soft one.
-"""
+"""PPO's clipped surrogate and variants: a hard limit on the ratio (GSPO, GMPO, CISPO, SPPO), or a soft one (SAPO)."""
 
 from __future__ import annotations
 
