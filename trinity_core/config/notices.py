@@ -86,6 +86,10 @@ def _unread(config: Config) -> list[str]:
         f"{PIPELINE}.num_process": "num_process" in pipeline_given(config),
     }
     given |= dict.fromkeys(unread_monitor_args(config), True)
+    given |= {
+        f"explorer.auxiliary_models[{place}].enable_history": model.enable_history
+        for place, model in enumerate(config.explorer.auxiliary_models)
+    }
     given |= _orders(config) | _unserved(config)
     if config.external_model:
         given |= {f"model.{name}": bool(getattr(config.model, name)) for name in POLICY_ONLY}
