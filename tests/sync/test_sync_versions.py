@@ -129,6 +129,15 @@ def test_publishing_with_specs_takes_one_tensor_at_a_time(folder):
     assert [t[0].item() for _, t in sorted(folder.load(1))] == [0, 1, 2, 3]
 
 
+def test_specs_say_which_tensors_are_tied(folder):
+    specs = [TensorSpec("embed", "float32", (10,)), TensorSpec("head", "float32", (10,), same_as="embed")]
+    scratch = torch.ones(10)
+    record = folder.publish(1, ((spec.name, scratch) for spec in specs), specs=specs)
+    assert record.aliases == {"head": "embed"} and record.digests["head"] == record.digests["embed"]
+    assert record.size < 2 * scratch.nbytes + 512
+    assert {name: t.tolist() for name, t in folder.load(1)} == {"embed": [1.0] * 10, "head": [1.0] * 10}
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -141,11 +141,32 @@ def test_rows_have_log_probs_at_their_own_temperature(learner, monkeypatch, at_o
             torch.testing.assert_close(mixed, alone, atol=1e-5, rtol=1e-4)
 
 
-def test_zero_stages_train_alike(learner):
+def test_zero_stages_train_alike_and_publish_tied_embeddings_once(learner, tmp_path):
     batches = [make_batch(step) for step in (1, 2, 3)]
     plain = _train(learner(), batches)
     for stage in (2, 3):
-        _assert_same(plain, _train(learner(trainer__zero_stage=stage), batches))
+        other = learner(trainer__zero_stage=stage)
+        _assert_same(plain, _train(other, batches))
+        _assert_tied_embeddings_are_published_once(other, tmp_path / str(stage))
+
+
+def _assert_tied_embeddings_are_published_once(trained, folder):
+    """In one file with each tensor once, from which engines load both names."""
+    from trinity_core.sync.checkpoint import CheckpointVersions
+    from trinity_core.sync.versions import VersionPublisher
+    from trinity_core.sync.weight_check import WeightCheck
+    from trinity_core.training.state import weights
+    from trinity_core.training.weight_sync import trainer_rank
+
+    versions = CheckpointVersions(folder)
+    rank = trainer_rank(trained.engine, trained.ranks, lambda version: True, lambda: False)
+    VersionPublisher(versions, rank).publish(1, WeightCheck((1, 2), (-1.0,)))
+    loaded = dict(versions.load(1))
+    assert torch.equal(loaded["lm_head.weight"], loaded["model.embed_tokens.weight"])
+    held = {name: tensor.clone() for name, tensor in weights(trained.engine)}
+    assert loaded.keys() == {*held, "lm_head.weight"} and all(torch.equal(loaded[name], held[name]) for name in held)
+    [file] = folder.rglob("*.safetensors")
+    assert file.stat().st_size < sum(tensor.nbytes for tensor in held.values()) + 10_000
 
 
 @pytest.mark.parametrize("stage", [None, 0, 3])

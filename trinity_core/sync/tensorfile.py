@@ -33,6 +33,8 @@ class TensorSpec(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
+    same_as: str = ""
+    """The name of the tensor that this one is, where it is tied to one; it comes before."""
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,15 @@ def gather(named: Iterable[tuple[str, torch.Tensor]], specs: Sequence[TensorSpec
     """Plan the file of `named`.
 
     With `specs` the tensors are consumed one at a time, so that gathered partitions need no second copy of the model.
-    Without, all tensors are held at once, and names that share memory are stored once.
+    Without, all tensors are held at once. Tied tensors are stored once: they say so in `specs`, or share memory.
     """
+    aliases: dict[str, str]
     if specs is not None:
-        return Payload(plan(specs), named, {})
+        aliases = {spec.name: spec.same_as for spec in specs if spec.same_as}
+        stored = ((name, tensor) for name, tensor in named if name not in aliases)
+        return Payload(plan(spec for spec in specs if not spec.same_as), stored, aliases)
     seen: dict[tuple[object, ...], str] = {}
-    aliases: dict[str, str] = {}
+    aliases = {}
     kept: list[tuple[str, torch.Tensor]] = []
     for name, tensor in named:
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())

@@ -31,10 +31,12 @@ class PolicyWeights:
     def specs(self) -> list[TensorSpec]:
         """Name, dtype and whole shape of each tensor, in order of iteration. Nothing is gathered."""
         dtype = str(self._engine.settings.dtype).removeprefix("torch.")
-        trained = [
-            TensorSpec(name.removeprefix("lm."), dtype, shape_of(p, self._engine))
-            for name, p in self._engine.module.named_parameters(remove_duplicate=False)
-        ]
+        trained: list[TensorSpec] = []
+        first: dict[int, str] = {}
+        for full_name, p in self._engine.module.named_parameters(remove_duplicate=False):
+            name = full_name.removeprefix("lm.")
+            tied_to = first.setdefault(id(p), name)
+            trained.append(TensorSpec(name, dtype, shape_of(p, self._engine), tied_to if tied_to != name else ""))
         return trained + [spec_of(name, buffer) for name, buffer in buffers(self._engine).items()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
