@@ -16,7 +16,8 @@ from trinity_core.plugins import load_plugins
 GIVEN = "given token"
 STYLE = """<style>
 .stMainBlockContainer { padding-top: 4rem; padding-bottom: 2rem }
-.stTextArea textarea { font-family: monospace; font-size: 0.8rem; white-space: pre }
+.stTextArea textarea, .hanging { font-family: "Source Code Pro", monospace; font-size: 0.8rem; white-space: pre }
+.hanging { white-space: pre-wrap; line-height: 1.5 }
 </style>"""
 
 

@@ -12,7 +12,7 @@ from studio.eval_samples import SampleRow, sampled_steps, samples_of, side_by_si
 from studio.lineage import Ancestor, ancestors, checkpoints_of, made_with
 from studio.run_list import RunRow
 from studio.surroundings import Surroundings
-from studio.tracked_runs import champion_step
+from studio.tracked_runs import TrackedRun, champion_step
 from trinity_core.tracking.rollouts import SampledRollout
 
 MOST_SHOWN = 1200
@@ -41,7 +41,8 @@ def show_curves(runs: Mapping[str, Path]) -> None:
             with column:
                 st.caption(f"**{name}**")
                 table = laid_over(curves, name)
-                st.line_chart(table, x="step", y="value", color="run", y_label="", height=240)
+                colour = "run" if len(curves) > 1 else None
+                st.line_chart(table, x="step", y="value", color=colour, y_label="", height=240)
 
 
 def show_answers(runs: Mapping[str, Path]) -> None:
@@ -97,34 +98,32 @@ def show_answer(column: str, answer: SampledRollout | None) -> None:
     st.code(answer.response[:MOST_SHOWN] if answer is not None else "–", language=None, wrap_lines=True)
 
 
-def show_checkpoints(row: RunRow, around: Surroundings) -> None:
+def show_checkpoints(row: RunRow, tracked: TrackedRun, around: Surroundings) -> None:
     """A run's checkpoints with their scores, and where they come from."""
-    if row.tracked is None:
-        return
-    st.markdown(f"##### {escaped(row.title)}")
-    chain = ancestors(row.tracked.job_dir)
+    chain = ancestors(tracked.job_dir)
     with st.container(horizontal=True, vertical_alignment="center"):
         for ancestor in chain:
-            show_ancestor(ancestor)
+            show_ancestor(ancestor, around)
             st.markdown(":material/arrow_forward:")
-        show_card(row.tracked.name, "this run")
-    launch = row.launch
-    facts = {"configuration": launch.config, "overrides": " ".join(launch.overrides)} if launch else {}
-    facts |= made_with(row.tracked.params) | {"folder": str(row.tracked.job_dir)}
+        show_card(tracked.name, "this run")
+    facts = made_with(tracked.params) | {"folder": around.shown(tracked.job_dir)}
+    if launch := row.launch:
+        file = around.shown(Path(launch.config)) if launch.config else ""
+        facts = {"configuration": file, "overrides": " ".join(launch.overrides)} | facts
     st.table({name: escaped(value) for name, value in facts.items() if value}, border="horizontal")
-    found = checkpoints_of(row.tracked.job_dir)
+    found = checkpoints_of(tracked.job_dir)
     if not found:
         st.info("It has no whole checkpoint yet.")
         return
-    best = champion_step(around.checkpoints, row.tracked)
+    best = champion_step(around.checkpoints, tracked)
     st.dataframe(
         [
             {
                 "step": each.step,
-                "score": each.score,
+                "score": "–" if each.score is None else f"{each.score:.4f}",
                 "best": "★" if each.step == best else "",
                 "Hugging Face": "converted" if each.is_converted else "",
-                "folder": str(each.folder),
+                "folder": each.folder.name,
             }
             for each in found
         ],
@@ -132,13 +131,13 @@ def show_checkpoints(row: RunRow, around: Surroundings) -> None:
     )
 
 
-def show_ancestor(ancestor: Ancestor) -> None:
+def show_ancestor(ancestor: Ancestor, around: Surroundings) -> None:
     """A card of a model in the chain."""
     score = "" if ancestor.score is None else f", score {ancestor.score:.3f}"
     if ancestor.run:
         show_card(ancestor.run, f"step {ancestor.step}{score}")
     else:
-        show_card("model", ancestor.model)
+        show_card("model", around.shown(Path(ancestor.model)))
 
 
 def show_card(title: str, about: str) -> None:

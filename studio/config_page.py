@@ -12,16 +12,15 @@ import yaml
 from studio.checked_draft import CheckedDraft, by_field, by_section, checked
 from studio.config_draft import ConfigDraft, value_at, yaml_files
 from studio.form import FormField, form_fields, in_sections, matching
+from studio.hanging_text import hanging
 from studio.sections import SECTIONS
-from studio.start_form import start_form
+from studio.start_form import start_dialog
 from studio.surroundings import Surroundings
 from trinity_core.config import ConfigError, Problem
 from trinity_core.config.source import parse_value
 
 DEFAULT = ""
 """Of a choice: the key is not given."""
-START = "start form"
-"""Streamlit's name of the form that starts a run."""
 
 
 def config_page(around: Surroundings, show_runs: Callable[[], None]) -> None:
@@ -45,7 +44,7 @@ def config_page(around: Surroundings, show_runs: Callable[[], None]) -> None:
                 draw(draft)
     with beside:
         save_and_start(draft, found, around, show_runs)
-        show_findings(found, bool(tree))
+        show_findings(found, bool(tree), around)
         with st.expander("YAML", expanded=True, icon=":material/description:"):
             edit_text(draft)
 
@@ -61,7 +60,7 @@ def present_draft(around: Surroundings) -> ConfigDraft:
 def choose_file(draft: ConfigDraft, around: Surroundings) -> None:
     """Choose another file below the root, or write the name of one."""
     listed = [str(path) for path in yaml_files(around.root)]
-    shown = _relative(draft.file, around.root)
+    shown = around.shown(draft.file)
     put("file", shown)
 
     def load() -> None:
@@ -153,37 +152,39 @@ def save_and_start(
     draft: ConfigDraft, found: CheckedDraft, around: Surroundings, show_runs: Callable[[], None]
 ) -> None:
     """Save the draft, under this or another name, discard its changes, or start a run of it."""
-    with st.container(horizontal=True, vertical_alignment="bottom"):
+    with st.container(horizontal=True):
         if st.button("Save", icon=":material/save:", disabled=draft.is_saved):
             save(draft, draft.file)
-        with st.popover("Save as"):
-            name = st.text_input("File", value=_relative(draft.file, around.root), key="save as")
-            if st.button("Save", key="save as button"):
-                save(draft, around.root / name)
+        if st.button("Save as"):
+            save_as(draft, around)
         if st.button("Discard changes", disabled=draft.is_saved):
             draft.text = draft.saved
             st.rerun()
-        start = st.popover(
-            "Start", icon=":material/play_arrow:", type="primary", disabled=found.config is None,
-            key=START, on_change="rerun",
-        )  # fmt: skip
-    if start.open:
-        with start:
-            start_form(draft, found, around, show_runs)
+        if st.button("Start", icon=":material/play_arrow:", type="primary", disabled=found.config is None):
+            start_dialog(draft, found, around, show_runs)
+    shown = around.shown(draft.file)
+    st.caption(f"All changes are saved in `{shown}`." if draft.is_saved else f"`{shown}` lacks the latest changes.")
+
+
+@st.dialog("Save as")
+def save_as(draft: ConfigDraft, around: Surroundings) -> None:
+    """Ask for another name; a dialog, which a redrawn page does not close."""
+    name = st.text_input("File", value=around.shown(draft.file), help="Folders that are not there yet are made.")
+    if st.button("Save", type="primary", key="save as", disabled=not name.strip()):
+        save(draft, around.root / name.strip())
 
 
 def save(draft: ConfigDraft, file: Path) -> None:
-    """Save, and say so."""
+    """Save, which the redrawn page then tells below the buttons: a toast would cover them."""
     try:
         draft.save(file)
     except OSError as error:
-        st.toast(f"It cannot be saved: {error}")
+        st.error(f"It cannot be saved: {error}")
         return
-    st.toast(f"Saved as {file}")
     st.rerun()
 
 
-def show_findings(found: CheckedDraft, begun: bool) -> None:
+def show_findings(found: CheckedDraft, begun: bool, around: Surroundings) -> None:
     """The problems that there are, or the plan."""
     if not begun:
         st.info("The configuration is empty. Fill in the model and the data, or choose a file.")
@@ -194,7 +195,8 @@ def show_findings(found: CheckedDraft, begun: bool) -> None:
             st.text(problem.message)
     else:
         st.success("**No problems.** What a run would do:", icon=":material/check_circle:")
-        st.code(found.plan, language=None, wrap_lines=True)
+        with st.container(border=True):
+            st.html(hanging(found.plan.replace(f"{around.root}/", "")))
 
 
 def edit_text(draft: ConfigDraft) -> None:
@@ -215,7 +217,3 @@ def put(key: str, value: str) -> None:
 
 def _as_yaml(value: Any) -> str:
     return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
-
-
-def _relative(file: Path, root: Path) -> str:
-    return str(file.relative_to(root) if file.is_relative_to(root) else file)

@@ -16,6 +16,7 @@ from studio.started_processes import started_processes
 from studio.surroundings import Surroundings
 from studio.tracked_runs import TrackedRun, served_at, store_faults, tracked_runs
 from tasks.retries import api_faults
+from trinity_core.tracking.mlflow_writer import run_page
 
 LOOK_SECONDS = 4.0
 Colour = Literal["gray", "blue", "orange", "green", "red"]
@@ -29,7 +30,8 @@ COLOURS: dict[RunState, Colour] = {
     RunState.KILLED: "red",
     RunState.ENDED: "gray",
 }
-WIDTHS = [0.4, 3.2, 1.1, 1.0, 1.3, 0.9]
+HEADINGS = ("", "run", "state", "flow", "began", "took")
+WIDTHS = [0.4, 3.0, 1.5, 1.2, 1.2, 0.9]
 
 
 def runs_page(around: Surroundings) -> None:
@@ -100,16 +102,16 @@ def show_list(rows: Sequence[RunRow]) -> None:
     """One line for each run, with a box to choose it."""
     now = datetime.now(UTC)
     with st.container(border=True, gap=None):
-        for column, heading in zip(st.columns(WIDTHS), ("", "run", "state", "flow", "began", "took"), strict=True):
+        for column, heading in zip(st.columns(WIDTHS, gap="xsmall"), HEADINGS, strict=True):
             column.caption(heading)
         for row in rows:
-            box, title, state, flow, began, took = st.columns(WIDTHS, vertical_alignment="center")
+            box, title, state, flow, began, took = st.columns(WIDTHS, gap="xsmall", vertical_alignment="center")
             box.checkbox(row.title, key=box_of(row.key), label_visibility="collapsed")
             title.markdown(f"{'↳ ' * row.depth}{escaped(row.title)}")
             state.badge(row.state.value, color=COLOURS[row.state])
-            flow.markdown(row.flow or "–")
-            began.markdown(_when(row.began, now))
-            took.markdown(_duration(row.seconds(now)))
+            flow.caption(row.flow or "–")
+            began.caption(_when(row.began, now))
+            took.caption(_duration(row.seconds(now)))
 
 
 def show_chosen(chosen: Sequence[RunRow], around: Surroundings) -> None:
@@ -131,7 +133,9 @@ def show_chosen(chosen: Sequence[RunRow], around: Surroundings) -> None:
     with checkpoints:
         for row in chosen:
             if row.tracked is not None:
-                show_checkpoints(row, around)
+                if len(tracked) > 1:
+                    st.markdown(f"##### {escaped(row.title)}")
+                show_checkpoints(row, row.tracked, around)
 
 
 def show_buttons(row: RunRow, around: Surroundings) -> None:
@@ -148,7 +152,7 @@ def show_buttons(row: RunRow, around: Surroundings) -> None:
             page = around.api_url.removesuffix("/api")
             st.link_button("Prefect", f"{page}/runs/flow-run/{row.flow_run.id}", icon=":material/open_in_new:")
         if row.tracked is not None and (page := served_at(around.checkpoints)):
-            address = f"{page}/#/experiments/{row.tracked.experiment}/runs/{row.tracked.id}"
+            address = run_page(page, row.tracked.experiment, row.tracked.id)
             st.link_button("MLflow", address, icon=":material/open_in_new:")
 
 

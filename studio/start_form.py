@@ -23,12 +23,18 @@ KNOWN_SECONDS = 30
 """For which the deployments of a flow are taken to be those that Prefect has told."""
 
 
+@st.dialog("Start a run")
+def start_dialog(draft: ConfigDraft, found: CheckedDraft, around: Surroundings, show_runs: Callable[[], None]) -> None:
+    """`start_form` in a dialog of its own, which a redrawn page does not close."""
+    start_form(draft, found, around, show_runs)
+
+
 def start_form(draft: ConfigDraft, found: CheckedDraft, around: Surroundings, show_runs: Callable[[], None]) -> None:
     """Choose where the run starts; save the file, check what it names, and start it."""
     if found.config is None:
         return
     places = deployments(around, found.flow) | {HERE: "a process on this machine"}
-    st.markdown(f"The flow **{found.flow}** of `{draft.file.name}`")
+    st.markdown(f"Flow **{found.flow}** with `{around.shown(draft.file)}`")
     place = st.radio("Start it as", list(places), format_func=places.__getitem__)
     if not st.button("Save and start", type="primary", icon=":material/play_arrow:"):
         return

@@ -32,6 +32,10 @@ class Surroundings:
     host: str = LOOPBACK
     port: int = PORT
 
+    def shown(self, path: Path) -> str:
+        """A path as a person reads it: relative to the root if it is below that."""
+        return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
+
 
 def surroundings_of(arguments: Sequence[str]) -> Surroundings:
     """The surroundings that these arguments name; relative paths are below the present folder."""

@@ -1,12 +1,11 @@
-"""Pages beside Prefect's: MLflow's own server opens the run that a link leads to, and `down` ends it."""
+"""Pages beside Prefect's: MLflow opens the charts of the run that a link leads to, and `down` ends its server."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import socket
 import sys
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 
@@ -14,8 +13,12 @@ from flows.local.commands import down, status, up
 from flows.local.pages import Page, mlflow_page, port_is_free, start_page, wait_for_page
 from flows.local.server import Process, UpState, answers
 from trinity_core.addresses import LOOPBACK, free_port
+from trinity_core.tracking import MetricLine
 from trinity_core.tracking.forwarder import open_writer
 from trinity_core.tracking.writers import RunInfo
+
+sys.path.append(str(Path(__file__).parent.parent / "view"))
+from browser import opened
 
 API = "http://127.0.0.1:1/api"
 
@@ -31,10 +34,9 @@ def test_a_runs_link_leads_to_the_mlflow_that_is_up(tmp_path: Path, monkeypatch:
         wait_for_page(tmp_path, page, server, said.append)
         info = RunInfo("project", "name", tmp_path / "runs" / "project" / "name")
         writer = open_writer("mlflow", info, tmp_path / "runs")
+        writer.log([MetricLine(step, "trainer", 0.0, {"actor/final_loss": 1 / step}) for step in (1, 2, 3)])
         writer.close(True)
-        address, run_id = writer.link.split("/#/")[0], writer.link.rpartition("/")[2]
-        with urlopen(f"{address}/api/2.0/mlflow/runs/get?run_id={run_id}", timeout=60) as answer:
-            assert json.load(answer)["run"]["info"]["run_name"] == "name"
+        asyncio.run(see_charts(writer.link, tmp_path))
         # What `up` notes of it, `down` ends and removes.
         UpState(API, [server], {"mlflow": page.url}, list(map(str, page.notes))).save(tmp_path)
         assert f"mlflow    {page.url}" in status(tmp_path)
@@ -44,6 +46,15 @@ def test_a_runs_link_leads_to_the_mlflow_that_is_up(tmp_path: Path, monkeypatch:
         assert len(said) == 2, said
     finally:
         server.stop()
+
+
+async def see_charts(link: str, folder: Path) -> None:
+    """A browser that has never been there shows the run among training runs, with a chart of its metric."""
+    async with opened(link, folder) as page:
+        await page.until("!!document.querySelector('.js-plotly-plot')")
+        shown = await page.text("body")
+        assert all(word in shown for word in ("project", "name", "Model metrics", "final_loss"))
+        assert "Model registry" in shown and "Judges" not in shown, "the view of training runs, not that of agents"
 
 
 def test_a_port_that_is_used_is_said_and_nothing_is_started(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from streamlit.testing.v1 import AppTest
 
 from studio.__main__ import main
 from studio.access import TOKEN_VARIABLE, admits, is_local, new_token
-from studio.config_page import START
 from studio.sections import SECTIONS
 from trinity_core.errors import TrinityError
 
@@ -29,7 +28,6 @@ buffer:
 """
 PLUGIN = '''
 import streamlit as st
-from studio.config_page import START
 from studio.sections import SECTIONS
 
 @SECTIONS.register("Budget")
@@ -56,6 +54,16 @@ def opened() -> AppTest:
     return page
 
 
+def plan(page: AppTest) -> str:
+    """The plan that stands beside the fields."""
+    return " ".join(each.proto.body for each in page.get("html"))  # type: ignore[attr-defined]
+
+
+def labels(page: AppTest) -> list[str]:
+    """Of all buttons."""
+    return [button.label for button in page.button]
+
+
 def field(page: AppTest, label: str) -> object:
     [found] = [each for each in (*page.text_input, *page.selectbox) if each.label == label]
     return found
@@ -63,14 +71,16 @@ def field(page: AppTest, label: str) -> object:
 
 def test_a_field_changes_the_text_and_its_problem_stands_below(folder: Path) -> None:
     page = opened()
-    assert any("32 rollouts" in code.value for code in page.code), "the plan"
+    assert "32 rollouts" in plan(page)
     field(page, "repeat_times").set_value("-3").run()  # type: ignore[attr-defined]
     assert "repeat_times: -3" in page.text_area[0].value
     assert [error.value for error in page.error if "at least" in error.value]
     field(page, "repeat_times").set_value("16").run()  # type: ignore[attr-defined]
-    assert any("64 rollouts" in code.value for code in page.code) and not page.error
-    [save] = [button for button in page.button if button.label == "Save" and button.key != "save as button"]
+    assert "64 rollouts" in plan(page) and not page.error
+    assert "`my.yaml` lacks the latest changes." in [each.value for each in page.caption]
+    [save] = [button for button in page.button if button.label == "Save"]
     save.click().run()
+    assert "All changes are saved in `my.yaml`." in [each.value for each in page.caption]
     assert (folder / "my.yaml").read_text() == TEXT.replace("repeat_times: 8", "repeat_times: 16")
 
 
@@ -115,11 +125,27 @@ def test_a_plugin_that_has_our_name_is_refused(folder: Path) -> None:
         load_plugins(folder)
 
 
-def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> None:
+def test_dialogs_open_with_their_buttons(folder: Path) -> None:
     page = opened()
-    assert "Save and start" not in [button.label for button in page.button], "Prefect is asked when the form is opened"
-    page.session_state[START] = True
-    page.run()
+    assert "Save and start" not in labels(page), "Prefect is asked when the form is opened"
+    [start] = [button for button in page.button if button.label == "Start"]
+    assert "Save and start" in labels(start.click().run())
+    [save_as] = [button for button in page.button if button.label == "Save as"]
+    assert labels(save_as.click().run()).count("Save") == 2
+
+
+def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> None:
+    def form() -> None:
+        from studio.checked_draft import checked
+        from studio.config_draft import ConfigDraft
+        from studio.start_form import start_form
+        from studio.surroundings import surroundings_of
+
+        around = surroundings_of(["my.yaml"])
+        draft = ConfigDraft.opened(around.file)
+        start_form(draft, checked(draft.text), around, lambda: None)
+
+    page = AppTest.from_function(form, default_timeout=60).run()
     [start] = [button for button in page.button if button.label == "Save and start"]
     start.click().run(timeout=120)
     assert not page.exception

@@ -38,7 +38,7 @@ def test_a_form_is_filled_in_and_saved(tmp_path: Path) -> None:
                 await page.until(f"{faults}.includes('at least 1') === {str(entered == '-3').lower()}")
             save = "[...document.querySelectorAll('button')].find(e => e.innerText.endsWith('Save'))"
             await page.until(f"!!{save} && ({save}.click(), true)")
-            await page.until("document.body.innerText.includes('Saved as')")
+            await page.until("document.body.innerText.includes('All changes are saved')")
             assert page.said == []
 
     command = streamlit_command([str(file), "--port", str(port)])

@@ -127,7 +127,7 @@ class MlflowWriter(TracingWriter):
         page = read_page_note(self._root, "mlflow")
         uri = page["url"] if page.get("uri") == self.uri else without_password(self.uri)
         if uri.startswith(("http://", "https://")):
-            return f"{uri.rstrip('/')}/#/experiments/{self._experiment}/runs/{self.run_id}"
+            return run_page(uri, self._experiment, self.run_id)
         return ui_command(uri)
 
     def log(self, lines: Sequence[MetricLine]) -> None:
@@ -277,6 +277,15 @@ class MlflowWriter(TracingWriter):
 def keep_parent_open(job_dir: Path) -> None:
     """Keep the run of the pipeline in `job_dir` open until `close_parent`, beyond the end of its stages."""
     _held.add(job_dir)
+
+
+def run_page(server: str, experiment: str, run: str) -> str:
+    """The address of a run's charts.
+
+    MLflow's page takes the view of training runs from the address alone, and else shows agents and their evaluations;
+    the experiment's kind counts for other programs.
+    """
+    return f"{server.rstrip('/')}/#/experiments/{experiment}/runs/{run}/model-metrics?workflowType=machine_learning"
 
 
 def close_parent(job_dir: Path, succeeded: bool) -> None:

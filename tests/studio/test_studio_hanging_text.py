@@ -1,0 +1,24 @@
+"""Lines of the plan as HTML that is broken below its last column."""
+
+from __future__ import annotations
+
+import pytest
+
+from studio.hanging_text import hanging
+
+
+@pytest.mark.parametrize(
+    ("line", "indent"),
+    [
+        ("demo/mine: grpo, mode both", 0),
+        ("  explore  4 tasks, 16 rollouts", 11),
+        ("             820 MiB  process: Python, Ray", 22),
+        ("  trainer worker 1 on 2 CPU thread(s) each", 2),
+    ],
+)
+def test_a_line_hangs_by_its_last_column(line: str, indent: int) -> None:
+    assert f"padding-left: {indent}ch; text-indent: -{indent}ch" in hanging(line)
+
+
+def test_text_is_shown_as_it_is() -> None:
+    assert "&lt;b&gt; &amp;" in hanging("<b> &") and hanging("one\ntwo").count("<div style") == 2
