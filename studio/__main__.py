@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,9 @@ from studio.access import TOKEN_VARIABLE, is_local, new_token
 from studio.surroundings import surroundings_of
 
 APP = Path(__file__).parent / "app.py"
+PRIMARY = "#2f6f9f"
+LINES = (PRIMARY, "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Colours of runs in a chart, which people of any colour vision tell apart (Okabe and Ito, 2008)."""
 
 
 def streamlit_command(arguments: Sequence[str]) -> list[str]:
@@ -25,7 +29,8 @@ def streamlit_command(arguments: Sequence[str]) -> list[str]:
         "browser.gatherUsageStats": "false",
         "client.toolbarMode": "viewer",
         "theme.base": "light",
-        "theme.primaryColor": "#2f6f9f",
+        "theme.primaryColor": PRIMARY,
+        "theme.chartCategoricalColors": json.dumps(LINES),
     }
     settings = [f"--{name}={value}" for name, value in options.items()]
     return [sys.executable, "-m", "streamlit", "run", str(APP), *settings, "--", *arguments]
