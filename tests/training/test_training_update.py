@@ -141,7 +141,7 @@ def test_rows_have_log_probs_at_their_own_temperature(learner, monkeypatch, at_o
             torch.testing.assert_close(mixed, alone, atol=1e-5, rtol=1e-4)
 
 
-def test_zero_stages_train_alike_and_publish_ties_once(learner, tmp_path):
+def test_zero_stages_train_alike_and_publish_each_tensor_once(learner, tmp_path):
     batches = [make_batch(step) for step in (1, 2, 3)]
     plain = _train(learner(), batches)
     for stage in (2, 3):

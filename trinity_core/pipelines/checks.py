@@ -27,6 +27,7 @@ from trinity_core.pipelines.tasks import TASK_OPERATORS
 from trinity_core.pipelines.tasks.curation import made_operator
 from trinity_core.pipelines.tasks.models import unknown_model
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
+from trinity_core.workflows.elsewhere import unknown_workflow
 from trinity_core.workflows.environments.workflow import EnvWorkflow
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
 
@@ -296,6 +297,9 @@ def _place(config: Config, key: str, name: str, value: str | None) -> str:
 
 def _found(registry: Registry[T], name: str | None, key: str, report: Report, imports: bool) -> T | None:
     if name is None or (name not in registry and "." in name and not imports):
+        return None
+    if registry is WORKFLOWS and name not in registry and "." not in name:
+        report.add(key, name, unknown_workflow(name))
         return None
     try:
         return registry.resolve(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trinity_core.config.dialects.verdict import FOLLOWS, Below, Keys, Moved, moved, noted, refused, unset
+from trinity_core.config.dialects.verdict import FOLLOWS, Below, Keys, Moved, Spelled, moved, noted, refused, unset
 from trinity_core.config.schema import (
     BufferConfig,
     ExperienceBufferConfig,
@@ -29,6 +29,17 @@ WARMUP = refused(
 PROGRESS = noted("A run shows its progress in one line.", False)
 UNUSED = noted("It is no property of this data set.", None, "", False, {})
 ALL_STEPS = noted("Its rows are used again as often as the run needs them.", 1)
+WORKFLOW = Spelled(
+    {
+        "": None,
+        "async_simple_workflow": "simple_workflow",
+        "async_math_boxed_workflow": "math_boxed_workflow",
+        "async_math_rm_workflow": "math_rm_workflow",
+        "async_math_ruler_workflow": "math_ruler_workflow",
+        "tool_call_workflow": "toolcall_workflow",
+    }
+)
+"""Names that Trinity-RFT has for the same workflow; all of them are asynchronous here."""
 
 FORMAT: Keys = {
     "image_key": VISION,
@@ -69,7 +80,7 @@ STORED: Keys = {
 }
 TASKSET: Keys = STORED | {
     "default_eval_workflow_type": noted("See default_workflow_type of each task set.", ""),
-    "default_workflow_type": unset(""),
+    "default_workflow_type": WORKFLOW,
     "default_reward_fn_type": unset(""),
     "subset_name": unset(""),
     "path": unset(),
@@ -97,7 +108,7 @@ EXPERIENCES: Keys = STORED | {
     ),
 }  # fmt: skip
 EXPLORER_INPUT: Keys = {
-    "default_workflow_type": unset(""),
+    "default_workflow_type": WORKFLOW,
     "default_reward_fn_type": unset(""),
     "default_eval_workflow_type": moved("eval_tasksets[].default_workflow_type", unset=("",), yields=True),
     "system_prompt": moved(
@@ -113,7 +124,7 @@ TRAINER_INPUT: Keys = {
 }
 BUFFER: Keys = {
     "train_batch_size": unset(0),
-    "default_workflow_type": unset(""),
+    "default_workflow_type": WORKFLOW,
     "default_reward_fn_type": unset(""),
     "max_retry_times": LOCAL,
     "max_retry_interval": LOCAL,

@@ -7,6 +7,7 @@ from typing import Any
 
 from trinity_core.config.dialects.data_keys import WARMUP
 from trinity_core.config.dialects.verdict import (
+    SILENT,
     Below,
     Cases,
     Keys,
@@ -29,6 +30,10 @@ SCHEDULE = noted(
     "The learning rate has a warm-up, a course and an end: warmup_style, min_lr_ratio.", 0.0, 0, "constant"
 )
 FROM_BATCH = noted("It follows from the batch itself.")
+CLIP_B = refused(
+    "it clips by the entropy of each token, which advantages do not see here (Trinity-RFT patches its trainer for it); "
+    "write grpo, and see entropy_loss_fn."
+)
 CORRECTIONS = {"none": "none", "token": "tis_token", "sequence": "tis_sequence"}
 
 
@@ -84,6 +89,7 @@ ADVANTAGE_ARGS = Below(
 )
 ALGORITHM: Keys = {
     "algorithm_type": Spelled({"grpo_verl": "grpo"}),
+    "advantage_fn": Cases({"clipb": CLIP_B}, SILENT),
     "add_strategy": moved("advantage_fn"),
     "add_strategy_args": moved("advantage_fn_args"),
     "mu": moved("policy_loss_fn_args.mu"),

@@ -63,7 +63,7 @@ class Below:
 
 @dataclass(frozen=True)
 class Cases:
-    """One verdict for each of some values, and one for all others."""
+    """One verdict for each of some values, and one for all others, which are as they are where the key is known."""
 
     of: Mapping[Any, Verdict]
     rest: Verdict

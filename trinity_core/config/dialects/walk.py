@@ -100,6 +100,9 @@ def _spelled(verdict: Verdict, name: str, value: Any, chain: Chain) -> Iterator[
             if value is None or _among(value, values):
                 other = next((new for old, new in values.items() if _among(value, (old,))), None)
                 yield Found(chain, name, value, Drop() if other is None else Replace(other))
+        case Cases(of=of):
+            if case := next((each for other, each in of.items() if _among(value, (other,))), None):
+                yield from _foreign(case, name, value, chain)
         case Below(keys=keys) if isinstance(value, dict):
             inner = (*chain, set_at(join_key(chain[-1].key, name), value))
             for part in (part for part in value if part in keys):

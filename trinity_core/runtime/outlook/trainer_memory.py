@@ -113,7 +113,6 @@ def trainer_needs(
     """
     models = [policy, *([critic] if critic else [])]
     model = policy.width * policy.parameters
-    embedding = 0 if policy.stage < 3 else policy.width * policy.shape.embedding  # published under both tied names
     passing = [need for each in models for need in (each.passes(), each.update(), each.saved())]
     if not policy.on_gpu:
         passing.append(Need("policy: copies for Hugging Face's format", 2 * model, f"2 × {model:,} bytes"))
@@ -126,6 +125,6 @@ def trainer_needs(
             Need("reference: weights", own.bytes * reference, own.why),
             Need("attention masks", sum(each.width * each.micro.mask for each in models), "of all micro-batches"),
             max(passing, key=lambda need: need.bytes),
-            Need("published weights", slots * (model + embedding), f"{slots} versions in shared memory"),
+            Need("published weights", slots * model, f"{slots} versions in shared memory"),
         ]
     )
