@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flows.local.keeper import start_keeper
-from flows.local.pages import Page, start_page, wait_for_page
+from flows.local.pages import Page, port_is_free, start_page, wait_for_page
 from flows.local.restarts import RESTARTS
 from flows.local.runs import (
     END_SECONDS,
@@ -67,6 +67,8 @@ def up(
     api_url = f"http://{LOOPBACK}:{port}/api"
     if is_healthy(api_url):
         raise TrinityError(f"Another Prefect server answers at {api_url}. Choose another port with --port.")
+    if not port_is_free(port):
+        raise TrinityError(f"Port {port} is used already. Choose another one with `trinity up --port N`.")
     env = prefect_environment(root) | {"PREFECT_API_URL": api_url}
     started: list[Process] = []
     state = UpState(api_url, started)

@@ -13,6 +13,7 @@ from flows.local.commands import down, status, up
 from flows.local.pages import Page, mlflow_page, port_is_free, start_page, wait_for_page
 from flows.local.server import Process, UpState, answers
 from trinity_core.addresses import LOOPBACK, free_port
+from trinity_core.errors import TrinityError
 from trinity_core.tracking import MetricLine
 from trinity_core.tracking.forwarder import open_writer
 from trinity_core.tracking.writers import RunInfo
@@ -67,6 +68,17 @@ def test_a_port_that_is_used_is_said_and_nothing_is_started(tmp_path: Path) -> N
     [warning] = said
     assert f"port {port} is used already" in warning and "--mlflow-port" in warning
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_used_port_of_prefect_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "prefect.yaml").touch()
+    said: list[str] = []
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        with pytest.raises(TrinityError, match=r"is used already.*--port N"):
+            up(tmp_path, taken.getsockname()[1], said.append)
+    assert said == [] and [path.name for path in tmp_path.iterdir()] == ["prefect.yaml"]
 
 
 def test_a_page_that_ends_at_once_is_said(tmp_path: Path) -> None:
