@@ -137,6 +137,30 @@ def test_task_sets_inherit_defaults() -> None:
     assert (evaluation.rollout_args.temperature, evaluation.repeat_times) == (0.7, 1)
 
 
+@pytest.mark.parametrize(
+    ("taskset", "columns"),
+    [
+        ({}, ("messages", "conversations", "raw_system", "tools", "answer")),
+        ({"format": {"tools_key": "functions"}}, ("messages", "conversations", "raw_system", "functions", "answer")),
+        ({"format": {"prompt_type": "messages"}}, ("messages", "messages", None, "tools", "answer")),
+        ({"format": {"prompt_key": "question"}}, ("plaintext", "messages", None, "tools", "answer")),
+        ({"workflow_args": {"tools": ["calculate"]}}, ("plaintext", "messages", None, None, "response")),
+    ],
+)
+def test_tool_calls_have_their_columns(taskset: dict[str, Any], columns: tuple[str | None, ...]) -> None:
+    given = {"default_workflow_type": "toolcall_workflow", "taskset": {"path": "x", **taskset}}
+    sections = {
+        "explorer": {"rollout_model": {"tool_call_parser": "hermes"}},
+        "buffer": {**GOOD["buffer"], "explorer_input": given},
+    }
+    config = config_from_dict({**GOOD, **sections})
+    form = config.buffer.explorer_input.tasksets[0].format
+    found = (form.prompt_type, form.messages_key, form.system_prompt_key, form.tools_key, form.response_key)
+    assert found == columns and resolve(config) == config
+    again = config_from_dict(config.model_dump(mode="json"))
+    assert again.buffer.explorer_input.tasksets[0].format == form, "as it is when written down and read again"
+
+
 def test_the_other_spelling_of_task_selector() -> None:
     key = "buffer.explorer_input.taskset.data_selector"
     (found,) = made(f"{key}.selector_type=priority", f"{key}.feature_keys=[p]").buffer.explorer_input.tasksets

@@ -15,6 +15,7 @@ from trinity_core.config import Config, config_from_dict
 from trinity_core.data.inspection import inspect
 from trinity_core.data.report_text import LOSS, PLAIN, report_text
 from trinity_core.data.reports import RowLengths
+from trinity_core.data.sharegpt import ROLES
 from trinity_core.data.tiny import write_jsonl
 
 FORM = {"prompt_key": "question", "response_key": "answer"}
@@ -77,6 +78,36 @@ def test_duplicates_and_shared_prompts_are_found(given: dict[str, Any], tmp_path
     tasks, test = inspect(config_from_dict(given))
     assert [(row.line, first.line) for row, first in tasks.duplicates] == [(4, 1)] and not test.duplicates
     assert tasks.shared == {"test": 1} and test.shared == {"sums": 1}
+
+
+def test_rows_of_tool_n1_need_no_format(given: dict[str, Any], tmp_path: Path) -> None:
+    """As its script writes ToolACE: tools and answers as JSON text; one conversation goes on after a call."""
+    call = {"name": "news", "arguments": {"country": "Fiji"}}
+    row = {
+        "tools": json.dumps([{"name": "news", "parameters": {"type": "dict", "properties": {}}}]),
+        "conversations": [{"from": "user", "value": "News of Fiji?"}],
+        "answer": json.dumps([call]),
+        "raw_system": "You are an expert in composing functions.",
+    }
+    turns = [*row["conversations"], {"from": "function_call", "value": json.dumps([call])}]
+    longer = row | {"conversations": [*turns, {"from": "tool", "value": "none"}, {"from": "user", "value": "Really?"}]}
+    unread = [row | {"conversations": [{"from": "bot", "value": "?"}]}, row | {"answer": ""}]
+    (tmp_path / "calls.json").write_text(json.dumps([row, longer, *unread]))
+    given["model"] |= {"max_prompt_tokens": 900}
+    given["explorer"] = {"rollout_model": {"tool_call_parser": "hermes"}}
+    tasks = {"name": "calls", "path": str(tmp_path / "calls.json"), "default_workflow_type": "toolcall_workflow"}
+    given["buffer"]["explorer_input"] = {"taskset": tasks}
+    [report] = inspect(config_from_dict(given))
+    assert report.rows == 2 and not report.problem
+    assert [each.reason.split(" (")[0] for each in report.rejected] == [
+        f"column 'conversations' has a turn from 'bot', not one of {', '.join(ROLES)}",
+        "column 'answer'",
+    ]
+    first, second = ("".join(text for text, _ in shown.spans) for shown in report.examples)
+    for said in (first, second):
+        assert row["raw_system"] in said and '"type": "function", "function": {"name": "news"' in said
+    assert second.count("<tool_call>") == first.count("<tool_call>") + 1
+    assert '<tool_call>\n{"name": "news", "arguments": {"country": "Fiji"}}' in second and "Really?" in second
 
 
 def test_answers_are_shown_with_their_loss(given: dict[str, Any], tmp_path: Path) -> None:

@@ -50,9 +50,47 @@ def test_messages_as_list_or_text(encode):
     assert formats.truth(row, form) == "a"
     shown = formats.demonstration(row, form)
     assert shown.messages == [SYSTEM, USER, ANSWER, USER, ANSWER]
-    assert shown.tools == [{"name": "f"}] and not shown.every_turn
+    assert shown.tools == [{"type": "function", "function": {"name": "f"}}] and not shown.every_turn
     form = form.with_values({"enable_concatenated_multi_turn": True})
     assert formats.demonstration(row, form).every_turn
+
+
+def test_turns_are_messages():
+    """As ShareGPT and those who copied it write them, with calls as LLaMA-Factory and Tool-N1 do."""
+    calls = [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": '{"b": 2}'}]
+    turns = [
+        {"from": "human", "value": "q"},
+        {"from": "function_call", "value": json.dumps(calls)},
+        {"from": "observation", "value": {"found": 3}},
+        {"from": "gpt", "value": "a"},
+        {"from": "function_call", "value": "no call"},
+        {"from": "function_call", "value": json.dumps({"name": "h"})},
+    ]
+    form = FormatConfig(prompt_type="messages", messages_key="conversations", system_prompt_key="system")
+    row = {"conversations": turns, "system": "s"}
+    system, *messages = formats.demonstration(row, form).messages
+    assert system == {"role": "system", "content": "s"}
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", *["assistant"] * 3]
+    assert [message["content"] for message in messages] == ["q", "", '{"found": 3}', "a", "no call", ""]
+    made = [[call["function"] for call in message.get("tool_calls", ())] for message in messages]
+    assert made[1] == [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": 2}}]
+    assert made[5] == [{"name": "h", "arguments": {}}] and not any(made[i] for i in (0, 2, 3, 4))
+    assert formats.prompt_messages(row, form) == [system, *messages[:3]]
+    better, worse = formats.preference(
+        {"messages": turns[:1], "chosen": turns[3], "rejected": {"from": "gpt", "value": "b"}},
+        FormatConfig(prompt_type="messages"),
+    )
+    assert [each.messages[-1]["content"] for each in (better, worse)] == ["a", "b"]
+
+
+def test_messages_with_a_system_prompt_keep_their_own():
+    form = FormatConfig(prompt_type="messages", system_prompt="general")
+    assert formats.prompt_messages({"messages": [SYSTEM, USER]}, form) == [SYSTEM, USER]
+    general = {"role": "system", "content": "general"}
+    assert formats.prompt_messages({"messages": [USER]}, form) == [general, USER]
+    assert formats.demonstration({"messages": [USER, ANSWER]}, form).messages == [general, USER, ANSWER]
+    whole, other = formats.preference({"messages": [USER], "chosen": [USER, ANSWER], "rejected": "x"}, form)
+    assert whole.messages == [general, USER, ANSWER] and other.messages[:2] == [general, USER]
 
 
 def test_messages_of_columnar_files_lose_their_nulls():
@@ -100,6 +138,9 @@ def test_preferences_in_plaintext():
         ({"messages": [{"content": "x"}]}, {"prompt_type": "messages"}, "a role and content"),
         ({"messages": [{"role": "user"}]}, {"prompt_type": "messages"}, "a message without content"),
         ({"messages": [ANSWER]}, {"prompt_type": "messages"}, "has no message to answer"),
+        ({"messages": [{"from": "bot", "value": ""}]}, {"prompt_type": "messages"}, "a turn from 'bot', not one of sy"),
+        ({"messages": [{"from": ["gpt"]}]}, {"prompt_type": "messages"}, r"a turn from \['gpt'\], not one of system"),
+        ({"messages": [{"from": "gpt"}]}, {"prompt_type": "messages"}, "a message without content"),
     ],
 )
 def test_unusable_prompts_are_refused(row, form, message):

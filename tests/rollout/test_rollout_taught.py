@@ -157,14 +157,15 @@ def test_calls_of_an_engine_are_compared_with_the_rows(taught, tmp_path):
         "buffer": {"batch_size": 2, "total_steps": 2},
         "explorer": {"rollout_model": {"tool_call_parser": "hermes"}},
     }
-    data, form = tmp_path / "calls.jsonl", {"prompt_key": "question"}
-    sections["buffer"]["explorer_input"] = {
-        "taskset": {"path": str(data), "format": form}, "default_workflow_type": "toolcall_workflow",
+    data = tmp_path / "calls.jsonl"
+    given = {"taskset": {"path": str(data)}, "default_workflow_type": "toolcall_workflow"}
+    sections["buffer"]["explorer_input"] = given
+    said = {
+        "conversations": [{"from": "human", "value": "What time is it?"}],
+        "tools": json.dumps([TOOL["function"]]),
     }  # fmt: skip
-    turns = [{"from": "human", "value": "What time is it?"}]
-    said = {"question": turns[0]["value"], "conversations": turns, "tools": [TOOL["function"]]}
     answers = [{"name": name, "arguments": {}} for name in ("now", "then")]
-    data.write_text("".join(json.dumps({**said, "answer": [answer]}) + "\n" for answer in answers))
+    data.write_text("".join(json.dumps({**said, "answer": json.dumps([answer])}) + "\n" for answer in answers))
     found = explored(config_of(taught[0], tmp_path, "toolcall_workflow", sections=sections), taught[1])
     assert len(found) == 8 and {one.info["response"].removesuffix("<|im_end|>") for one in found} == {CALL}
     assert {one.task_index % 2: one.reward for one in found} == {0: 1.0, 1: 0.0}

@@ -9,6 +9,8 @@ import pytest
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task, run
 
+from trinity_core.config.schema.buffer import FormatConfig
+from trinity_core.config.tool_call_rows import tool_call_rows
 from trinity_core.errors import DataError
 from trinity_core.workflows import TOOLS, WORKFLOWS, Reward, RewardPool
 from trinity_core.workflows.trajectory import returns
@@ -24,7 +26,7 @@ def rewards():
 
 
 def task_of(workflow: str, row: dict | None = None, **args):
-    fields = {} if row is None else {"raw": row}
+    fields = {} if row is None else {"raw": row, "format": tool_call_rows(FormatConfig(), workflow, args)}
     return make_task(workflow, repeat_times=1, workflow_args=args, **fields)
 
 
@@ -142,10 +144,9 @@ def test_calls_are_compared_with_those_of_the_row(rewards, said, reward):
 @pytest.mark.parametrize(
     ("column", "value", "told"),
     [
-        ("tools", "[{", "column 'tools' is text that is no JSON"),
-        ("tools", '["add"]', "column 'tools' is no list of functions"),
-        ("conversations", ["1+1?"], "a turn from '1[+]1[?]', not one of system"),
-        ("conversations", [{"from": ["human"]}], "not one of system"),
+        ("tools", "[{", "column 'tools' looks like JSON but cannot be read"),
+        ("tools", '["add"]', "column 'tools' must hold a list of objects, one a tool"),
+        ("conversations", ["1+1?"], "column 'conversations' must hold messages with a role and content"),
     ],
 )
 def test_a_row_that_cannot_be_read_says_why(rewards, column, value, told):

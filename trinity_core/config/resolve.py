@@ -25,6 +25,7 @@ from trinity_core.config.schema import (
     TrainerInputConfig,
 )
 from trinity_core.config.sync_methods import default_sync_method
+from trinity_core.config.tool_call_rows import tool_call_rows
 from trinity_core.config.types import FrozenDict
 from trinity_core.local_paths import expanded
 
@@ -180,6 +181,9 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
                     "repeat_times": taskset.repeat_times or repeat_times,
                     "default_workflow_type": taskset.default_workflow_type or workflow,
                     "default_reward_fn_type": taskset.default_reward_fn_type or reward,
+                    "format": tool_call_rows(
+                        taskset.format, taskset.default_workflow_type or workflow, taskset.workflow_args
+                    ),
                     "rollout_args": _sampling(taskset.rollout_args, model),
                     "task_selector": taskset.data_selector or taskset.task_selector,
                     "data_selector": None,

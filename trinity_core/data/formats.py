@@ -1,7 +1,8 @@
 """From rows to conversations: what the columns named by a `FormatConfig` mean.
 
-`plaintext` rows hold strings: a prompt, a response, perhaps a system prompt. `messages` rows hold lists of messages
-(`role`, `content`, perhaps `tool_calls`), as a list or as its JSON text. Tools are a list of objects or its JSON text.
+`plaintext` rows hold strings: a prompt, a response. `messages` rows hold lists of messages (`role`, `content`, perhaps
+`tool_calls`) or of turns (`from`, `value`), as a list or as its JSON text. Both may have a system prompt. Tools are a
+list of objects or its JSON text.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.config.schema.buffer import FormatConfig
+from trinity_core.data import sharegpt
 from trinity_core.data.row_validation import json_problem, row_problem
 from trinity_core.errors import DataError
 
@@ -42,7 +44,7 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
         messages.pop()
     if not messages:
         raise DataError(f"column '{form.messages_key}' has no message to answer")
-    return messages
+    return _begun(messages, row, form)
 
 
 def truth(row: Row, form: FormatConfig) -> Any:
@@ -56,14 +58,14 @@ def truth(row: Row, form: FormatConfig) -> Any:
 
 
 def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
-    """The tools of a row, None if it has none."""
+    """The tools of a row, None if it has none. A bare function is wrapped as chat templates take it."""
     given = row.get(form.tools_key) if form.tools_key else None
     given = _parsed(given, form.tools_key)
     if not given:
         return None
     if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
         raise DataError(f"column '{form.tools_key}' must hold a list of objects, one a tool")
-    return given
+    return [{"type": "function", "function": tool} if "name" in tool else tool for tool in given]
 
 
 def demonstration(row: Row, form: FormatConfig) -> Conversation:
@@ -76,7 +78,7 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
         messages.pop()
     if len(messages) < 2:
         raise DataError(f"column '{form.messages_key}' has no assistant's answer to learn from")
-    return Conversation(messages, tools(row, form), form.enable_concatenated_multi_turn)
+    return Conversation(_begun(messages, row, form), tools(row, form), form.enable_concatenated_multi_turn)
 
 
 def preference(row: Row, form: FormatConfig) -> tuple[Conversation, Conversation]:
@@ -104,7 +106,7 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
     if answer[-1]["role"] != "assistant":
         raise DataError(f"column '{key}' must end with an assistant's message")
     if answer[0]["role"] in ("system", "user"):
-        return answer
+        return _begun(answer, row, form)
     return prompt_messages(row, form) + answer
 
 
@@ -112,6 +114,11 @@ def _system(row: Row, form: FormatConfig) -> list[Message]:
     text = row.get(form.system_prompt_key) if form.system_prompt_key else None
     text = text or form.system_prompt
     return [{"role": "system", "content": str(text)}] if text else []
+
+
+def _begun(messages: list[Message], row: Row, form: FormatConfig) -> list[Message]:
+    """With the system prompt before messages that have none."""
+    return messages if messages[0]["role"] == "system" else [*_system(row, form), *messages]
 
 
 def has_column(row: Row, key: str) -> bool:
@@ -148,6 +155,10 @@ def _messages(row: Row, key: str, setting: str) -> list[Message]:
 def _checked(messages: Any, key: str) -> list[Message]:
     if not isinstance(messages, list) or not messages:
         raise DataError(f"column '{key}' must hold a list of messages, not {_short(messages)}")
+    messages = [
+        sharegpt.as_message(each, key) if isinstance(each, dict) and sharegpt.is_turn(each) else each
+        for each in messages
+    ]
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DataError(f"column '{key}' must hold messages with a role and content, not {_short(message)}")

@@ -9,18 +9,12 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from trinity_core.data.experience import Experience
-from trinity_core.data.formats import Message, Tool
-from trinity_core.errors import DataError, InputError
+from trinity_core.data.formats import Message
+from trinity_core.errors import InputError
 from trinity_core.workflows.base import WORKFLOWS
 from trinity_core.workflows.conversation import ConversationArguments, ConversationWorkflow
 from trinity_core.workflows.rewards import Reward, RewardItem
 from trinity_core.workflows.tools import TOOLS, Toolbox
-
-ROLES = {
-    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-    "function_call": "assistant", "observation": "tool", "tool": "tool",
-}  # fmt: skip
-"""Who speaks in the column `conversations`, as a role of a message."""
 
 
 class ToolCallArguments(ConversationArguments):
@@ -56,8 +50,8 @@ class ToolCallWorkflow(ConversationWorkflow):
 
     With `workflow_args.tools` the calls are carried out, and the last answer is scored by the task's reward function
     (`math_reward` if it names none). Without, the tools of the row are shown, the policy has one turn, and its calls
-    are compared with those in the row (`toolcall_reward`), as in Tool-N1's data sets (arXiv 2505.00024): the columns
-    `conversations` (or what the format names), `tools` and `answer`.
+    are compared with those in the row (`toolcall_reward`), whose columns are by default those of Tool-N1's data sets
+    (`config/tool_call_rows.py`).
     """
 
     arguments = ToolCallArguments
@@ -71,9 +65,7 @@ class ToolCallWorkflow(ConversationWorkflow):
         """Turns until one calls no tool, `max_turns` are made or the context is full."""
         given = ToolCallArguments.model_validate(self.task.workflow_args)
         box = Toolbox(*given.tools, time_limit=given.time_limit)
-        row = self.task.raw
-        shown = box.schemas or row_tools(row, self.task.tools)
-        trajectory = self.trajectory(run, row_messages(row) or self.task.messages, shown)
+        trajectory = self.trajectory(run, tools=box.schemas or None)
         answer = await trajectory.act()
         said = trajectory.messages[-1]
         while given.tools and trajectory.turns < given.max_turns and not trajectory.finished:
@@ -89,54 +81,6 @@ class ToolCallWorkflow(ConversationWorkflow):
 
     async def _calls_judged(self, said: Message) -> Reward:
         calls = json.dumps([call["function"] for call in said.get("tool_calls") or ()])
-        truth = self.task.raw.get("answer") if self.task.truth is None else self.task.truth
-        item = RewardItem(calls, truth, self.question, self.task.raw, self.task.reward_fn_args)
+        item = RewardItem(calls, self.task.truth, self.prompt_text, self.task.raw, self.task.reward_fn_args)
         [reward] = await self.rewards.score(self.reward_name, [item])
         return reward
-
-    @property
-    def question(self) -> str:
-        """The last message of the prompt."""
-        return str((row_messages(self.task.raw) or self.task.messages)[-1].get("content", ""))
-
-    @property
-    def prompt_text(self) -> str:
-        """See `SimpleWorkflow`."""
-        return self.question
-
-
-def row_tools(row: dict[str, Any], tools: list[Tool] | None) -> list[Tool] | None:
-    """The tools of a row: those that the format names, else the column `tools`, a list or its JSON text."""
-    found = tools or _parsed(row, "tools")
-    if not found:
-        return None
-    if not isinstance(found, list) or not all(isinstance(tool, dict) for tool in found):
-        raise DataError(f"column 'tools' is no list of functions: {found!r:.80}")
-    return [tool if tool.get("type") == "function" else {"type": "function", "function": tool} for tool in found]
-
-
-def row_messages(row: dict[str, Any]) -> list[Message]:
-    """The conversation in the columns `conversations` (`from`, `value`) and `raw_system`; empty without the former."""
-    turns = _parsed(row, "conversations")
-    if not isinstance(turns, list):
-        return []
-    system = [{"role": "system", "content": row["raw_system"]}] if row.get("raw_system") else []
-    return system + [_message(turn) for turn in turns]
-
-
-def _message(turn: dict[str, Any]) -> Message:
-    speaker = turn.get("from") if isinstance(turn, dict) else turn
-    if not isinstance(speaker, str) or speaker not in ROLES:
-        raise DataError(f"column 'conversations' has a turn from {speaker!r:.80}, not one of {', '.join(ROLES)}")
-    value = turn.get("value")
-    return {"role": ROLES[turn["from"]], "content": value if isinstance(value, str) else json.dumps(value)}
-
-
-def _parsed(row: dict[str, Any], column: str) -> Any:
-    value = row.get(column)
-    if not isinstance(value, str) or not value.strip():
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise DataError(f"column '{column}' is text that is no JSON: {error}") from error

@@ -32,18 +32,19 @@ from trinity_core.config.types import (
 
 
 class FormatConfig(Section):
-    """Which columns of a data set hold what."""
+    """Which columns of a data set hold what. Tasks of `toolcall_workflow` have those of Tool-N1's data sets by default:
+    `conversations`, `raw_system`, `tools`, `answer`."""
 
     prompt_type: Literal["plaintext", "messages"] = "plaintext"
-    """Whether a prompt is one string or a list of messages."""
+    """Whether a prompt is one string or a list of messages (`role`, `content`) or turns (`from`, `value`)."""
     prompt_key: str = "prompt"
     """Column of the user's prompt (plaintext)."""
     response_key: str = "response"
     """Column of the response or reference answer (plaintext)."""
     system_prompt_key: str | None = None
-    """Column of the system prompt (plaintext)."""
+    """Column of the system prompt."""
     system_prompt: str | None = None
-    """System prompt of rows that have none of their own (plaintext)."""
+    """System prompt of rows that have none of their own."""
     messages_key: str = "messages"
     """Column of the message list (messages)."""
     tools_key: str | None = None
