@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
@@ -10,14 +11,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from workflows.chatting import Turns
+from workflows.workflow_helpers import make_task
 
 from trinity_core.errors import DataError
-from trinity_core.workflows import ENVIRONMENTS, RewardItem, RewardPool
+from trinity_core.workflows import ENVIRONMENTS, EnvironmentFailed, RewardItem, RewardPool, run_workflow
 from trinity_core.workflows.environments.evaluated import EVALUATED, is_evaluable
 from trinity_core.workflows.environments.planning import best_return, move_values
+from trinity_core.workflows.environments.process import HOSTS
 from trinity_core.workflows.environments.reasoning import answer_in, reasoning_gym_reward, rows
 from trinity_core.workflows.environments.tasks import best_moves, main
 from trinity_core.workflows.environments.toy_text import Blackjack, FrozenLake, Taxi
+from trinity_core.workflows.environments.workflow import EnvArguments
 from trinity_core.workflows.rewards.countdown import countdown_reward
 
 pytest.importorskip("reasoning_gym", reason="requirements/environments.txt is not installed; make dev installs it")
@@ -128,6 +133,34 @@ def test_no_answer_is_run(tmp_path, dataset):
 )  # fmt: skip
 def test_data_and_formulas_are_evaluated(text):
     assert is_evaluable(text)
+
+
+def test_a_verifier_that_hangs_is_killed():
+    """Sympy would differentiate this answer for hours: no rollout of the task is judged, and the next task is."""
+    asked = [row["prompt"] for row in rows("simple_integration", 1, 1, {})]
+    gym = {"environment": "reasoning_gym", "environment_args": {"dataset": "simple_integration"}, "time_limit": 2.0}
+
+    def play(*turns):
+        fields = {"raw": {"question": "Go.", "seed": 1}, "repeat_times": 1, "workflow_args": gym | {"processes": 1}}
+        return asyncio.run(run_workflow(make_task("env_workflow", **fields), Turns(*turns)))
+
+    [before] = play("x")
+    assert before.reward is not None and before.reward < 1 and before.metrics["turns"] == 1
+    [host] = [one for hosts in HOSTS.idle.values() for one in hosts]
+    with pytest.raises(EnvironmentFailed, match=r"'reasoning_gym': it took longer than 2 s for step"):
+        play("(sin(x)+cos(x)*tan(x)+exp(x)+log(x)+sqrt(x))**99")
+    assert not host.alive
+    [after] = play("x")
+    assert after.reward == before.reward and after.tokens.tolist() == before.tokens.tolist()
+    assert asked[0].strip() in Turns().tokenizer.decode(after.tokens.tolist())
+    HOSTS.close()
+
+
+def test_a_process_of_its_own_is_the_default_and_can_be_declined():
+    given = {"environment": "reasoning_gym", "environment_args": {"dataset": "chain_sum"}}
+    assert EnvArguments.model_validate(given).separate
+    assert not EnvArguments.model_validate(given | {"process": False}).separate
+    assert not EnvArguments.model_validate({"environment": "frozen_lake"}).separate
 
 
 def test_every_verifier_that_evaluates_is_known():

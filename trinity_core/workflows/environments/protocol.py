@@ -45,7 +45,8 @@ Told = Step | tuple[str, float, bool, Mapping[str, Any]]
 class Environment(Protocol):
     """One world that a policy acts in by text. Methods are plain or `async`; one is called at a time.
 
-    An environment whose constructor needs packages of `requirements/environments.txt` names one of them as `package`.
+    An environment whose constructor needs packages of `requirements/environments.txt` names one of them as `package`;
+    one with `own_process` true runs in a process of its own unless `workflow_args.process` is false.
     """
 
     def reset(self, seed: int) -> Told | Awaitable[Told]:
@@ -65,6 +66,12 @@ class NeedsPackage(Protocol):
     """A class of environments that needs a package which is not among the core's."""
 
     package: ClassVar[str]
+
+
+class NeedsProcess(Protocol):
+    """A class of environments that may hang in a way that only the end of its process ends."""
+
+    own_process: ClassVar[bool]
 
 
 ENVIRONMENTS: Registry[type[Any]] = Registry("environment")
@@ -100,6 +107,13 @@ def missing(name: str, package: str) -> TrinityError:
     return InputError(f"environment '{name}' needs the package {package}; install it: {EXTRA}")
 
 
-def target_of(kind: type[Any]) -> str:
-    """Where a process of its own finds a class: its file and name."""
-    return f"{inspect.getsourcefile(kind)}:{kind.__qualname__}"
+def wants_process(kind: type[Any] | None) -> bool:
+    """True if environments of this class run in a process of their own by default."""
+    return getattr(kind, "own_process", False)
+
+
+def target_of(kind: type[Any], same_python: bool) -> str:
+    """Where a process of its own finds a class: its module if it is one of ours, which may import others of ours; else
+    its file, also for another interpreter, where none of ours is installed."""
+    ours = same_python and kind.__module__.startswith("trinity_core.")
+    return f"{kind.__module__ if ours else inspect.getsourcefile(kind)}:{kind.__qualname__}"

@@ -23,6 +23,8 @@ class ReasoningGym:
     """One question of a generator, drawn with the seed; the reward is its verifier's score of the answer."""
 
     package: ClassVar[str] = "reasoning_gym"
+    own_process: ClassVar[bool] = True
+    """A verifier may compute an answer for ever, such as the derivative of a sum of functions to the 99th power."""
 
     def __init__(self, dataset: str, config: dict[str, Any] | None = None) -> None:
         """`dataset`: the generator's name. `config`: its settings but `seed` and `size`."""

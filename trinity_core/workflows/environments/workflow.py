@@ -30,6 +30,7 @@ from trinity_core.workflows.environments.protocol import (
     as_tools,
     check_installed,
     target_of,
+    wants_process,
 )
 from trinity_core.workflows.trajectory import Trajectory
 
@@ -55,8 +56,8 @@ class EnvArguments(Arguments):
     that judge a run by its last turn compare."""
     discount: float = Field(1.0, ge=0, le=1)
     """Of the returns of `step_wise`, a turn."""
-    process: bool = False
-    """In a process of its own."""
+    process: bool | None = None
+    """In a process of its own; None: if the environment's class asks for one."""
     python: str | None = None
     """The interpreter of that process, such as that of another virtual environment; implies `process`."""
     processes: int = Field(16, ge=1)
@@ -67,7 +68,8 @@ class EnvArguments(Arguments):
     @property
     def separate(self) -> bool:
         """True if the environment runs in a process of its own."""
-        return self.process or self.python is not None or ":" in self.environment
+        wanted = wants_process(ENVIRONMENTS.get(self.environment)) if self.process is None else self.process
+        return wanted or self.python is not None or ":" in self.environment
 
     @property
     def all_arguments(self) -> dict[str, Any]:
@@ -183,8 +185,8 @@ class EnvWorkflow(Workflow):
         task = self.task
         limit = given.time_limit + (GRACE if given.separate else 0.0)
         async with opened(given, task.raw) as environment:
-            tools = as_tools(await _called(environment.tools, limit))
-            episode = Episode(as_step(await _called(environment.reset, limit, seed_of(task))))
+            tools = as_tools(await called(environment.tools, limit))
+            episode = Episode(as_step(await called(environment.reset, limit, seed_of(task))))
             trajectory = Trajectory(
                 self.model,
                 first_messages(task.messages, episode.first.observation),
@@ -198,7 +200,7 @@ class EnvWorkflow(Workflow):
                 if answer.finish_reason == "prompt_too_long":
                     break
                 episode.cut_off += answer.finish_reason == "length"
-                episode.steps.append(as_step(await _called(environment.step, limit, answer.text)))
+                episode.steps.append(as_step(await called(environment.step, limit, answer.text)))
                 if episode.steps[-1].done:
                     break
                 trajectory.add({"role": "user", "content": episode.steps[-1].observation})
@@ -224,7 +226,7 @@ async def opened(given: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterator[E
     """The environment of a row, here or in a process of its own. Raises EnvironmentFailed if it cannot be made."""
     if given.separate:
         registered = ENVIRONMENTS.get(given.environment)
-        target = given.environment if registered is None else target_of(registered)
+        target = given.environment if registered is None else target_of(registered, given.python is None)
         where = Where(given.environment, target, given.python or sys.executable)
         columns = {} if registered else raw
         taking = asyncio.get_running_loop().run_in_executor(
@@ -237,19 +239,19 @@ async def opened(given: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterator[E
             raise
         whole = False
         try:
-            await _called(hosted.make, START_SECONDS + GRACE, given.environment_args, columns)
+            await called(hosted.make, START_SECONDS + GRACE, given.environment_args, columns)
             yield hosted
             whole = True
         finally:
             HOSTS.give(hosted, whole)
         return
-    environment: Environment = await _called(
+    environment: Environment = await called(
         ENVIRONMENTS.resolve(given.environment), given.time_limit, **given.environment_args
     )
     try:
         yield environment
     finally:
-        await _called(environment.close, given.time_limit)
+        await called(environment.close, given.time_limit)
 
 
 def _give_back(taken: asyncio.Future[ProcessEnvironment]) -> None:
@@ -258,7 +260,7 @@ def _give_back(taken: asyncio.Future[ProcessEnvironment]) -> None:
         HOSTS.give(taken.result(), False)
 
 
-async def _called(method: Callable[..., Any], limit: float, /, *args: Any, **kwargs: Any) -> Any:
+async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwargs: Any) -> Any:
     """What a method of an environment returns, plain or `async`, within `limit` seconds.
 
     Raises EnvironmentFailed if it takes longer or raises.
