@@ -2,12 +2,12 @@
 
     python benchmarks/environments_learn.py [--only frozen_lake] [--steps 40]
 
-`frozen_lake`, `blackjack` and `reasoning_gym` are their recipes; `tools` reckons word problems with a calculator;
-`multi_turn` has a second attempt at those of the quick start. Each begins with the warm-up of its recipe, on examples
-that err. Prints one line each: mean reward of the first and of the last fifth of the steps with its standard error
-between steps, the best possible one, median seconds a step, and the whole time. The best return in gymnasium's
-environments is computed from their transitions; all other scores end at 1. The exit code is 1 where one hardly rose,
-or by less than two standard errors.
+`frozen_lake`, `blackjack`, `reasoning_gym` and `openenv` (with its server) are their recipes; `tools` reckons word
+problems with a calculator; `multi_turn` has a second attempt at those of the quick start. Each begins with the warm-up
+of its recipe, on examples that err. Prints one line each: mean reward of the first and of the last fifth of the steps
+with its standard error between steps, the best possible one, median seconds a step, and the whole time. The best return
+in gymnasium's environments is computed from their transitions; all other scores end at 1. The exit code is 1 where one
+hardly rose, or by less than two standard errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -36,6 +37,7 @@ LEAST = 0.2
 SURE = 2.0
 """Standard errors by which it must rise."""
 FOLDER = BUILD / "environments"
+PORT = 8765
 TRAIN = "buffer.explorer_input.taskset"
 
 
@@ -55,6 +57,8 @@ class Way:
     make: tuple[str, ...] = ()
     """Arguments that make the tasks of an environment; none: the word problems of `trinity tiny`."""
     overrides: tuple[str, ...] = ()
+    server: str = ""
+    """A script that serves the environment on `PORT`."""
 
 
 SUMS = {
@@ -63,6 +67,8 @@ SUMS = {
         "max_terms": 2, "max_digits": 1, "operators": ["+"], "allow_parentheses": False, "allow_negation": False,
     },
 }  # fmt: skip
+
+NIM = ("--args", json.dumps({"url": f"http://127.0.0.1:{PORT}", "observation_key": "text"}))
 
 
 def played(name: str, *make: str) -> Way:
@@ -77,6 +83,12 @@ WAYS = {
         "configs/reasoning_gym/reasoning_gym.yaml",
         lambda: 1.0,
         ("--args", json.dumps(SUMS), "--train", "256", "--examples", "3000", "--skill", "0.7"),
+    ),
+    "openenv": Way(
+        "configs/openenv/openenv.yaml",
+        lambda: 1.0,
+        (*NIM, "--actions", *"123", "--moves", "6", "--examples", "3000"),
+        server="configs/openenv/nim_server.py",
     ),
     "tools": Way("configs/tools/tools.yaml", lambda: 1.0),
     "multi_turn": Way(
@@ -102,8 +114,26 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not (FOLDER / "model").exists():
         subprocess.run([trinity(), "tiny", "--out", str(FOLDER), "--seed", "1"], check=True, cwd=ROOT)
-    failed = [name for name in args.only if not learns(name, WAYS[name], args.steps)]
+    failed = []
+    for name in args.only:
+        with served(WAYS[name].server):
+            if not learns(name, WAYS[name], args.steps):
+                failed.append(name)
     sys.exit(f"did not learn: {', '.join(failed)}" if failed else 0)
+
+
+@contextmanager
+def served(script: str) -> Iterator[None]:
+    """The server of an environment, from its start to its end; none where there is no script."""
+    if not script:
+        yield
+        return
+    server = subprocess.Popen([sys.executable, script, "--port", str(PORT)], cwd=ROOT)
+    try:
+        yield  # the environment waits for its server
+    finally:
+        server.kill()
+        server.wait()
 
 
 def learns(name: str, way: Way, steps: int) -> bool:

@@ -118,13 +118,13 @@ def serving(app: FastAPI, **settings: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def core_serving(script: str) -> Iterator[str]:
-    """The address of a server that is written with openenv-core, a file beside this one."""
+def core_serving(script: str | Path, *before: str) -> Iterator[str]:
+    """The address of a server that is written with openenv-core, a file beside this one, started with these arguments
+    and a port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    path = Path(__file__).with_name(script)
-    server = subprocess.Popen([sys.executable, path, str(port)])
+    server = subprocess.Popen([sys.executable, Path(__file__).parent / script, *before, str(port)])
     try:
         deadline = time.monotonic() + 60
         while not is_open(port) and time.monotonic() < deadline:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from workflows.chatting import Turns
@@ -19,7 +22,10 @@ from trinity_core.inference.requests import Sampling
 from trinity_core.workflows import EnvironmentFailed, run_workflow
 from trinity_core.workflows.environments import openenv
 from trinity_core.workflows.environments.openenv import OpenEnv
+from trinity_core.workflows.environments.tasks import main
 from trinity_core.workflows.environments.workflow import EnvArguments
+
+NIM = Path(__file__).parents[2] / "configs/openenv/nim_server.py"
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +140,38 @@ def test_openenv_core_itself_is_played():
         assert one.reward == 1.0 and one.metrics["invalid_actions"] == 1
         with pytest.raises(EnvironmentFailed, match="it broke"):
             play(url, "raise")
+
+
+def test_the_recipes_game_is_won_by_best_play_and_shown_by_examples(monkeypatch, tmp_path):
+    async def played(url, seed):
+        game = OpenEnv(url, observation_key="text")
+        said = await game.reset(seed)
+        while not said.done:
+            said = await game.step(f"I take {int(said.observation.split()[-1]) % 4}.")
+        await game.close()
+        return said.reward
+
+    with core_serving(NIM, "--port") as url:
+        assert [asyncio.run(played(url, seed)) for seed in range(20)] == [1.0] * 20
+        args = json.dumps({"url": url, "observation_key": "text"})
+        options = ["--args", args, "--actions", "1", "2", "3", "--moves", "6", "--examples", "30", "--train", "2"]
+        shown = {}
+        for skill in ("0", "1"):
+            made = ["tasks", "openenv", "--out", str(tmp_path / skill), "--skill", skill, *options]
+            monkeypatch.setattr(sys, "argv", made)
+            main()
+            rows = (tmp_path / skill / "sft.jsonl").read_text().splitlines()
+            shown[skill] = [json.loads(row)["messages"] for row in rows]
+        [one], model = play(url, *["9"] * 10)  # no move: turns without effect
+        assert one.reward == 0.0 and one.metrics["turns"] == 10
+        assert "<uTake 1, 2 or 3. Left: " in model.tokenizer.decode(one.tokens.tolist())
+    assert all(takes_the_rest(each) for each in shown["1"]), "games that were won"
+    assert 0 < sum(takes_the_rest(each) for each in shown["0"]) < 30
+    assert [each[0]["content"] for each in shown["0"]] == [each[0]["content"] for each in shown["1"]]
+
+
+def takes_the_rest(messages):
+    return int(messages[-2]["content"].split()[-1]) == int(messages[-1]["content"])
 
 
 @pytest.mark.parametrize(("environment", "judged"), [("openenv", True), ("openenv_tools", False)])

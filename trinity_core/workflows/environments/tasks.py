@@ -5,7 +5,9 @@
 
 A task of an environment is a prompt and a seed. One of reasoning-gym has question, answer and what the verifier reads.
 Examples show how to answer and are right but with a chance of `--skill`: a warm-up learns the form, and leaves to be
-learned by exploring what is right. They play at random otherwise, or give another question's answer.
+learned by exploring what is right. They play at random otherwise, or give another question's answer. In an environment
+whose moves are not listed, such as an OpenEnv server's, they say any of `--actions`, and with a chance of `--skill`
+play again until they earn `--enough`.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from trinity_core.files import clear_errors
 from trinity_core.workflows.environments import ENVIRONMENTS
 from trinity_core.workflows.environments.planning import Transitions, move_values
 from trinity_core.workflows.environments.protocol import check_installed
+from trinity_core.workflows.environments.random_play import RandomPlayer
 from trinity_core.workflows.environments.reasoning import rows as questions
 from trinity_core.workflows.environments.toy_text import ToyText
-from trinity_core.workflows.environments.workflow import first_messages
+from trinity_core.workflows.environments.workflow import EnvArguments, first_messages
 
 FORESIGHT = 100
 """Moves that best play of an example looks ahead, with a discount that prefers short ways."""
@@ -44,6 +47,8 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=0)
     parser.add_argument("--skill", type=float, default=0.4)
     parser.add_argument("--moves", type=int, default=10, help="most moves of an example")
+    parser.add_argument("--actions", nargs="+", default=[], help="what examples say where the moves are not listed")
+    parser.add_argument("--enough", type=float, default=1.0, help="return of an episode that went well, with --actions")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     check_installed(given.environment, ENVIRONMENTS[given.environment])
@@ -70,13 +75,23 @@ def split_rows(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
         splits[split] = [{"prompt": given.prompt, "seed": first + number} for number in range(size)]
         first += size
     if given.examples:
-        kind = ENVIRONMENTS[given.environment]
-        if not issubclass(kind, ToyText):
-            raise InputError(f"there are no examples for '{given.environment}', whose moves are not listed")
-        environment, plan = kind(**given.args), BestPlay()
-        seeds = range(first, first + given.examples)
-        splits["sft"] = [{"messages": played(environment, seed, given, rng, plan)} for seed in seeds]
+        splits["sft"] = [{"messages": each} for each in examples(given, range(first, first + given.examples), rng)]
     return splits
+
+
+def examples(given: argparse.Namespace, seeds: range, rng: random.Random) -> list[list[Message]]:
+    """The conversation of one episode for each seed."""
+    kind = ENVIRONMENTS[given.environment]
+    if issubclass(kind, ToyText):
+        if given.actions:
+            raise InputError(f"--actions has no effect: '{given.environment}' lists its moves")
+        environment, plan = kind(**given.args), BestPlay()
+        return [played(environment, seed, given, rng, plan) for seed in seeds]
+    if not given.actions:
+        raise InputError(f"'{given.environment}' does not list its moves: say what examples say, --actions A B …")
+    arguments = EnvArguments(environment=given.environment, environment_args=given.args, max_turns=given.moves)
+    player = RandomPlayer(arguments, given.prompt, given.actions, rng, given.skill, given.enough)
+    return player.episodes(seeds)
 
 
 class BestPlay:
