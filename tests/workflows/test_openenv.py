@@ -142,7 +142,7 @@ def test_openenv_core_itself_is_played():
             play(url, "raise")
 
 
-def test_the_recipes_game_is_won_by_best_play_and_shown_by_examples(monkeypatch, tmp_path):
+def test_best_play_wins_the_recipes_game(monkeypatch, tmp_path):
     async def played(url, seed):
         game = OpenEnv(url, observation_key="text")
         said = await game.reset(seed)
