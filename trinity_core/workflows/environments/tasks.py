@@ -89,7 +89,8 @@ def examples(given: argparse.Namespace, seeds: range, rng: random.Random) -> lis
         return [played(environment, seed, given, rng, plan) for seed in seeds]
     if not given.actions:
         raise InputError(f"'{given.environment}' does not list its moves: say what examples say, --actions A B …")
-    arguments = EnvArguments(environment=given.environment, environment_args=given.args, max_turns=given.moves)
+    wanted = {"environment": given.environment, "environment_args": given.args, "max_turns": given.moves}
+    arguments = EnvArguments.model_validate(wanted)
     player = RandomPlayer(arguments, given.prompt, given.actions, rng, given.skill, given.enough)
     return player.episodes(seeds)
 
