@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,8 @@ from trinity_core.data.experience import Experience
 from trinity_core.errors import InputError, TransientFault, TrinityError
 from trinity_core.pipelines.data_juicer import DataJuicer, LocalDataJuicer, process_rows
 from trinity_core.pipelines.data_juicer.client import steps_of
-from trinity_core.pipelines.data_juicer.local import ENVIRONMENT, MISSING
+from trinity_core.pipelines.data_juicer.installed import installed_operators
+from trinity_core.pipelines.data_juicer.local import ENVIRONMENT, MISSING, require_installed
 from trinity_core.pipelines.operators import pipeline
 
 installed = pytest.mark.skipif(not ENVIRONMENT.exists(), reason=MISSING)
@@ -59,8 +61,15 @@ def test_a_killed_server_is_started_again(server):
 
 
 @installed
+def test_operators_read_from_the_source_are_those_of_the_package():
+    script = "import json, data_juicer.ops as o; print(json.dumps(list(o.OPERATORS.modules)))"
+    told = subprocess.run([require_installed(), "-c", script], capture_output=True, text=True, timeout=120)
+    assert installed_operators() == set(json.loads(told.stdout.splitlines()[-1]))
+
+
+@installed
 def test_faults_name_the_operator(server):
-    with pytest.raises(TrinityError, match="Data-Juicer has no operator text_lenght_filter"):
+    with pytest.raises(TrinityError, match="text_lenght_filter; did you mean text_length_filter"):
         process_rows(ROWS, server, [{"text_lenght_filter": {}}])
     with pytest.raises(TrinityError, match="text_length_filter: TypeError"):
         process_rows(ROWS, server, [{"text_length_filter": {"text_key": "txt"}}])

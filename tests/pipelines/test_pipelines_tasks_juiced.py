@@ -91,6 +91,24 @@ def test_an_address_that_is_none_is_refused(tmp_path, address):
 
 
 @pytest.mark.skipif(not ENVIRONMENT.exists(), reason=MISSING)
+def test_an_operator_that_data_juicer_lacks_is_refused(tmp_path):
+    """Before anything starts, in either pipeline; a server that runs already may have others."""
+    steps = [{"text_length_filter": {}}, {"words_num_filtr": {}}, {"fix_unicode_mapper": {}}]
+    report = Report()
+    config = config_of(tmp_path, {"data_juicer": {"auto_start": True}}, steps)
+    operators = {"operators": [{"name": "data_juicer", "args": {"operators": steps}}]}
+    check_names(config.with_values({"data_processor.experience_pipeline": operators}), report)
+    key = "data_processor.{}_pipeline.operators[0].args.operators[1]"
+    assert [(each.key, each.message, each.suggestion) for each in report.problems] == [
+        (key.format(pipeline), "Data-Juicer has no operator 'words_num_filtr'.", "words_num_filter")
+        for pipeline in ("experience", "task")
+    ]
+    report = Report()
+    check_names(config_of(tmp_path, {"data_juicer": {"server_url": "http://127.0.0.1:5005"}}, steps), report)
+    assert report.problems == []
+
+
+@pytest.mark.skipif(not ENVIRONMENT.exists(), reason=MISSING)
 def test_the_runs_own_server_curates_rows(tmp_path):
     service = {"data_juicer": {"auto_start": True, "port": free_port()}}
     config = config_of(tmp_path, service)

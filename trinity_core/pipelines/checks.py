@@ -20,12 +20,14 @@ from trinity_core.data.selectors import SELECTORS, check_columns
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.pipelines import operators, shaping
 from trinity_core.pipelines.data_juicer.client import steps_of
-from trinity_core.pipelines.data_juicer.local import require_installed, starts_own
+from trinity_core.pipelines.data_juicer.installed import installed_operators
+from trinity_core.pipelines.data_juicer.local import starts_own
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.pipelines.shaping import taskset_balance_filter
 from trinity_core.pipelines.tasks import TASK_OPERATORS
 from trinity_core.pipelines.tasks.curation import made_operator
 from trinity_core.pipelines.tasks.models import unknown_model
+from trinity_core.slips import closest
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
 from trinity_core.workflows.elsewhere import unknown_workflow
 from trinity_core.workflows.environments.workflow import EnvWorkflow
@@ -191,12 +193,17 @@ def _check_data_juicer(
             told = "needs a server: give service.data_juicer, with `auto_start: true` or the `server_url` of one."
             report.add(f"{key}.name", operator.name, told)
         try:
-            steps_of(operator.args.get("operators"), operator.args.get("config_path"))
-            if service is not None and starts_own(service):
-                require_installed()
+            steps = steps_of(operator.args.get("operators"), operator.args.get("config_path"))
+            known = installed_operators() if service is not None and starts_own(service) else None
         except TrinityError as error:
             named = ".config_path" if "config_path" in operator.args else ""
             report.add(f"{key}.args{named}", operator.args, f"{str(error).rstrip('.')}.")
+            continue
+        for place, name in enumerate(name for step in steps for name in step):
+            if known is not None and name not in known:
+                named = "config_path" if "config_path" in operator.args else f"operators[{place}]"
+                told = f"Data-Juicer has no operator '{name}'."
+                report.add(f"{key}.args.{named}", name, told, closest(name, known))
 
 
 def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:

@@ -10,6 +10,7 @@ after the request in progress. It has a single thread, since Data-Juicer forks.
 from __future__ import annotations
 
 import argparse
+import difflib
 import hmac
 import importlib.metadata
 import json
@@ -36,7 +37,9 @@ def process(rows: list[dict[str, Any]], operators: list[dict[str, Any]]) -> list
 
     unknown = [name for each in operators for name in each if name not in OPERATORS.modules]
     if unknown:
-        raise ValueError(f"Data-Juicer has no operator {', '.join(unknown)}")
+        near = difflib.get_close_matches(unknown[0], OPERATORS.modules, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"Data-Juicer has no operator {', '.join(unknown)}{hint}")
     try:
         made = load_ops([{name: {"num_proc": 1, **args} for name, args in each.items()} for each in operators])
     except (TypeError, ValueError, ImportError) as error:
