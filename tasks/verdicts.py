@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,9 @@ POLL_SECONDS = 5
 """Between looks at whether the run was resumed."""
 WIDTH = 4000
 """Characters of an answer that are shown; its middle is cut out."""
+TYPED: Mapping[str, Verdict] = {"keep": "keep", "drop": "drop", "": "no verdict"}
+"""What stands in a field → the verdict. It is typed: a select of Prefect's page closes at the click that opens it."""
+PATTERN = rf"^\s*({'|'.join(TYPED)})\s*$"
 
 
 def judged_by_person(stage: Stage) -> Stage:
@@ -112,11 +115,11 @@ def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
         task = f"**{number}. {markdown_text(each.prompt, WIDTH)}**\n\n"
         for letter, answer in zip(_letters(each), each.answers, strict=True):
             text = (task if answer is each.answers[0] else "") + _answer(answer)
-            field = Field("no verdict", title=f"Answer {number}{letter}", description=text)
-            fields[f"answer_{number}{letter}"] = (Verdict, field)
+            field = Field("", title=f"Answer {number}{letter}: keep or drop?", description=text, pattern=PATTERN)
+            fields[f"answer_{number}{letter}"] = (str, field)
         fields[f"better_{number}"] = (str, Field("", title=f"A better answer to {number}"))
     form: type[RunInput] = create_model("HumanVerdicts", __base__=RunInput, **fields)
-    form._description = "Keep or drop answers, or write better ones; what has no verdict is left out."
+    form._description = "Type keep or drop, or write better answers; what has no verdict is left out."
     return form
 
 
@@ -124,7 +127,9 @@ def verdicts_of(given: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict
     """The verdicts in a filled form."""
     said = given.model_dump()
     return [
-        TaskVerdict([said[f"answer_{number}{letter}"] for letter in _letters(each)], said[f"better_{number}"])
+        TaskVerdict(
+            [TYPED[said[f"answer_{number}{letter}"].strip()] for letter in _letters(each)], said[f"better_{number}"]
+        )
         for number, each in enumerate(shown, 1)
     ]
 

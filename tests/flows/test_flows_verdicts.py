@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from judging import give_verdicts, prefect_page
 
 from flows.local.connection import require_nobody_asked
 from trinity_core.config import config_from_dict
@@ -154,8 +157,8 @@ def test_answers_stand_beside_their_verdicts(config) -> None:
     }
 
 
-def answer_as_the_page_does(verdicts: dict[str, str]) -> dict[str, Any]:
-    """Wait for a paused run and its form, and resume it with these fields; returns the form."""
+def paused_run() -> tuple[str, dict[str, Any]]:
+    """Wait for a paused run; its id and its form."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
     from prefect.client.schemas.objects import FlowRun
@@ -179,10 +182,26 @@ def answer_as_the_page_does(verdicts: dict[str, str]) -> dict[str, Any]:
 
     with get_client(sync_client=True) as client:
         [run] = found(lambda: client.read_flow_runs(flow_run_filter=paused), "the flow does not pause")
-        form = found(lambda: form_of(run), "the paused flow has no form")
-        answered = client.resume_flow_run(run.id, run_input=verdicts)
+        return str(run.id), found(lambda: form_of(run), "the paused flow has no form")
+
+
+def answer_as_the_page_does(verdicts: dict[str, str]) -> dict[str, Any]:
+    """Resume the paused run with these fields, after a verdict that is none; returns the form."""
+    from prefect.client.orchestration import get_client
+
+    run, form = paused_run()
+    with get_client(sync_client=True) as client:
+        refused = client.resume_flow_run(run, run_input=verdicts | {"answer_1a": "dropp"})
+        assert refused.status.value == "REJECT" and "'dropp' does not match" in refused.details.reason
+        answered = client.resume_flow_run(run, run_input=verdicts)
         assert answered.status.value == "ACCEPT", answered
     return form
+
+
+def answer_in_a_browser(page: str, said: dict[str, str], folder: Path) -> str:
+    """The same on Prefect's page, at an address; returns what the form shows."""
+    run, _ = paused_run()
+    return asyncio.run(give_verdicts(f"{page}/runs/flow-run/{run}", said, folder))
 
 
 @pytest.mark.slow
@@ -203,6 +222,23 @@ def test_a_person_resumes_the_flow(config, prefect_api, monkeypatch) -> None:
         ["4 cups.<|im_end|>", "5 cups.<|im_end|>"],
     ]
     assert asking(config)().config == stage.config, "nobody is asked again"
+
+
+@pytest.mark.slow
+def test_a_person_answers_on_prefects_page(config, prefect_api, monkeypatch, tmp_path) -> None:
+    """In a real browser: answers are shown as text, whatever is in them, and verdicts and a better answer are typed."""
+    monkeypatch.setattr("tasks.verdicts.POLL_SECONDS", 0.5)
+    config = config.with_values({f"{VERDICTS}.timeout": 120.0})
+    said = {"Answer 1a": "drop", "Answer 1c": "keep\n", "A better answer to 2": "4 cups."}
+    with prefect_page(prefect_api, tmp_path / "static") as page, ThreadPoolExecutor() as threads:
+        person = threads.submit(copy_context().run, answer_in_a_browser, page, said, tmp_path)
+        stage = asking(config)()
+        shown = person.result(60)
+    assert "2 + 2?" in shown and "<b>4</b>" in shown and "6 cups." in shown
+    assert answers_of(stage.config, "preferences") == [
+        ["It is 5.<|im_end|>", "It is 4.<|im_end|>"],
+        ["4 cups.<|im_end|>", "5 cups.<|im_end|>"],
+    ]
 
 
 @pytest.mark.slow
