@@ -462,12 +462,18 @@ def test_store_path_must_be_a_database(path: str) -> None:
     (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": {"path": path}}}})
     assert problem.key == "buffer.trainer_input.experience_buffer.path" and "must be a database" in problem.message
     assert "sqlite:///name.db" in problem.message and "secret" not in str(problem)
+    assert "algorithm_type grpo learns from what an explorer stores" in problem.message
 
 
 def test_sql_store_must_be_a_database() -> None:
     buffer = {"storage_type": "sql", "path": "backup.json"}
     (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": buffer}}})
     assert "must be a database, not 'backup.json'" in problem.message
+
+
+def test_mode_train_names_the_algorithm_that_explores() -> None:
+    (problem,) = problems({"mode": "train", "synchronizer": {"sync_method": "nccl"}})
+    assert problem.key == "synchronizer.sync_method" and "(algorithm_type grpo has an explorer)" in problem.message
 
 
 def test_dpo_batch_must_be_even() -> None:

@@ -39,7 +39,10 @@ def experience_rules(config: Config) -> Iterator[Finding]:
         yield Finding(f"{BUFFER}.storage_type", buffer.storage_type, message, rests_on)
     is_store = buffer.storage_type in ("queue", "sql") and not is_backup(buffer)
     if buffer.path and is_store and (wrong := no_database(buffer.path)):
-        yield Finding(f"{BUFFER}.path", buffer.path, wrong, rests_on)
+        explored = (
+            f" algorithm_type {name} learns from what an explorer stores." if known and known.uses_rollouts else ""
+        )
+        yield Finding(f"{BUFFER}.path", buffer.path, wrong + explored, rests_on)
     replay, other = buffer.replay_buffer.reuse_cooldown_time, buffer.reuse_cooldown_time
     if buffer.replay_buffer.enable and replay and other and replay != other:
         key = f"{BUFFER}.replay_buffer.reuse_cooldown_time"

@@ -265,7 +265,8 @@ def _synchronizer(config: Config) -> Iterator[Finding]:
     apart = config.explores_alone or (config.mode == "train" and known is not None and known.uses_rollouts)
     if apart and not method.separate_runs:
         allowed = [name for name, other in SYNC_METHODS.items() if other.separate_runs]
-        message = f"must be {' or '.join(allowed)} in mode {config.mode}, where explorer and trainer are separate runs."
+        why = f" (algorithm_type {config.algorithm.algorithm_type} has an explorer)" if config.mode == "train" else ""
+        message = f"must be {' or '.join(allowed)} in mode {config.mode}{why}: explorer and trainer are separate runs."
         yield Finding(key, given, message, ("mode",), allowed[0])
     elif method.one_node and config.cluster.node_num > 1:
         allowed = [name for name, other in SYNC_METHODS.items() if not other.one_node]
