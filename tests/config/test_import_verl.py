@@ -235,6 +235,8 @@ def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("actor_rollout_ref.rollout.multi_turn.enable=True", "a workflow here"),
         ("trainer.experiment_name=$(date)", "trainer.experiment_name=$(date)"),
         ("trainer.nnodes=$SLURM_NODES", "trainer.nnodes=${oc.env:SLURM_NODES}"),
+        ("algorithm.adv_estimator=gae", "gae whitens advantages over each mini-batch here"),
+        ("algorithm.adv_estimator=reinforce_plus_plus", "in veRL over all 4 of a step"),
         ("nonsense.key=1", "nonsense.key=1"),
         ("data.train_batch_size=100 actor_rollout_ref.actor.ppo_mini_batch_size=48", "a step takes 96 tasks"),
         ("--config-name=other_trainer", "--config-name=other_trainer"),

@@ -46,6 +46,8 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
         draft.remark(
             f"{estimator} with one rollout per task has nothing to compare: the advantage is the reward, as in veRL"
         )
+    if interval > 1 and advantage in ("ppo", "reinforceplusplus"):
+        draft.remark(f"{estimator} whitens advantages over each mini-batch here, in veRL over all {interval} of a step")
     loss = _loss(draft)
     if kind == "grpo" and loss in ("gspo", "gmpo", "cispo", "sapo"):
         kind = loss
