@@ -138,7 +138,7 @@ def test_data_and_formulas_are_evaluated(text):
 def test_a_verifier_that_hangs_is_killed():
     """Sympy would differentiate this answer for hours: no rollout of the task is judged, and the next task is."""
     asked = [row["prompt"] for row in rows("simple_integration", 1, 1, {})]
-    gym = {"environment": "reasoning_gym", "environment_args": {"dataset": "simple_integration"}, "time_limit": 2.0}
+    gym = {"environment": "reasoning_gym", "environment_args": {"dataset": "simple_integration"}, "time_limit": 8.0}
 
     def play(*turns):
         fields = {"raw": {"question": "Go.", "seed": 1}, "repeat_times": 1, "workflow_args": gym | {"processes": 1}}
@@ -147,7 +147,7 @@ def test_a_verifier_that_hangs_is_killed():
     [before] = play("x")
     assert before.reward is not None and before.reward < 1 and before.metrics["turns"] == 1
     [host] = [one for hosts in HOSTS.idle.values() for one in hosts]
-    with pytest.raises(EnvironmentFailed, match=r"'reasoning_gym': it took longer than 2 s for step"):
+    with pytest.raises(EnvironmentFailed, match=r"'reasoning_gym': it took longer than 8 s for step"):
         play("(sin(x)+cos(x)*tan(x)+exp(x)+log(x)+sqrt(x))**99")
     assert not host.alive
     [after] = play("x")
