@@ -110,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=42, help="Seed of the runs; model and tasks stay the same.")
     args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not (FOLDER / "model").exists():
@@ -117,7 +118,7 @@ def main() -> None:
     failed = []
     for name in args.only:
         with served(WAYS[name].server):
-            if not learns(name, WAYS[name], args.steps):
+            if not learns(name, WAYS[name], args.steps, args.seed):
                 failed.append(name)
     sys.exit(f"did not learn: {', '.join(failed)}" if failed else 0)
 
@@ -136,14 +137,15 @@ def served(script: str) -> Iterator[None]:
         server.wait()
 
 
-def learns(name: str, way: Way, steps: int) -> bool:
+def learns(name: str, way: Way, steps: int, seed: int) -> bool:
     """Make the tasks, run the recipe and print its line."""
     began, tasks = time.monotonic(), FOLDER / (name if way.make else "data")
     if way.make:
         make = ["-m", "trinity_core.workflows.environments.tasks", name, *way.make, "--out", str(tasks)]
         subprocess.run([sys.executable, *make], check=True, cwd=ROOT)
     places = {"TRINITY_TASKSET_PATH": str(tasks), "TRINITY_MODEL_PATH": str(FOLDER / "model")}
-    lines = run(way.config, FOLDER / "checkpoints", f"buffer.total_steps={steps}", *ANEW, *way.overrides, **places)
+    length = (f"buffer.total_steps={steps}", f"seed={seed}")
+    lines = run(way.config, FOLDER / "checkpoints", *length, *ANEW, *way.overrides, **places)
     trained = [line for line in lines if line["source"] == "trainer" and REWARD in line["metrics"]]
     rewards = [line["metrics"][REWARD] for line in trained]
     fifth = max(1, len(rewards) // 5)
