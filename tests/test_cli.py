@@ -207,7 +207,8 @@ def test_tasks_are_added_counted_and_ended(tmp_path: Path) -> None:
 
     assert "added 2 tasks to 'asked' in " in tasks("add", "--file", str(rows))
     assert "added 1 tasks" in tasks("add", "--file", "-", input='{"prompt": "c"}\n')
-    assert "no JSON object" in tasks("add", "--file", "-", input="3\n")
+    refused = tasks("add", "--file", "-", input='{"prompt": "d"}\n\n3\n')
+    assert "nothing was added, as line 3 of the input is no task: the task is no JSON object" in refused
     rows.write_text('{"prompt": "a"}\n{"prompt":\n')
     assert "nothing was added" in tasks("add", "--file", str(rows))
     assert "'asked' has 3 tasks (" in tasks("count")

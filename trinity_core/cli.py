@@ -336,11 +336,11 @@ def add_tasks(
     """Add tasks to a task set of `storage_type: queue`, before or while its run goes on. All are added, or none."""
     from trinity_core.data.files import read_rows
     from trinity_core.data.rejected import list_rejected
-    from trinity_core.data.task_queue import read_task
+    from trinity_core.data.task_queue import read_tasks
 
     queue = _queue(config, overrides, taskset)
     if file == "-":
-        rows = [read_task(line) for line in sys.stdin if line.strip()]
+        rows = read_tasks(sys.stdin)
     else:
         read = read_rows(file)
         if read.rejected:

@@ -106,8 +106,22 @@ def read_task(text: str) -> Any:
     """A task's JSON. Raises DataError if it is no object."""
     try:
         task = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"the task is no JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"the task is no JSON: {error}") from error
     if not isinstance(task, dict):
         raise DataError("the task is no JSON object")
     return task
+
+
+def read_tasks(lines: Iterable[str]) -> list[Row]:
+    """The tasks in lines of JSON. Raises DataError with the number of a line that is no object."""
+    tasks = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                tasks.append(read_task(line))
+        except DataError as error:
+            raise DataError(f"nothing was added, as line {number} of the input is no task: {error}") from error
+    return tasks
