@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
+from markdown_it import MarkdownIt
 
 from trinity_core.data.experience import Experience
 from trinity_core.tracking.rollouts import (
     SampledRollout,
     latest_rollouts,
+    markdown_text,
     read_rollouts,
     rollout_files,
     rollouts_table,
@@ -47,6 +50,15 @@ def test_model_text_cannot_break_the_table() -> None:
     assert len(table.splitlines()) == 3
     row = table.splitlines()[2]
     assert r"a\|b<br>c" in row and "<script>" not in row and "\\`x\\`" in row
+
+
+@pytest.mark.parametrize(
+    "text", ["#### 9", "- 3", "+ 3", "1. 3", "2) 3", "---", "===", "~~3~~ 4", "~~~", "    3", "*3* _4_", "a ![b](c)"]
+)
+def test_text_alone_on_a_line_is_shown_as_it_is(text: str) -> None:
+    """Neither a heading nor a list, by an independent renderer."""
+    shown = MarkdownIt("gfm-like", {"linkify": False}).render(f"> {markdown_text(text, 40)}")
+    assert shown == f"<blockquote>\n<p>{text.strip()}</p>\n</blockquote>\n"
 
 
 def test_long_texts_keep_both_ends() -> None:

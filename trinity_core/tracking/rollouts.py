@@ -120,4 +120,6 @@ def markdown_text(text: str, width: int) -> str:
     if len(text) > width:
         text = f"{text[: width // 2]} … {text[-width // 2 :]}"
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([|`*_\\\[\]])", r"\\\1", text).replace("\r", "").replace("\n", "<br>")
+    text = re.sub(r"([|`*_~\\\[\]])", r"\\\1", text.lstrip(" \t"))
+    text = re.sub(r"^(\d*)([#+=.)-])", r"\1\\\2", text)  # a heading or a list, at the beginning of a line of its own
+    return text.replace("\r", "").replace("\n", "<br>")
