@@ -111,6 +111,9 @@ def test_trainer_holds_weights_optimizer_and_gradients():
     split = state(3, 4, width=2)
     assert split["policy: weights"] == 2 * MILLION // 4
     assert split["policy: optimizer"] == 12 * MILLION // 4
+    assert split["policy: buffers of gradients"] == 4 * MILLION // 4 + 2 * MILLION
+    assert split["policy: kept by malloc"] == 2 * (MILLION + MILLION // 4)
+    assert "policy: kept by malloc" not in state(3, 4), "float32 copies for a checkpoint fit where the model was"
     on_gpu = state(2, 2, width=2, on_gpu=True, offloaded=True)
     assert "policy: optimizer" not in on_gpu
     assert on_gpu["policy: gradients"] == 2 * BUCKET + 8 * MILLION // 2

@@ -7,9 +7,10 @@ With P parameters of w bytes and N workers, as DeepSpeed lays them out (Rajbhand
 | --- | --- | --- | --- | --- | --- |
 | 0 | 4P | – | 8P | 4P if there is more than one micro-batch | 4P, and 4P in the buffer in which they are summed |
 | 1, 2 | wP | 4P/N | 8P/N | 4P and 4P/N: the sums, and the worker's part | wP and 8P/N |
-| 3 | wP/N, and wP gathered | 4P/N | 8P/N | 8P/N | wP and 8P/N |
+| 3 | wP/N, and wP gathered | 4P/N | 8P/N | 4P | 4P/N |
 
-On a GPU the buffer of ZeRO 1 to 3 is allocated whole, on the CPU as far as it is used.
+ZeRO 3 also keeps, from its first backward pass on, the worker's gradients (4P/N) and the buffer in which gradients are
+reduced (wP). On a GPU the buffer of ZeRO 1 to 3 is allocated whole, on the CPU as far as it is used.
 """
 
 from __future__ import annotations
@@ -68,6 +69,11 @@ class TrainedModel:
         """The weights that this worker keeps."""
         return Need(f"{self.name}: weights", self.width * self.kept, f"{self.kept:,} parameters × {self.width} bytes")
 
+    @property
+    def bucket(self) -> int:
+        """Bytes of the buffer in which ZeRO 1 to 3 reduces gradients."""
+        return self.width * (BUCKET if self.on_gpu else min(self.parameters, BUCKET))
+
     def optimizer(self) -> Need:
         """Adam's moments, and the float32 weights that it updates."""
         each = (3 if self.stage else 2) * FLOAT
@@ -75,12 +81,29 @@ class TrainedModel:
         why = f"{self.part:,} parameters × {each} bytes (ZeRO {self.stage}, {self.workers} worker(s))"
         return Need(f"{self.name}: optimizer", each * self.part, why)
 
+    def kept_gradients(self) -> Need:
+        """What ZeRO 3 allocates for gradients once and never frees."""
+        taken = FLOAT * self.part + self.bucket if self.stage == 3 else 0
+        return Need(f"{self.name}: buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
+
+    def left_by_loading(self) -> Need:
+        """The model as loaded and its partitions, which ZeRO 3 copies into a buffer of its own.
+
+        A trainer on the CPU keeps memory that it has freed (`KEPT_MEMORY` of `runtime/actors.py`). The float32 copies
+        for a checkpoint fit where tensors in float32 were, but not where tensors in half precision were.
+        """
+        is_left = self.stage == 3 and self.width < FLOAT and not self.on_gpu
+        taken = self.width * (self.parameters + self.part) * is_left
+        return Need(f"{self.name}: kept by malloc", taken, "the model as loaded, and its partitions; freed")
+
     def passes(self) -> Need:
         """A forward pass at its end, with the gradients that there are then."""
         activations = activation_bytes(self.shape, self.micro, self.width, self.checkpointing)
         logits = logit_bytes(self.shape, self.micro) if self.scores else 0
-        if self.stage:
-            gradients = FLOAT * (self.part + (self.part if self.stage == 3 else self.parameters))
+        if self.stage == 3:
+            gradients = FLOAT * min(self.parameters, BUCKET)  # the buffer in float32, as it is reduced
+        elif self.stage:
+            gradients = FLOAT * (self.part + self.parameters)
         else:
             gradients = FLOAT * self.parameters if self.micro.count > 1 else 0
         parts = {"activations": activations, "logits": logits, "gradients": gradients, "weights": self.gathered}
@@ -90,11 +113,9 @@ class TrainedModel:
 
     def update(self) -> Need:
         """Gradients on their way into the optimizer."""
-        if not self.stage:
-            taken = 2 * FLOAT * self.parameters
-        else:
-            bucket = self.width * (BUCKET if self.on_gpu else min(self.parameters, BUCKET))
-            taken = bucket + 2 * FLOAT * self.part + self.gathered
+        if self.stage == 3:
+            return Need(f"{self.name}: gradients", FLOAT * self.part, "this worker's, in one tensor")
+        taken = self.bucket + 2 * FLOAT * self.part if self.stage else 2 * FLOAT * self.parameters
         return Need(f"{self.name}: gradients", taken, "all of them, and the buffer in which they are summed")
 
     def saved(self) -> Need:
@@ -122,6 +143,8 @@ def trainer_needs(
             base,
             *(each.weights() for each in models),
             *(each.optimizer() for each in models),
+            *(each.kept_gradients() for each in models),
+            *(each.left_by_loading() for each in models),
             Need("reference: weights", own.bytes * reference, own.why),
             Need("attention masks", sum(each.width * each.micro.mask for each in models), "of all micro-batches"),
             max(passing, key=lambda need: need.bytes),
