@@ -44,11 +44,11 @@ def test_syncs_are_the_versions_published():
 
 
 def test_disk_holds_checkpoints_model_and_experiences():
-    needs = {need.what: need.bytes for need in disk_of(config_of(), 10, SHAPE, None, 4)}
+    needs = {need.what: need.bytes for need in disk_of(config_of(), 10, [SHAPE], 4)}
     assert needs["checkpoints"] == 3 * 1_000_000 * (4 + 8)
     assert needs["models"] == 4_000_000
     assert needs["experiences"] == 10 * 4 * 8 * (88 + 40) * 13
-    half = disk_of(config_of("algorithm.algorithm_type=ppo"), 10, SHAPE, SHAPE, 2)
+    half = disk_of(config_of("algorithm.algorithm_type=ppo"), 10, [SHAPE, SHAPE], 2)
     assert half[0].bytes == 3 * 2 * 1_000_000 * (2 + 8 + 4)
     assert total(half) == sum(need.bytes for need in half)
 
@@ -72,12 +72,13 @@ def test_plan_places_processes_on_the_machine():
         ("trainer worker", 2, 0, 4),
     ]
     (stage,) = planned(config_of("cluster.gpu_per_node=4"), Machine(8, 2))
-    assert stage.processes == () and "cluster.gpu_per_node asks for 4 GPUs" in stage.unplaced
-    (stage,) = planned(config_of("cluster.gpu_per_node=4"), Machine(8, 4))
-    assert [(each.kind, each.number, each.gpus) for each in stage.processes] == [
+    assert "cluster.gpu_per_node asks for 4 GPUs" in stage.unplaced
+    (larger,) = planned(config_of("cluster.gpu_per_node=4"), Machine(8, 4))
+    assert [(each.kind, each.number, each.gpus) for each in larger.processes] == [
         ("engine", 1, 1.0),
         ("trainer worker", 3, 1.0),
     ]
+    assert larger.unplaced == "" and stage.processes == larger.processes, "planned as if the GPUs were there"
 
 
 def test_sizes_are_told_in_three_digits():

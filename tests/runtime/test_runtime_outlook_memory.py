@@ -16,7 +16,7 @@ from trinity_core.runtime.outlook.activations import activation_bytes, layer_byt
 from trinity_core.runtime.outlook.engine_memory import cpu_engine_needs, gpu_engine_needs, prefill_tokens
 from trinity_core.runtime.outlook.memory import zero_stage
 from trinity_core.runtime.outlook.micro_batches import MicroBatches, micro_batches
-from trinity_core.runtime.outlook.model_shape import shape_of
+from trinity_core.runtime.outlook.model_sizes import shape_of
 from trinity_core.runtime.outlook.need import Need, total
 from trinity_core.runtime.outlook.trainer_memory import BUCKET, TrainedModel, trainer_needs
 from trinity_core.training.micro import build_micro
@@ -62,7 +62,7 @@ def test_activations_are_what_autograd_keeps(model, dtype, checkpointing):
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         policy(micro, 1.0, False)
-    shape = shape_of(model)
+    shape = shape_of(str(model))
     layers = sum(count for count, size, _ in kept.values() if size[-1:] != (shape.vocabulary,))
     number = len(rows)
     counted = MicroBatches(1, prompts * prompt + number * response, number * response, number, prompt + response, 0)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 
 import yaml
+from outlook_configs import config_of
 from safetensors import safe_open
 from typer.testing import CliRunner
 
 from flows.cli import app
+from trinity_core.config import config_from_dict
 from trinity_core.runtime.outlook.model_shape import parameters_of
+from trinity_core.runtime.readiness.planned import planned
+from trinity_core.runtime.readiness.planned_text import planned_text
 
 
 def test_parameters_are_those_in_the_weight_files(tiny_folders, tmp_path):
@@ -55,7 +59,34 @@ def test_the_plan_names_what_each_stage_does(tiny_folders, tmp_path):
 
     lines = CliRunner().invoke(app, ["plan", "--config", str(path)]).stdout
     assert "4 tasks, 32 rollouts, at most 1,280 sampled tokens a turn" in lines
+    table = lines[lines.index("  estimates") :].splitlines()
+    titles = [row.split("  ")[1].split(", ") for row in table if row[2] != " "]
+    assert [title[0] for title in titles] == ["estimates", "engine", "trainer worker", "disk"]
+    assert titles[1][1].startswith("1 on ")
+    end = table[0].index("of each") + len("of each")
+    assert all(row[end - 1] != " " and row[end : end + 2] in ("", "  ") for row in table), "amounts end in one column"
     assert not (tmp_path / "runs").exists(), "planning leaves nothing behind"
+
+
+def test_plan_of_an_evaluation_names_endpoint_and_task_sets(tmp_path):
+    endpoint = {"base_url": "http://127.0.0.1:9/v1", "model_name": "mine"}
+    eval_set = {"name": "hard", "path": "nowhere.jsonl", "default_workflow_type": "math_workflow"}
+    tree = {
+        "mode": "bench",
+        "buffer": {"explorer_input": {"eval_tasksets": [eval_set]}},
+        "explorer": {"external_model": endpoint},
+        "model": {"max_model_len": 64},
+    }
+    (stage,) = planned(config_from_dict(tree))
+    first, model, evals, *_ = planned_text([stage]).splitlines()
+    assert "bench" in first and "grpo" not in first and "ppo" not in first
+    assert model.split() == ["model", "mine", "at", "http://127.0.0.1:9/v1"]
+    assert evals.split(maxsplit=1) == ["eval", "1 in all, on hard"]
+
+
+def test_plan_says_why_an_estimate_is_missing(tmp_path):
+    told = planned_text(planned(config_of()))
+    assert told.count("?  no-model is not in the cache of the hub") == 3, "engine, trainer and disk"
 
 
 def test_a_configuration_that_is_not_fine_has_no_plan(tmp_path):

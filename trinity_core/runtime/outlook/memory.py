@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from trinity_core.config import Config, CriticSettings, TrainSettings, train_settings
 from trinity_core.config.sync_methods import SYNC_METHODS
-from trinity_core.inference.settings import auxiliary_engine, policy_engine
+from trinity_core.inference.settings import EngineSettings, auxiliary_engine, policy_engine
 from trinity_core.runtime.outlook.engine_memory import cpu_engine_needs, gpu_engine_needs
 from trinity_core.runtime.outlook.micro_batches import micro_batches
-from trinity_core.runtime.outlook.model_shape import ModelShape, shape_of
+from trinity_core.runtime.outlook.model_shape import ModelShape
+from trinity_core.runtime.outlook.model_sizes import shape_of, why_unknown
 from trinity_core.runtime.outlook.need import Need
 from trinity_core.runtime.outlook.processes import AUXILIARY, ENGINE, TRAINER, ProcessOutlook
 from trinity_core.runtime.outlook.trainer_memory import TrainedModel, trainer_needs
@@ -29,37 +29,37 @@ DEFAULT_KEEP = 2
 def with_memory(
     processes: list[ProcessOutlook], config: Config, placement: Placement, free: int, gpu_memory: int
 ) -> list[ProcessOutlook]:
-    """The processes with their peaks; without, where the model's files are not there.
+    """The processes with their peaks, or with the reason why a peak cannot be estimated.
 
-    `free` and `gpu_memory` are bytes: of the machine's free memory, and of one GPU. Raises TrinityError for a KV cache
-    that does not fit.
+    `free` and `gpu_memory` are bytes: of the machine's free memory, and of one GPU, 0 if it is not known. Raises
+    TrinityError for a KV cache that does not fit.
     """
-    shape = shape_of(Path(config.model.model_path))
     auxiliary = iter(config.explorer.auxiliary_models)
     found = []
     for process in processes:
-        memory: tuple[Need, ...] | None = None
-        if process.kind == TRAINER and shape is not None:
-            memory = _trainer(config, placement, shape)
+        if process.kind == TRAINER:
+            found.append(_with(process, _trainer(config, placement)))
         elif process.kind == ENGINE:
-            settings = policy_engine(config, placement.on_gpu)
-            if placement.on_gpu:
-                memory = gpu_engine_needs(settings, gpu_memory) if gpu_memory else None
-            elif shape is not None:
-                groups, prompt = config.explorer.runner_per_model, config.model.max_prompt_tokens
-                synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers else 0
-                memory = cpu_engine_needs(ENGINE_BASE, settings, shape, groups, prompt, synced, free)
+            settings, model = policy_engine(config, placement.on_gpu), config.model.model_path
+            groups, prompt = config.explorer.runner_per_model, config.model.max_prompt_tokens
+            synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers else 0
+            found.append(_with(process, _engine(settings, model, gpu_memory, (groups, prompt, synced, free))))
         elif process.kind.startswith(AUXILIARY):
-            model = next(auxiliary)
-            settings = auxiliary_engine(config, model, placement.on_gpu)
-            other = shape_of(Path(model.model_path))
-            if placement.on_gpu:
-                memory = gpu_engine_needs(settings, gpu_memory) if gpu_memory else None
-            elif other is not None:
-                prompt = model.max_prompt_tokens or settings.max_model_len
-                memory = cpu_engine_needs(ENGINE_BASE, settings, other, settings.max_num_seqs, prompt, 0, free)
-        found.append(replace(process, memory=memory))
+            other = next(auxiliary)
+            settings = auxiliary_engine(config, other, placement.on_gpu)
+            prompt = other.max_prompt_tokens or settings.max_model_len
+            on_cpu = (settings.max_num_seqs, prompt, 0, free)
+            found.append(_with(process, _engine(settings, other.model_path, gpu_memory, on_cpu)))
+        else:
+            found.append(process)
     return found
+
+
+def _with(process: ProcessOutlook, memory: tuple[Need, ...] | str) -> ProcessOutlook:
+    """The process with its peak, or the reason why there is none."""
+    if isinstance(memory, str):
+        return replace(process, unknown=memory)
+    return replace(process, memory=memory)
 
 
 def trainer_dtype(config: Config, on_gpu: bool) -> str:
@@ -74,14 +74,29 @@ def zero_stage(asked: int | None, workers: int, width: int) -> int:
     return stage if width == 4 else max(stage, 2)
 
 
-def _trainer(config: Config, placement: Placement, shape: ModelShape) -> tuple[Need, ...] | None:
+def _engine(
+    settings: EngineSettings, model: str, gpu_memory: int, on_cpu: tuple[int, int, int, int]
+) -> tuple[Need, ...] | str:
+    """`on_cpu`: the last four arguments of `cpu_engine_needs`."""
+    if settings.on_gpu:
+        if gpu_memory:
+            return gpu_engine_needs(settings, gpu_memory)
+        return f"gpu_memory_utilization {settings.gpu_memory_utilization:g} of a GPU, of which this machine has none"
+    shape = shape_of(model)
+    return why_unknown(model) if shape is None else cpu_engine_needs(ENGINE_BASE, settings, shape, *on_cpu)
+
+
+def _trainer(config: Config, placement: Placement) -> tuple[Need, ...] | str:
     settings, on_gpu = train_settings(config), placement.on_gpu
+    shape = shape_of(config.model.model_path)
+    if shape is None:
+        return why_unknown(config.model.model_path)
     policy = _trained("policy", config, settings, placement, shape)
     critic = None
     if settings.critic is not None:
-        other = shape_of(Path(settings.critic.model_path))
+        other = shape_of(settings.critic.model_path)
         if other is None:
-            return None
+            return why_unknown(settings.critic.model_path)
         critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
     method, _ = sync_method(config, placement)
     slots = 0

@@ -1,4 +1,4 @@
-"""The shape of a Hugging Face model, read from its files alone: what memory and arithmetic depend on."""
+"""The shape of a Hugging Face model: what memory and arithmetic depend on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+MAX_HEADER = 100 << 20
+"""Bytes of a safetensors header; the format's own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +46,6 @@ class ModelShape:
         return self.vocabulary * self.hidden
 
 
-def shape_of(folder: Path) -> ModelShape | None:
-    """The shape of the model in a folder.
-
-    None where the folder is not there, holds no safetensors, or its config.json does not give sizes in the words of
-    Llama, Qwen and most others.
-    """
-    parameters = parameters_of(folder)
-    if parameters is None:
-        return None
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return shape_from(config, parameters)
-
-
 def shape_from(config: dict[str, Any], parameters: int) -> ModelShape | None:
     """The shape that a config.json gives; of a model with images, that of its language model. None if it gives none."""
     text = {**config, **(config.get("text_config") or {})}
@@ -82,13 +69,19 @@ def shape_from(config: dict[str, Any], parameters: int) -> ModelShape | None:
 
 
 def parameters_of(folder: Path) -> int | None:
-    """Parameters in a folder's safetensors, from their headers alone; None if it has none."""
+    """Parameters in a folder's safetensors, from their headers alone; None if it has none, or one is damaged."""
     files = sorted(folder.glob("*.safetensors"))
-    return sum(map(_parameters, files)) if files else None
+    try:
+        return sum(map(_parameters, files)) if files else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _parameters(file: Path) -> int:
     """Parameters in one file: its first 8 bytes are the header's length, and the header names each tensor's shape."""
     with file.open("rb") as opened:
-        header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        length = int.from_bytes(opened.read(8), "little")
+        if length > MAX_HEADER:  # a pointer of Git LFS, say
+            raise ValueError(f"{file} is no safetensors file")
+        header = json.loads(opened.read(length))
     return sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")

@@ -24,6 +24,8 @@ class ProcessOutlook:
     """OpenMP threads of each."""
     memory: tuple[Need, ...] | None = None
     """The peak of each: of a GPU's memory, or on the CPU of the machine's. None where it cannot be estimated."""
+    unknown: str = ""
+    """Why it cannot be."""
 
     @property
     def bytes(self) -> int | None:

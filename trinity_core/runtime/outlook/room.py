@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,5 +41,6 @@ def memory_of_this_machine(limits: tuple[Path, ...] = LIMITS) -> int:
 
 
 def free_disk(folder: Path) -> int:
-    """Free bytes of the file system of a folder."""
-    return shutil.disk_usage(folder).free
+    """Free bytes of the file system of a folder; of one without a size, such as /proc, no limit is known."""
+    usage = shutil.disk_usage(folder)
+    return usage.free if usage.total else sys.maxsize

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from trinity_core.runtime.outlook.activations import FLOAT, activation_bytes, logit_bytes
 from trinity_core.runtime.outlook.micro_batches import MicroBatches
 from trinity_core.runtime.outlook.model_shape import ModelShape
-from trinity_core.runtime.outlook.need import Need, known
+from trinity_core.runtime.outlook.need import Need, known, size
 
 BUCKET = 500_000_000
 """Gradients that DeepSpeed sums at a time (`reduce_bucket_size`)."""
@@ -78,7 +78,8 @@ class TrainedModel:
         """Adam's moments, and the float32 weights that it updates."""
         each = (3 if self.stage else 2) * FLOAT
         each *= not (self.on_gpu and self.offloaded and self.stage)
-        why = f"{self.part:,} parameters × {each} bytes (ZeRO {self.stage}, {self.workers} worker(s))"
+        workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
+        why = f"{self.part:,} parameters × {each} bytes (ZeRO {self.stage}, {workers})"
         return Need(f"{self.name}: optimizer", each * self.part, why)
 
     def kept_gradients(self) -> Need:
@@ -107,7 +108,7 @@ class TrainedModel:
         else:
             gradients = FLOAT * self.parameters if self.micro.count > 1 else 0
         parts = {"activations": activations, "logits": logits, "gradients": gradients, "weights": self.gathered}
-        why = ", ".join(f"{count:,} bytes of {what}" for what, count in parts.items() if count)
+        why = ", ".join(f"{size(count)} of {what}" for what, count in parts.items() if count)
         why = f"{self.micro.tokens:,} tokens through {self.shape.layers} layers: {why}"
         return Need(f"{self.name}: forward and backward", sum(parts.values()), why)
 
@@ -136,7 +137,7 @@ def trainer_needs(
     model = policy.width * policy.parameters
     passing = [need for each in models for need in (each.passes(), each.update(), each.saved())]
     if not policy.on_gpu:
-        passing.append(Need("policy: copies for Hugging Face's format", 2 * model, f"2 × {model:,} bytes"))
+        passing.append(Need("policy: copies for Hugging Face's format", 2 * model, f"2 × {size(model)}"))
     own = policy.weights()
     return known(
         [

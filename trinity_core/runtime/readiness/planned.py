@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -18,9 +17,10 @@ from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.outlook.counts import evaluations, saves, syncs
 from trinity_core.runtime.outlook.disk import disk_of
 from trinity_core.runtime.outlook.memory import WIDTHS, trainer_dtype, with_memory
-from trinity_core.runtime.outlook.model_shape import ModelShape, parameters_of, shape_of
+from trinity_core.runtime.outlook.model_sizes import shape_of, why_unknown
 from trinity_core.runtime.outlook.need import Need
 from trinity_core.runtime.outlook.processes import ProcessOutlook, processes_of
+from trinity_core.runtime.outlook.steps import Steps, steps_of
 from trinity_core.runtime.placement import Machine, Placement, place
 
 
@@ -36,9 +36,11 @@ class StageOutlook:
     model: str
     """What `model.model_path` says; a later stage begins with the weights of the one before it."""
     parameters: int | None
-    """Parameters of the model's folder; None where it is not there yet, or holds no safetensors."""
+    """Of the model, by its files here or in the cache of the hub; None where they do not tell."""
     total_steps: int | None
-    """None: until the data has been passed over as often as configured."""
+    """None where they are not known before the run."""
+    steps_why: str
+    """The epochs and rows that they come from, or why they are not known; empty for configured steps."""
     tasks_a_step: int | None
     rollouts_a_step: int | None
     sampled_tokens_a_step: int | None
@@ -49,8 +51,10 @@ class StageOutlook:
     eval_interval: int | None
     save_interval: int | None
     sync_interval: int | None
+    eval_sets: tuple[str, ...]
+    """Task sets for evaluation."""
     evals: int | None
-    """Evaluations of all steps; likewise the next two."""
+    """Evaluations of all steps on all of them; likewise the next two."""
     saves: int | None
     syncs: int | None
     processes: tuple[ProcessOutlook, ...]
@@ -58,6 +62,8 @@ class StageOutlook:
     """Why this machine does not have what the processes ask for, such as GPUs; empty if it has."""
     disk: tuple[Need, ...] | None
     """What is in the run's folder at the end."""
+    disk_unknown: str
+    """Why that cannot be estimated."""
     pace: Pace | None
     """Seconds a step, if they have been measured on this machine (`--measure`)."""
     immeasurable: str
@@ -83,18 +89,24 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StageOutlook:
     tasks = config.buffer.batch_size if explores else None
     rollouts = tasks * config.algorithm.repeat_times if tasks else None
     sampled = rollouts * config.model.max_response_tokens if rollouts else None
-    steps = config.buffer.total_steps if explores or trains else None
+    known = steps_of(config) if explores or trains else Steps(None)
+    steps = known.count
     placement, processes, unplaced = _placed(config, machine, gpu_memory)
-    shape = shape_of(Path(config.model.model_path))
+    evaluates = config.mode == "bench" or explores
+    external = config.explorer.external_model if config.external_model else None
+    model = config.model.model_path if external is None else f"{external.model_name} at {external.base_url}"
+    shape = None if external else shape_of(config.model.model_path)
+    disk, disk_unknown = _disk(config, known, placement) if explores or trains else (None, "")
     return StageOutlook(
         name=config.name,
         project=config.project,
-        algorithm=config.algorithm.algorithm_type,
+        algorithm="" if config.mode == "bench" else config.algorithm.algorithm_type,
         mode=config.mode,
         job_dir=str(config.job_dir),
-        model=config.model.model_path,
-        parameters=parameters_of(Path(config.model.model_path)),
+        model=model,
+        parameters=shape.parameters if shape else None,
         total_steps=steps,
+        steps_why=known.why,
         tasks_a_step=tasks,
         rollouts_a_step=rollouts,
         sampled_tokens_a_step=sampled,
@@ -103,12 +115,14 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StageOutlook:
         eval_interval=config.explorer.eval_interval if explores else None,
         save_interval=config.trainer.save_interval if trains else None,
         sync_interval=config.synchronizer.sync_interval if explores and trains else None,
-        evals=evaluations(config, steps) if steps and explores else None,
+        eval_sets=tuple(each.name or "" for each in config.buffer.explorer_input.eval_tasksets) if evaluates else (),
+        evals=evaluations(config, steps or 0) if evaluates and (steps or config.mode == "bench") else None,
         saves=saves(config, steps) if steps and trains else None,
         syncs=syncs(config, steps) if steps and trains and not config.is_supervised else None,
         processes=tuple(processes),
         unplaced=unplaced,
-        disk=_disk(config, steps, shape, placement) if steps and shape else None,
+        disk=disk,
+        disk_unknown=disk_unknown,
         pace=kept_pace(config),
         immeasurable=hindrance(config),
         settings=public_dict(config),
@@ -116,16 +130,39 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StageOutlook:
 
 
 def _placed(config: Config, machine: Machine, gpu_memory: int) -> tuple[Placement | None, list[ProcessOutlook], str]:
-    """The placement and its processes with their peaks, or why there are none."""
+    """The placement, its processes with their peaks, and why this machine cannot have them.
+
+    Where it lacks GPUs, they are planned for one that has as many as the configuration asks for.
+    """
+    free = psutil.virtual_memory().available
     try:
-        placement = place(config, machine)
-        free = psutil.virtual_memory().available
-        return placement, with_memory(processes_of(config, placement), config, placement, free, gpu_memory), ""
+        return *_processes(config, machine, free, gpu_memory), ""
     except TrinityError as error:
-        return None, [], str(error)
+        asked = config.cluster.gpu_per_node or 0
+        if asked <= machine.gpus:
+            return None, [], str(error)
+        unplaced = str(error)
+    try:
+        return *_processes(config, replace(machine, gpus=asked), free, gpu_memory), unplaced
+    except TrinityError:
+        return None, [], unplaced
 
 
-def _disk(config: Config, steps: int, shape: ModelShape, placement: Placement | None) -> tuple[Need, ...] | None:
-    critic = shape_of(Path(config.model.critic_model_path)) if config.needs_critic else None
-    on_gpu = placement is not None and placement.on_gpu
-    return disk_of(config, steps, shape, critic, WIDTHS[trainer_dtype(config, on_gpu)])
+def _processes(config: Config, machine: Machine, free: int, gpu_memory: int) -> tuple[Placement, list[ProcessOutlook]]:
+    placement = place(config, machine)
+    return placement, with_memory(processes_of(config, placement), config, placement, free, gpu_memory)
+
+
+def _disk(config: Config, steps: Steps, placement: Placement | None) -> tuple[tuple[Need, ...] | None, str]:
+    """The disk that the stage fills, or why it cannot be estimated."""
+    if steps.count is None:
+        return None, steps.why
+    models = [config.model.model_path, *([config.model.critic_model_path] if config.needs_critic else [])]
+    trained = []
+    for model in models if config.mode in ("both", "train") else ():
+        shape = shape_of(model)
+        if shape is None:
+            return None, why_unknown(model)
+        trained.append(shape)
+    width = WIDTHS[trainer_dtype(config, placement is not None and placement.on_gpu)]
+    return disk_of(config, steps.count, trained, width), ""

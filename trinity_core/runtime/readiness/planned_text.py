@@ -10,6 +10,9 @@ from trinity_core.runtime.outlook.need import Need, size, total
 from trinity_core.runtime.outlook.processes import ProcessOutlook
 from trinity_core.runtime.readiness.planned import StageOutlook
 
+Row = tuple[str, str, str]
+"""Of the table of estimates: a process or what it holds, bytes, how they come about."""
+
 
 def planned_text(given: list[StageOutlook]) -> str:
     """The lines for a terminal."""
@@ -22,32 +25,44 @@ def planned_json(given: list[StageOutlook]) -> str:
 
 
 def _lines(stage: StageOutlook) -> Iterator[str]:
+    yield ", ".join(filter(None, [f"{stage.project}/{stage.name}: {stage.algorithm or stage.mode}", *_mode(stage)]))
+    yield from _facts(stage)
+    needs = [*map(_process_rows, stage.processes), *_disk_rows(stage)]
+    if needs:
+        yield from _table([("estimates", "of each", "reason"), *(row for rows in needs for row in rows)])
+
+
+def _mode(stage: StageOutlook) -> list[str]:
+    return [f"mode {stage.mode}" if stage.algorithm else "", stage.job_dir]
+
+
+def _facts(stage: StageOutlook) -> Iterator[str]:
+    """What the stage does, a line each."""
     known = "" if stage.parameters is None else f" ({stage.parameters:,} parameters)"
-    yield f"{stage.project}/{stage.name}: {stage.algorithm}, mode {stage.mode}, {stage.job_dir}"
     yield _line("model", f"{stage.model}{known}")
     if stage.tasks_a_step or stage.experiences_a_step:
-        yield _line("steps", str(stage.total_steps or "until the data is used up"))
+        if stage.total_steps is None:
+            yield _line("steps", f"not known before the run: {stage.steps_why}")
+        else:
+            yield _line("steps", f"{stage.total_steps:,}" + (f": {stage.steps_why}" if stage.steps_why else ""))
     if stage.tasks_a_step:
         sampled = f"at most {stage.sampled_tokens_a_step:,} sampled tokens a turn, each step"
         whole = f"; {stage.sampled_tokens:,} in all" if stage.sampled_tokens else ""
         yield _line("explore", f"{stage.tasks_a_step:,} tasks, {stage.rollouts_a_step:,} rollouts, {sampled}{whole}")
     if stage.experiences_a_step:
         yield _line("train", f"{stage.experiences_a_step:,} experiences each step")
+    sets = f"on {', '.join(stage.eval_sets)}" if stage.eval_sets else ""
     every = (
-        ("eval", stage.eval_interval, stage.evals),
-        ("save", stage.save_interval, stage.saves),
-        ("sync", stage.sync_interval, stage.syncs),
+        ("eval", stage.eval_interval if stage.eval_sets else None, stage.evals, sets),
+        ("save", stage.save_interval, stage.saves, ""),
+        ("sync", stage.sync_interval, stage.syncs, ""),
     )
-    for name, steps, count in every:
+    for name, steps, count, on in every:
         if count != 0 and (steps or count):
-            parts = [f"every {steps:,} steps"] if steps else []
-            yield _line(name, ", ".join([*parts, *([f"{count:,} in all"] if count is not None else [])]))
-    for process in stage.processes:
-        yield from _process_lines(process)
+            parts = [f"every {_count(steps, 'step')}" if steps else "", f"{count:,} in all" if count else "", on]
+            yield _line(name, ", ".join(filter(None, parts)))
     if stage.unplaced:
-        yield _line("place", stage.unplaced)
-    if stage.disk:
-        yield from _needs("disk", "", stage.disk)
+        yield _line("place", f"not on this machine: {stage.unplaced}")
     yield _line("time", _time(stage))
 
 
@@ -68,18 +83,30 @@ def duration(seconds: float) -> str:
     return f"{hours} h {left:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-def _process_lines(process: ProcessOutlook) -> Iterator[str]:
-    on = f"{process.gpus:g} GPU each" if process.gpus else f"{process.threads} CPU thread(s) each"
-    head = f"{process.number} on {on}"
-    if process.memory is None:
-        yield _line(process.kind, head)
-    else:
-        yield from _needs(process.kind, f"{head}, peak of each ", process.memory)
+def _process_rows(process: ProcessOutlook) -> list[Row]:
+    on = f"{process.gpus:g} GPU" if process.gpus else _count(process.threads, "CPU thread")
+    title = f"{process.kind}, {process.number} on {on}{' each' if process.number > 1 else ''}"
+    return _rows(title, process.memory, process.unknown)
 
 
-def _needs(name: str, head: str, needs: tuple[Need, ...]) -> Iterator[str]:
-    yield _line(name, f"{head}{size(total(needs))}")
-    yield from (f"             {size(need.bytes):>9}  {need.what}: {need.why}" for need in needs)
+def _disk_rows(stage: StageOutlook) -> list[list[Row]]:
+    return [_rows("disk, at the end", stage.disk, stage.disk_unknown)] if stage.disk or stage.disk_unknown else []
+
+
+def _rows(title: str, needs: tuple[Need, ...] | None, unknown: str) -> list[Row]:
+    if needs is None:
+        return [(title, "?", unknown)]
+    return [(title, size(total(needs)), ""), *((f"  {need.what}", size(need.bytes), need.why) for need in needs)]
+
+
+def _table(rows: list[Row]) -> Iterator[str]:
+    """Names to the left and amounts to the right of their columns."""
+    names, amounts = (max(len(row[column]) for row in rows) for column in (0, 1))
+    yield from (f"  {name:{names}}  {amount:>{amounts}}  {why}".rstrip() for name, amount, why in rows)
+
+
+def _count(number: int, what: str) -> str:
+    return what if number == 1 and what == "step" else f"{number:,} {what}{'s' * (number > 1)}"
 
 
 def _line(name: str, text: str) -> str:
