@@ -102,21 +102,21 @@ def state(stage: int, workers: int, width: int = 4, **more) -> dict[str, int]:
 
 def test_trainer_holds_weights_optimizer_and_gradients():
     whole = state(0, 1)
-    assert whole["policy: weights"] == 4 * MILLION
-    assert whole["policy: optimizer"] == 8 * MILLION
-    assert whole["policy: gradients"] == 8 * MILLION
+    assert whole["policy weights"] == 4 * MILLION
+    assert whole["policy optimizer"] == 8 * MILLION
+    assert whole["policy gradients"] == 8 * MILLION
     halves = state(2, 2, width=2)
-    assert halves["policy: weights"] == 2 * MILLION
-    assert halves["policy: optimizer"] == 12 * MILLION // 2
+    assert halves["policy weights"] == 2 * MILLION
+    assert halves["policy optimizer"] == 12 * MILLION // 2
     split = state(3, 4, width=2)
-    assert split["policy: weights"] == 2 * MILLION // 4
-    assert split["policy: optimizer"] == 12 * MILLION // 4
-    assert split["policy: buffers of gradients"] == 4 * MILLION // 4 + 2 * MILLION
-    assert split["policy: kept by malloc"] == 2 * (MILLION + MILLION // 4)
-    assert "policy: kept by malloc" not in state(3, 4), "float32 copies for a checkpoint fit where the model was"
+    assert split["policy weights"] == 2 * MILLION // 4
+    assert split["policy optimizer"] == 12 * MILLION // 4
+    assert split["policy buffers of gradients"] == 4 * MILLION // 4 + 2 * MILLION
+    assert split["policy kept by malloc"] == 2 * (MILLION + MILLION // 4)
+    assert "policy kept by malloc" not in state(3, 4), "float32 copies for a checkpoint fit where the model was"
     on_gpu = state(2, 2, width=2, on_gpu=True, offloaded=True)
-    assert "policy: optimizer" not in on_gpu
-    assert on_gpu["policy: gradients"] == 2 * BUCKET + 8 * MILLION // 2
+    assert "policy optimizer" not in on_gpu
+    assert on_gpu["policy gradients"] == 2 * BUCKET + 8 * MILLION // 2
 
 
 def test_trainer_adds_critic_reference_and_published_weights():

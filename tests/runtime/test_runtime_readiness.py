@@ -296,7 +296,7 @@ def test_a_run_that_does_not_fit_is_refused_with_its_numbers(run_file, monkeypat
     config = load_checked(run_file, [steps])
     messages = [found.message for found in oversized.oversized(config)]
     assert len(messages) == 2
-    assert "of memory, and there are 1 GiB: 1 × engine" in messages[0] and "policy: optimizer" in messages[0]
+    assert "of memory, and there are 1 GiB: 1 × engine" in messages[0] and "policy optimizer" in messages[0]
     assert "1 MiB are free" in messages[1] and "checkpoints" in messages[1]
     assert all("cluster.allow_oversized: true" in message for message in messages)
     with pytest.raises(ConfigError, match=r"cluster\.allow_oversized"):

@@ -12,8 +12,8 @@ from studio.hanging_text import hanging
     [
         ("demo/mine: grpo, mode both", 0),
         ("  explore  4 tasks, 16 rollouts", 11),
-        ("             820 MiB  process: Python, Ray", 22),
-        ("  trainer worker 1 on 2 CPU thread(s) each", 2),
+        ("     820 MiB    process: Python, Ray", 16),
+        ("           ?  disk: there is no folder m yet", 14),
     ],
 )
 def test_a_line_hangs_by_its_last_column(line: str, indent: int) -> None:

@@ -67,7 +67,7 @@ class TrainedModel:
 
     def weights(self) -> Need:
         """The weights that this worker keeps."""
-        return Need(f"{self.name}: weights", self.width * self.kept, f"{self.kept:,} parameters × {self.width} bytes")
+        return Need(f"{self.name} weights", self.width * self.kept, f"{self.kept:,} parameters × {self.width} bytes")
 
     @property
     def bucket(self) -> int:
@@ -80,12 +80,12 @@ class TrainedModel:
         each *= not (self.on_gpu and self.offloaded and self.stage)
         workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
         why = f"{self.part:,} parameters × {each} bytes (ZeRO {self.stage}, {workers})"
-        return Need(f"{self.name}: optimizer", each * self.part, why)
+        return Need(f"{self.name} optimizer", each * self.part, why)
 
     def kept_gradients(self) -> Need:
         """What ZeRO 3 allocates for gradients once and never frees."""
         taken = FLOAT * self.part + self.bucket if self.stage == 3 else 0
-        return Need(f"{self.name}: buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
+        return Need(f"{self.name} buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
 
     def left_by_loading(self) -> Need:
         """The model as loaded and its partitions, which ZeRO 3 copies into a buffer of its own.
@@ -95,7 +95,7 @@ class TrainedModel:
         """
         is_left = self.stage == 3 and self.width < FLOAT and not self.on_gpu
         taken = self.width * (self.parameters + self.part) * is_left
-        return Need(f"{self.name}: kept by malloc", taken, "the model as loaded, and its partitions; freed")
+        return Need(f"{self.name} kept by malloc", taken, "the model as loaded, and its partitions; freed")
 
     def passes(self) -> Need:
         """A forward pass at its end, with the gradients that there are then."""
@@ -110,20 +110,20 @@ class TrainedModel:
         parts = {"activations": activations, "logits": logits, "gradients": gradients, "weights": self.gathered}
         why = ", ".join(f"{size(count)} of {what}" for what, count in parts.items() if count)
         why = f"{self.micro.tokens:,} tokens through {self.shape.layers} layers: {why}"
-        return Need(f"{self.name}: forward and backward", sum(parts.values()), why)
+        return Need(f"{self.name} forward and backward", sum(parts.values()), why)
 
     def update(self) -> Need:
         """Gradients on their way into the optimizer."""
         if self.stage == 3:
-            return Need(f"{self.name}: gradients", FLOAT * self.part, "this worker's, in one tensor")
+            return Need(f"{self.name} gradients", FLOAT * self.part, "this worker's, in one tensor")
         taken = self.bucket + 2 * FLOAT * self.part if self.stage else 2 * FLOAT * self.parameters
-        return Need(f"{self.name}: gradients", taken, "all of them, and the buffer in which they are summed")
+        return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
 
     def saved(self) -> Need:
         """Copies of the partitioned optimizer state that a checkpoint is written from; of whole state none are made."""
         each = (2 if self.width == FLOAT else 3) * FLOAT
         taken = each * self.part if self.stage and not self.on_gpu else 0
-        return Need(f"{self.name}: copies for a checkpoint", taken, f"{self.part:,} parameters × {each} bytes")
+        return Need(f"{self.name} copies for a checkpoint", taken, f"{self.part:,} parameters × {each} bytes")
 
 
 def trainer_needs(
@@ -137,7 +137,7 @@ def trainer_needs(
     model = policy.width * policy.parameters
     passing = [need for each in models for need in (each.passes(), each.update(), each.saved())]
     if not policy.on_gpu:
-        passing.append(Need("policy: copies for Hugging Face's format", 2 * model, f"2 × {size(model)}"))
+        passing.append(Need("policy copies for Hugging Face's format", 2 * model, f"2 × {size(model)}"))
     own = policy.weights()
     return known(
         [
@@ -146,7 +146,7 @@ def trainer_needs(
             *(each.optimizer() for each in models),
             *(each.kept_gradients() for each in models),
             *(each.left_by_loading() for each in models),
-            Need("reference: weights", own.bytes * reference, own.why),
+            Need("reference weights", own.bytes * reference, own.why),
             Need("attention masks", sum(each.width * each.micro.mask for each in models), "of all micro-batches"),
             max(passing, key=lambda need: need.bytes),
             Need("published weights", slots * model, f"{slots} versions in shared memory"),

@@ -10,8 +10,8 @@ from trinity_core.runtime.outlook.need import Need, size, total
 from trinity_core.runtime.outlook.processes import ProcessOutlook
 from trinity_core.runtime.readiness.planned import StageOutlook
 
-Row = tuple[str, str, str]
-"""Of the table of estimates: a process or what it holds, bytes, how they come about."""
+Row = tuple[str, str]
+"""Of the table of estimates: bytes, and what takes them."""
 
 
 def planned_text(given: list[StageOutlook]) -> str:
@@ -29,7 +29,8 @@ def _lines(stage: StageOutlook) -> Iterator[str]:
     yield from _facts(stage)
     needs = [*map(_process_rows, stage.processes), *_disk_rows(stage)]
     if needs:
-        yield from _table([("estimates", "of each", "reason"), *(row for rows in needs for row in rows)])
+        yield _line("takes", "by estimate: peak memory of each process, disk at the end")
+        yield from _table([row for rows in needs for row in rows])
 
 
 def _mode(stage: StageOutlook) -> list[str]:
@@ -69,7 +70,8 @@ def _facts(stage: StageOutlook) -> Iterator[str]:
 def _time(stage: StageOutlook) -> str:
     pace = stage.pace
     if pace is None:
-        return f"not known: {stage.immeasurable}" if stage.immeasurable else "`--measure` runs a few steps to tell it"
+        why = stage.immeasurable or ("this machine lacks what the stage asks for" if stage.unplaced else "")
+        return f"not known: {why}" if why else "`--measure` runs a few steps to tell it"
     parts = ", ".join(f"{name} {seconds:.2g}" for name, seconds in pace.parts.items())
     whole = f"; {duration(pace.whole(stage.total_steps))} in all" if stage.total_steps else ""
     told = f"{pace.step:.3g} s a step{f' ({parts})' if parts else ''} after {pace.start:.0f} s to start{whole}"
@@ -90,19 +92,19 @@ def _process_rows(process: ProcessOutlook) -> list[Row]:
 
 
 def _disk_rows(stage: StageOutlook) -> list[list[Row]]:
-    return [_rows("disk, at the end", stage.disk, stage.disk_unknown)] if stage.disk or stage.disk_unknown else []
+    return [_rows("disk", stage.disk, stage.disk_unknown)] if stage.disk or stage.disk_unknown else []
 
 
 def _rows(title: str, needs: tuple[Need, ...] | None, unknown: str) -> list[Row]:
     if needs is None:
-        return [(title, "?", unknown)]
-    return [(title, size(total(needs)), ""), *((f"  {need.what}", size(need.bytes), need.why) for need in needs)]
+        return [("?", f"{title}: {unknown}")]
+    return [(size(total(needs)), title), *((size(need.bytes), f"  {need.what}: {need.why}") for need in needs)]
 
 
 def _table(rows: list[Row]) -> Iterator[str]:
-    """Names to the left and amounts to the right of their columns."""
-    names, amounts = (max(len(row[column]) for row in rows) for column in (0, 1))
-    yield from (f"  {name:{names}}  {amount:>{amounts}}  {why}".rstrip() for name, amount, why in rows)
+    """Amounts to the right of their column, which is the narrow one: Studio shows these lines in half a page."""
+    amounts = max(len(amount) for amount, _ in rows)
+    yield from (f"    {amount:>{amounts}}  {what}" for amount, what in rows)
 
 
 def _count(number: int, what: str) -> str:
