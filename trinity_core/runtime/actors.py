@@ -36,6 +36,10 @@ CALLS_AT_ONCE = 1000
 KEPT_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """Bytes below which a trainer on the CPU keeps memory that it has freed: the next step asks for as much again. Else
 glibc returns most of it, and the system clears 4,500 pages a step of the small model, for 8 ms of each core."""
+KERNELS = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+"""Matrix products in half precision that torch and oneDNN keep compiled on the CPU; 1,024 each by default. Every
+micro-batch has other sizes, so that hardly one is needed again: PPO on a model of 1 million parameters grew by 130 MiB
+a step, to 1.6 GiB after 8. With these it stays below 840 MiB (after 6 steps), at the same speed."""
 
 
 def start_engines(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
@@ -234,7 +238,7 @@ def trainer_environment(placement: Placement) -> dict[str, str]:
     if placement.on_gpu:
         return common
     cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": str(placement.spin_count)}
-    return common | cpu | KEPT_MEMORY
+    return common | cpu | KEPT_MEMORY | KERNELS
 
 
 def _start_engine(cluster: Cluster, config: Config, name: str, settings: EngineSettings, gpus: float) -> Any:

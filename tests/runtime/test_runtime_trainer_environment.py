@@ -1,0 +1,32 @@
+"""The environment of a trainer worker bounds what torch keeps for sizes of tensors that do not come again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from outlook_configs import config_of
+
+from trinity_core.runtime.actors import trainer_environment
+from trinity_core.runtime.placement import Machine, place
+
+PRODUCTS = """
+import psutil, torch
+weight = torch.randn(256, 768, dtype=torch.bfloat16, requires_grad=True)
+def step(rows):
+    (torch.randn(rows, 256, dtype=torch.bfloat16) @ weight).sum().backward()
+for rows in range(1000, 1010):
+    step(rows)
+before = psutil.Process().memory_info().rss
+for rows in range(880, 1000):
+    step(rows)
+print(psutil.Process().memory_info().rss - before)
+"""
+
+
+def test_products_of_120_sizes_in_half_precision_leave_little_behind():
+    own = trainer_environment(place(config_of(), Machine(2, 0)))
+    told = subprocess.run([sys.executable, "-c", PRODUCTS], env=os.environ | own, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert int(told.stdout) < 200 << 20, "without a limit 300 MB"
