@@ -51,6 +51,7 @@ WORKS: list[tuple[str, str, Any]] = [
     ("algorithm.rollout_correction={rollout_is: sequence}", "algorithm.rollout_correction", "tis_sequence"),
     ("algorithm.rollout_correction={rollout_is: null}", "algorithm.rollout_correction", "none"),
     ("algorithm.rollout_correction={bypass_mode: true}", "algorithm.rollout_correction", "bypass"),
+    ("algorithm.rollout_correction={bypass_mode: true, rollout_is: null}", "algorithm.rollout_correction", "bypass"),
     ("algorithm.rollout_correction={bypass_mode: false}", "algorithm.rollout_correction", "tis_token"),
     (
         "buffer.explorer_input.default_workflow_type=async_math_boxed_workflow",

@@ -41,9 +41,11 @@ def correction(given: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """A section about rollout correction as the name of one and its arguments."""
     if not isinstance(given, Mapping):
         return None
+    bypasses = given.get("bypass_mode") is True and given.get("loss_type", "ppo_clip") == "ppo_clip"
+    if bypasses and given.get("rollout_is") is None:
+        return {"/algorithm.rollout_correction": "bypass"}
     if "rollout_is" not in given:
-        bypasses = given.get("bypass_mode") is True and given.get("loss_type", "ppo_clip") == "ppo_clip"
-        return {"/algorithm.rollout_correction": "bypass"} if bypasses else {}
+        return {}
     asked = "none" if given["rollout_is"] is None else given["rollout_is"]
     name = CORRECTIONS.get(asked, asked) if isinstance(asked, str) else asked
     cap = None if name == "none" else given.get("rollout_is_threshold")
