@@ -16,12 +16,14 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from trinity_core.config import Config, config_from_dict
+from trinity_core.config.paths import operator_input_file
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.calibration import measuring
 from trinity_core.runtime.calibration.kept import keep, kept_at, kept_pace
 from trinity_core.runtime.calibration.pace import Pace, pace_of
 from trinity_core.runtime.calibration.trial import STEPS, hindrance, trial_of
+from trinity_core.runtime.readiness.oversized import oversized
 from trinity_core.runtime.readiness.planned_text import duration
 from trinity_core.tracking.metrics_file import MetricLine
 
@@ -94,6 +96,8 @@ def test_a_trial_touches_nothing_of_the_run(tiny_folders: TinyFolders, tmp_path:
     assert tmp_path in trial.job_dir.parents and trial.buffer.total_steps == STEPS == trial.trainer.total_steps
     assert not trial.buffer.explorer_input.eval_tasksets and not trial.monitor.prometheus_port
     assert trial.buffer.trainer_input.experience_buffer.path is None
+    saved = {"experience_pipeline": {"save_input": True, "input_save_path": str(tmp_path / "mine.jsonl")}}
+    assert operator_input_file(trial_of(config_from_dict(tree(tiny_folders, data_processor=saved)), tmp_path)) is None
     sft = config_from_dict(supervised(tiny_folders))
     assert trial_of(sft, tmp_path).buffer.trainer_input == sft.buffer.trainer_input, "it reads the user's data"
 
@@ -105,6 +109,9 @@ def test_what_has_no_pace_of_its_own_is_said(tiny_folders: TinyFolders) -> None:
     assert why() == "" == hindrance(config_from_dict(supervised(tiny_folders)))
     assert "part of an asynchronous run" in why(mode="explore") and "part of" in why(mode="train")
     assert "no steps" in why(mode="bench")
+    queue = {"name": "asked", "path": "tasks.db", "storage_type": "queue"}
+    buffer = {**tree(tiny_folders)["buffer"], "explorer_input": {"tasksets": [queue]}}
+    assert "tasks come from a queue" in why(buffer=buffer)
 
 
 def test_a_pace_is_known_for_what_goes_as_fast(tiny_folders: TinyFolders, tmp_path: Path) -> None:
@@ -125,6 +132,27 @@ def test_a_pace_is_known_for_what_goes_as_fast(tiny_folders: TinyFolders, tmp_pa
     before = kept_at(config(**{"model.model_path": str(moved)}))
     (moved / "config.json").write_text('{"num_hidden_layers": 2}')
     assert kept_at(config(**{"model.model_path": str(moved)})) != before
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"step": 2.0}', '{"step": "fast", "start": 1.0}', '{"seconds": 2.0}'])
+def test_a_damaged_pace_stops_no_run(damaged: str, tiny_folders: TinyFolders, tmp_path: Path) -> None:
+    config = config_from_dict(tree(tiny_folders))
+    keep(config, Pace(2.0, 30.0))
+    kept_at(config).write_text(damaged)
+    assert kept_pace(config) is None
+    assert not [*oversized(config.with_values({"checkpoint_root_dir": str(tmp_path)}))]
+
+
+def test_a_cache_that_cannot_be_made_is_said_before_measuring(
+    tiny_folders: TinyFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    config, said = config_from_dict(supervised(tiny_folders)), list[str]()
+    assert kept_pace(config) is None
+    with pytest.raises(TrinityError, match="choose another folder with XDG_CACHE_HOME"):
+        measuring.measure(tmp_path / "unread.yaml", [], config, said.append)
+    assert not said
 
 
 def test_durations_are_for_people() -> None:

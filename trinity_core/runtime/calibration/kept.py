@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from trinity_core.config import Config, public_dict
-from trinity_core.files import read_json, write_json
+from trinity_core.files import clear_errors, read_json, write_json
+from trinity_core.local_paths import expanded
 from trinity_core.runtime.calibration.pace import Pace
 from trinity_core.runtime.calibration.trial import trial_of
 from trinity_core.runtime.gpus import survey
 
+log = logging.getLogger(__name__)
+
 PACKAGES = ("trinity-flows", "torch", "vllm", "deepspeed", "transformers")
 NAMES = ("project", "name", "group", "ray_namespace")
 """Settings that change nothing but what a run is called. Those that `trial_of` sets do not count either."""
+PACE = TypeAdapter(Pace)
 
 
 def folder() -> Path:
     """Where paces are kept: `trinity-flows/paces` below $XDG_CACHE_HOME or ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "trinity-flows" / "paces"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or expanded("~/.cache"))
+    return base / "trinity-flows" / "paces"
+
+
+def make_folder() -> None:
+    """Make the folder for paces. Raises TrinityError where that is refused."""
+    with clear_errors("making", folder(), "choose another folder with XDG_CACHE_HOME"):
+        folder().mkdir(parents=True, exist_ok=True)
 
 
 def kept_at(config: Config) -> Path:
@@ -40,16 +53,23 @@ def kept_at(config: Config) -> Path:
 
 
 def kept_pace(config: Config) -> Pace | None:
-    """The pace that was measured for a stage on this machine; None if there is none."""
-    found = read_json(kept_at(config))
-    return Pace(**found) if found else None
+    """The pace that was measured for a stage on this machine; None if there is none, or, with a warning, none to read.
+
+    A run looks here too before it starts, and needs no pace.
+    """
+    path = kept_at(config)
+    try:
+        found = read_json(path)
+        return PACE.validate_python(found) if found else None
+    except (OSError, ValidationError) as error:
+        log.warning("The pace in %s cannot be read and is taken as not measured: %s", path, error)
+        return None
 
 
 def keep(config: Config, pace: Pace) -> None:
     """Keep a stage's pace. Raises OSError."""
-    path = kept_at(config)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(pace))
+    make_folder()
+    write_json(kept_at(config), asdict(pace))
 
 
 def machine() -> dict[str, object]:

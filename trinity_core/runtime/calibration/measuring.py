@@ -16,7 +16,7 @@ import psutil
 
 from trinity_core.config import Config, stages
 from trinity_core.errors import TrinityError
-from trinity_core.runtime.calibration.kept import keep, kept_at, kept_pace
+from trinity_core.runtime.calibration.kept import keep, kept_at, kept_pace, make_folder
 from trinity_core.runtime.calibration.pace import Pace, pace_of
 from trinity_core.runtime.calibration.trial import LEFT_OUT, STEPS, hindrance, trial_of
 from trinity_core.runtime.processes import stop
@@ -35,7 +35,7 @@ TOLD_LINES = 8
 def measure(file: Path, overrides: Sequence[str], config: Config, say: Callable[[str], None]) -> None:
     """Measure the stages of a checked configuration, which `file` and `overrides` gave; what is known is not run again.
 
-    Raises TrinityError if a trial fails or takes longer than `MOST_SECONDS`.
+    Raises TrinityError if a trial fails or takes longer than `MOST_SECONDS`, or if paces cannot be kept.
     """
     for name, stage in zip(stage_names(config), stages(config), strict=True):
         if why := hindrance(stage):
@@ -43,6 +43,7 @@ def measure(file: Path, overrides: Sequence[str], config: Config, say: Callable[
         elif pace := kept_pace(stage):
             say(f"{stage.name} was measured {pace.measured}; to measure it again, remove {kept_at(stage)}.")
         else:
+            make_folder()  # or else the measurement would be lost
             keep(stage, measured_pace(file, overrides, name, stage, say))
 
 

@@ -1,6 +1,6 @@
 """The run that is measured: a stage as it is, for a few steps, in a folder that is thrown away.
 
-python -m trinity_core.runtime.calibration.trial --config FILE --stage NAME --folder DIR [key=value …]
+python -m trinity_core.runtime.calibration --config FILE --stage NAME --folder DIR [key=value …]
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ def hindrance(config: Config) -> str:
     """Why a stage cannot be measured; empty if it can."""
     if asks_person(config):
         return "it waits for a person's verdicts (human_verdicts)"
+    if config.explores and any(each.storage_type == "queue" for each in config.buffer.explorer_input.tasksets):
+        return "its tasks come from a queue (storage_type: queue), which a trial would take from the run"
     if config.mode == "both" or (config.mode == "train" and config.is_supervised):
         return ""
     if config.mode == "bench":
@@ -42,4 +44,7 @@ def trial_of(config: Config, folder: Path) -> Config:
     }
     if not config.is_supervised:
         changed["buffer.trainer_input.experience_buffer.path"] = None
+    if config.data_processor.experience_pipeline is not None:
+        changed["data_processor.experience_pipeline.input_save_path"] = None
+        changed["data_processor.experience_pipeline.save_input"] = False
     return config.with_values(changed)
