@@ -7,6 +7,8 @@ import json
 import random
 import re
 import statistics
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -34,6 +36,15 @@ def pool():
     pool = RewardPool(1, 30.0)
     yield pool
     pool.close()
+
+
+def test_a_made_environment_has_its_package():
+    """Or else each new process would import it within the time limit of its first reset."""
+    made = (
+        "import sys; from trinity_core.workflows.environments.reasoning import ReasoningGym; "
+        "assert 'reasoning_gym' not in sys.modules; ReasoningGym('chain_sum'); assert 'reasoning_gym' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", made], check=True, timeout=120)
 
 
 def test_one_seed_asks_one_question():

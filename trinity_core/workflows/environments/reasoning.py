@@ -28,6 +28,7 @@ class ReasoningGym:
 
     def __init__(self, dataset: str, config: dict[str, Any] | None = None) -> None:
         """`dataset`: the generator's name. `config`: its settings but `seed` and `size`."""
+        imported("reasoning_gym")  # takes seconds, for which making an environment has more time than a reset
         self._dataset, self._config = dataset, config or {}
         self._entry: dict[str, Any] = {}
         self._score: Score | None = None
@@ -51,14 +52,19 @@ class ReasoningGym:
         """Nothing is held."""
 
 
-def generator(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> Any:
-    """A generator of reasoning-gym with `size` questions. Raises DataError where it refuses name or settings."""
+def imported(name: str) -> Any:
+    """reasoning-gym's module. Raises InputError, for the environment or reward of this name, if it is not installed."""
     try:
         import reasoning_gym
     except ModuleNotFoundError:
-        raise missing("reasoning_gym", "reasoning_gym") from None
+        raise missing(name, "reasoning_gym") from None
+    return reasoning_gym
+
+
+def generator(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> Any:
+    """A generator of reasoning-gym with `size` questions. Raises DataError where it refuses name or settings."""
     try:
-        return reasoning_gym.create_dataset(dataset, seed=seed, size=size, **config)
+        return imported("reasoning_gym").create_dataset(dataset, seed=seed, size=size, **config)
     except (AttributeError, TypeError, ValueError, AssertionError) as error:
         raise DataError(f"reasoning-gym's generator '{dataset}': {error}") from error
 
@@ -105,11 +111,7 @@ def reasoning_gym_reward(
 
 def verifier(dataset: str) -> Score:
     """That of a generator."""
-    try:
-        import reasoning_gym
-    except ModuleNotFoundError:
-        raise missing("reasoning_gym_reward", "reasoning_gym") from None
-    return guarded(dataset, reasoning_gym.get_score_answer_fn(dataset))
+    return guarded(dataset, imported("reasoning_gym_reward").get_score_answer_fn(dataset))
 
 
 def guarded(dataset: str, score: Score) -> Score:
