@@ -1,13 +1,13 @@
 """The small model learns over several turns and in environments, by the recipes of configs.
 
-    python benchmarks/environments_learn.py [--only frozen_lake] [--steps 40]
+    python benchmarks/environments_learn.py [--only frozen_lake] [--steps 20]
 
 `frozen_lake`, `blackjack`, `reasoning_gym` and `openenv` (with its server) are their recipes; `tools` reckons word
 problems with a calculator; `multi_turn` has a second attempt at those of the quick start. Each begins with the warm-up
 of its recipe, on examples that err. Prints one line each: mean reward of the first and of the last fifth of the steps
-with its standard error between steps, the best possible one, median seconds a step, and the whole time. The best return
-in gymnasium's environments is computed from their transitions; all other scores end at 1. The exit code is 1 where one
-hardly rose, or by less than two standard errors.
+with its standard error between steps, the best possible one, median seconds a step, and the whole time. The best
+return in gymnasium's environments is computed from their transitions; all other scores end at 1. The exit code is 1
+where one hardly rose, or by less than two standard errors.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Way:
     overrides: tuple[str, ...] = ()
     server: str = ""
     """A script that serves the environment on `PORT`."""
+    steps: int = 40
 
 
 SUMS = {
@@ -71,14 +72,15 @@ SUMS = {
 NIM = ("--args", json.dumps({"url": f"http://127.0.0.1:{PORT}", "observation_key": "text"}))
 
 
-def played(name: str, *make: str) -> Way:
+def played(name: str, *make: str, steps: int = 40) -> Way:
     """The recipe of one of gymnasium's environments."""
-    return Way(f"configs/{name}/{name}.yaml", partial(best_play, name), ("--args", '{"show_rules": false}', *make))
+    arguments = ("--args", '{"show_rules": false}', *make)
+    return Way(f"configs/{name}/{name}.yaml", partial(best_play, name), arguments, steps=steps)
 
 
 WAYS = {
     "frozen_lake": played("frozen_lake", "--examples", "1500"),
-    "blackjack": played("blackjack", "--train", "4096", "--examples", "6000"),
+    "blackjack": played("blackjack", "--train", "4096", "--examples", "6000", steps=90),
     "reasoning_gym": Way(
         "configs/reasoning_gym/reasoning_gym.yaml",
         lambda: 1.0,
@@ -109,7 +111,7 @@ def main() -> None:
     """Run the chosen recipes and print one line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, help="Steps of each; by default those of its recipe.")
     parser.add_argument("--seed", type=int, default=42, help="Seed of the runs; model and tasks stay the same.")
     args = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,7 @@ def main() -> None:
     failed = []
     for name in args.only:
         with served(WAYS[name].server):
-            if not learns(name, WAYS[name], args.steps, args.seed):
+            if not learns(name, WAYS[name], args.steps or WAYS[name].steps, args.seed):
                 failed.append(name)
     sys.exit(f"did not learn: {', '.join(failed)}" if failed else 0)
 
