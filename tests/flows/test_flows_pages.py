@@ -16,6 +16,7 @@ from trinity_core.addresses import LOOPBACK, free_port
 from trinity_core.errors import TrinityError
 from trinity_core.tracking import MetricLine
 from trinity_core.tracking.forwarder import open_writer
+from trinity_core.tracking.run_outcome import RunOutcome
 from trinity_core.tracking.writers import RunInfo
 
 sys.path.append(str(Path(__file__).parent.parent / "view"))
@@ -36,7 +37,7 @@ def test_a_runs_link_leads_to_the_mlflow_that_is_up(tmp_path: Path, monkeypatch:
         info = RunInfo("project", "name", tmp_path / "runs" / "project" / "name")
         writer = open_writer("mlflow", info, tmp_path / "runs")
         writer.log([MetricLine(step, "trainer", 0.0, {"actor/final_loss": 1 / step}) for step in (1, 2, 3)])
-        writer.close(True)
+        writer.close(RunOutcome.FINISHED)
         asyncio.run(see_charts(writer.link, tmp_path))
         # What `up` notes of it, `down` ends and removes.
         UpState(API, [server], {"mlflow": page.url}, list(map(str, page.notes))).save(tmp_path)

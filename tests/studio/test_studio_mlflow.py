@@ -19,6 +19,7 @@ from trinity_core.page_notes import page_note
 from trinity_core.tracking import MetricsFile, SampledRollout, save_rollouts
 from trinity_core.tracking.forwarder import open_writer
 from trinity_core.tracking.mlflow_writer import default_uri, open_client
+from trinity_core.tracking.run_outcome import RunOutcome
 from trinity_core.tracking.writers import RunInfo
 
 
@@ -50,7 +51,7 @@ def test_runs_of_the_store_beside_the_checkpoints(tmp_path: Path, empty_store: P
     assert pipeline is not None and stage is not None
     assert stage.job_dir == job and made_with(stage.params)["buffer.explorer_input.taskset.path"] == "gsm8k"
     assert champion_step(tmp_path, stage) == 4 and champion_step(tmp_path, pipeline) is None
-    writer.close(True)
+    writer.close(RunOutcome.FINISHED)
     assert [run.status for run in tracked_runs(tmp_path)] == ["FINISHED", "FINISHED"]
 
 
@@ -70,7 +71,7 @@ def test_chosen_runs_are_compared_on_the_page(
         MetricsFile(job, "eval").write(2, {"eval/test/accuracy": 0.5})
         save_rollouts(job, "eval/test", 2, [SampledRollout("2 + 2?", answer, float("4" in answer), truth="4")])
         update_meta(JobLayout(job).trainer_meta, model="org/base")
-        writer.close(True)
+        writer.close(RunOutcome.FINISHED)
     layout = JobLayout(root / "p/one")
     made = begin(layout, 2)
     (made / "weights").write_bytes(b"weights")

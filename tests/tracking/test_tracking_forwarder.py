@@ -27,6 +27,7 @@ from trinity_core.tracking.forwarder import (
 from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
+from trinity_core.tracking.run_outcome import RunOutcome
 from trinity_core.tracking.writers import RunInfo, RunPerExplorer, TracingWriter, full_names
 
 
@@ -57,8 +58,8 @@ class Recorder:
         self.calls.append(("score", step, value))
         return True
 
-    def close(self, succeeded: bool) -> None:
-        self.calls.append(("close", succeeded))
+    def close(self, outcome: RunOutcome) -> None:
+        self.calls.append(("close", outcome))
 
 
 def save_checkpoint(job_dir: Path, step: int) -> None:
@@ -86,8 +87,8 @@ def test_forwards_each_thing_once(tmp_path: Path) -> None:
     assert recorder.calls == [
         ("log", "trainer", 1), ("log", "eval", 1), ("artifact", "eval_step_1.md"), ("checkpoint", 1), ("score", 1, 0.5),
     ]  # fmt: skip
-    forwarder.close(True)
-    assert recorder.calls[-1] == ("close", True)
+    forwarder.close(RunOutcome.FINISHED)
+    assert recorder.calls[-1] == ("close", RunOutcome.FINISHED)
 
 
 def test_two_flows_of_one_job_forward_each_line_once(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_tensorboard_files(tmp_path: Path) -> None:
     info = RunInfo("p", "n", tmp_path / "p" / "n")
     forwarder = Forwarder(info.job_dir, open_writer("tensorboard", info, tmp_path))
     MetricsFile(info.job_dir, "trainer").write(3, {"loss": 0.25})
-    forwarder.close(True)
+    forwarder.close(RunOutcome.FINISHED)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(info.job_dir / "monitor" / "tensorboard")).Reload()
@@ -216,7 +217,7 @@ def test_wandb_offline_keeps_its_run_and_no_key(tmp_path: Path) -> None:
         forwarder = Forwarder(info.job_dir, open_writer("wandb", info, tmp_path))
         MetricsFile(info.job_dir, "trainer").write(step, {"loss": 1.0})
         assert forwarder.poll() == 1
-        forwarder.close(True)
+        forwarder.close(RunOutcome.FINISHED)
         time.sleep(1.0)  # W&B names a session's folder by the second
     run_id = json.loads((info.job_dir / "monitor" / "wandb.json").read_text())["id"]
     runs = list((info.job_dir / "monitor" / "wandb").glob(f"offline-run-*-{run_id}"))
@@ -231,9 +232,9 @@ def test_wandb_runs_of_one_process_stay_apart(tmp_path: Path) -> None:
     args = {"mode": "offline"}
     trainer = RunInfo("p", "n", tmp_path / "p" / "n", args=args)
     writers = [open_writer("wandb", info, tmp_path) for info in (trainer, replace(trainer, explorer="explorer"))]
-    writers[0].close(True)
+    writers[0].close(RunOutcome.FINISHED)
     writers[1].log([MetricLine(1, "explorer", 0.0, {"reward/mean": 1.0})])
-    writers[1].close(True)
+    writers[1].close(RunOutcome.FINISHED)
     notes = [json.loads(path.read_text())["id"] for path in (trainer.job_dir / "monitor").glob("wandb*.json")]
     for run_id in notes:
         assert list((trainer.job_dir / "monitor" / "wandb").glob(f"offline-run-*-{run_id}"))
@@ -271,7 +272,7 @@ def test_an_experiment_keeps_the_kind_a_person_chose(root: Path, before: str | N
     client = mlflow_client(root)
     tags = {"mlflow.experimentKind": before} if before else {}
     client.create_experiment("project", (root / "artifacts").as_uri(), tags)
-    open_writer("mlflow", RunInfo("project", "name", root / "project" / "name"), root).close(True)
+    open_writer("mlflow", RunInfo("project", "name", root / "project" / "name"), root).close(RunOutcome.FINISHED)
     assert client.get_experiment_by_name("project").tags["mlflow.experimentKind"] == after
 
 
@@ -324,18 +325,19 @@ def test_model_versions_registered_by_the_user_are_ignored(root: Path) -> None:
 
 @pytest.mark.slow
 def test_evaluation_ends_only_its_own_run(root: Path) -> None:
-    def status_after(succeeded: bool, name: str, **more: Any) -> str:
+    def status_after(outcome: RunOutcome, name: str, **more: Any) -> str:
         writer = open_writer("mlflow", RunInfo("p", name, root / "p" / name, **more), root)
-        writer.close(succeeded)
+        writer.close(outcome)
         return client.get_run(writer.run_id).info.status  # type: ignore[attr-defined]
 
     training = open_writer("mlflow", RunInfo("p", "n", root / "p" / "n"), root)
     client = mlflow_client(root)
-    assert status_after(True, "n", keeps_status=True) == "RUNNING", "the training continues"
-    training.close(True)
-    assert status_after(False, "n", keeps_status=True) == "FINISHED", "the training was no failure"
-    assert status_after(False, "base", keeps_status=True) == "FAILED"
-    assert status_after(False, "n") == "FAILED"
+    assert status_after(RunOutcome.FINISHED, "n", keeps_status=True) == "RUNNING", "the training continues"
+    training.close(RunOutcome.FINISHED)
+    assert status_after(RunOutcome.FAILED, "n", keeps_status=True) == "FINISHED", "the training was no failure"
+    assert status_after(RunOutcome.FAILED, "base", keeps_status=True) == "FAILED"
+    assert status_after(RunOutcome.FAILED, "n") == "FAILED"
+    assert status_after(RunOutcome.CANCELLED, "n") == "KILLED"
 
 
 @pytest.mark.slow
@@ -343,34 +345,34 @@ def test_the_trainer_decides_the_status_whoever_begins(root: Path) -> None:
     explorer = open_writer("mlflow", RunInfo("p", "n", root / "p" / "n", keeps_status=True, explorer="explorer"), root)
     trainer = open_writer("mlflow", RunInfo("p", "n", root / "p" / "n"), root)
     client = mlflow_client(root)
-    explorer.close(False)
+    explorer.close(RunOutcome.FAILED)
     assert client.get_run(trainer.run_id).info.status == "RUNNING"  # type: ignore[attr-defined]
-    trainer.close(True)
+    trainer.close(RunOutcome.FINISHED)
     assert client.get_run(trainer.run_id).info.status == "FINISHED"  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
 def test_only_a_lone_stage_ends_the_pipelines_run(root: Path) -> None:
-    def status_after(stage: str, succeeded: bool) -> str:
+    def status_after(stage: str, outcome: RunOutcome) -> str:
         writer = open_writer("mlflow", RunInfo("p", stage, root / "p" / stage, parent_dir=whole), root)
         assert client.get_run(parent()).info.status == "RUNNING"
-        writer.close(succeeded)
+        writer.close(outcome)
         return client.get_run(parent()).info.status
 
     def parent() -> str:
         return json.loads((whole / "monitor" / "mlflow.json").read_text())["run_id"]
 
     whole, client = root / "p" / "n", mlflow_client(root)
-    assert status_after("n_sft", True) == "FINISHED"
-    assert status_after("n_rft", False) == "FAILED"
+    assert status_after("n_sft", RunOutcome.FINISHED) == "FINISHED"
+    assert status_after("n_rft", RunOutcome.FAILED) == "FAILED"
     keep_parent_open(whole)
-    assert status_after("n_rft", True) == "RUNNING", "another stage follows"
+    assert status_after("n_rft", RunOutcome.FINISHED) == "RUNNING", "another stage follows"
     scoring = open_writer("mlflow", RunInfo("p", "n", whole, keeps_status=True), root)
-    scoring.close(True)
+    scoring.close(RunOutcome.FINISHED)
     assert client.get_run(parent()).info.status == "RUNNING", "the model before training was scored"
-    close_parent(whole, True)
+    close_parent(whole, RunOutcome.FINISHED)
     assert client.get_run(parent()).info.status == "FINISHED"
-    assert status_after("n_rft", False) == "FAILED", "by itself again"
+    assert status_after("n_rft", RunOutcome.FAILED) == "FAILED", "by itself again"
 
 
 @pytest.mark.slow
@@ -397,10 +399,10 @@ def test_truncated_run_note_starts_a_new_run(root: Path, monitor: str, args: dic
     note = info.job_dir / "monitor" / f"{monitor}.json"
     note.parent.mkdir(parents=True)
     note.write_text(left)
-    open_writer(monitor, info, root).close(True)
+    open_writer(monitor, info, root).close(RunOutcome.FINISHED)
     key = "run_id" if monitor == "mlflow" else "id"
     begun = json.loads(note.read_text())[key]
-    open_writer(monitor, info, root).close(True)
+    open_writer(monitor, info, root).close(RunOutcome.FINISHED)
     assert json.loads(note.read_text())[key] == begun
 
 
@@ -420,14 +422,14 @@ def test_mlflow_keeps_runs_models_and_the_champion(tmp_path: Path) -> None:
         forwarder.poll()
     save_rollouts(info.job_dir, "eval", 3, [SampledRollout("p", "r", 1.0)])
     assert draw_curve(info.job_dir) is not None
-    forwarder.close(succeeded=False)
+    forwarder.close(RunOutcome.FAILED)
 
     # The same job again: it resumes from checkpoint 2 in the same run.
     rewind(info.job_dir, 2)
     writer = open_writer("mlflow", info, tmp_path)
     forwarder = Forwarder(info.job_dir, writer)
     trainer.write(3, {"actor/loss": 0.3})
-    forwarder.close(succeeded=True)
+    forwarder.close(RunOutcome.FINISHED)
 
     client = mlflow_client(tmp_path)
     [experiment] = [each for each in client.search_experiments() if each.name == "project"]
@@ -462,7 +464,7 @@ def test_rollouts_become_traces_of_the_run_in_mlflow(root: Path) -> None:
         forwarder = Forwarder(info.job_dir, writer)
         forwarder.poll()
         assert not list(traces_dir(info.job_dir).iterdir()) and not forwarder.dropped_traces
-    writer.close(True)
+    writer.close(RunOutcome.FINISHED)
 
     client = mlflow_client(root)
     experiment = client.get_experiment_by_name("project")

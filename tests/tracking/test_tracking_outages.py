@@ -27,6 +27,7 @@ from trinity_core.runtime.stage import Stage
 from trinity_core.tracking import forwarder as forwarder_module
 from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
 from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.run_outcome import RunOutcome
 from trinity_core.tracking.writers import RunInfo
 
 
@@ -39,8 +40,8 @@ def test_unsent_metrics_are_sent_later(tmp_path: Path, caplog: pytest.LogCapture
         time.sleep(0.01)
     thread.check()
     recorder.broken = False
-    thread.close(True)
-    assert recorder.calls == [("log", "trainer", 1), ("close", True)]
+    thread.close(RunOutcome.FINISHED)
+    assert recorder.calls == [("log", "trainer", 1), ("close", RunOutcome.FINISHED)]
     assert len(caplog.records) == 1
 
 
@@ -51,11 +52,11 @@ def test_metrics_of_a_run_that_ended_meanwhile_are_sent_later(
     recorder = Recorder()
     recorder.broken = True
     MetricsFile(tmp_path, "trainer").write(1, {"a": 1})
-    ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(True)
+    ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(RunOutcome.FINISHED)
     assert "metrics.jsonl, and is sent when the run is started again" in caplog.text
     recorder.broken = False
-    ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(True)
-    assert recorder.calls == [("log", "trainer", 1), ("close", True)]
+    ForwarderThread(Forwarder(tmp_path, recorder), seconds=0.01).close(RunOutcome.FINISHED)
+    assert recorder.calls == [("log", "trainer", 1), ("close", RunOutcome.FINISHED)]
 
 
 LOCKING = """
@@ -82,7 +83,7 @@ def test_metrics_wait_for_a_locked_store(root: Path, caplog: pytest.LogCaptureFi
             assert time.monotonic() < deadline
             time.sleep(0.05)
         other.kill()
-    thread.close(True)
+    thread.close(RunOutcome.FINISHED)
     [run] = mlflow_client(root).search_runs([mlflow_client(root).get_experiment_by_name("p").experiment_id])
     assert run.info.status == "FINISHED" and run.data.metrics["trainer/a"] == 1
 
@@ -100,7 +101,7 @@ def test_metrics_wait_for_a_server_that_comes_back(root: Path, caplog: pytest.Lo
         thread.check()
         time.sleep(0.05)
     with mlflow_server(root, port):
-        thread.close(True)
+        thread.close(RunOutcome.FINISHED)
     [run] = mlflow_client(root).search_runs([mlflow_client(root).get_experiment_by_name("p").experiment_id])
     assert run.info.status == "FINISHED" and run.data.metrics["trainer/a"] == 1
 
@@ -127,13 +128,13 @@ def test_a_run_starts_again_while_its_server_is_away(
     with mlflow_server(root, port):
         first = TrackingThread(stage)
         metrics.write(1, {"a": 1})
-        first.close(True)
+        first.close(RunOutcome.FINISHED)
     again = TrackingThread(stage)
     assert again.writer() is None and "is away" in caplog.text
     metrics.write(2, {"a": 2})
     again.check()
     with mlflow_server(root, port):
-        again.close(True)
+        again.close(RunOutcome.FINISHED)
     client = mlflow_client(root)
     [run] = client.search_runs([client.get_experiment_by_name("p").experiment_id])
     assert run.info.status == "FINISHED"

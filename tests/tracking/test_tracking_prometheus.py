@@ -20,6 +20,7 @@ from trinity_core.runtime.stage import Stage
 from trinity_core.tracking.forwarder import Forwarder
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.prometheus import PrometheusPage
+from trinity_core.tracking.run_outcome import RunOutcome
 
 
 def scraped(port: int) -> dict[str, tuple[float, dict[str, str]]]:
@@ -75,6 +76,6 @@ def test_a_run_serves_its_metrics_at_the_port_that_is_set(tmp_path: Path) -> Non
     while "trinity_actor_loss" not in (found := scraped(port)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert found["trinity_actor_loss"] == (0.5, {"project": "p", "run": "n"})
-    tracking.close(True)
+    tracking.close(RunOutcome.FINISHED)
     with pytest.raises(URLError):
         scraped(port)

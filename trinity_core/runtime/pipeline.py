@@ -17,6 +17,7 @@ from trinity_core.runtime.placement import flow_of
 from trinity_core.runtime.stage import stage_names
 from trinity_core.runtime.summary import digest_of, read_summary
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
+from trinity_core.tracking.run_outcome import RunOutcome
 
 log = logging.getLogger(__name__)
 
@@ -95,16 +96,18 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
     """Within this context Ray stays up between the stages; at its end it is closed, and the pipeline's run in MLflow
     ends too."""
     keep_parent_open(plan.config.job_dir)
-    succeeded = False
+    outcome = RunOutcome.FINISHED
     try:
         yield
-        succeeded = True
+    except BaseException as error:
+        outcome = RunOutcome.of(error)
+        raise
     finally:
-        with first_error_stays(succeeded):
+        with first_error_stays(outcome is RunOutcome.FINISHED):
             try:
                 close_cluster(opened)
             finally:
-                close_parent(plan.config.job_dir, succeeded)
+                close_parent(plan.config.job_dir, outcome)
 
 
 def run_stages(config: Config, run: Callable[[str, str], dict[str, Any]]) -> Iterator[dict[str, Any]]:

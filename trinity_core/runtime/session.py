@@ -37,6 +37,7 @@ from trinity_core.tracking.forwarder import (
 )
 from trinity_core.tracking.metrics_file import explorer_source, metrics_path, was_tracked
 from trinity_core.tracking.prometheus import PrometheusPage
+from trinity_core.tracking.run_outcome import RunOutcome
 from trinity_core.tracking.writers import RunInfo, Writer, is_away
 
 log = logging.getLogger(__name__)
@@ -83,9 +84,9 @@ class Session:
         try:
             self._tracking = TrackingThread(self.stage)
             self.engines()
-        except BaseException:
+        except BaseException as error:
             with first_error_stays(succeeded=False):
-                self.close(succeeded=False)
+                self.close(RunOutcome.of(error))
             raise
         return self
 
@@ -95,16 +96,16 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        succeeded = error is None
+        outcome = RunOutcome.of(error)
         self.stop()
         if error is not None:
             _withdraw_explorer(self.stage, error)
-        with first_error_stays(succeeded):
+        with first_error_stays(error is None):
             try:
                 if self.config.monitor.enable_ray_timeline and self.cluster.alive():
                     self.cluster.write_timeline(JobLayout(self.config.job_dir).monitor / "timeline.json")
             finally:
-                self.close(succeeded)
+                self.close(outcome)
 
     @property
     def components(self) -> set[str]:
@@ -217,14 +218,14 @@ class Session:
         """For those who wait for the explorer: it must answer."""
         return Pulse({self.config.explorer.name: self.explorer()}, self.check)
 
-    def close(self, succeeded: bool) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """Forward the last metrics, and end every actor. Nothing is left running, whatever fails on the way."""
         try:
             if self._tracking is not None:
-                self._tracking.close(succeeded)
+                self._tracking.close(outcome)
         finally:
             try:
-                self._end_actors(succeeded)
+                self._end_actors(outcome is RunOutcome.FINISHED)
             finally:
                 close_cluster(self.cluster)
                 for name in lock_names(self.config, self.components):
@@ -285,17 +286,17 @@ class TrackingThread:
         if self._forwarder is not None:
             self._forwarder.check()
 
-    def close(self, succeeded: bool) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """Forward what is left, and end the run in the tracking system. One that is away is tried a last time."""
-        if succeeded:
+        if outcome is RunOutcome.FINISHED:
             self.writer()
         self._closing.set()
-        self._opening.join(CLOSE_SECONDS if succeeded else FAILED_CLOSE_SECONDS)
+        self._opening.join(CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS)
         with self._handing_over:
             self._is_late = True
         if self._forwarder is not None:
             try:
-                self._forwarder.close(succeeded)
+                self._forwarder.close(outcome)
             finally:
                 if self._page is not None:
                     self._page.close()
@@ -320,7 +321,7 @@ class TrackingThread:
             self._writer = self._opened(info)
             with self._handing_over:
                 if self._writer is not None and self._is_late:
-                    self._writer.close(succeeded=False)
+                    self._writer.close(RunOutcome.FAILED)
                 elif self._writer is not None:
                     if config.monitor.prometheus_port:
                         self._page = PrometheusPage(config.monitor.prometheus_port, config.project, config.name)

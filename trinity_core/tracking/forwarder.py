@@ -29,6 +29,7 @@ from trinity_core.tracking.metrics_file import (
 from trinity_core.tracking.monitors import MONITORS
 from trinity_core.tracking.prometheus import PrometheusPage
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table, traces_dir
+from trinity_core.tracking.run_outcome import RunOutcome
 from trinity_core.tracking.writers import RunInfo, RunPerExplorer, TracingWriter, Writer, is_away, read_note
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class Forwarder:
         self._forward_traces()
         return count
 
-    def close(self, succeeded: bool) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """Forward the rest and end the run."""
         self.poll()
         if self.dropped_traces:
@@ -102,7 +103,7 @@ class Forwarder:
         curve = self.job_dir / "monitor" / "curve.png"
         if curve.exists():
             self.writer.artifact(curve)
-        self.writer.close(succeeded)
+        self.writer.close(outcome)
 
     def _forward_lines(self, tail: Tail) -> int:
         with tail.exclusive():
@@ -182,21 +183,21 @@ class ForwarderThread:
         if self._error is not None:
             raise self._error
 
-    def close(self, succeeded: bool) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """Stop polling and forward the rest, for up to `CLOSE_SECONDS` (`FAILED_CLOSE_SECONDS`).
 
         What a tracking system that is away does not take then is sent by the next start of the run. Raises what another
         failure of the last attempt raises.
         """
         self._done.set()
-        patience = CLOSE_SECONDS if succeeded else FAILED_CLOSE_SECONDS
+        patience = CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS
         deadline = time.monotonic() + patience
         self._thread.join(patience)
         while True:
             try:
                 if self._thread.is_alive():
                     raise TimeoutError("it does not answer")
-                self._forwarder.close(succeeded)
+                self._forwarder.close(outcome)
             except self._faults as error:
                 if time.monotonic() < deadline and is_away(error):
                     self._warn(error)

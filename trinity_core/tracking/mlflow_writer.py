@@ -30,6 +30,7 @@ from trinity_core.filesystems import networked
 from trinity_core.page_notes import read_page_note
 from trinity_core.tracking.metrics_file import MetricLine
 from trinity_core.tracking.params import flatten
+from trinity_core.tracking.run_outcome import RunOutcome
 from trinity_core.tracking.writers import MONITORS, RunInfo, TracingWriter, full_names, is_away, read_note
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "
 LOCK_SECONDS = 180.0
 """For another process that makes the same store or run."""
 VALUE_LENGTH = 5000
+STATUS = {RunOutcome.FINISHED: "FINISHED", RunOutcome.FAILED: "FAILED", RunOutcome.CANCELLED: "KILLED"}
 _held: set[Path] = set()
 """Job dirs of the pipelines that run in this process."""
 
@@ -182,14 +184,14 @@ class MlflowWriter(TracingWriter):
         self._client.set_registered_model_alias(self._registered, CHAMPION, versions[best].version)
         return True
 
-    def close(self, succeeded: bool) -> None:
-        """Mark the runs that this writer was the last to begin as finished or failed; they can be reopened.
+    def close(self, outcome: RunOutcome) -> None:
+        """Mark the runs that this writer was the last to begin as ended; they can be reopened.
 
         A stage that runs alone also ends the pipeline's run; within a pipeline `close_parent` does.
         """
         for job_dir, run_id in self._begun.items():
             if job_dir not in _held and read_note(_note(job_dir)).get("ends") == self._ends:
-                self._client.set_terminated(run_id, _status(succeeded))
+                self._client.set_terminated(run_id, STATUS[outcome])
 
     @cached_property
     def _registered(self) -> str:
@@ -288,14 +290,14 @@ def run_page(server: str, experiment: str, run: str) -> str:
     return f"{server.rstrip('/')}/#/experiments/{experiment}/runs/{run}/model-metrics?workflowType=machine_learning"
 
 
-def close_parent(job_dir: Path, succeeded: bool) -> None:
+def close_parent(job_dir: Path, outcome: RunOutcome) -> None:
     """Mark a pipeline's run as ended, if it has one."""
     _held.discard(job_dir)
     kept = read_note(_note(job_dir))
     if not kept:
         return
     try:
-        open_client(kept["uri"], None, None, job_dir).set_terminated(kept["run_id"], _status(succeeded))
+        open_client(kept["uri"], None, None, job_dir).set_terminated(kept["run_id"], STATUS[outcome])
     except Exception as error:
         if not is_away(error):
             raise
@@ -304,10 +306,6 @@ def close_parent(job_dir: Path, succeeded: bool) -> None:
 
 def _note(job_dir: Path) -> Path:
     return job_dir / "monitor" / "mlflow.json"
-
-
-def _status(succeeded: bool) -> str:
-    return "FINISHED" if succeeded else "FAILED"
 
 
 def open_client(uri: str, username: str | None, password: str | None, root: Path) -> MlflowClient:

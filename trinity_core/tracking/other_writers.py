@@ -14,6 +14,7 @@ from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
+from trinity_core.tracking.run_outcome import RunOutcome
 from trinity_core.tracking.writers import MONITORS, RunInfo, RunPerExplorer, full_names, read_note
 
 
@@ -53,7 +54,7 @@ class TensorBoardWriter:
         self._writer.add_scalar("eval/score", value, step)
         return True
 
-    def close(self, succeeded: bool) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """Flush and close."""
         self._writer.close()
 
@@ -124,9 +125,9 @@ class WandbWriter(RunPerExplorer):
         self._run.log({"step": step, "eval/score": value})
         return True
 
-    def close(self, succeeded: bool) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """Finish the run."""
-        self._run.finish(exit_code=0 if succeeded else 1)
+        self._run.finish(exit_code=0 if outcome is RunOutcome.FINISHED else 1)
 
 
 def _run_id(note: Path) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.registry import Registry
 from trinity_core.tracking.metrics_file import MetricLine, stream_of
+from trinity_core.tracking.run_outcome import RunOutcome
 
 if TYPE_CHECKING:
     from trinity_core.tracking.rollouts import SampledRollout
@@ -60,7 +61,7 @@ class Writer(Protocol):
         """Record the eval score of a checkpoint; False if the checkpoint is not registered yet."""
         ...
 
-    def close(self, succeeded: bool) -> None:
+    def close(self, outcome: RunOutcome) -> None:
         """Mark the run as ended; it may be reopened."""
 
     @property
