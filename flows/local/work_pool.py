@@ -20,6 +20,7 @@ def worker_name(root: Path) -> str:
 
 def start_worker(root: Path, api_url: str) -> Process:
     """Start the worker of the pool, in a session of its own."""
-    command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--name", worker_name(root)]
+    options = {"--pool": POOL, "--name": worker_name(root), "--limit": str(WORKER_LIMIT)}
+    command = [sys.executable, "-m", "flows.local.pool_worker", *(word for pair in options.items() for word in pair)]
     env = prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_WORKER_QUERY_SECONDS": "3"}
-    return Process.of("worker", start_process("worker", [*command, "--limit", str(WORKER_LIMIT)], env, root).pid)
+    return Process.of("worker", start_process("worker", command, env, root).pid)

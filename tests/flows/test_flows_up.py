@@ -16,6 +16,7 @@ from flows.local.commands import down, up
 from flows.local.runs import pool_is_shared
 from flows.local.server import UpState
 from flows.local.work_pool import POOL, worker_name
+from studio.prefect_runs import PrefectRuns
 from tasks.prefect_api import api_client
 from trinity_core.addresses import free_port
 
@@ -96,6 +97,15 @@ def begun(root: Path, *before: int) -> int:
         time.sleep(0.05)
 
 
+def cancel(runs: PrefectRuns, client: Any, run: Any) -> None:
+    """Cancel a run as Studio does, and wait until the worker has ended it; by itself it would go on for a minute."""
+    runs.cancel(str(run), begun=True)
+    deadline = time.monotonic() + 20
+    while (state := client.read_flow_run(run).state.name) != "Cancelled":
+        assert time.monotonic() < deadline, state
+        time.sleep(0.05)
+
+
 def pid(name: str, root: Path) -> int:
     """The process of that name which `trinity up` has started last."""
     state = UpState.load(root)
@@ -121,14 +131,21 @@ def test_a_killed_run_frees_its_slot_runs_again_and_saves(root: Path, prefect_ap
         assert states == {"killed": "Crashed", "subflow": "Crashed", "another's": "Running"}
 
         going = client.create_flow_run_from_deployment(deployment, name="going")
-        first = begun(root)
+        studio, cancelled = PrefectRuns(running.api_url), [begun(root)]
+        for _ in range(2):
+            cancel(studio, client, going.id)
+            studio.retry(str(going.id))
+            cancelled.append(begun(root, *cancelled))
+        *cancelled, first = cancelled
+        (root / "saved").unlink()
+
         os.kill(first, signal.SIGKILL)
-        second = begun(root, first)
-        assert client.read_flow_run(going.id).run_count == 2
+        second = begun(root, *cancelled, first)
+        assert client.read_flow_run(going.id).run_count == 4
         worker = pid("worker", root)
         for each in (worker, second):
             os.kill(each, signal.SIGKILL)
-        third = begun(root, first, second)
+        third = begun(root, *cancelled, first, second)
         assert pid("worker", root) != worker, "the keeper has started another worker, which has taken the run"
 
         for name in ("keeper", "worker"):
