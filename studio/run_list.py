@@ -48,7 +48,7 @@ MLFLOW_STATES = {
     "RUNNING": RunState.RUNNING,
     "FINISHED": RunState.DONE,
     "FAILED": RunState.FAILED,
-    "KILLED": RunState.KILLED,
+    "KILLED": RunState.CANCELLED,
 }
 SIDE_FLOWS = ("evaluate", "convert")
 """Flows that work on the checkpoints of a run that another one has trained."""

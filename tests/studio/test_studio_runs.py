@@ -108,6 +108,8 @@ def test_a_process_that_lives_is_running_whatever_mlflow_says(living: StartedPro
     assert row.state is RunState.RUNNING and row.process == living and row.ended is None
     [row] = run_rows([], [tracked("one", "RUNNING")], [process("one")])
     assert row.state is RunState.KILLED
+    [row] = run_rows([], [tracked("one", "KILLED")], [process("one")])
+    assert row.state is RunState.CANCELLED, "that is how a cancellation is recorded there"
 
 
 def test_a_process_that_ended_before_its_run_says_its_last_line(tmp_path: Path) -> None:
