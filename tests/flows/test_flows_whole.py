@@ -2,11 +2,12 @@
 
 A pipeline runs from the command line, and loses its Prefect server for good. The same runs as a deployment, is killed
 amid its second stage, is started again by `trinity up`, and ends with the same weights to the bit. Its checkpoints are
-converted, and a sweep scores those that have no score.
+converted, and a sweep scores those that have no score. Another run is made and led in Studio, in a browser.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -22,6 +23,7 @@ import psutil
 import pytest
 import yaml
 from server_loss import give_back, lose_server
+from studio_browser import person_at
 
 from trinity_core.checkpoints.huggingface import weights_digest
 from trinity_core.checkpoints.resume import latest_whole
@@ -233,12 +235,8 @@ def test_a_killed_flow_runs_again_to_the_same_weights(deployed: Place, at_once: 
     assert flow_run(deployed, run_id)["state_type"] == "COMPLETED"
     assert trained_steps(deployed.job) == list(range(1, STEPS + 1))
     assert deployed.digest == at_once.digest
-
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{deployed.root / 'checkpoints/mlflow.db'}")
-    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
-    assert sorted(run.info.run_name for run in runs) == ["whole", "whole_rft", "whole_sft"], "none is made twice"
+    tracked = sorted(run.info.run_name for run in tracked_runs(deployed))
+    assert tracked == ["whole", "whole_rft", "whole_sft"], "none is made twice"
 
 
 def test_a_flow_converts_all_checkpoints(deployed: Place) -> None:
@@ -254,6 +252,51 @@ def test_a_sweep_scores_what_has_no_score(deployed: Place) -> None:
     scored = {line.step for line in read_metrics(deployed.job) if line.source == "eval"}
     kept = {int(folder.name.removeprefix("global_step_")) for folder in deployed.job.glob("global_step_*")}
     assert kept and kept <= scored
+
+
+def test_a_person_makes_starts_and_leads_a_run(deployed: Place, tiny_folders: TinyFolders, tmp_path: Path) -> None:
+    """In a browser: a configuration from a recipe, a run of it, its curves, *Cancel* and *Retry*. `down` ends it."""
+    recipe = (ROOT / "configs/sft/sft.yaml").read_text()
+    (deployed.root / "recipe.yaml").write_text(recipe)
+    (deployed.root / "runs/quickstart").mkdir(parents=True)
+    for name, folder in (("model", tiny_folders.model), ("data", tiny_folders.data)):
+        (deployed.root / "runs/quickstart" / name).symlink_to(folder)
+    title, job = "Trinity-Flows/mine", deployed.root / "checkpoints/Trinity-Flows/mine"
+
+    async def visit() -> None:
+        async with person_at(studio_address(deployed), tmp_path) as person:
+            await person.choose_file("recipe.yaml", recipe.split("\n")[0])
+            await person.fill("name", "mine")
+            await person.fill("checkpoint_root_dir", "checkpoints")
+            await person.fill("total_steps (steps)", "5000")
+            await person.save_as("mine.yaml")
+            await person.start(title)
+            await person.drawn(3)
+            await person.press("Cancel")
+            await person.state(title, "cancelled")
+            saved = latest_whole(job) or 0
+            assert saved >= 3 and trained_steps(job)[-1] == saved, "it saves at its next step boundary"
+            assert [run.info.status for run in tracked_runs(deployed) if run.info.run_name == "mine"] == ["KILLED"]
+            await person.press("Retry")
+            await person.state(title, "running")
+            await person.drawn(saved + 2)
+
+    asyncio.run(visit())
+    assert trained_steps(job)[:5] == [1, 2, 3, 4, 5]
+    made = (deployed.root / "mine.yaml").read_text()
+    assert made.split("\n")[:3] == recipe.split("\n")[:3] and "total_steps: 5000" in made, "comments of the recipe stay"
+
+
+def tracked_runs(here: Place) -> list[Any]:
+    """MLflow's runs of a place."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{here.root / 'checkpoints/mlflow.db'}")
+    return client.search_runs([each.experiment_id for each in client.search_experiments()])
+
+
+def studio_address(here: Place) -> str:
+    return json.loads((here.root / ".trinity/up.json").read_text())["pages"]["studio"]
 
 
 def wait_until(true: Any, seconds: float = 600) -> None:

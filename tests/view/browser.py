@@ -46,11 +46,12 @@ class Page:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    async def until(self, script: str) -> Any:
-        """The value of an expression, once it is true."""
-        deadline = asyncio.get_running_loop().time() + SECONDS
+    async def until(self, script: str, what: str = "", seconds: float = SECONDS) -> Any:
+        """The value of an expression, once it is true; `what` says in words what is waited for."""
+        deadline = asyncio.get_running_loop().time() + seconds
         while not (found := await self.value(script)):
-            assert asyncio.get_running_loop().time() < deadline, f"never true: {script}; the page said {self.said}"
+            late = asyncio.get_running_loop().time() > deadline
+            assert not late, f"not within {seconds:g} s: {what or script}; the page said {self.said}"
             await asyncio.sleep(0.05)
         return found
 
@@ -97,8 +98,11 @@ class Page:
 
 
 @asynccontextmanager
-async def opened(address: str, folder: Path) -> AsyncIterator[Page]:
-    """A page in a browser of its own; skipped where there is no Chromium."""
+async def opened(address: str, folder: Path, most_seconds: float = 10 * SECONDS) -> AsyncIterator[Page]:
+    """A page in a browser of its own; skipped where there is no Chromium.
+
+    What it shows when an assertion fails is in `folder`, as `failed.png`.
+    """
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("Chromium is not installed (Debian's package: chromium)")
@@ -107,7 +111,7 @@ async def opened(address: str, folder: Path) -> AsyncIterator[Page]:
     command = [program, *options, f"--user-data-dir={data}", "--remote-debugging-port=0", "about:blank"]
     browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        async with aiohttp.ClientSession() as session, asyncio.timeout(10 * SECONDS):
+        async with aiohttp.ClientSession() as session, asyncio.timeout(most_seconds):
             port = await _port(data / "DevToolsActivePort", browser)
             async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
                 [target] = [each for each in await answer.json() if each["type"] == "page"]
@@ -116,7 +120,11 @@ async def opened(address: str, folder: Path) -> AsyncIterator[Page]:
                 for domain in ("Page", "Runtime", "Log"):
                     await page.call(f"{domain}.enable")
                 await page.call("Page.navigate", url=address)
-                yield page
+                try:
+                    yield page
+                except AssertionError:
+                    await page.picture(folder / "failed.png")
+                    raise
     finally:
         browser.terminate()
         browser.wait(SECONDS)
