@@ -114,6 +114,10 @@ def test_ineffective_settings_get_a_notice() -> None:
     backup = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["buffer.trainer_input.experience_buffer.path=backup.json"])
     assert notices(backup) == ["Accepted, but without effect here: buffer.trainer_input.experience_buffer.path."]
     assert notices(load_config(RECIPES / "sft/sft.yaml")) == []
+    bypass = "algorithm.rollout_correction=bypass"
+    assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [*filtered, bypass])) == []
+    without_ratio = load_config(RECIPES / "gsm8k/gsm8k.yaml", [*filtered, bypass, "algorithm.algorithm_type=opmd"])
+    assert notices(without_ratio) == ["Accepted, but without effect here: algorithm.rollout_correction."]
     queue = "buffer.trainer_input.experience_buffer"
     waiting = f"{queue}.reuse_cooldown_time"
     reuse = load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{waiting}=60"])

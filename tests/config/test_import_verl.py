@@ -255,6 +255,11 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
         ("algorithm.rollout_correction.rollout_is=sequence", "rollout_correction", "tis_sequence"),
         ("data.train_batch_size=512", "rollout_correction", "bypass"),
         ("data.train_batch_size=256 algorithm.rollout_correction.bypass_mode=True", "rollout_correction", "bypass"),
+        (
+            "data.train_batch_size=512 actor_rollout_ref.actor.policy_loss.loss_mode=gpg",  # gpg has no ratio
+            "rollout_correction",
+            "none",
+        ),
         ("algorithm.adv_estimator=reinforce_plus_plus", "algorithm_type", "reinforceplusplus"),
         ("algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=1", "advantage_fn", "reinforce"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo", "policy_loss_fn", "gspo"),

@@ -63,6 +63,12 @@ def unread_monitor_args(config: Config) -> list[str]:
     return [f"monitor.monitor_args.{name}" for name in config.monitor.monitor_args if name not in known]
 
 
+def bypasses_in_vain(config: Config) -> bool:
+    """True if the policy loss has no ratio that `rollout_correction: bypass` could take to the policy that sampled."""
+    losses, loss = registry_of("algorithm.policy_loss_fn"), config.algorithm.policy_loss_fn
+    return config.algorithm.rollout_correction == "bypass" and loss in losses and not losses.uses(loss, "old_logprobs")
+
+
 def _typed(config: Config, report: Report) -> dict[str, Any]:
     """The arguments of every known part by key."""
     values: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trinity_core.config import dialects
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.experience_rules import AUXILIARY, BUFFER
-from trinity_core.config.named import unread_monitor_args
+from trinity_core.config.named import bypasses_in_vain, unread_monitor_args
 from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share, shares
 from trinity_core.config.rules import RAFT, eval_tasksets, training_tasksets
@@ -68,6 +68,7 @@ def _unread(config: Config) -> list[str]:
         f"{BUFFER}.path": bool(buffer.path)
         and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts and config.mode != "explore")),
         **_unused_replay(config),
+        "algorithm.rollout_correction": bypasses_in_vain(config),
         f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
         **{
             f"{AUXILIARY}.{key}": config.is_supervised and each.share is None

@@ -63,7 +63,7 @@ def write_algorithm(draft: Draft, rollouts: int, interval: int) -> bool:
     draft.put("algorithm.entropy_loss_fn", "default" if entropy else "none", draft.origin(f"{_ACTOR}.entropy_coeff"))
     if entropy:
         draft.put("algorithm.entropy_loss_fn_args.entropy_coef", entropy, f"{_ACTOR}.entropy_coeff")
-    _correction(draft, interval)
+    _correction(draft, loss, interval)
     return advantage == "ppo"
 
 
@@ -152,8 +152,11 @@ def _estimator(draft: Draft, key: str, name: Any) -> str:
     return _KL.get(plain, "k1")
 
 
-def _correction(draft: Draft, interval: int) -> None:
-    """veRL corrects nothing unless it is told to, but the ratio of each mini-batch is to the policy that sampled."""
+def _correction(draft: Draft, loss: str, interval: int) -> None:
+    """veRL corrects nothing unless it is told to, but the ratio of each mini-batch is to the policy that sampled.
+
+    The loss `reinforce` (veRL's gpg) has no ratio.
+    """
     new, old = "algorithm.rollout_correction.rollout_is", "algorithm.rollout_is_level"
     key, level = draft.first((new, old))
     threshold, cap = draft.first((f"{new}_threshold", "algorithm.rollout_is_threshold"))
@@ -164,7 +167,7 @@ def _correction(draft: Draft, interval: int) -> None:
         threshold = key
     if level not in ("token", "sequence"):
         bypass = _bypasses(draft)
-        if bypass or interval > 1:
+        if loss != "reinforce" and (bypass or interval > 1):
             origin = bypass or f"each of {interval} mini-batches is clipped against the policy that sampled, as in veRL"
             draft.put("algorithm.rollout_correction", "bypass", origin)
         else:
