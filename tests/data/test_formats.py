@@ -1,5 +1,6 @@
 import json
 
+import pyarrow as pa
 import pytest
 
 from trinity_core.config.schema.buffer import FormatConfig
@@ -81,6 +82,18 @@ def test_turns_are_messages():
         FormatConfig(prompt_type="messages"),
     )
     assert [each.messages[-1]["content"] for each in (better, worse)] == ["a", "b"]
+
+
+def test_turns_and_messages_of_one_parquet_file():
+    """Arrow gives each all keys of the column."""
+    kinds = [
+        {"conversations": [{"from": "human", "value": "q"}]},
+        {"conversations": [{"role": "user", "content": "q"}]},
+    ]
+    stored = pa.Table.from_pylist(kinds).to_pylist()
+    assert "role" in stored[0]["conversations"][0] and "from" in stored[1]["conversations"][0]
+    form = FormatConfig(prompt_type="messages", messages_key="conversations")
+    assert [formats.prompt_messages(row, form) for row in stored] == [[{"role": "user", "content": "q"}]] * 2
 
 
 def test_messages_with_a_system_prompt_keep_their_own():

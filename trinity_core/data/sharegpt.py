@@ -16,8 +16,8 @@ ROLES = {
 
 
 def is_turn(given: Mapping[str, Any]) -> bool:
-    """True for a turn, False for a message."""
-    return "from" in given and "role" not in given
+    """True for a turn, False for a message. Parquet gives each all keys of the column, with null where it has none."""
+    return given.get("from") is not None and given.get("role") is None
 
 
 def as_message(turn: Mapping[str, Any], key: str) -> dict[str, Any]:
