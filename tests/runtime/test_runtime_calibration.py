@@ -92,9 +92,10 @@ def test_the_pace_of_equal_steps_is_that_of_one(seconds: float, count: int) -> N
 
 def test_a_trial_touches_nothing_of_the_run(tiny_folders: TinyFolders, tmp_path: Path) -> None:
     config = config_from_dict(tree(tiny_folders))
-    trial = trial_of(config, tmp_path)
+    trial = trial_of(config.with_values({"explorer.api_port": 9124}), tmp_path)
     assert tmp_path in trial.job_dir.parents and trial.buffer.total_steps == STEPS == trial.trainer.total_steps
     assert not trial.buffer.explorer_input.eval_tasksets and not trial.monitor.prometheus_port
+    assert not trial.explorer.api_port
     assert trial.buffer.trainer_input.experience_buffer.path is None
     saved = {"experience_pipeline": {"save_input": True, "input_save_path": str(tmp_path / "mine.jsonl")}}
     assert operator_input_file(trial_of(config_from_dict(tree(tiny_folders, data_processor=saved)), tmp_path)) is None

@@ -36,6 +36,7 @@ def trial_of(config: Config, folder: Path) -> Config:
         "buffer.total_steps": STEPS,
         "trainer.total_steps": STEPS,
         "buffer.explorer_input.eval_tasksets": [],
+        "explorer.api_port": 0,
         "trainer.save_interval": 0,
         "monitor.monitor_type": "tensorboard",
         "monitor.monitor_args": {},
