@@ -110,6 +110,7 @@ def test_what_has_no_pace_of_its_own_is_said(tiny_folders: TinyFolders) -> None:
     assert why() == "" == hindrance(config_from_dict(supervised(tiny_folders)))
     assert "part of an asynchronous run" in why(mode="explore") and "part of" in why(mode="train")
     assert "no steps" in why(mode="bench")
+    assert "on a Ray cluster" in why(cluster={"ray_address": "10.0.0.1:6379"})
     queue = {"name": "asked", "path": "tasks.db", "storage_type": "queue"}
     buffer = {**tree(tiny_folders)["buffer"], "explorer_input": {"tasksets": [queue]}}
     assert "tasks come from a queue" in why(buffer=buffer)

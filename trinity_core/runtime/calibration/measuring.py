@@ -58,7 +58,7 @@ def measured_pace(file: Path, overrides: Sequence[str], name: str, stage: Config
             "--config", str(file), "--stage", name, "--folder", made, *overrides,
         ]  # fmt: skip
         began = time.time()
-        with _running(command, folder / "trial.log") as trial:
+        with _running(command, folder / "trial.log", say) as trial:
             _watch(trial, job_dir, stage.name, say)
         lines = read_metrics(job_dir)
         if trial.returncode:
@@ -70,7 +70,7 @@ def measured_pace(file: Path, overrides: Sequence[str], name: str, stage: Config
 
 
 @contextmanager
-def _running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _running(command: Sequence[str], log: Path, say: Callable[[str], None]) -> Iterator[subprocess.Popen[bytes]]:
     """A process with its output in `log`; it is ended, with all that it has started, however this context ends."""
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -80,6 +80,7 @@ def _running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byt
         yield process
     finally:
         if process.poll() is None:
+            say(f"Ending the trial, within {GRACE_SECONDS:g} s …")
             stop(psutil.Process(process.pid), GRACE_SECONDS)
             process.wait(GRACE_SECONDS)
 

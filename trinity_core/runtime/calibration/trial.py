@@ -1,7 +1,4 @@
-"""The run that is measured: a stage as it is, for a few steps, in a folder that is thrown away.
-
-python -m trinity_core.runtime.calibration --config FILE --stage NAME --folder DIR [key=value …]
-"""
+"""The run that is measured: a stage as it is, for a few steps, in a folder that is thrown away."""
 
 from __future__ import annotations
 
@@ -21,6 +18,8 @@ def hindrance(config: Config) -> str:
         return "it waits for a person's verdicts (human_verdicts)"
     if config.explores and any(each.storage_type == "queue" for each in config.buffer.explorer_input.tasksets):
         return "its tasks come from a queue (storage_type: queue), which a trial would take from the run"
+    if config.cluster.ray_address:
+        return "it runs on a Ray cluster (cluster.ray_address), whose other machines do not see this one's trial"
     if config.mode == "both" or (config.mode == "train" and config.is_supervised):
         return ""
     if config.mode == "bench":
