@@ -192,7 +192,7 @@ def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str, shared_ray: 
     assert {"tests-whole-curve", "tests-whole-rollouts", "tests-whole-summary", "tests-whole-tracking"} <= set(keys)
     assert {"tests-whole-trainer-progress", "tests-whole-explorer-progress"} <= set(keys)
     assert keys["tests-whole-curve"]["data"].startswith("data:image/png;base64,")
-    assert "1+1?" in keys["tests-whole-rollouts"]["data"]
+    assert "| 1+1? |" in keys["tests-whole-rollouts"]["data"]
 
 
 def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:

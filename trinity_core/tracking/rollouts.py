@@ -121,5 +121,5 @@ def markdown_text(text: str, width: int) -> str:
         text = f"{text[: width // 2]} … {text[-width // 2 :]}"
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([|`*_~\\\[\]])", r"\\\1", text.lstrip(" \t"))
-    text = re.sub(r"^(\d*)([#+=.)-])", r"\1\\\2", text)  # a heading or a list, at the beginning of a line of its own
+    text = re.sub(r"^(\d+(?=[.)])|(?=[#+=-]))", r"\1\\", text)  # a list or a heading, where a line of its own begins
     return text.replace("\r", "").replace("\n", "<br>")
