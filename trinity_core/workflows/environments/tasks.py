@@ -19,12 +19,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from trinity_core.data.formats import Message
 from trinity_core.errors import InputError
 from trinity_core.files import clear_errors
 from trinity_core.workflows.environments import ENVIRONMENTS
 from trinity_core.workflows.environments.planning import Transitions, move_values
-from trinity_core.workflows.environments.protocol import check_installed
+from trinity_core.workflows.environments.protocol import EnvironmentFailed, check_installed
 from trinity_core.workflows.environments.random_play import RandomPlayer
 from trinity_core.workflows.environments.reasoning import rows as questions
 from trinity_core.workflows.environments.toy_text import ToyText
@@ -40,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environment", choices=sorted(ENVIRONMENTS))
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--args", type=json.loads, default={}, help="arguments of the environment, JSON")
+    parser.add_argument("--args", type=json_object, default={}, help="arguments of the environment, JSON")
     parser.add_argument("--prompt", default="Play.", help="begins each task but reasoning-gym's")
     parser.add_argument("--train", type=int, default=512)
     parser.add_argument("--test", type=int, default=64)
@@ -52,12 +54,28 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     check_installed(given.environment, ENVIRONMENTS[given.environment])
-    splits = split_rows(given)
+    try:
+        splits = split_rows(given)
+    except (InputError, EnvironmentFailed) as error:
+        parser.exit(1, f"error: {error}\n")
+    except ValidationError as error:
+        parser.exit(1, f"error: {'; '.join(problem['msg'] for problem in error.errors())}\n")
     with clear_errors("writing to", given.out, "choose another folder"):
         given.out.mkdir(parents=True, exist_ok=True)
         for split, rows in splits.items():
             lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             (given.out / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read `--args`. Raises `ArgumentTypeError` on anything but a JSON object."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object, but is no JSON ({error}): {text}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object such as '{{\"size\": 4}}', not {text}")
+    return value
 
 
 def split_rows(given: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
