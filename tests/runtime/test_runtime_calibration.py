@@ -178,7 +178,7 @@ def test_a_plan_measures_a_stage_once(
     (tmp_path / "temporary").mkdir()
     file = tmp_path / "sft.yaml"
     file.write_text(yaml.safe_dump(supervised(tiny_folders)))
-    assert "`--measure` runs a few steps" in plan(file).stdout
+    assert "`trinity plan --measure` runs a few steps" in plan(file).stdout
     measured = plan(file, "--measure", "--json")
     assert measured.exit_code == 0, measured.output
     assert f"Measuring measured: step {STEPS} of {STEPS}" in measured.stderr
