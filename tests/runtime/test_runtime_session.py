@@ -22,6 +22,7 @@ from trinity_core.runtime.stage import Stage, resume
 from trinity_core.runtime.together import run_together
 from trinity_core.store.store import ExperienceStore
 from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.run_outcome import RunOutcome
 
 
 class WithoutRay(Cluster):
@@ -137,11 +138,11 @@ def test_a_run_whose_metrics_were_not_tracked_fails(tmp_path: Path) -> None:
 
 def test_tracking_that_opens_after_the_end_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt that fails early does not wait for it, and the next attempt opens it anew."""
-    go_on, closed = threading.Event(), list[bool]()
+    go_on, closed = threading.Event(), list[RunOutcome]()
 
     def late(*_: Any) -> Any:
         assert go_on.wait(60)
-        return SimpleNamespace(close=lambda succeeded: closed.append(succeeded), faults=())
+        return SimpleNamespace(close=closed.append, faults=())
 
     monkeypatch.setattr("trinity_core.runtime.session.open_writer", late)
     monkeypatch.setattr("trinity_core.runtime.session.FAILED_CLOSE_SECONDS", 0.1)
@@ -150,7 +151,7 @@ def test_tracking_that_opens_after_the_end_is_closed(tmp_path: Path, monkeypatch
     assert session._tracking is not None
     go_on.set()
     session._tracking._opening.join(60)
-    assert closed == [False] and "forwarder" not in {thread.name for thread in threading.enumerate()}
+    assert closed == [RunOutcome.FAILED] and "forwarder" not in {thread.name for thread in threading.enumerate()}
 
 
 def until_stopped(session: Session) -> None:
