@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trinity_core.config import Config, ConfigError, Problem, config_from_text
 from trinity_core.runtime.placement import flow_of
-from trinity_core.runtime.readiness.planned import planned
+from trinity_core.runtime.readiness.paced import paced
 from trinity_core.runtime.readiness.planned_text import planned_text
 
 
@@ -29,7 +29,7 @@ def checked(text: str) -> CheckedDraft:
         config = config_from_text(text)
     except ConfigError as error:
         return CheckedDraft(error.problems)
-    return CheckedDraft([], config, planned_text(planned(config)), flow_of(config))
+    return CheckedDraft([], config, planned_text(paced(config)), flow_of(config))
 
 
 def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:

@@ -123,7 +123,7 @@ def plan(
     """
     from trinity_core.config.problems import ConfigError
     from trinity_core.runtime.configuration import load_checked
-    from trinity_core.runtime.readiness.planned import planned
+    from trinity_core.runtime.readiness.paced import paced
     from trinity_core.runtime.readiness.planned_text import planned_json, planned_text
     from trinity_core.runtime.readiness.validated import refused, validated_text
 
@@ -139,7 +139,7 @@ def plan(
 
         with ending_on_sigterm():
             measured(config, given, loaded, partial(typer.echo, err=True))
-    found = planned(loaded)
+    found = paced(loaded)
     typer.echo(planned_json(found) if json else planned_text(found))
 
 

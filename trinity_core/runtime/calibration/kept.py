@@ -53,10 +53,7 @@ def kept_at(config: Config) -> Path:
 
 
 def kept_pace(config: Config) -> Pace | None:
-    """The pace that was measured for a stage on this machine; None if there is none, or, with a warning, none to read.
-
-    A run looks here too before it starts, and needs no pace.
-    """
+    """The pace of a stage on this machine; None without one, or, with a warning, if it is damaged."""
     path = kept_at(config)
     try:
         found = read_json(path)

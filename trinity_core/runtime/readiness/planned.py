@@ -10,9 +10,7 @@ import psutil
 
 from trinity_core.config import Config, public_dict, stages
 from trinity_core.errors import TrinityError
-from trinity_core.runtime.calibration.kept import kept_pace
 from trinity_core.runtime.calibration.pace import Pace
-from trinity_core.runtime.calibration.trial import hindrance
 from trinity_core.runtime.gpus import survey
 from trinity_core.runtime.outlook.counts import evaluations, saves, syncs
 from trinity_core.runtime.outlook.disk import disk_of
@@ -64,12 +62,12 @@ class StageOutlook:
     """What is in the run's folder at the end."""
     disk_unknown: str
     """Why that cannot be estimated."""
-    pace: Pace | None
-    """Seconds a step, if they have been measured on this machine (`--measure`)."""
-    immeasurable: str
-    """Why they cannot be measured; empty if they can."""
     settings: dict[str, Any]
     """The resolved configuration, without secrets."""
+    pace: Pace | None = None
+    """Seconds a step, if they have been measured on this machine (`--measure`) and looked up (`paced`)."""
+    immeasurable: str = ""
+    """Why they cannot be measured; empty if they can."""
 
 
 def planned(config: Config, machine: Machine | None = None) -> list[StageOutlook]:
@@ -123,8 +121,6 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StageOutlook:
         unplaced=unplaced,
         disk=disk,
         disk_unknown=disk_unknown,
-        pace=kept_pace(config),
-        immeasurable=hindrance(config),
         settings=public_dict(config),
     )
 
