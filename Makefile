@@ -8,7 +8,7 @@ PY := .venv/bin/python
 # A run is many processes, and each would compile the project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install dev quickstart test lint clean
+.PHONY: help install dev quickstart test lint generated clean
 help:
 	@grep -E '^#   ' Makefile | cut -c3-
 
@@ -30,6 +30,11 @@ lint: dev
 # Two processes share the tests: most of them wait for others to start. Their threads wait asleep, not in each other's way.
 test: lint
 	OMP_WAIT_POLICY=PASSIVE $(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+# What is made from the code and kept beside it; tests fail while it is stale.
+generated:
+	$(PY) -m trinity_core.config.reference docs/configuration.md
+	$(PY) -m trinity_core.cli schema --json > configs/schema.json
 
 clean:
 	rm -rf .venv .venv-data-juicer runs checkpoints

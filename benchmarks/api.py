@@ -52,8 +52,8 @@ async def ours(args: argparse.Namespace) -> None:
     """Serve; each line of standard input opens so many sessions and closes those before."""
     import ray
 
-    from trinity_core.inference.engine import Engine
-    from trinity_core.inference.openai_api.live import RecordedSession
+    from trinity_core.inference.in_process import InProcessEngine
+    from trinity_core.inference.openai_api.recorded_session import RecordedSession
     from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool
     from trinity_core.inference.pool import EnginePool
     from trinity_core.inference.remote import as_handle
@@ -61,7 +61,7 @@ async def ours(args: argparse.Namespace) -> None:
     given = settings(args)
     ray.init(address="local", include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     options = {"num_cpus": 0, "max_concurrency": 1000, "runtime_env": {"env_vars": given.environment()}}
-    pool = EnginePool([as_handle(ray.remote(Engine).options(**options).remote(given))], str(args.model))
+    pool = EnginePool([as_handle(ray.remote(InProcessEngine).options(**options).remote(given))], str(args.model))
     await pool.start()
     served = {"names": ("policy",), "path": str(args.model), "sampling": (("temperature", 1.0),)}
     server = ApiServer([ModelOnPool(served, given, pool)])

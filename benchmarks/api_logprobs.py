@@ -40,7 +40,7 @@ def main() -> int:
 def measure(folder: Path, conversations: int, at_once: int) -> dict[str, float]:
     """What is printed."""
     from trinity_core.data.tiny import make_model
-    from trinity_core.inference.engine import Engine
+    from trinity_core.inference.in_process import InProcessEngine
     from trinity_core.inference.settings import EngineSettings
 
     make_model(folder, 0)
@@ -49,7 +49,7 @@ def measure(folder: Path, conversations: int, at_once: int) -> dict[str, float]:
     from inference.conversations import CALLS, converse_all, gaps
     from inference.openai_server import serving
 
-    engine = Engine(settings)
+    engine = InProcessEngine(settings)
     asyncio.run(engine.start())
     began = time.monotonic()
     with serving(folder, engine, tool_call_parser=CALLS, enable_auto_tool_choice=True) as api:

@@ -34,8 +34,8 @@ from mlflow import MlflowClient
 from runtime.ray_clusters import ray_cluster
 
 from trinity_core.data.tiny import make_tiny
+from trinity_core.program import ending_on_sigterm
 from trinity_core.runtime.audit import audit_runs, audit_text
-from trinity_core.runtime.signals import ending_on_sigterm
 from trinity_core.sync.memory import SHARED_MEMORY
 from trinity_core.tracking import read_metrics
 from trinity_core.tracking.forwarder import run_note

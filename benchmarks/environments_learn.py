@@ -29,8 +29,10 @@ from learns import ANEW, REWARD
 from measured import BUILD, ROOT, run, trinity
 
 from trinity_core.config import load_config
-from trinity_core.workflows.environments import ENVIRONMENTS
-from trinity_core.workflows.environments.planning import best_return
+from trinity_core.workflows import ENVIRONMENTS, load_plugins
+
+load_plugins(ROOT / "configs" / "toy_text")
+from planning import best_return  # noqa: E402
 
 LEAST = 0.2
 """Share of what is missing from the best that a recipe must gain."""
@@ -143,7 +145,7 @@ def learns(name: str, way: Way, steps: int, seed: int) -> bool:
     """Make the tasks, run the recipe and print its line."""
     began, tasks = time.monotonic(), FOLDER / (name if way.make else "data")
     if way.make:
-        make = ["-m", "trinity_core.workflows.environments.tasks", name, *way.make, "--out", str(tasks)]
+        make = ["configs/environment_tasks.py", name, *way.make, "--out", str(tasks)]
         subprocess.run([sys.executable, *make], check=True, cwd=ROOT)
     places = {"TRINITY_TASKSET_PATH": str(tasks), "TRINITY_MODEL_PATH": str(FOLDER / "model")}
     length = (f"buffer.total_steps={steps}", f"seed={seed}")

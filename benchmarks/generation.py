@@ -109,7 +109,7 @@ async def ours(args: argparse.Namespace, settings: EngineSettings, other: Peer) 
     pool = EnginePool([as_handle(_engine(settings, args.no_ray))], str(args.model))
     await pool.start()
     encoder = ChatEncoder(load_tokenizer(str(args.model), False))
-    stops = stop_tokens(str(args.model), encoder.tokenizer)
+    stops = stop_tokens(str(args.model), encoder)
     limits = Limits(512, None, args.max_new, Sampling(args.max_new, stop_token_ids=stops))
     model = EngineModel(pool, encoder, limits)
     asked = questions(args.data, args.tasks)
@@ -135,15 +135,15 @@ async def ours(args: argparse.Namespace, settings: EngineSettings, other: Peer) 
 
 
 def _engine(settings: EngineSettings, here: bool) -> object:
-    from trinity_core.inference.engine import Engine
+    from trinity_core.inference.in_process import InProcessEngine
 
     if here:
-        return Engine(settings)
+        return InProcessEngine(settings)
     import ray
 
     ray.init(address="local", include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     options = {"num_cpus": 0, "max_concurrency": 1000, "runtime_env": {"env_vars": settings.environment()}}
-    return ray.remote(Engine).options(**options).remote(settings)
+    return ray.remote(InProcessEngine).options(**options).remote(settings)
 
 
 def main() -> None:

@@ -19,9 +19,6 @@ from collections import Counter
 from contextlib import chdir
 from pathlib import Path
 
-from measured import ROOT
-
-sys.path.insert(0, str(ROOT / "tests" / "config"))
 from mutating import Mistake, Verdict, mistake, recipes, surroundings, verdict
 
 

@@ -33,10 +33,10 @@ from peaks import peaks_of
 
 from trinity_core.config import config_from_dict
 from trinity_core.data.tiny import TinySize, make_model, make_problems, make_untrained, write_jsonl
-from trinity_core.runtime.outlook.need import total
-from trinity_core.runtime.outlook.processes import ENGINE, ProcessOutlook
 from trinity_core.runtime.placement import Machine
-from trinity_core.runtime.readiness.planned import planned
+from trinity_core.runtime.preflight.needs import total
+from trinity_core.runtime.preflight.resource_estimate import ENGINE, ProcessEstimate
+from trinity_core.runtime.preflight.stage_plan import plans_of
 
 CLAIM, TOLERANCE = 27, 0.15
 STEPS = 2
@@ -171,7 +171,7 @@ def judge(runs: Sequence[dict[str, Any]]) -> None:
     for found in runs:
         ratios = []
         for process in estimates(found):
-            title = "ray::Engine" if process.kind == ENGINE else "ray::TrainerActor"
+            title = "ray::InProcessEngine" if process.kind == ENGINE else "ray::TrainerActor"
             measured = max(peak["bytes"] for peak in found["peaks"] if peak["title"].startswith(title))
             ratios.append(total(process.memory) / measured)
             told = f"plan {total(process.memory) >> 20:6,} MiB, measured {measured >> 20:6,} MiB"
@@ -180,13 +180,13 @@ def judge(runs: Sequence[dict[str, Any]]) -> None:
     print(f"{right} of {len(runs)} configurations within {TOLERANCE:.0%} (claim: {CLAIM} of 30)")
 
 
-def estimates(found: dict[str, Any]) -> Sequence[ProcessOutlook]:
+def estimates(found: dict[str, Any]) -> Sequence[ProcessEstimate]:
     """The processes that `trinity plan` foretells for a run, of whose model the headers are made again."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_shape(folder / "model", TinySize(**found["size"]))
         config = config_from_dict(with_paths(found["settings"], folder))
-        (stage,) = planned(config, Machine(os.cpu_count() or 1, 0))
+        (stage,) = plans_of(config, Machine(os.cpu_count() or 1, 0))
         return stage.processes
 
 

@@ -31,8 +31,9 @@ from measured import ROOT
 from runtime.ray_clusters import ray_cluster
 
 from trinity_core.data.tiny import make_tiny
+from trinity_core.program import ending_on_sigterm
 from trinity_core.runtime.audit import audit_runs, audit_text
-from trinity_core.runtime.signals import ending_on_sigterm
+from trinity_core.runtime.run_stores import open_store
 from trinity_core.store.audit import archived
 from trinity_core.store.store import ExperienceStore
 
@@ -87,7 +88,7 @@ def report(order: Sequence[str], folder: Path, seconds: float, codes: dict[str, 
         stored_rows(job),
         sum(lines.total() for lines in archived(job / "buffer/experience_buffer.jsonl").values()),
     )
-    with ExperienceStore.open(job / "buffer/gsm8k.db", str(job)) as store:
+    with ExperienceStore(open_store(job, f"sqlite:///{job}/buffer/gsm8k.db")) as store:
         left = store.untrained()
     audits = audit_runs(job)
     clean = all(audit.clean for audit in audits.values())

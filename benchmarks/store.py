@@ -31,7 +31,7 @@ import numpy as np
 from measured import BUILD, ROOT
 from sqlalchemy import URL, Engine, event
 
-from trinity_core.config.store_backends import STORE_BACKENDS
+from trinity_core.config.paths import STORE_BACKENDS
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.store.sqlite import SQLite
 from trinity_core.store.store import ExperienceStore

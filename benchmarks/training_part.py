@@ -48,12 +48,11 @@ def rollouts(vocabulary: int) -> list:
 
 def our_step(rows: list) -> Callable[[int], object]:
     """A step of the trainer with one worker, in this process."""
-    from trinity_core.addresses import rendezvous
     from trinity_core.config import load_config
-    from trinity_core.training.distributed import join
+    from trinity_core.training.distributed import join, meeting_point
     from trinity_core.training.learner import Learner
 
-    learner = Learner(load_config(BENCHMARK, []), 10_000, join(0, 1, *rendezvous(), use_gpu=False))
+    learner = Learner(load_config(BENCHMARK, []), 10_000, join(0, 1, *meeting_point(), use_gpu=False))
     return lambda step: learner.step(rows, step)
 
 

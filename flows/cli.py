@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.local.restarts import RESTARTS
+from flows.local.supervisor import RESTARTS
 from trinity_core.addresses import LOOPBACK
 from trinity_core.cli import ConfigOption, Overrides, PluginDir, app, run_app, with_plugins
 
@@ -25,13 +25,13 @@ def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir
     """Run a configuration here and now, with all its stages; no server needs to be up."""
     from flows.local.connection import PrefectConnection
     from trinity_core.runtime.placement import flow_of
-    from trinity_core.runtime.readiness import load_ready
+    from trinity_core.runtime.preflight.checks import load_ready
     from trinity_core.runtime.summary import summary_text
 
-    given = with_plugins(overrides, plugin_dir)
+    settings = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
-        loaded = load_ready(config, given)
-        summary = prefect.flow(flow_of(loaded), loaded)(config=str(config), overrides=given)
+        loaded = load_ready(config, settings)
+        summary = prefect.flow(flow_of(loaded), loaded, is_ready=True)(config=str(config), overrides=settings)
     typer.echo(summary_text(summary))
 
 
@@ -52,18 +52,18 @@ def evaluate(
     from flows.local.connection import PrefectConnection
     from flows.parameters import check_which
     from trinity_core.runtime.configuration import load_checked
-    from trinity_core.runtime.readiness import require_ready
+    from trinity_core.runtime.preflight.checks import require_ready
     from trinity_core.runtime.stage import for_evaluation, pick_stage, stage_names
     from trinity_core.runtime.summary import evaluation_text
 
     check_which(which)
-    given = with_plugins(overrides, plugin_dir)
+    settings = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
-        loaded = load_checked(config, given)
+        loaded = load_checked(config, settings)
         chosen, _ = pick_stage(loaded, stage)
         require_ready(for_evaluation(chosen, which == "base"), stage in stage_names(loaded)[:1])
-        flow = prefect.flow("evaluate", loaded)
-        summary = flow(config=str(config), overrides=given, stage=stage, which=which, run=run)
+        flow = prefect.flow("evaluate", loaded, is_ready=True)
+        summary = flow(config=str(config), overrides=settings, stage=stage, which=which, run=run)
     typer.echo(json.dumps(summary["scores"], indent=2))
     typer.echo(evaluation_text(summary["evaluation"]), err=True)
 
@@ -79,10 +79,10 @@ def curate(
     from flows.local.connection import PrefectConnection
     from trinity_core.runtime.configuration import load_checked
 
-    given = with_plugins(overrides, plugin_dir)
+    settings = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
-        flow = prefect.flow("curate", load_checked(config, given))
-        typer.echo(json.dumps(flow(config=str(config), overrides=given, stage=stage), indent=2))
+        flow = prefect.flow("curate", load_checked(config, settings))
+        typer.echo(json.dumps(flow(config=str(config), overrides=settings, stage=stage), indent=2))
 
 
 @app.command()
@@ -107,7 +107,7 @@ def up(
     """
     from flows.local.commands import up as start
     from flows.local.pages import mlflow_page, studio_page
-    from trinity_core.runtime.signals import ending_on_sigterm
+    from trinity_core.program import ending_on_sigterm
 
     pages = [mlflow_page(Path.cwd(), mlflow_port)] if mlflow_port else []
     pages += [studio_page(Path.cwd(), studio_port)] if studio_port else []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prefect import flow
 
 from flows.parameters import NO_OVERRIDES, BaseModelDir, CheckpointDir, ConfigFile, Overrides, StageName
-from tasks.checkpoints import convert_folder
+from tasks.adapter import PREFECT
 from tasks.retries import retry_only_transient_faults
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.stage import job_dir_of
@@ -23,6 +25,9 @@ def convert(
 
     Of a configuration with stages the run is that of `stage`, or else of the last one that trains.
     """
+    from trinity_core.checkpoints.convert import convert_all
+
     with retry_only_transient_faults():
         folder = checkpoint_dir or str(job_dir_of(load_checked(config, overrides), stage))
-        return convert_folder(folder, base_model_dir or None)
+        base = Path(base_model_dir) if base_model_dir else None
+        return PREFECT.call("convert", lambda: [str(path) for path in convert_all(Path(folder), base)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from prefect import flow
@@ -16,10 +15,11 @@ from flows.parameters import (
     StageName,
     Which,
 )
-from tasks.evaluation import publish_scores, score, unscored
-from tasks.resolve import resolve
+from tasks.adapter import PREFECT
 from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
-from tasks.session import cluster
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.driver import run_request
+from trinity_core.runtime.stage import Request
 
 
 @flow(name="evaluate", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
@@ -33,10 +33,4 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score what has no score yet; engines start only if anything is to be scored."""
     with retry_only_transient_faults():
-        plan = resolve(config, overrides, stage, model_path, "evaluate", which == "base", run)
-        targets = unscored(plan, which)
-        if not targets:
-            return publish_scores(plan)
-        with cluster(plan) as session:
-            score(session, targets)
-            return publish_scores(plan, time.monotonic() - session.began)
+        return run_request(Request(load_checked(config, overrides), "evaluate", stage, model_path, which, run), PREFECT)

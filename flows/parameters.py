@@ -91,10 +91,10 @@ BatchSize = Annotated[int | None, _main("batch_size", "Batch size")]
 RepeatTimes = Annotated[int | None, _main("repeat_times", "Rollouts of a task")]
 
 
-def with_main_settings(overrides: Sequence[str], stage: str, **given: float | str | None) -> list[str]:
+def with_main_settings(overrides: Sequence[str], stage: str, **main_settings: float | str | None) -> list[str]:
     """The overrides, followed by one for each main setting that is given; of a stage's own, if a stage is named."""
     prefix = f"stages.{stage}." if stage else ""
-    added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in given.items() if value is not None}
+    added = {MAIN_SETTINGS[name]: json.dumps(value) for name, value in main_settings.items() if value is not None}
     return [*overrides, *(f"{prefix}{key}={value}" for key, value in added.items())]
 
 

@@ -38,10 +38,10 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
     os.environ["TRINITY_TASKSET_PATH"] = str((out / "data").absolute())
     with PrefectConnection() as prefect:
         make_tiny(out, seed)
-        made = time.monotonic()
+        prepared = time.monotonic()
         pipeline = prefect.flow("pipeline", load_checked(config, overrides))
         result = pipeline(config=str(config), overrides=overrides)
-    summary = summarise(result, {"model and data": made - began, "total": time.monotonic() - began})
+    summary = summarise(result, {"model and data": prepared - began, "total": time.monotonic() - began})
     write_json(out / "summary.json", summary)
     return as_text(summary, out)
 

@@ -19,13 +19,11 @@ from flows.parameters import (
     TotalSteps,
     with_main_settings,
 )
-from tasks.checkpoints import publish
-from tasks.evaluation import evaluate_result
-from tasks.explore import explore
-from tasks.resolve import resolve
+from tasks.adapter import PREFECT
 from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
-from tasks.session import cluster, together
-from tasks.train import train
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.driver import run_request
+from trinity_core.runtime.stage import Request
 
 
 @flow(name="rft", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
@@ -42,7 +40,7 @@ def rft(
 ) -> dict[str, Any]:
     """Explore and train (or one of them, by the configuration's mode), evaluate the result and publish it."""
     with retry_only_transient_faults():
-        given = with_main_settings(
+        settings = with_main_settings(
             overrides,
             stage,
             algorithm_type=algorithm_type,
@@ -51,8 +49,4 @@ def rft(
             batch_size=batch_size,
             repeat_times=repeat_times,
         )
-        plan = resolve(config, given, stage, model_path, "rft")
-        with cluster(plan) as session:
-            results = together(session, explore, train)
-            evaluate_result(session)
-            return publish(session, results)
+        return run_request(Request(load_checked(config, settings), "rft", stage, model_path), PREFECT)

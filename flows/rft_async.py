@@ -7,11 +7,9 @@ from typing import Any
 from prefect import flow
 
 from flows.parameters import NO_OVERRIDES, ConfigFiles, Overrides
-from flows.rft import rft
-from tasks.resolve import plan_parts
+from tasks.adapter import PREFECT
 from tasks.retries import retry_only_transient_faults
-from tasks.session import run_beside, shared_cluster
-from trinity_core.runtime.beside import beside, gpus_together
+from trinity_core.runtime.driver import run_parts
 
 
 @flow(name="rft", persist_result=False)
@@ -21,6 +19,4 @@ def rft_async(configs: ConfigFiles, overrides: Overrides = NO_OVERRIDES) -> dict
     Each is retried by itself after a transient fault. When one fails for good, the others save and end.
     """
     with retry_only_transient_faults():
-        parts = plan_parts(configs, overrides)
-        with beside(parts, shared_cluster(parts[0].config, gpus_together(parts))) as end:
-            return run_beside(end, parts, rft, overrides)
+        return run_parts(configs, overrides, PREFECT)

@@ -17,12 +17,11 @@ from flows.parameters import (
     TotalSteps,
     with_main_settings,
 )
-from tasks.checkpoints import publish
-from tasks.resolve import resolve
+from tasks.adapter import PREFECT
 from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
-from tasks.session import cluster, together
-from tasks.train import train
-from tasks.verdicts import judged_by_person
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.driver import run_request
+from trinity_core.runtime.stage import Request
 
 
 @flow(name="sft", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
@@ -37,8 +36,5 @@ def sft(
 ) -> dict[str, Any]:
     """Train on the configuration's data set and publish the model."""
     with retry_only_transient_faults():
-        given = with_main_settings(overrides, stage, algorithm_type=algorithm_type, lr=lr, total_steps=total_steps)
-        plan = judged_by_person(resolve(config, given, stage, model_path, "sft"))
-        with cluster(plan) as session:
-            results = together(session, train)
-            return publish(session, results)
+        settings = with_main_settings(overrides, stage, algorithm_type=algorithm_type, lr=lr, total_steps=total_steps)
+        return run_request(Request(load_checked(config, settings), "sft", stage, model_path), PREFECT)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from studio.access import TOKEN_VARIABLE, is_local, new_token
-from studio.surroundings import surroundings_of
+from studio.settings import studio_settings
 
-APP = Path(__file__).parent / "app.py"
+APP = Path(__file__).parent / "server.py"
 PRIMARY = "#2f6f9f"
 LINES = (PRIMARY, "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours of runs in a chart, which people of any colour vision tell apart (Okabe and Ito, 2008)."""
@@ -19,7 +19,7 @@ LINES = (PRIMARY, "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 def streamlit_command(arguments: Sequence[str]) -> list[str]:
     """The command that serves the pages with these arguments of ours; nothing is reported to anyone."""
-    given = surroundings_of(arguments)
+    given = studio_settings(arguments)
     options = {
         "server.address": given.host,
         "server.port": given.port,
@@ -39,7 +39,7 @@ def streamlit_command(arguments: Sequence[str]) -> list[str]:
 def main() -> None:
     """Become the server. Where others than this machine reach it, it asks for a token, which is printed here."""
     arguments = sys.argv[1:]
-    given = surroundings_of(arguments)
+    given = studio_settings(arguments)
     token = "" if is_local(given.host) else os.environ.get(TOKEN_VARIABLE) or new_token()
     named = f"[{given.host}]" if ":" in given.host else given.host
     print(f"Studio: http://{named}:{given.port}{f'/?token={token}' if token else ''}", flush=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 
-from studio.launch import Launch
 from studio.prefect_runs import PrefectRuns
 from studio.run_list import RunRow, RunState
-from studio.started_processes import start_process
-from studio.surroundings import Surroundings
+from studio.settings import StudioSettings
+from studio.started_processes import Launch, start_process
 
 
 class Action(Enum):
@@ -49,15 +48,15 @@ def hindrance(action: Action, row: RunRow) -> str:
     return ""
 
 
-def perform(action: Action, row: RunRow, around: Surroundings) -> str:
+def perform(action: Action, row: RunRow, settings: StudioSettings) -> str:
     """Do it, and say what was done. Raises what Prefect's API raises, OSError."""
     match action:
         case Action.CANCEL:
-            return _cancel(row, around)
+            return _cancel(row, settings)
         case Action.RETRY:
-            return _retry(row, around)
+            return _retry(row, settings)
     launch = side_launch(action, row)
-    return begin(launch, row, around)
+    return begin(launch, row, settings)
 
 
 def side_launch(action: Action, row: RunRow) -> Launch:
@@ -69,30 +68,30 @@ def side_launch(action: Action, row: RunRow) -> Launch:
     return replace(given, flow="convert", checkpoint_dir=folder)
 
 
-def begin(launch: Launch, row: RunRow, around: Surroundings) -> str:
+def begin(launch: Launch, row: RunRow, settings: StudioSettings) -> str:
     """Start a flow: as a run of its first deployment if it has one, else as a process on this machine."""
-    found = PrefectRuns(around.api_url).deployments(launch.flow) if around.api_url and launch.config else {}
+    found = PrefectRuns(settings.api_url).deployments(launch.flow) if settings.api_url and launch.config else {}
     for deployment, name in found.items():
-        PrefectRuns(around.api_url).start(deployment, row.title, launch.parameters)
+        PrefectRuns(settings.api_url).start(deployment, row.title, launch.parameters)
         return f"Started {name}."
     project, name = _names(row)
-    return f"Started process {start_process(launch, project, name, around).pid}."
+    return f"Started process {start_process(launch, project, name, settings).pid}."
 
 
-def _cancel(row: RunRow, around: Surroundings) -> str:
+def _cancel(row: RunRow, settings: StudioSettings) -> str:
     if row.process is not None:
         row.process.cancel()
     elif row.flow_run is not None:
-        PrefectRuns(around.api_url).cancel(row.flow_run.id, row.state is not RunState.WAITING)
+        PrefectRuns(settings.api_url).cancel(row.flow_run.id, row.state is not RunState.WAITING)
     return "It will not begin." if row.state is RunState.WAITING else "It saves at its next step boundary, and ends."
 
 
-def _retry(row: RunRow, around: Surroundings) -> str:
+def _retry(row: RunRow, settings: StudioSettings) -> str:
     if deployed := _deployed(row):
-        PrefectRuns(around.api_url).retry(deployed)
+        PrefectRuns(settings.api_url).retry(deployed)
         return "A worker starts it again; it resumes from its latest checkpoint."
     assert row.process is not None
-    return f"Started process {start_process(row.process.launch, *_names(row), around).pid}."
+    return f"Started process {start_process(row.process.launch, *_names(row), settings).pid}."
 
 
 def _deployed(row: RunRow) -> str | None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from trinity_core.config import Config, ConfigError, Problem, config_from_text
 from trinity_core.runtime.placement import flow_of
-from trinity_core.runtime.readiness.paced import paced
-from trinity_core.runtime.readiness.planned_text import planned_text
+from trinity_core.runtime.preflight.stage_plan import plan_text, plans_with_pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ def checked(text: str) -> CheckedDraft:
         config = config_from_text(text)
     except ConfigError as error:
         return CheckedDraft(error.problems)
-    return CheckedDraft([], config, planned_text(paced(config)), flow_of(config))
+    return CheckedDraft([], config, plan_text(plans_with_pace(config)), flow_of(config))
 
 
 def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:

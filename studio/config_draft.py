@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from studio.commented_yaml import changed
+from trinity_core.config import ConfigError
 from trinity_core.config.source import parse
 from trinity_core.files import write_atomically
 
@@ -40,7 +41,7 @@ class ConfigDraft:
 
     def tree(self) -> Mapping[str, Any]:
         """The keys as a tree of plain values. Raises ConfigError where the text is no YAML of keys."""
-        return parse(self.text, self.file.name).tree if self.text.strip() else {}
+        return parse(self.text, self.file.name).valid_tree() if self.text.strip() else {}
 
     def value(self, key: str) -> Any:
         """The value at a dotted key, None where it is not given. Raises ConfigError as `tree`."""
@@ -50,12 +51,27 @@ class ConfigDraft:
         """Write `value` at a dotted key; None takes the key away. Raises as `commented_yaml.changed`."""
         self.text = changed(self.text, key, value)
 
+    def lost_keys(self, file: Path) -> list[str]:
+        """The dotted keys that a file has and this text has not. Raises ConfigError as `tree`."""
+        try:
+            there = ConfigDraft.opened(file).tree()
+        except (OSError, UnicodeDecodeError, ConfigError):
+            return []  # nothing that could be read is lost
+        kept = set(_keys(self.tree()))
+        return [key for key in _keys(there) if key not in kept]
+
     def save(self, file: Path | None = None) -> None:
         """Write the file, or another one, which is then the draft's. Raises OSError."""
         target = file or self.file
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, self.text.encode())
         self.file, self.saved = target, self.text
+
+
+def _keys(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for name, value in tree.items():
+        key = f"{above}{name}"
+        yield from _keys(value, f"{key}.") if isinstance(value, Mapping) and value else [key]
 
 
 def value_at(tree: Mapping[str, Any], key: str) -> Any:

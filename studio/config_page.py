@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import streamlit as st
@@ -12,60 +14,60 @@ import yaml
 from studio.checked_draft import CheckedDraft, by_field, by_section, checked
 from studio.config_draft import ConfigDraft, value_at, yaml_files
 from studio.form import FormField, form_fields, in_sections, matching
-from studio.hanging_text import hanging
+from studio.save_form import save, save_as, save_without
 from studio.sections import SECTIONS
+from studio.settings import StudioSettings
 from studio.start_form import start_dialog
-from studio.surroundings import Surroundings
-from trinity_core.config import ConfigError, Problem
-from trinity_core.config.source import parse_value
+from trinity_core.config import ConfigError, Problem, to_dict
+from trinity_core.config.yaml_text import parse_value
 
 DEFAULT = ""
 """Of a choice: the key is not given."""
 
 
-def config_page(around: Surroundings, show_runs: Callable[[], None]) -> None:
+def config_page(settings: StudioSettings, show_runs: Callable[[], None]) -> None:
     """Draw the page; `show_runs` goes to the other one, once a run has been started."""
-    draft = present_draft(around)
+    draft = present_draft(settings)
     try:
         tree = draft.tree()
     except ConfigError as error:
-        choose_file(draft, around)
+        choose_file(draft, settings)
         st.error(str(error))
         edit_text(draft)
         return
     found = checked(draft.text) if tree else CheckedDraft([])
     form, beside = st.columns([3, 2], gap="large")
     with form:
-        choose_file(draft, around)
+        choose_file(draft, settings)
         fill_in(draft, tree, found.problems)
         for title, draw in SECTIONS.items():
             with st.container(border=True):
                 st.subheader(title)
                 draw(draft)
     with beside:
-        save_and_start(draft, found, around, show_runs)
-        show_findings(found, bool(tree), around)
+        save_and_start(draft, found, settings, show_runs)
+        show_findings(found, bool(tree), settings)
         with st.expander("YAML", expanded=True, icon=":material/description:"):
             edit_text(draft)
 
 
-def present_draft(around: Surroundings) -> ConfigDraft:
+def present_draft(settings: StudioSettings) -> ConfigDraft:
     """The draft of this browser's session; the file of the command line at first."""
     if "draft" not in st.session_state:
-        st.session_state.draft = ConfigDraft.opened(around.file)
+        st.session_state.draft = ConfigDraft.opened(settings.file)
     draft: ConfigDraft = st.session_state.draft
     return draft
 
 
-def choose_file(draft: ConfigDraft, around: Surroundings) -> None:
+def choose_file(draft: ConfigDraft, settings: StudioSettings) -> None:
     """Choose another file below the root, or write the name of one."""
-    listed = [str(path) for path in yaml_files(around.root)]
-    shown = around.shown(draft.file)
+    listed = [str(path) for path in yaml_files(settings.root)]
+    shown = settings.shown(draft.file)
     put("file", shown)
 
     def load() -> None:
         try:
-            st.session_state.draft = ConfigDraft.opened(around.root / st.session_state["file"])
+            st.session_state.draft = ConfigDraft.opened(settings.root / st.session_state["file"])
         except (OSError, UnicodeDecodeError) as error:
             st.toast(f"It cannot be read: {error}")
 
@@ -149,42 +151,27 @@ def take(draft: ConfigDraft, field: FormField, key: str) -> None:
 
 
 def save_and_start(
-    draft: ConfigDraft, found: CheckedDraft, around: Surroundings, show_runs: Callable[[], None]
+    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[], None]
 ) -> None:
     """Save the draft, under this or another name, discard its changes, or start a run of it."""
     with st.container(horizontal=True):
         if st.button("Save", icon=":material/save:", disabled=draft.is_saved):
-            save(draft, draft.file)
+            if lost := draft.lost_keys(draft.file):
+                save_without(draft, lost, settings)
+            else:
+                save(draft, draft.file)
         if st.button("Save as"):
-            save_as(draft, around)
+            save_as(draft, settings)
         if st.button("Discard changes", disabled=draft.is_saved):
             draft.text = draft.saved
             st.rerun()
         if st.button("Start", icon=":material/play_arrow:", type="primary", disabled=found.config is None):
-            start_dialog(draft, found, around, show_runs)
-    shown = around.shown(draft.file)
+            start_dialog(draft, found, settings, show_runs)
+    shown = settings.shown(draft.file)
     st.caption(f"All changes are saved in `{shown}`." if draft.is_saved else f"`{shown}` lacks the latest changes.")
 
 
-@st.dialog("Save as")
-def save_as(draft: ConfigDraft, around: Surroundings) -> None:
-    """Ask for another name; a dialog, which a redrawn page does not close."""
-    name = st.text_input("File", value=around.shown(draft.file), help="Folders that are not there yet are made.")
-    if st.button("Save", type="primary", key="save as", disabled=not name.strip()):
-        save(draft, around.root / name.strip())
-
-
-def save(draft: ConfigDraft, file: Path) -> None:
-    """Save, which the redrawn page then tells below the buttons: a toast would cover them."""
-    try:
-        draft.save(file)
-    except OSError as error:
-        st.error(f"It cannot be saved: {error}")
-        return
-    st.rerun()
-
-
-def show_findings(found: CheckedDraft, begun: bool, around: Surroundings) -> None:
+def show_findings(found: CheckedDraft, begun: bool, settings: StudioSettings) -> None:
     """The problems that there are, or the plan."""
     if not begun:
         st.info("The configuration is empty. Fill in the model and the data, or choose a file.")
@@ -196,17 +183,29 @@ def show_findings(found: CheckedDraft, begun: bool, around: Surroundings) -> Non
     else:
         st.success("**No problems.** What a run would do:", icon=":material/check_circle:")
         with st.container(border=True):
-            st.html(hanging(found.plan.replace(f"{around.root}/", "")))
+            st.html(hanging(found.plan.replace(f"{settings.root}/", "")))
 
 
 def edit_text(draft: ConfigDraft) -> None:
     """The text itself, for lists and maps, which have no field."""
-    put("text", draft.text)
+    # A field that has shown another text may still send it: it has a number of its own, and is not listened to.
+    shown = st.session_state.setdefault("shown text", ShownText())
+    if shown.text != draft.text:
+        shown.text, shown.number = draft.text, shown.number + 1
+    key = f"text {shown.number}"
 
     def take_text() -> None:
-        draft.text = st.session_state["text"]
+        draft.text = shown.text = st.session_state[key]
 
-    st.text_area("YAML", key="text", height=420, on_change=take_text, label_visibility="collapsed")
+    st.text_area("YAML", draft.text, key=key, height=420, on_change=take_text, label_visibility="collapsed")
+
+
+@dataclass(slots=True)
+class ShownText:
+    """The text that the YAML field shows, and how many other texts it has shown before."""
+
+    text: str = ""
+    number: int = 0
 
 
 def put(key: str, value: str) -> None:
@@ -216,4 +215,19 @@ def put(key: str, value: str) -> None:
 
 
 def _as_yaml(value: Any) -> str:
-    return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
+    return value if isinstance(value, str) else yaml.safe_dump(to_dict(value), default_flow_style=True).split("\n")[0]
+
+
+LAST_COLUMN = re.compile(r"^ *(?:\S+(?: \S+)? {2,})?")
+"""What stands before it: the indent, and a name or a size, which may have one space amid it."""
+
+
+def hanging(text: str) -> str:
+    """The text in a fixed-width font, each line with the indent of its last column where it is broken."""
+    return f'<div class="hanging">{"".join(_line(line) for line in text.splitlines())}</div>'
+
+
+def _line(line: str) -> str:
+    found = LAST_COLUMN.match(line)
+    indent = len(found[0]) if found is not None else 0
+    return f'<div style="padding-left: {indent}ch; text-indent: -{indent}ch">{escape(line)}</div>'

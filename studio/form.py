@@ -99,7 +99,7 @@ def _all_fields() -> Iterator[FormField]:
     for section, cls in sections():
         if "[i]" not in section and ".NAME" not in section and not section.startswith("stages"):
             for setting in settings(cls):
-                if setting.section is None and not setting.same_as:
+                if setting.section is None:
                     yield _field(f"{section}.{setting.name}".lstrip("."), setting)
 
 

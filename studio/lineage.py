@@ -9,8 +9,7 @@ from pathlib import Path
 
 from trinity_core.checkpoints.resume import read_meta, whole_steps
 from trinity_core.layout import JobLayout, step_of
-from trinity_core.tracking.forwarder import eval_scores
-from trinity_core.tracking.metrics_file import read_evaluations
+from trinity_core.tracking.scores import latest_scores
 
 DATA = re.compile(r"buffer\.(explorer_input\.tasksets?|trainer_input\.experience_buffer)\b.*\.path")
 """Settings that name what a run learns from; lists of them are numbered."""
@@ -44,7 +43,7 @@ class Ancestor:
 
 def checkpoints_of(job_dir: Path) -> list[CheckpointRow]:
     """The whole checkpoints of a run, by step."""
-    layout, scores = JobLayout(job_dir), eval_scores(read_evaluations(job_dir))
+    layout, scores = JobLayout(job_dir), latest_scores(job_dir)
     return [
         CheckpointRow(step, layout.step(step), scores.get(step), (layout.huggingface(step) / "config.json").is_file())
         for step in whole_steps(layout)
@@ -63,7 +62,7 @@ def ancestors(job_dir: Path) -> list[Ancestor]:
             break
         seen.add(made_in.parent)
         step = step_of(made_in) or 0
-        score = eval_scores(read_evaluations(made_in.parent)).get(step)
+        score = latest_scores(made_in.parent).get(step)
         found.append(Ancestor(model, made_in.parent.name, step, score))
         model = read_meta(JobLayout(made_in.parent).trainer_meta).get("model")
     return found[::-1]

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 
-from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
-from studio.started_processes import StartedProcess
+from studio.started_processes import Launch, StartedProcess
 from studio.tracked_runs import TrackedRun
 
 
@@ -84,7 +83,7 @@ class RunRow:
         if self.process is not None:
             return self.process.launch
         given = self.flow_run.parameters if self.flow_run is not None else {}
-        if not isinstance(given.get("config"), str):
+        if not given.get("config") or not isinstance(given["config"], str):
             return None
         stage = str(given.get("stage") or "")
         return Launch(self.flow, given["config"], tuple(given.get("overrides") or ()), stage)

@@ -1,4 +1,4 @@
-"""The runs page: all runs with their states; of those that are chosen, curves, answers and checkpoints."""
+"""The runs page: all runs with their states; of those that are chosen, curves, rollouts and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Literal
 import streamlit as st
 
 from studio.actions import Action, hindrance, perform
-from studio.chosen_runs import escaped, show_answers, show_checkpoints, show_curves
+from studio.chosen_runs import escaped, show_checkpoints, show_curves, show_rollouts
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
 from studio.run_list import RunRow, RunState, box_of, run_rows
+from studio.settings import StudioSettings
 from studio.started_processes import started_processes
-from studio.surroundings import Surroundings
 from studio.tracked_runs import TrackedRun, served_at, store_faults, tracked_runs
 from tasks.retries import api_faults
 from trinity_core.tracking.mlflow_writer import run_page
@@ -34,16 +34,16 @@ HEADINGS = ("", "run", "state", "flow", "began", "took")
 WIDTHS = [0.4, 3.0, 1.5, 1.2, 1.2, 0.9]
 
 
-def runs_page(around: Surroundings) -> None:
+def runs_page(settings: StudioSettings) -> None:
     """Draw the page."""
     choose_from_address()
-    list_runs(around)
+    list_runs(settings)
 
 
 @st.fragment(run_every=LOOK_SECONDS)
-def list_runs(around: Surroundings) -> None:
+def list_runs(settings: StudioSettings) -> None:
     """The list, looked up again every few seconds, and what belongs to the chosen runs."""
-    rows = run_rows(flow_runs(around), recorded(around), started_processes(around.state))
+    rows = run_rows(flow_runs(settings), recorded(settings), started_processes(settings.state))
     if not rows:
         st.info("There are no runs yet. Start one on the page Configuration, or with `trinity run`.")
         return
@@ -56,26 +56,26 @@ def list_runs(around: Surroundings) -> None:
         show_list(matching(rows, words))
     chosen = [row for row in rows if st.session_state.get(box_of(row.key))]
     with about:
-        show_chosen(chosen, around)
+        show_chosen(chosen, settings)
 
 
-def flow_runs(around: Surroundings) -> list[FlowRunSeen]:
+def flow_runs(settings: StudioSettings) -> list[FlowRunSeen]:
     """Prefect's flow runs; none, which is said, while it does not answer."""
-    if not around.api_url:
+    if not settings.api_url:
         return []
     try:
-        return PrefectRuns(around.api_url).recent()
+        return PrefectRuns(settings.api_url).recent()
     except api_faults() as error:
-        st.warning(f"Prefect does not answer at {around.api_url}: {error}")
+        st.warning(f"Prefect does not answer at {settings.api_url}: {error}")
         return []
 
 
-def recorded(around: Surroundings) -> list[TrackedRun]:
+def recorded(settings: StudioSettings) -> list[TrackedRun]:
     """MLflow's runs; none, which is said, while the store cannot be read."""
     try:
-        return tracked_runs(around.checkpoints)
+        return tracked_runs(settings.checkpoints)
     except store_faults() as error:
-        st.warning(f"MLflow's store in {around.checkpoints} cannot be read: {error}")
+        st.warning(f"MLflow's store in {settings.checkpoints} cannot be read: {error}")
         return []
 
 
@@ -114,31 +114,31 @@ def show_list(rows: Sequence[RunRow]) -> None:
             took.caption(_duration(row.seconds(now)))
 
 
-def show_chosen(chosen: Sequence[RunRow], around: Surroundings) -> None:
+def show_chosen(chosen: Sequence[RunRow], settings: StudioSettings) -> None:
     """Buttons for a single run, and what the chosen runs have written."""
     if not chosen:
         st.info("Choose a run, or several to compare them.", icon=":material/left_click:")
         return
     if len(chosen) == 1:
-        show_buttons(chosen[0], around)
+        show_buttons(chosen[0], settings)
     tracked = {row.title: row.tracked for row in chosen if row.tracked is not None}
     if not tracked:
         st.info("Nothing is recorded of it yet.")
         return
-    curves, answers, checkpoints = st.tabs(["Curves", "Answers", "Checkpoints"])
+    curves, rollouts, checkpoints = st.tabs(["Curves", "Rollouts", "Checkpoints"])
     with curves:
         show_curves({title: run.job_dir for title, run in tracked.items()})
-    with answers:
-        show_answers({title: run.job_dir for title, run in tracked.items()})
+    with rollouts:
+        show_rollouts({title: run.job_dir for title, run in tracked.items()}, settings.checkpoints)
     with checkpoints:
         for row in chosen:
             if row.tracked is not None:
                 if len(tracked) > 1:
                     st.markdown(f"##### {escaped(row.title)}")
-                show_checkpoints(row, row.tracked, around)
+                show_checkpoints(row, row.tracked, settings)
 
 
-def show_buttons(row: RunRow, around: Surroundings) -> None:
+def show_buttons(row: RunRow, settings: StudioSettings) -> None:
     """What may be done with a run, and where else it is shown."""
     st.markdown(f"#### {escaped(row.title)}")
     if row.detail:
@@ -147,20 +147,20 @@ def show_buttons(row: RunRow, around: Surroundings) -> None:
         for action in Action:
             why_not = hindrance(action, row)
             if st.button(action.value, key=f"{action.value} {row.key}", disabled=bool(why_not), help=why_not or None):
-                done(action, row, around)
+                done(action, row, settings)
         if row.flow_run is not None:
-            page = around.api_url.removesuffix("/api")
+            page = settings.api_url.removesuffix("/api")
             st.link_button("Prefect", f"{page}/runs/flow-run/{row.flow_run.id}", icon=":material/open_in_new:")
-        if row.tracked is not None and (page := served_at(around.checkpoints)):
+        if row.tracked is not None and (page := served_at(settings.checkpoints)):
             address = run_page(page, row.tracked.experiment, row.tracked.id)
             st.link_button("MLflow", address, icon=":material/open_in_new:")
 
 
-def done(action: Action, row: RunRow, around: Surroundings) -> None:
+def done(action: Action, row: RunRow, settings: StudioSettings) -> None:
     """Do what a button says."""
     faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
     try:
-        st.toast(perform(action, row, around))
+        st.toast(perform(action, row, settings))
     except faults as error:
         st.error(f"{action.value}: {error}")
 

@@ -9,11 +9,11 @@ import streamlit as st
 
 from studio.checked_draft import CheckedDraft
 from studio.config_draft import ConfigDraft
-from studio.launch import Launch
 from studio.prefect_runs import PrefectRuns
 from studio.run_list import box_of
-from studio.started_processes import refusals, start_process
-from studio.surroundings import Surroundings
+from studio.save_form import warn_of_lost_keys
+from studio.settings import StudioSettings
+from studio.started_processes import Launch, refusals, start_process
 from tasks.retries import api_faults
 from trinity_core.config import Config
 
@@ -24,26 +24,32 @@ KNOWN_SECONDS = 30
 
 
 @st.dialog("Start a run")
-def start_dialog(draft: ConfigDraft, found: CheckedDraft, around: Surroundings, show_runs: Callable[[], None]) -> None:
+def start_dialog(
+    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[], None]
+) -> None:
     """`start_form` in a dialog of its own, which a redrawn page does not close."""
-    start_form(draft, found, around, show_runs)
+    start_form(draft, found, settings, show_runs)
 
 
-def start_form(draft: ConfigDraft, found: CheckedDraft, around: Surroundings, show_runs: Callable[[], None]) -> None:
+def start_form(
+    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[], None]
+) -> None:
     """Choose where the run starts; save the file, check what it names, and start it."""
     if found.config is None:
         return
-    places = deployments(around, found.flow) | {HERE: "a process on this machine"}
-    st.markdown(f"Flow **{found.flow}** with `{around.shown(draft.file)}`")
+    places = deployments(settings, found.flow) | {HERE: "a process on this machine"}
+    st.markdown(f"Flow **{found.flow}** with `{settings.shown(draft.file)}`")
     place = st.radio("Start it as", list(places), format_func=places.__getitem__)
+    if lost := draft.lost_keys(draft.file):
+        warn_of_lost_keys(draft.file, lost, settings)
     if not st.button("Save and start", type="primary", icon=":material/play_arrow:"):
         return
     faults: tuple[type[Exception], ...] = (*api_faults(), OSError, TimeoutExpired)
     try:
         draft.save()
         with st.spinner("Opening what it names …"):
-            against = refusals(draft.file, around)
-        key = "" if against else start(Launch(found.flow, str(draft.file)), found.config, place, around)
+            against = refusals(draft.file, settings)
+        key = "" if against else start(Launch(found.flow, str(draft.file)), found.config, place, settings)
     except faults as error:
         st.error(f"It does not start: {error}")
         return
@@ -54,19 +60,19 @@ def start_form(draft: ConfigDraft, found: CheckedDraft, around: Surroundings, sh
         show_runs()
 
 
-def start(launch: Launch, config: Config, place: str, around: Surroundings) -> str:
+def start(launch: Launch, config: Config, place: str, settings: StudioSettings) -> str:
     """Start a flow of a checked configuration; the key of its row in the list of runs."""
     if place == HERE:
-        return start_process(launch, config.project, config.name, around).log
-    return PrefectRuns(around.api_url).start(place, f"{config.project}/{config.name}", launch.parameters)
+        return start_process(launch, config.project, config.name, settings).log
+    return PrefectRuns(settings.api_url).start(place, f"{config.project}/{config.name}", launch.parameters)
 
 
-def deployments(around: Surroundings, flow: str) -> dict[str, str]:
+def deployments(settings: StudioSettings, flow: str) -> dict[str, str]:
     """Deployments of the flow, id → name; none if there is no Prefect or it does not answer, which is said."""
     try:
-        return deployments_at(around.api_url, flow) if around.api_url else {}
+        return deployments_at(settings.api_url, flow) if settings.api_url else {}
     except api_faults() as error:
-        st.warning(f"Prefect does not answer at {around.api_url}: {error}")
+        st.warning(f"Prefect does not answer at {settings.api_url}: {error}")
         return {}
 
 

@@ -13,10 +13,45 @@ from typing import Any
 import psutil
 
 from studio.access import TOKEN_VARIABLE
-from studio.launch import Launch
-from studio.surroundings import Surroundings
+from studio.settings import StudioSettings
+from trinity_core.children import start_detached
 from trinity_core.files import read_json, write_json
-from trinity_core.runtime.processes import still_runs
+from trinity_core.processes import start_mark, still_runs
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A flow and what it is given. An empty value is left to the flow."""
+
+    flow: str
+    """`rft`, `sft`, `pipeline`, `evaluate` or `convert`."""
+    config: str
+    """Path of the YAML file."""
+    overrides: tuple[str, ...] = ()
+    stage: str = ""
+    which: str = ""
+    """The checkpoints that `evaluate` scores."""
+    checkpoint_dir: str = ""
+    """The folder in which `convert` looks for checkpoints."""
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of a deployment's run."""
+        more = {"stage": self.stage, "which": self.which, "checkpoint_dir": self.checkpoint_dir}
+        given = {name: value for name, value in more.items() if value}
+        return {"config": self.config, "overrides": list(self.overrides), **given}
+
+    @property
+    def command(self) -> list[str]:
+        """The arguments of `trinity`."""
+        if self.flow == "convert":
+            return ["convert", "--checkpoint-dir", self.checkpoint_dir]
+        if self.flow != "evaluate":
+            return ["run", "--config", self.config, *self.overrides]
+        options = {"--which": self.which, "--stage": self.stage}
+        given = [word for name, value in options.items() if value for word in (name, value)]
+        return ["evaluate", "--config", self.config, *given, *self.overrides]
+
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
 VALIDATE_SECONDS = 120.0
@@ -34,10 +69,12 @@ class StartedProcess:
     name: str
     log: str
     """File that holds its output."""
+    mark: str = ""
+    """`start_mark`."""
 
     def alive(self) -> bool:
         """True if this very process still runs."""
-        return still_runs(self.pid, self.started)
+        return still_runs(self.pid, self.started, self.mark)
 
     def last_line(self) -> str:
         """What it has printed last."""
@@ -51,23 +88,14 @@ class StartedProcess:
             psutil.Process(self.pid).terminate()
 
 
-def start_process(launch: Launch, project: str, name: str, around: Surroundings) -> StartedProcess:
+def start_process(launch: Launch, project: str, name: str, settings: StudioSettings) -> StartedProcess:
     """Start a command of `trinity` in a session of its own. Raises OSError."""
-    around.state.mkdir(parents=True, exist_ok=True)
-    count = len([*around.state.glob("*.json")])
-    log = around.state / f"{count:04d}_{launch.flow}.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [*TRINITY, *launch.command],
-            cwd=around.root,
-            env=_environment(around),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    settings.state.mkdir(parents=True, exist_ok=True)
+    count = len([*settings.state.glob("*.json")])
+    log = settings.state / f"{count:04d}_{launch.flow}.log"
+    process = start_detached([*TRINITY, *launch.command], log, _environment(settings), settings.root)
     started = psutil.Process(process.pid).create_time()
-    own = StartedProcess(process.pid, started, launch, project, name, str(log))
+    own = StartedProcess(process.pid, started, launch, project, name, str(log), start_mark(process.pid))
     write_json(log.with_suffix(".json"), asdict(own))
     return own
 
@@ -78,14 +106,14 @@ def started_processes(state: Path) -> list[StartedProcess]:
     return [_process(record) for record in records if record]
 
 
-def refusals(file: Path, around: Surroundings) -> list[str]:
+def refusals(file: Path, settings: StudioSettings) -> list[str]:
     """Why a run of this file could not start, by `trinity validate`, which opens what the file names.
 
     In a process of its own, as modules of the file's `plugin_dir` are loaded.
     """
     command = [*TRINITY, "validate", "--config", str(file), "--json"]
     done = subprocess.run(
-        command, cwd=around.root, env=_environment(around), capture_output=True, text=True, timeout=VALIDATE_SECONDS
+        command, cwd=settings.root, env=_environment(settings), capture_output=True, text=True, timeout=VALIDATE_SECONDS
     )
     try:
         found = json.loads(done.stdout)
@@ -99,7 +127,7 @@ def _process(record: dict[str, Any]) -> StartedProcess:
     return StartedProcess(**record | {"launch": Launch(**launch | {"overrides": tuple(launch["overrides"])})})
 
 
-def _environment(around: Surroundings) -> dict[str, str]:
+def _environment(settings: StudioSettings) -> dict[str, str]:
     """Ours without the token, and with Prefect's API, which shows the run then."""
     inherited = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
-    return inherited | ({"PREFECT_API_URL": around.api_url} if around.api_url else {})
+    return inherited | ({"PREFECT_API_URL": settings.api_url} if settings.api_url else {})

@@ -1,1 +1,1 @@
-"""Prefect tasks: what a flow does, one module each. Everything else is in `trinity_core`."""
+"""What Prefect adds to a run: its steps as tasks and subflows, retries, artifacts, names, a person's verdicts."""

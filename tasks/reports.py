@@ -1,8 +1,11 @@
-"""What a run shows while it works and when it is done: progress, learning curve, sampled rollouts, MLflow's address."""
+"""What a run shows in Prefect: name and tags, progress, learning curve, summary, links to MLflow and Studio."""
 
 from __future__ import annotations
 
 import base64
+import logging
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -22,17 +25,43 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 
 from tasks.retries import api_faults
-from tasks.run_names import artifact_key
 from trinity_core.config import Config
-from trinity_core.page_notes import read_page_note
+from trinity_core.page_notes import read_page_note, rollouts_page
 from trinity_core.runtime.progress import ProgressReport
 from trinity_core.runtime.summary import summary_path
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.curve import draw_curve
-from trinity_core.tracking.rollouts import latest_rollouts, rollouts_table
+
+log = logging.getLogger(__name__)
 
 LAST_SECONDS = 300.0
 """For the report before the last one; a Prefect API that is away is waited for."""
+
+
+def artifact_key(config: Config, kind: str) -> str:
+    """The key under which a run's artifact is found: `<project>-<name>-<kind>`."""
+    words = f"{config.project} {config.name} {kind}".lower()
+    return re.sub(r"[^a-z0-9]+", "-", words).strip("-")
+
+
+def label_run(project: str, name: str, stage: str, *more: str) -> None:
+    """Name and tag the current flow run: `<project>/<name>`, with tags for project, name and stage.
+
+    If Prefect's API does not take them, the run goes on without.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.context import FlowRunContext
+
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return
+    ours = {f"project:{project}", f"name:{name}", f"stage:{stage}", *more}
+    tags = sorted(ours | {tag for tag in context.flow_run.tags if not tag.startswith(("project:", "name:", "stage:"))})
+    try:
+        with get_client(sync_client=True) as client:
+            client.update_flow_run(context.flow_run.id, name=f"{project}/{name}", tags=tags)
+    except api_faults() as error:
+        log.warning("the run cannot be named in Prefect: %s", error)
 
 
 class LiveReport(ProgressReport):
@@ -68,10 +97,9 @@ class LiveReport(ProgressReport):
         self._reporting = DaemonThreads("report").submit(copy_context().run, self._try, super().report_if_due)
 
     def show(self, text: str, percent: float) -> None:
-        """Log the text; update the progress bar, the learning curve and the sampled rollouts."""
+        """Log the text; update the progress bar and the learning curve."""
         self.tell(text, percent)
         show_curve(self.config)
-        show_rollouts(self.config)
 
     def tell(self, text: str, percent: float) -> None:
         """Log the text and update the progress bar."""
@@ -113,16 +141,6 @@ def show_picture(config: Config, path: Path) -> None:
     )
 
 
-def show_rollouts(config: Config) -> None:
-    """The newest sampled rollouts as a table."""
-    found = latest_rollouts(config.job_dir)
-    if found is None:
-        return
-    source, step, rollouts = found
-    table = f"## {source}, step {step}\n\n{rollouts_table(rollouts)}\n"
-    create_markdown_artifact(table, key=artifact_key(config, "rollouts"), description="Sampled rollouts")
-
-
 def show_tracking(config: Config, link: str) -> None:
     """Show how to open the tracked metrics: a link, or a command."""
     key = artifact_key(config, "tracking")
@@ -138,12 +156,17 @@ def show_tracking(config: Config, link: str) -> None:
 
 
 def show_studio(config: Config) -> None:
-    """A link to the run in Studio, while that is served."""
+    """Link to the run and its rollouts in Studio while that is served; else give the command that shows rollouts."""
     page = read_page_note(config.job_dir.parent.parent, "studio").get("url")
+    run = f"{config.project}/{config.name}"
+    rollouts = artifact_key(config, "rollouts")
     if page:
-        run = f"{config.project}/{config.name}"
         link = f"{page}/runs?{urlencode({'run': run})}"
         create_link_artifact(link, link_text=f"{run} in Studio", key=artifact_key(config, "studio"))
+        create_link_artifact(f"{page}{rollouts_page(run)}", link_text=f"Rollouts of {run}", key=rollouts)
+    else:
+        command = f"trinity view --checkpoint-dir {shlex.quote(str(config.job_dir))}"
+        create_markdown_artifact(f"```sh\n{command}\n```\n", key=rollouts, description="Sampled rollouts")
 
 
 def show_summary(config: Config, summary: dict[str, Any]) -> None:

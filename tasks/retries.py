@@ -15,8 +15,7 @@ from prefect.client.schemas.objects import FlowRun, FlowRunPolicy, State, TaskRu
 from prefect.context import FlowRunContext
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.runtime.ending import ANOTHER_FOLLOWS, asked_to_end
-from trinity_core.runtime.faults import is_transient
+from trinity_core.runtime.faults import ANOTHER_FOLLOWS, is_cancelled, is_transient
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +46,12 @@ class OneLine(logging.Filter):
 _ONE_LINE = OneLine()
 
 
+def show_our_log() -> None:
+    """Pass our log on to Prefect from INFO on: its setting for extra loggers attaches a handler but sets no level."""
+    for name in ("trinity_core", "tasks"):
+        logging.getLogger(name).setLevel(logging.INFO)
+
+
 @contextmanager
 def retry_only_transient_faults() -> Iterator[None]:
     """Within a flow: any other failure takes away the retries that are left, and fails the run at once.
@@ -57,6 +62,7 @@ def retry_only_transient_faults() -> Iterator[None]:
     """
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_ONE_LINE)
+    show_our_log()
     began = time.monotonic()
     left = _renew_retries_once() or _retries_are_left()
 
@@ -64,11 +70,11 @@ def retry_only_transient_faults() -> Iterator[None]:
         return time.monotonic() - began >= LONG_SECONDS
 
     has_retries = _present() is not None
-    token = ANOTHER_FOLLOWS.set(lambda: not asked_to_end() and (left or (has_retries and is_long())))
+    token = ANOTHER_FOLLOWS.set(lambda: not is_cancelled() and (left or (has_retries and is_long())))
     try:
         yield
     except Exception as error:
-        if not is_transient(error) or asked_to_end():
+        if not is_transient(error) or is_cancelled():
             _change_policy(lambda run, _: FlowRunPolicy(retries=0, retry_delay=0))
         elif is_long():
             _change_policy(_renewed)

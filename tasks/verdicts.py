@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from prefect import task
@@ -20,8 +19,7 @@ from prefect.states import Running
 from prefect.utilities.urls import url_for
 from pydantic import Field, create_model
 
-from tasks.reports import shown_if_possible
-from tasks.run_names import artifact_key
+from tasks.reports import artifact_key, shown_if_possible
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.stage import Stage
@@ -29,10 +27,8 @@ from trinity_core.runtime.verdicts import (
     ShownTask,
     TaskVerdict,
     Verdict,
-    asks_person,
     keep_verdicts,
     shown_tasks,
-    with_verdicts,
 )
 from trinity_core.tracking.rollouts import markdown_text
 
@@ -43,14 +39,6 @@ WIDTH = 4000
 TYPED: Mapping[str, Verdict] = {"keep": "keep", "drop": "drop", "": "no verdict"}
 """What stands in a field → the verdict. It is typed: a select of Prefect's page closes at the click that opens it."""
 PATTERN = rf"^\s*({'|'.join(TYPED)})\s*$"
-
-
-def judged_by_person(stage: Stage) -> Stage:
-    """The stage that learns from a person's verdicts, if its configuration asks for them; else the stage as it is."""
-    config = stage.config
-    if asks_person(config) and not ask(stage):
-        return stage
-    return replace(stage, config=with_verdicts(config))
 
 
 @task(name="ask", cache_policy=NO_CACHE, persist_result=False)
@@ -68,8 +56,8 @@ def ask(stage: Stage) -> bool:
     where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
     log.info("A person is asked about %d tasks, for %g s: resume this run at %s", len(shown), wanted.timeout, where)
     try:
-        given = pause_flow_run(verdict_form(shown), math.ceil(wanted.timeout), POLL_SECONDS)
-        rows = keep_verdicts(config, shown, verdicts_of(given, shown))
+        form = pause_flow_run(verdict_form(shown), math.ceil(wanted.timeout), POLL_SECONDS)
+        rows = keep_verdicts(config, shown, verdicts_of(form, shown))
     except FlowPauseTimeout:
         _go_on()
         rows = 0
@@ -93,9 +81,9 @@ def _go_on() -> None:
 def as_markdown(shown: Sequence[ShownTask]) -> str:
     """The tasks with their answers; what a model wrote is escaped."""
     parts = []
-    for number, each in enumerate(shown, 1):
-        parts.append(f"### {number}. {markdown_text(each.prompt, WIDTH)}\n")
-        for letter, answer in zip(_letters(each), each.answers, strict=True):
+    for number, item in enumerate(shown, 1):
+        parts.append(f"### {number}. {markdown_text(item.prompt, WIDTH)}\n")
+        for letter, answer in zip(_letters(item), item.answers, strict=True):
             parts.append(f"**{number}{letter}** {_answer(answer)}\n")
     return "\n".join(parts)
 
@@ -111,10 +99,10 @@ def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
     Task and answers stand at their fields: the description of a whole form gets no room beside many fields.
     """
     fields: dict[str, Any] = {}
-    for number, each in enumerate(shown, 1):
-        task = f"**{number}. {markdown_text(each.prompt, WIDTH)}**\n\n"
-        for letter, answer in zip(_letters(each), each.answers, strict=True):
-            text = (task if answer is each.answers[0] else "") + _answer(answer)
+    for number, item in enumerate(shown, 1):
+        heading = f"**{number}. {markdown_text(item.prompt, WIDTH)}**\n\n"
+        for letter, answer in zip(_letters(item), item.answers, strict=True):
+            text = (heading if answer is item.answers[0] else "") + _answer(answer)
             field = Field("", title=f"Answer {number}{letter}: keep or drop?", description=text, pattern=PATTERN)
             fields[f"answer_{number}{letter}"] = (str, field)
         fields[f"better_{number}"] = (str, Field("", title=f"A better answer to {number}"))
@@ -123,14 +111,15 @@ def verdict_form(shown: Sequence[ShownTask]) -> type[RunInput]:
     return form
 
 
-def verdicts_of(given: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]:
+def verdicts_of(form: RunInput, shown: Sequence[ShownTask]) -> list[TaskVerdict]:
     """The verdicts in a filled form."""
-    said = given.model_dump()
+    entries = form.model_dump()
     return [
         TaskVerdict(
-            [TYPED[said[f"answer_{number}{letter}"].strip()] for letter in _letters(each)], said[f"better_{number}"]
+            [TYPED[entries[f"answer_{number}{letter}"].strip()] for letter in _letters(item)],
+            entries[f"better_{number}"],
         )
-        for number, each in enumerate(shown, 1)
+        for number, item in enumerate(shown, 1)
     ]
 
 

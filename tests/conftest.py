@@ -66,11 +66,11 @@ def reward_folder(tiny_folder, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_engine(tiny_folder):
     """A started CPU engine of the small model in this process. Tests that load other weights put its own back."""
-    from trinity_core.inference.engine import Engine
+    from trinity_core.inference.in_process import InProcessEngine
     from trinity_core.inference.settings import EngineSettings
 
     settings = EngineSettings(str(tiny_folder), max_model_len=256, max_num_seqs=64)
-    engine = Engine(settings)
+    engine = InProcessEngine(settings)
     with mock.patch.dict(os.environ, settings.environment()):
         asyncio.run(engine.start())
     yield engine
@@ -93,6 +93,16 @@ def names_of_a_test_end_with_it() -> Iterator[None]:
     for registry in _registries():
         for name in set(registry) - before.get(registry.kind, set(registry)):
             del registry[name]
+
+
+@pytest.fixture
+def toy_games() -> None:
+    """The plugin of gymnasium's games, for one test: `names_of_a_test_end_with_it` takes its names away again."""
+    from trinity_core.plugins import load_plugins
+    from trinity_core.workflows import WORKFLOWS
+
+    load_plugins(Path(__file__).parent.parent / "configs" / "toy_text")
+    WORKFLOWS.setdefault("frozen_lake_workflow", sys.modules["games"].FrozenLakeWorkflow)
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,8 @@ class Asked:
     path: str
     authorization: str | None
     body: dict[str, Any]
+    headers: set[str] = field(default_factory=set)
+    """The names of its headers, in small letters."""
 
 
 @dataclass
@@ -83,7 +85,9 @@ def serving(script: Callable[[int, Asked], Reply]) -> Iterator[EndpointServer]:
 
         def do_POST(self) -> None:
             given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            reply = server.reply(Asked(self.path, self.headers.get("Authorization"), given))
+            reply = server.reply(
+                Asked(self.path, self.headers.get("Authorization"), given, {*map(str.lower, self.headers)})
+            )
             content = (reply.body if isinstance(reply.body, str) else json.dumps(reply.body)).encode()
             self.send_response(reply.status)
             for name, value in {"Content-Type": "application/json", **reply.headers}.items():

@@ -13,13 +13,13 @@ from unittest import mock
 
 import pytest
 import typer
+from ports import free_port
 from typer.testing import CliRunner
 
 from flows.cli import app
 from trinity_core import __version__
-from trinity_core.addresses import free_port
-from trinity_core.cli import run_app
 from trinity_core.errors import TrinityError
+from trinity_core.program import run_app
 
 ROOT = Path(__file__).parent.parent
 VALIDATE = ["validate", "--offline", "--config", str(ROOT / "configs/quickstart/quickstart.yaml")]

@@ -7,18 +7,40 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
-COPIED = ("trinity_core", "tasks", "flows", "studio", "configs", "prefect.yaml", "tests/contributing_helpers.py")
+CODE = ("trinity_core", "tasks", "flows", "studio", "configs", "prefect.yaml", "tests/contributing_helpers.py")
+ALL = (
+    *CODE,
+    "tests",
+    "docs",
+    "requirements",
+    "benchmarks",
+    "Makefile",
+    "pyproject.toml",
+    "README.md",
+    "CONTRIBUTING.md",
+)
 PRELUDE = "from contributing_helpers import accepts, experiences, refuses, scripted\n"
+TESTS_OF_PARTS = (
+    "tests/test_house.py",
+    "tests/test_imports.py",
+    "tests/test_registry.py",
+    "tests/config/test_config_reference.py",
+    "tests/config/test_config_schema.py",
+    "tests/algorithms/test_algorithm_types.py",
+    "tests/rollout/test_rollout_metrics.py",
+)
+"""Tests that look at every part: those that a new one could fail."""
 
 BLOCK = re.compile(r"^([^\n]+):\n\n```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NEW_FILE = re.compile(r"New file `([^`]+)`")
-INSERTION = re.compile(r"In `([^`]+)`, after the line that begins with `([^`]+)`")
+INSERTION = re.compile(r"In `([^`]+)`, after the line that begins with `(.+)`")
 
 
 def sections() -> dict[str, str]:
@@ -38,43 +60,57 @@ def insert_after(path: Path, start: str, code: str) -> None:
     path.write_text("".join([*lines[: index + 1], code, *lines[index + 1 :]]))
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    for name in COPIED:
-        source, target = ROOT / name, tmp_path / name
+def copy_into(folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        source, target = ROOT / name, folder / name
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         else:
             target.parent.mkdir(exist_ok=True)
             shutil.copy(source, target)
-    return tmp_path
+
+
+def add(title: str, folder: Path) -> list[str]:
+    """Write what a section's example adds; returns the code to try it with."""
+    to_try = []
+    for lead, code in BLOCK.findall(sections()[title]):
+        if match := NEW_FILE.fullmatch(lead):
+            (folder / match[1]).parent.mkdir(exist_ok=True)
+            assert not (folder / match[1]).exists(), f"{match[1]} is there already"
+            (folder / match[1]).write_text(code)
+        elif match := INSERTION.fullmatch(lead):
+            if (folder / match[1]).exists():
+                insert_after(folder / match[1], match[2], code)
+        else:
+            assert lead == "Try it", lead
+            to_try.append(code)
+    return to_try
+
+
+def run(folder: Path, *command: str) -> None:
+    paths = os.pathsep.join(str(folder / name) for name in ("", "tests", "plugins"))
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("title", sections())
-def test_example_works_as_written(title: str, copy: Path) -> None:
-    tried = False
-    for lead, code in BLOCK.findall(sections()[title]):
-        if found := NEW_FILE.fullmatch(lead):
-            (copy / found[1]).parent.mkdir(exist_ok=True)
-            assert not (copy / found[1]).exists(), f"{found[1]} is there already"
-            (copy / found[1]).write_text(code)
-        elif found := INSERTION.fullmatch(lead):
-            insert_after(copy / found[1], found[2], code)
-        else:
-            assert lead == "Try it", lead
-            tried = True
-            run(copy, code)
-    assert tried, f"'{title}' is never tried"
+def test_example_works_as_written(title: str, tmp_path: Path) -> None:
+    copy_into(tmp_path, CODE)
+    to_try = add(title, tmp_path)
+    assert to_try, f"'{title}' is never tried"
+    for code in to_try:
+        (tmp_path / "try_it.py").write_text(PRELUDE + code)
+        run(tmp_path, sys.executable, "try_it.py")
 
 
-def run(folder: Path, code: str) -> None:
-    (folder / "try_it.py").write_text(PRELUDE + code)
-    paths = os.pathsep.join(str(folder / name) for name in ("", "tests", "plugins"))
-    done = subprocess.run(
-        [sys.executable, "try_it.py"], cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True,
-        text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_what_looks_at_every_part_passes_with_all_examples(tmp_path: Path) -> None:
+    copy_into(tmp_path, ALL)
+    for title in sections():
+        add(title, tmp_path)
+    run(tmp_path, "make", "generated", f"PY={sys.executable}")
+    run(tmp_path, sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS_OF_PARTS)
 
 
 def test_table_names_every_example() -> None:
@@ -84,8 +120,10 @@ def test_table_names_every_example() -> None:
 
 
 def test_new_files_are_within_two_per_row() -> None:
-    """A part costs one new file and one line at most."""
+    """A part costs one new file, one line of code and one line of documentation at most."""
     for title, text in sections().items():
         leads = [lead for lead, _ in BLOCK.findall(text)]
+        into = [match[1] for lead in leads if (match := INSERTION.fullmatch(lead))]
         assert sum(bool(NEW_FILE.fullmatch(lead)) for lead in leads) <= 1, title
-        assert sum(bool(INSERTION.fullmatch(lead)) for lead in leads) <= 1, title
+        assert sum(name.startswith("docs/") for name in into) <= 1, title
+        assert sum(not name.startswith("docs/") for name in into) <= 1, title

@@ -38,7 +38,6 @@ from trinity_core.tracking.rollouts import SampledRollout, save_rollouts
 from trinity_core.training.checkpoint import _save
 
 disk, filler = Path(sys.argv[1]), Path(sys.argv[1]) / "filler"
-files.ROOM_POLL_SECONDS = 0.05
 waits = []
 
 

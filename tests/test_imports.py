@@ -1,13 +1,16 @@
-"""`lean_imports`: garbage is not collected within it, and is again whatever happens there."""
+"""`lean_imports` holds garbage collection off; `lazy.torch` stands for torch."""
 
 from __future__ import annotations
 
 import gc
+import pickle
 
 import pytest
+import torch
 import transformers.utils
 
 from trinity_core.imports import lean_imports
+from trinity_core.lazy import torch as lazy
 
 
 def test_garbage_waits_while_libraries_are_imported() -> None:
@@ -28,3 +31,7 @@ def test_garbage_is_collected_after_an_import_that_failed() -> None:
 def test_transformers_is_told_to_do_without_scipy() -> None:
     with lean_imports():
         assert not transformers.utils.is_scipy_available() and not transformers.utils.is_sklearn_available()
+
+
+def test_lazy_torch_is_pickled_as_torch() -> None:
+    assert pickle.loads(pickle.dumps(lazy)) is torch

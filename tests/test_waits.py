@@ -1,6 +1,10 @@
 """Waits are spoken of at once, then ever less often, and at least once a minute."""
 
-from trinity_core.waits import Reminder, Wait
+import time
+
+import pytest
+
+from trinity_core.waits import Reminder, Wait, poll, retry
 
 
 def test_a_reminder_doubles_its_pause_up_to_a_minute() -> None:
@@ -12,3 +16,32 @@ def test_a_wait_says_for_what_and_for_how_long() -> None:
     wait = Wait("version 3 of the trainer")
     text = "waits for version 3 of the trainer, 0 s so far; last seen 2 s ago"
     assert wait.note("last seen 2 s ago") == wait.text == text
+
+
+def test_the_last_look_comes_before_the_limit_is_over() -> None:
+    began = time.monotonic()
+    assert len(list(poll(0.05, 0.02))) in (2, 3, 4) and time.monotonic() - began < 5
+    assert len(list(poll(0.0, 0.01))) in (1, 2)
+
+
+def test_only_what_passes_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    outcomes: list[object] = [OSError("full"), OSError("full"), 3]
+
+    def work() -> object:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def passes(error: Exception) -> bool:
+        return isinstance(error, OSError)
+
+    assert retry(work, passes, 5.0, 0.01, "there is no room") == 3
+    assert len(caplog.records) == 2, "the wait is announced once, and its end"
+    outcomes[:] = [OSError("full"), KeyError("other")]
+    with pytest.raises(KeyError):
+        retry(work, passes, 5.0, 0.01)
+    outcomes[:] = [OSError("full")] * 10
+    with pytest.raises(OSError, match="full"):
+        retry(work, passes, 0.0, 0.01)

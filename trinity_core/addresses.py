@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import socket
 import sys
+from contextlib import suppress
+
+import psutil
 
 BASE_URL, API_KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 """The variables by which OpenAI's own clients find an endpoint and its key."""
 LOOPBACK = "127.0.0.1"
+WITHOUT_RUN = frozenset({"raylet", "systemd", "init", "tini", "dumb-init"})
+"""Names of processes above an actor whose run has gone."""
 
 
 def own_address() -> str:
@@ -21,14 +26,42 @@ def own_address() -> str:
         return LOOPBACK
 
 
-def free_port(address: str = LOOPBACK) -> int:
-    """A port of that interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+def reserve_port(address: str = LOOPBACK) -> socket.socket:
+    """A socket that holds a free port of that interface: `getsockname()` is the address and the port.
+
+    As long as it is open, the system gives the port to nobody who asks for any free one, and a server that sets
+    SO_REUSEADDR (as those of asyncio, uvicorn, torch, vLLM and Ray do) can listen there. A port that is only looked up
+    may be taken by another process before its server binds it.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((address, 0))
+    return holder
 
 
-def rendezvous() -> tuple[str, int]:
-    """An address and a free port of this machine where processes can meet. Call on the machine of the first one."""
-    address = own_address()
-    return address, free_port(address)
+def holder_of(port: int) -> psutil.Process | None:
+    """The process of this machine that listens at a port; None if there is none, or it is not ours to see."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid is not None:
+            with suppress(psutil.NoSuchProcess):
+                return psutil.Process(connection.pid)
+    return None
+
+
+def in_words(process: psutil.Process | None) -> str:
+    """Which process it is, for messages."""
+    if process is None:
+        return "a process that cannot be seen from here"
+    with suppress(psutil.Error):
+        command = " ".join(process.cmdline())
+        return f"process {process.pid} ({command if len(command) <= 80 else f'{command[:80]}…'})"
+    return f"process {process.pid}, which has just ended"
+
+
+def is_orphan(process: psutil.Process) -> bool:
+    """Whether it is an actor of a run that was killed: Ray's own processes end it within a minute."""
+    try:
+        above = [each.name() for each in process.parents() if each.pid != 1]
+        return process.cmdline()[:1] != [] and process.cmdline()[0].startswith("ray::") and set(above) <= WITHOUT_RUN
+    except psutil.NoSuchProcess:
+        return True

@@ -6,9 +6,7 @@ to read are printed without a traceback, and the exit code is 1.
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +15,8 @@ import typer
 
 from trinity_core import __version__
 from trinity_core.addresses import LOOPBACK
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import TrinityError
+from trinity_core.program import ending_on_sigterm, run_app
 
 if TYPE_CHECKING:
     from trinity_core.data.task_queue import TaskQueue
@@ -84,21 +83,14 @@ def validate(
 
     Exits with 2 if a run of it could not start.
     """
-    from trinity_core.config.problems import ConfigError
-    from trinity_core.runtime.configuration import load_checked
-    from trinity_core.runtime.readiness import load_ready
-    from trinity_core.runtime.readiness.validated import accepted, refused, validated_json, validated_text
+    from trinity_core.runtime.preflight.checks import validate as validation_of
 
-    load = load_checked if offline else load_ready
-    try:
-        found = accepted(load(config, with_plugins(overrides, plugin_dir)), not offline)
-    except ConfigError as error:
-        found = refused(error)
+    validation = validation_of(config, with_plugins(overrides, plugin_dir), offline)
     if json:
-        typer.echo(validated_json(found))
+        typer.echo(validation.json())
     else:
-        typer.echo(validated_text(found), err=not found.accepted)
-    if not found.accepted:
+        typer.echo(validation.text(), err=not validation.accepted)
+    if not validation.accepted:
         raise typer.Exit(2)
 
 
@@ -117,30 +109,27 @@ def plan(
         ),
     ] = False,
 ) -> None:
-    """Tell what a run of a configuration would do in each stage, step by step, without starting anything.
+    """Show what a run would do: stages, steps, memory, disk.
 
     Exits with 2 if the configuration is not fine.
     """
-    from trinity_core.config.problems import ConfigError
+    from trinity_core.config.findings import ConfigError
     from trinity_core.runtime.configuration import load_checked
-    from trinity_core.runtime.readiness.paced import paced
-    from trinity_core.runtime.readiness.planned_text import planned_json, planned_text
-    from trinity_core.runtime.readiness.validated import refused, validated_text
+    from trinity_core.runtime.preflight.stage_plan import plan_json, plan_text, plans_with_pace
 
-    given = with_plugins(overrides, plugin_dir)
+    settings = with_plugins(overrides, plugin_dir)
     try:
-        loaded = load_checked(config, given)
+        loaded = load_checked(config, settings)
     except ConfigError as error:
-        typer.echo(validated_text(refused(error)), err=True)
+        typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     if measure:
-        from trinity_core.runtime.calibration.measuring import measure as measured
-        from trinity_core.runtime.signals import ending_on_sigterm
+        from trinity_core.runtime.preflight.measure import measure as measure_stages
 
         with ending_on_sigterm():
-            measured(config, given, loaded, partial(typer.echo, err=True))
-    found = paced(loaded)
-    typer.echo(planned_json(found) if json else planned_text(found))
+            measure_stages(config, settings, loaded, partial(typer.echo, err=True))
+    plans = plans_with_pace(loaded)
+    typer.echo(plan_json(plans) if json else plan_text(plans))
 
 
 @app.command("import-verl")
@@ -168,7 +157,7 @@ def import_verl_run(
 
     trinity import-verl run_qwen2-7b.sh trainer.nnodes=2 -o run.yaml; trinity validate --config run.yaml
     """
-    from trinity_core.config.import_verl.command import import_to
+    from trinity_core.config.import_verl import import_to
 
     imported, problems = import_to(file, arguments or [], out)
     typer.echo(f"wrote {out}" if out else imported.text, nl=out is not None)
@@ -185,7 +174,7 @@ def schema(
 ) -> None:
     """List the settings of a configuration: values, default and meaning of each."""
     from trinity_core.config.json_schema import text
-    from trinity_core.config.listing import listing
+    from trinity_core.config.reference import listing
 
     typer.echo(text() if json else listing(key), nl=not json)
 
@@ -216,16 +205,16 @@ def audit(
 ) -> None:
     """Count what became of every task drawn: trained, dropped, failed or pending. Changes nothing.
 
-    Exits with 1 if anything was lost, was trained on twice without reuse being asked for, or if store, archive and
-    checkpoints contradict each other.
+    Exits with 1 if anything was lost, was trained on twice without reuse being asked for, if store, archive and
+    checkpoints contradict each other, or if no task has been drawn.
     """
     from json import dumps
 
-    from trinity_core.runtime.audit import audit_json, audit_runs, audit_text
+    from trinity_core.runtime.audit import accounts_for_all, audit_json, audit_runs, audit_text
 
     audits = audit_runs(checkpoint_dir, config, overrides or [], store)
     typer.echo(dumps(audit_json(audits), indent=2) if json else "\n".join(audit_text(*each) for each in audits.items()))
-    if not all(each.clean for each in audits.values()):
+    if not accounts_for_all(audits):
         raise typer.Exit(1)
 
 
@@ -270,7 +259,7 @@ def log(
         raise TrinityError(f"--checkpoint-dir: there is no folder {folder}.")
     logged = LogStream(lambda: [folder] if JobLayout(folder).log.is_dir() else runs_in(folder))
     passes = entry_filter(level, actor or [])
-    for entry in stream_entries(logged, lambda: follow):
+    for entry in stream_entries(logged, follow):
         if passes(entry):
             typer.echo(entry_line(entry))
 
@@ -299,7 +288,7 @@ def check_data(
 
     from trinity_core.config import stages
     from trinity_core.data.inspection import inspect
-    from trinity_core.data.report_text import report_text
+    from trinity_core.data.reports import report_text
     from trinity_core.pipelines.tasks import with_curated_tasks
     from trinity_core.runtime.asked_models import RunModels
     from trinity_core.runtime.configuration import load_checked
@@ -367,25 +356,12 @@ def count_tasks(config: ConfigOption, overrides: Overrides = None, taskset: Task
 
 def _queue(config: Path, overrides: list[str] | None, taskset: str | None) -> TaskQueue:
     from trinity_core.config import stages
-    from trinity_core.data.queue_taskset import find_queue
+    from trinity_core.data.task_queue import find_queue
     from trinity_core.runtime.configuration import load_checked
 
     queue = find_queue(stages(load_checked(config, overrides or [])), taskset)
     queue.create()
     return queue
-
-
-def run_app(application: Callable[[], object]) -> None:
-    """Run a command line; the process ends with 0, 1 after one clear message, 2 after wrong usage, 130 after Ctrl+C."""
-    try:
-        application()
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (TrinityError, TransientFault) as error:
-        if os.environ.get("TRINITY_TRACEBACK"):
-            raise
-        typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
-        sys.exit(1)
 
 
 def main() -> None:

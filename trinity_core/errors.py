@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class TrinityError(Exception):
     """What is wrong and what to do about it. Never retried: the same run would fail the same way.
@@ -16,6 +19,10 @@ class DataError(TrinityError):
 
 class InputError(TrinityError, ValueError):
     """What was given to a part cannot be used: a missing or misshapen tensor, a NaN, an unknown name or argument."""
+
+
+class RewardError(TrinityError):
+    """A reward function gives what no reward may be, such as an accuracy of -1. No row is at fault."""
 
 
 class WeightSyncError(TrinityError):
@@ -36,3 +43,13 @@ class Unanswered(TrinityError):
 
 class TransientFault(Exception):
     """Something outside the run's own doing broke (a dead actor, a lost node, a time-out): worth a retry."""
+
+
+@contextmanager
+def on_failure(undo: Callable[[], object]) -> Iterator[None]:
+    """Call `undo` if the block raises anything, a cancellation or SystemExit included; the error goes on."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise

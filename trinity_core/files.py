@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from trinity_core.errors import TrinityError
+from trinity_core.waits import retry
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,6 @@ TEMPORARY = ".tmp-"
 
 ROOM_SECONDS = 1200.0
 """For somebody to free space on a full disk: less than others wait for the process that writes (`max_read_timeout`)."""
-ROOM_POLL_SECONDS = 1.0
 FULL = ("No space left", "disk is full", "file write failed", "unexpected pos")
 """In the messages of libraries that found a disk full: safetensors, SQLite, and the last two torch."""
 
@@ -63,28 +62,9 @@ def clear_errors(doing: str, path: Path, instead: str = "choose another checkpoi
 def when_room(write: Callable[[], T], target: Path | str) -> T:
     """What `write` returns, called again as long as the disk that it writes to is full, at most `ROOM_SECONDS`.
 
-    `write` must be repeatable; `target` is what it writes to, for people. Says once that it waits and for what, then
-    raises what `write` raised last.
+    `write` must be repeatable; `target` is what it writes to, for people.
     """
-    deadline = time.monotonic() + ROOM_SECONDS
-    waiting = False
-    while True:
-        try:
-            result = write()
-        except Exception as error:
-            if not is_full(error) or time.monotonic() > deadline:
-                raise
-            if not waiting:
-                log.warning(
-                    "there is no room to write %s: free some; the run waits for it, %g minutes at most",
-                    target, ROOM_SECONDS / 60,
-                )  # fmt: skip
-            waiting = True
-            time.sleep(ROOM_POLL_SECONDS)
-        else:
-            if waiting:
-                log.info("there is room again for %s", target)
-            return result
+    return retry(write, is_full, ROOM_SECONDS, pause=1.0, notice=f"there is no room to write {target}: free some")
 
 
 def is_full(error: BaseException | None) -> bool:

@@ -10,6 +10,8 @@ global_step_58/actor/                model_world_size_4_rank_0.pt, optim_..., ex
 global_step_58/critic/               the same for a critic
 global_step_58/manifest.json         sizes and SHA-256; there only when the checkpoint is whole
 explorer_meta.json  trainer_meta.json
+beginning.json                       the model that the run began with, until its first checkpoint says so
+run_identity.json                    which run this is: where its experiences are in the store's database
 openai_api-explorer.json             address and key of an explorer's OpenAI API, for its owner only
 latest_checkpointed_iteration.txt    step of the newest full checkpoint
 latest_state_dict_iteration.txt      version of the newest published weights
@@ -74,9 +76,24 @@ class JobLayout:
         return self.root / "rejected_rows"
 
     @property
+    def identity(self) -> Path:
+        """JSON of the run's identity."""
+        return self.root / "run_identity.json"
+
+    @property
+    def stages(self) -> Path:
+        """JSON of a pipeline's stages: name -> the name of its run's folder, beside the pipeline's."""
+        return self.root / "stages.json"
+
+    @property
     def explorer_meta(self) -> Path:
         """JSON of the explorers' state."""
         return self.root / "explorer_meta.json"
+
+    @property
+    def beginning(self) -> Path:
+        """JSON of the model that the run began with."""
+        return self.root / "beginning.json"
 
     @property
     def trainer_meta(self) -> Path:

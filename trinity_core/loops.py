@@ -7,10 +7,23 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 Loop = asyncio.AbstractEventLoop
+
+
+class RunsElsewhere(Protocol):
+    """Runs a coroutine in another event loop, for a caller in this one (`WorkflowLoops.outside`)."""
+
+    async def __call__(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`."""
+        ...
+
+
+async def in_this_loop(work: Coroutine[Any, Any, T]) -> T:
+    """A `RunsElsewhere` where caller and work share a loop."""
+    return await work
 
 
 @dataclass(eq=False)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from trinity_core.files import read_json
+
+ROLLOUTS = "/rollouts"
+"""Where Studio serves the page of sampled rollouts, below its own address."""
 
 
 def page_note(checkpoint_root_dir: Path, page: str) -> Path:
@@ -16,3 +20,10 @@ def page_note(checkpoint_root_dir: Path, page: str) -> Path:
 def read_page_note(checkpoint_root_dir: Path, page: str) -> dict[str, Any]:
     """What the note says; empty while the page is not served."""
     return read_json(page_note(checkpoint_root_dir, page)) or {}
+
+
+def rollouts_page(run: str, other: str = "", token: str = "") -> str:
+    """The path of a run's sampled rollouts in Studio, beside those of `other` if that is named (`project/name`)."""
+    query = f"?{urlencode({'token': token})}" if token else ""
+    compared = {"tab": "samples", "other": other} if other else {}
+    return f"{ROLLOUTS}/{query}#{urlencode({'run': run} | compared)}"

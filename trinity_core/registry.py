@@ -19,11 +19,12 @@ from pydantic import BaseModel
 
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.signatures import arguments_model
-from trinity_core.slips import closest
+from trinity_core.spelling import closest
 
 T = TypeVar("T")
 
 HOMES = {
+    "algorithm.algorithm_type": "trinity_core.algorithms:ALGORITHMS",
     "algorithm.advantage_fn": "trinity_core.algorithms.advantages:ADVANTAGES",
     "algorithm.policy_loss_fn": "trinity_core.algorithms.losses:POLICY_LOSSES",
     "algorithm.kl_penalty_fn": "trinity_core.algorithms.kl:KL_FNS",
@@ -125,11 +126,15 @@ class Registry(dict[str, T]):
     def _imported(self, path: str) -> T:
         module_name, _, attribute = path.rpartition(".")
         try:
-            return vars(importlib.import_module(module_name))[attribute]
+            module = vars(importlib.import_module(module_name))
         except ImportError as error:
             raise TrinityError(f"{self.kind} '{path}' cannot be imported: {error}") from error
-        except KeyError as error:
-            raise TrinityError(f"module {module_name} has no {self.kind} '{attribute}'") from error
+        except (Exception, SystemExit) as error:  # a script may parse the arguments of `trinity` as its own
+            raise TrinityError(f"{self.kind} '{path}' cannot be imported: {type(error).__name__}: {error}") from error
+        if attribute not in module:
+            raise TrinityError(f"module {module_name} has no {self.kind} '{attribute}'")
+        found: T = module[attribute]
+        return found
 
 
 def register(registry: Registry[T], name: str) -> Callable[[T], T]:

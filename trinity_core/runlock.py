@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import when_room
 
 TRAINER = "trainer"
 """Held by the process that trains, which may outlive a killed flow."""
 LINGER_SECONDS = 30.0
 """How long it may."""
-POLL_SECONDS = 0.1
 PROBE_SECONDS = 0.5
 """For another process that only looks whether a lock is held, and holds it for that moment."""
 
@@ -28,8 +29,9 @@ _held: dict[Path, FileLock] = {}
 def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
     """Keep every other process from running `component` of the run in `job_dir`, until `release` or the process's end.
 
-    This process may hold it already. Raises TrinityError if another one does and does not end within `wait` seconds,
-    or if the run's folder cannot be written.
+    This process may hold it already. Raises TrinityError if another one does, or if the run's folder cannot be written.
+    `wait` is for a holder that is known to be ending; if it has not ended after so many seconds, TransientFault is
+    raised, because another attempt may find it gone.
     """
     path = _path(job_dir, component)
     if path in _held:
@@ -41,6 +43,11 @@ def hold(job_dir: Path, component: str, wait: float = PROBE_SECONDS) -> None:
         when_room(partial(path.write_text, mine), path)
     except Timeout:
         holder = path.read_text(errors="replace") or "a process unknown"
+        if wait > PROBE_SECONDS:
+            raise TransientFault(
+                f"{holder}, the {component} of an earlier attempt at the run in {path.parent}, has not ended within "
+                f"{wait:g} s. End it, or start this run again later."
+            ) from None
         raise TrinityError(
             f"The run in {path.parent} is already going on ({component}: {holder}); wait for it or stop it, "
             "or give this one another name."
@@ -54,6 +61,23 @@ def release(job_dir: Path, component: str) -> None:
     """Let others run that component; nothing happens if this process does not hold it."""
     lock = _held.pop(_path(job_dir, component), None)
     if lock is not None:
+        lock.release()
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path` for the moment of a `with` block; other processes and threads wait their turn."""
+    lock = _lock(path)
+    try:
+        when_room(partial(path.parent.mkdir, parents=True, exist_ok=True), path)
+        when_room(partial(lock.acquire, timeout=LINGER_SECONDS), path)
+    except Timeout:
+        raise TransientFault(f"another process has held {path} for {LINGER_SECONDS:g} s") from None
+    except OSError as error:
+        raise TrinityError(f"{path.parent} cannot be written: {error}") from error
+    try:
+        yield
+    finally:
         lock.release()
 
 
@@ -83,7 +107,7 @@ def _acquire(lock: FileLock, wait: float) -> None:
 
 def _lock(path: Path) -> FileLock:
     # Released by another thread than the one that holds it; a lock by a file's existence would outlive its process.
-    return FileLock(path, timeout=0, poll_interval=POLL_SECONDS, thread_local=False, fallback_to_soft=False)
+    return FileLock(path, timeout=0, poll_interval=0.1, thread_local=False, fallback_to_soft=False)
 
 
 def _path(job_dir: Path, component: str) -> Path:

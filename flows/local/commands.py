@@ -9,19 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from flows.local.keeper import start_keeper
 from flows.local.pages import Page, port_is_free, start_page, wait_for_page
-from flows.local.restarts import RESTARTS
-from flows.local.runs import (
-    END_SECONDS,
-    cancel_runs,
-    mark_crashed,
-    pause_pool,
-    pool_is_shared,
-    process_is_gone,
-    run_process,
-    unfinished_runs,
-)
 from flows.local.server import (
     Process,
     UpState,
@@ -31,7 +19,18 @@ from flows.local.server import (
     state_dir,
     wait_until_healthy,
 )
-from flows.local.work_pool import POOL, start_worker, worker_name
+from flows.local.supervisor import RESTARTS, start_supervisor
+from flows.local.worker import (
+    END_SECONDS,
+    POOL,
+    end_processes,
+    mark_ended,
+    pause_pool,
+    pool_is_shared,
+    process_of,
+    start_worker,
+    unfinished_runs,
+)
 from tasks.prefect_api import api_client
 from tasks.retries import api_faults
 from trinity_core.addresses import LOOPBACK
@@ -51,17 +50,35 @@ def up(
 ) -> UpState:
     """Start what is not running yet. If a step fails, everything that was started is stopped again.
 
-    A run that is killed is started again, at most `restarts` times an hour. A page that cannot be served is said; the
-    rest goes on without it.
+    A run that is killed is started again, at most `restarts` times an hour. If a page cannot be served, `say` a warning
+    and continue.
     """
-    running = UpState.load(root)
-    began = datetime.now(UTC)
-    if running and is_healthy(running.api_url) and all(server.alive() for server in running.named("server")):
-        running = _complete(root, running, restarts, pages, say)
-        _warn_of_another_server(running.api_url, say)
-        return running
-    if running:
-        down(root, say)
+    state, began = UpState.load(root), datetime.now(UTC)
+    if state and is_healthy(state.api_url) and all(server.alive() for server in state.named("server")):
+        say(f"Already up: {state.api_url.removesuffix('/api')}")
+        served = _start_missing(root, state, pages, say, began, restarts)
+    else:
+        if state:
+            down(root, say)
+        was_up, state = state is not None, UpState(_free_api_url(root, port), [])
+        try:
+            _start_server(root, port, state, say)
+            # What a power cut has killed is started again; what `down` has ended is not.
+            _mark_left_runs(root, state.api_url, say, again=bool(was_up and restarts))
+            since = began if was_up else datetime.now(UTC)
+            served = _start_missing(root, state, pages, say, since, restarts)
+        except BaseException:
+            _stop(state.processes, say)
+            _remove_notes(root, state)
+            raise
+    for page in served:
+        wait_for_page(root, page, state.named(page.name)[0], say)
+    _warn_of_another_server(state.api_url, say)
+    return state
+
+
+def _free_api_url(root: Path, port: int) -> str:
+    """Where a new server is to answer. Raises TrinityError if it cannot."""
     if not (root / "prefect.yaml").exists():
         raise TrinityError(f"There is no prefect.yaml in {root}: run `trinity up` in the folder of the deployments.")
     api_url = f"http://{LOOPBACK}:{port}/api"
@@ -69,46 +86,59 @@ def up(
         raise TrinityError(f"Another Prefect server answers at {api_url}. Choose another port with --port.")
     if not port_is_free(port):
         raise TrinityError(f"Port {port} is used already. Choose another one with `trinity up --port N`.")
-    env = prefect_environment(root) | {"PREFECT_API_URL": api_url}
-    started: list[Process] = []
-    state = UpState(api_url, started)
-    try:
-        say(f"Starting the Prefect server on port {port} …")
-        _start_server(root, port, api_url, env, started)
-        write_settings(root, api_url)
-        served = [process for page in pages if (process := _start_page(root, state, page, say))]
-        say("Making the work pool and the deployments …")
-        _prefect(root, env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
-        _prefect(root, env, "--no-prompt", "deploy", "--all")
-        # What a power cut has killed is started again; what `down` has ended is not.
-        _mark_left_runs(root, api_url, say, again=bool(running and restarts))
-        since = began if running else datetime.now(UTC)
-        started.append(start_worker(root, api_url))
-        started.append(start_keeper(root, api_url, since, restarts))
-        state.save(root)
-    except BaseException:
-        _stop(started, say)
-        remove_settings(root)
-        _remove_notes(state)
-        raise
-    _wait_for_pages(root, pages, served, say)
-    _warn_of_another_server(api_url, say)
-    return state
+    return api_url
+
+
+def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], None]) -> None:
+    """Start Prefect's server, and make the work pool and all deployments."""
+    say(f"Starting the Prefect server on port {port} …")
+    env = prefect_environment(root) | {"PREFECT_API_URL": state.api_url}
+    server = start_process("server", _command("server", "start", "--host", LOOPBACK, "--port", str(port)), env, root)
+    state.add(Process.of("server", server.pid))
+    wait_until_healthy(state.api_url, server, state_dir(root) / "log" / "server.log")
+    write_settings(root, state.api_url)
+    say("Making the work pool and the deployments …")
+    _prefect(root, env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
+    _prefect(root, env, "--no-prompt", "deploy", "--all")
+
+
+def _start_missing(
+    root: Path, state: UpState, pages: Sequence[Page], say: Callable[[str], None], since: datetime, restarts: int
+) -> list[Page]:
+    """Start pages, worker and supervisor that do not run, and save the record; the pages that were started.
+
+    Runs go on meanwhile. The supervisor starts again what crashes after `since`.
+    """
+
+    def is_missing(name: str) -> bool:
+        return not any(process.alive() for process in state.named(name))
+
+    served = [page for page in pages if is_missing(page.name) and start_page(root, page, state, say)]
+    if is_missing("worker"):
+        say("Starting the worker …")
+        state.add(start_worker(root, state.api_url))
+    if is_missing("supervisor"):
+        say("Starting the supervisor …")
+        ended = state.named("supervisor")
+        since = datetime.fromtimestamp(ended[0].started, UTC) if ended else since
+        state.add(start_supervisor(root, state.api_url, since, restarts))
+    state.save(root)
+    return served
 
 
 def down(root: Path, say: Callable[[str], None]) -> bool:
     """Stop exactly what `up` has started here: the worker's runs, which save as on a cancellation, the worker, and then
     the server."""
     state = UpState.load(root)
-    remove_settings(root)
     if state is None:
+        remove_settings(root)
         return False
-    _stop(state.named("keeper"), say)
-    state = UpState.load(root) or state  # the keeper may have put another worker there
+    _stop(state.named("supervisor"), say)
+    state = UpState.load(root) or state  # the supervisor may have started another worker
     if any(process.alive() for process in state.named("server")) and is_healthy(state.api_url):
         _end_runs(root, state, say)
     _stop(state.processes, say)
-    _remove_notes(state)
+    _remove_notes(root, state)
     UpState.forget(root)
     return True
 
@@ -120,7 +150,9 @@ def status(root: Path) -> list[str]:
         return ["Nothing is up in this folder. Start it with `trinity up`."]
     health = "answers" if is_healthy(state.api_url) else "does not answer"
     lines = [f"{state.api_url.removesuffix('/api')} {health}"]
-    lines += [f"{each.name:9} pid {each.pid} {'runs' if each.alive() else 'is gone'}" for each in state.processes]
+    lines += [
+        f"{process.name:9} pid {process.pid} {'runs' if process.alive() else 'is gone'}" for process in state.processes
+    ]
     lines += [f"{name:9} {url}" for name, url in state.pages.items()]
     return [*lines, f"logs      {state_dir(root) / 'log'}"]
 
@@ -140,100 +172,56 @@ def remove_settings(root: Path) -> None:
         path.unlink()
 
 
-def _start_server(root: Path, port: int, api_url: str, env: dict[str, str], started: list[Process]) -> None:
-    command = _command("server", "start", "--host", LOOPBACK, "--port", str(port))
-    server = start_process("server", command, env, root)
-    started.append(Process.of("server", server.pid))
-    wait_until_healthy(api_url, server, state_dir(root) / "log" / "server.log")
-
-
-def _complete(
-    root: Path, running: UpState, restarts: int, pages: Sequence[Page], say: Callable[[str], None]
-) -> UpState:
-    """With the server up, start what has ended beside it, and pages that are not served. The runs go on meanwhile."""
-    gone = [process for process in running.processes if not process.alive() and process.name in ("worker", "keeper")]
-    for process in gone:
-        say(f"Starting the {process.name} again, which has ended …")
-        if process.name == "worker":
-            again = start_worker(root, running.api_url)
-        else:
-            again = start_keeper(root, running.api_url, datetime.fromtimestamp(process.started, UTC), restarts)
-        running = running.replace(again)
-        running.save(root)
-    missing = [page for page in pages if not any(process.alive() for process in running.named(page.name))]
-    served = [started for page in missing if (started := _start_page(root, running, page, say))]
-    if served:
-        running.save(root)
-        _wait_for_pages(root, pages, served, say)
-    if not gone and not served:
-        say(f"Already up: {running.api_url.removesuffix('/api')}")
-    return running
-
-
-def _start_page(root: Path, state: UpState, page: Page, say: Callable[[str], None]) -> Process | None:
-    """Start a page and note it in `state`, which is not saved here; None if it cannot be served."""
-    process = start_page(root, page, state.api_url, say)
-    if process is not None:
-        state.processes[:] = [*(each for each in state.processes if each.name != page.name), process]
-        state.pages[page.name] = page.url
-        state.notes[:] = sorted({*state.notes, *map(str, page.notes)})
-    return process
-
-
-def _wait_for_pages(root: Path, pages: Sequence[Page], served: Sequence[Process], say: Callable[[str], None]) -> None:
-    by_name = {page.name: page for page in pages}
-    for process in served:
-        wait_for_page(root, by_name[process.name], process, say)
-
-
-def _remove_notes(state: UpState) -> None:
+def _remove_notes(root: Path, state: UpState) -> None:
+    """Remove the files that say where things are served."""
+    remove_settings(root)
     for note in state.notes:
         Path(note).unlink(missing_ok=True)
 
 
 def _warn_of_another_server(api_url: str, say: Callable[[str], None]) -> None:
     """The environment goes before our `prefect.toml`."""
-    given = os.environ.get("PREFECT_API_URL", "")
-    if given and given.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") != api_url:
-        say(f"warning: `prefect` goes to PREFECT_API_URL={given}, not to {api_url}. First `unset PREFECT_API_URL`.")
+    users = os.environ.get("PREFECT_API_URL", "")
+    if users and users.rstrip("/").replace("//localhost:", f"//{LOOPBACK}:") != api_url:
+        say(f"warning: `prefect` goes to PREFECT_API_URL={users}, not to {api_url}. First `unset PREFECT_API_URL`.")
 
 
 def _mark_left_runs(root: Path, api_url: str, say: Callable[[str], None], again: bool) -> None:
     """Before there is a worker: what counts as running was killed, with the worker or the machine, unless it lives on.
 
-    With `again` the keeper starts again what had begun, and the user need not do it.
+    With `again` the supervisor starts again what had begun, and the user need not do it.
     """
     with api_client(api_url) as client:
-        if pool_is_shared(client, POOL, worker_name(root)):
+        if pool_is_shared(client, root):
             return
-        runs = unfinished_runs(client, POOL)
-        left = [run for run in runs if not run.infrastructure_pid or run_process(run) is None or process_is_gone(run)]
-        mark_crashed(client, left, "Killed before `trinity up` started Prefect again")
-        for run in left:
+        for run in unfinished_runs(client):
+            if process_of(run) is not None:
+                say(f"The run {run.name} has gone on without Prefect's server.")
+                continue
+            mark_ended(client, [run], "Crashed", "Killed before `trinity up` started Prefect again")
             begun = again and run.state is not None and run.state.is_running()
             resumes = "It is started again and" if begun else f"`prefect flow-run retry {run.id}`"
             say(f"The run {run.name} was killed. {resumes} resumes from its checkpoint.")
-        for run in runs:
-            if run not in left:
-                say(f"The run {run.name} has gone on without Prefect's server.")
 
 
 def _end_runs(root: Path, state: UpState, say: Callable[[str], None]) -> None:
-    """Cancel what the worker runs, and end the worker before it can take more.
+    """End the pool's runs, and the worker before it can take more.
 
     If another folder's worker may own some of the runs, nothing is done here: `_stop` sends our own ones SIGTERM.
     """
-    worker = state.named("worker")
     try:
         with api_client(state.api_url) as client:
-            if pool_is_shared(client, POOL, worker_name(root)):
+            if pool_is_shared(client, root):
                 return
-            with pause_pool(client, POOL):
-                cancel_runs(client, POOL, say, [process.pid for process in worker if process.alive()])
-                _stop(worker, say)
-                mark_crashed(client, unfinished_runs(client, POOL), "Its worker ended before it did")
+            with pause_pool(client):
+                runs = unfinished_runs(client)
+                for run in runs:
+                    say(f"Cancelling the run {run.name}: training saves at its next step boundary …")
+                end_processes(runs)
+                _stop(state.named("worker"), say)
+                mark_ended(client, [*runs, *unfinished_runs(client)], "Cancelled", "`trinity down` has ended it")
     except api_faults() as error:
-        say(f"Prefect does not end the runs, so they get SIGTERM: {error}")
+        say(f"Prefect does not answer, so the runs get SIGTERM: {error}")
 
 
 def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
@@ -244,11 +232,12 @@ def _stop(processes: list[Process], say: Callable[[str], None]) -> None:
             match process.name:
                 case "worker":
                     process.terminate_children()
-                    process.stop(grace=END_SECONDS)
-                case "keeper" | "studio":  # the worker, or runs that were started in the browser, may be its children
-                    process.stop_alone(grace=15)
+                    process.stop(END_SECONDS)
+                case "supervisor" | "studio":
+                    # The worker, or runs that were started in the browser, may be its children.
+                    process.stop(15, with_children=False)
                 case _:
-                    process.stop(grace=15)
+                    process.stop(15)
 
 
 def _prefect(root: Path, env: dict[str, str], *args: str) -> None:

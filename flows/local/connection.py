@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -13,31 +12,22 @@ from pathlib import Path
 from ssl import SSLError
 from types import TracebackType
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from flows.local.server import TemporaryServer, UpState, is_healthy, prefect_environment
 from trinity_core.config import Config, stages
 from trinity_core.config.public import without_password
 from trinity_core.errors import TrinityError
-from trinity_core.runtime.signals import ending_on_sigterm
+from trinity_core.program import ending_on_sigterm
 from trinity_core.runtime.verdicts import asks_person
 
 ANSWER_SECONDS = 10.0
 """For the server that PREFECT_API_URL names, which may be far away."""
-PATIENCE = {
-    "PREFECT_CLIENT_MAX_RETRIES": "7",
-    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
-    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
-}
-"""Calls wait four minutes for a temporary server that is started again, or that answers without its database. Events
-that nobody takes meanwhile are not printed."""
 ASKING = ("pipeline", "sft")
 """Flows that may ask a person."""
 WITHOUT_RAY = ("curate",)
 """Flows that mostly need no Ray, and start it themselves where they do."""
-RECONNECTIONS = 300
-"""Seconds that events wait for it."""
 
 
 class PrefectConnection:
@@ -61,23 +51,31 @@ class PrefectConnection:
             self._open.callback(self._temporary.stop)
             self._open.callback(_send_logs)
             known = self._temporary.api_url
-            os.environ.update(PATIENCE | {name: os.environ[name] for name in PATIENCE if name in os.environ})
         os.environ["PREFECT_API_URL"] = known
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return self._open.__exit__(kind, error, trace)
+        server_is_gone = self._temporary is not None and self._temporary.has_ended()
+        handled = self._open.__exit__(kind, error, trace)
+        if self._temporary and server_is_gone and error is not None and _is_api_fault(error):
+            raise TrinityError(
+                f"The Prefect server of this command has ended; see {self._temporary.log}. What the run has saved is "
+                "kept: the same command again resumes it."
+            ) from error
+        return handled
 
-    def flow(self, name: str, config: Config) -> Callable[..., Any]:
-        """The flow of that name, once Prefect's API answers.
+    def flow(self, name: str, config: Config, is_ready: bool = False) -> Callable[..., Any]:
+        """The flow of that name for a configuration, once Prefect's API answers.
+
+        `is_ready`: preflight has passed just now.
 
         Ray, if the flow is sure to need it, starts meanwhile, and ends with this context.
         Raises TrinityError if the flow would ask a person, and the server has no page to answer on.
         """
-        found: Callable[..., Any] = getattr(importlib.import_module(f"flows.{name}"), name)
-        _show_our_log()
+        flow: Callable[..., Any] = importlib.import_module("flows.loaded").loaded_flow(name, config, is_ready)
+        importlib.import_module("tasks.retries").show_our_log()
         if self._temporary:
             if name in ASKING:
                 require_nobody_asked(config)
@@ -85,8 +83,7 @@ class PrefectConnection:
                 runtime = importlib.import_module("trinity_core.runtime.pipeline")
                 self._open.enter_context(runtime.early_cluster(config))
             self._temporary.wait()
-            _be_patient()
-        return found
+        return flow
 
 
 def require_nobody_asked(config: Config) -> None:
@@ -103,51 +100,28 @@ def known_server(root: Path | None) -> str | None:
 
     Raises TrinityError if nobody answers at PREFECT_API_URL.
     """
-    if given := os.environ.get("PREFECT_API_URL"):
-        if reason := _silence(given):
-            raise TrinityError(
-                f"No Prefect server answers at PREFECT_API_URL={without_password(given)} ({reason}). Start it, or "
-                "correct the variable, or unset it: then the server of `trinity up`, or a temporary one, is taken."
-            )
-        return given
-    state = UpState.load(root)
-    return state.api_url if state and is_healthy(state.api_url) else None
-
-
-def _silence(api_url: str) -> str:
-    """Why nobody answers there; empty where somebody does. Whether with the right key is for Prefect to say."""
+    api_url = os.environ.get("PREFECT_API_URL")
+    if not api_url:
+        state = UpState.load(root)
+        return state.api_url if state and is_healthy(state.api_url) else None
     try:
         urlopen(f"{api_url}/health", timeout=ANSWER_SECONDS).close()  # noqa: S310 (the user's own address)
     except HTTPError:
-        return ""
-    except URLError as error:
-        return "" if isinstance(error.reason, SSLError) else str(error.reason)
+        pass  # It answers; whether with the right key is for Prefect to say, like a certificate that is ours to trust.
     except (OSError, ValueError, HTTPException) as error:
-        return str(error)
-    return ""
+        if not isinstance(getattr(error, "reason", None), SSLError):
+            raise TrinityError(
+                f"No Prefect server answers at PREFECT_API_URL={without_password(api_url)} ({error}). Start it, or "
+                "correct the variable, or unset it: then the server of `trinity up`, or a temporary one, is taken."
+            ) from None
+    return api_url
+
+
+def _is_api_fault(error: BaseException) -> bool:
+    return "prefect" in sys.modules and isinstance(error, importlib.import_module("tasks.retries").api_faults())
 
 
 def _send_logs() -> None:
     """Prefect sends its log in the background; at exit it would try for a minute to reach a server that has gone."""
     if "prefect" in sys.modules:
         importlib.import_module("prefect.logging.handlers").APILogHandler().flush()
-
-
-def _be_patient() -> None:
-    """Let Prefect wait for a temporary server that is away: with a client's first call, and with events.
-
-    By default the first call of a client fails at once; events are given up after 8 s, and each of them is printed.
-    """
-    base = importlib.import_module("prefect.client.base")
-    for client in (base.PrefectHttpxAsyncClient, base.PrefectHttpxSyncClient):
-        client._has_connected = property(lambda _: True, lambda _, connected: None)
-    events = importlib.import_module("prefect.events.clients").PrefectEventsClient
-    worker = importlib.import_module("prefect.events.worker").EventsWorker
-    worker.set_client_override(events, reconnection_attempts=RECONNECTIONS)
-    logging.getLogger(events.__module__).setLevel(logging.ERROR)
-
-
-def _show_our_log() -> None:
-    """Prefect's setting for extra loggers attaches its handler but leaves their level."""
-    for name in ("trinity_core", "tasks"):
-        logging.getLogger(name).setLevel(logging.INFO)

@@ -1,6 +1,6 @@
 """Pages that `trinity up` serves beside Prefect's: MLflow and Studio. Each is a process, on the loopback interface.
 
-A page is no part of a run: if its port is taken or its process ends, everything else goes on, and that is said.
+A page is no part of a run: if its port is taken or its process ends, `up` warns and continues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from flows.local.connection import known_server
-from flows.local.server import Process, answers, prefect_environment, start_process, state_dir
+from flows.local.server import Process, UpState, answers, prefect_environment, start_process, state_dir
 from trinity_core.addresses import LOOPBACK
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
@@ -79,27 +79,30 @@ def serve_studio(root: Path, file: Path, plugin_dir: Path | None, host: str, por
     os.execve(command[0], command, {**os.environ, **env})  # noqa: S606 - no shell is wanted
 
 
-def start_page(root: Path, page: Page, api_url: str, say: Callable[[str], None]) -> Process | None:
-    """Start a page, without waiting for it. If its port is taken, or it must not be served, that is said instead."""
+def start_page(root: Path, page: Page, state: UpState, say: Callable[[str], None]) -> bool:
+    """Start a page, without waiting for it, and record it in `state`; False, and a warning, if it cannot be served."""
     if page.unfit:
         say(f"warning: {page.title} is not served. {page.unfit}")
-        return None
+        return False
     if not port_is_free(page.port):
         say(
             f"warning: {page.title} is not served, as port {page.port} is used already. Choose another one with "
             f"`trinity up --{page.name}-port N` (0: do without)."
         )
-        return None
+        return False
     say(f"Starting {page.title} on port {page.port} …")
     for note, uri in page.notes.items():
         note.parent.mkdir(parents=True, exist_ok=True)
         write_json(note, {"url": page.url, "uri": uri})
-    env = prefect_environment(root) | {"PREFECT_API_URL": api_url}
-    return Process.of(page.name, start_process(page.name, [*page.command], env, root).pid)
+    env = prefect_environment(root) | {"PREFECT_API_URL": state.api_url}
+    state.add(Process.of(page.name, start_process(page.name, [*page.command], env, root).pid))
+    state.pages[page.name] = page.url
+    state.notes[:] = sorted({*state.notes, *map(str, page.notes)})
+    return True
 
 
 def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str], None]) -> None:
-    """Wait until the page answers; if it ends before, or takes too long, that is said."""
+    """Wait until the page answers; warn if it ends before, or takes too long."""
     deadline = time.monotonic() + START_SECONDS
     while not answers(f"{page.url}{page.health}"):
         if not process.alive() or time.monotonic() > deadline:

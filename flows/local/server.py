@@ -7,18 +7,16 @@ hardly any time.
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
-import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from http.client import HTTPException
 from importlib.metadata import version
 from pathlib import Path
@@ -26,25 +24,15 @@ from urllib.request import ProxyHandler, build_opener
 
 import psutil
 
-from trinity_core.addresses import LOOPBACK, free_port
+from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 from trinity_core.files import clear_errors, read_json, write_json
-from trinity_core.runtime.processes import end, still_runs, stop
-
-log = logging.getLogger(__name__)
+from trinity_core.processes import die_with_parent, end, family, start_mark, still_runs
 
 START_SECONDS = 180.0
 """A new database on a busy machine takes a minute."""
 STOP_SECONDS = 10.0
-"""For a server to end in order, and for the kernel to end it otherwise."""
-LOOK_SECONDS = 2.0
-"""Between two looks at the temporary server."""
-SILENCE_SECONDS = 40.0
-"""Without being ready for so long a server counts as hung."""
-MAX_STARTS = 2
-"""Times that the temporary server is started again without ever answering; then the run goes on without it."""
-PREFECT, AGREEABLE = ("--factory", "prefect.server.api.server:create_app"), ("flows.local.agreeable:app",)
-"""What the temporary server serves; and what takes its place."""
+"""For a server to end in order, before it is killed."""
 ELSEWHERE = "work in another folder"
 _HERE = build_opener(ProxyHandler({}))
 """No proxy knows this machine's loopback interface."""
@@ -62,15 +50,17 @@ class Process:
     name: str
     pid: int
     started: float
+    mark: str = ""
+    """`start_mark`."""
 
     @classmethod
     def of(cls, name: str, pid: int) -> Process:
         """The record of a running process."""
-        return cls(name, pid, psutil.Process(pid).create_time())
+        return cls(name, pid, psutil.Process(pid).create_time(), start_mark(pid))
 
     def alive(self) -> bool:
         """Whether this very process still runs."""
-        return still_runs(self.pid, self.started)
+        return still_runs(self.pid, self.started, self.mark)
 
     def terminate_children(self) -> None:
         """Send SIGTERM to its child processes."""
@@ -79,18 +69,14 @@ class Process:
                 with suppress(psutil.NoSuchProcess):
                     child.terminate()
 
-    def stop(self, grace: float = 30.0) -> None:
-        """End it and its children: SIGTERM, and SIGKILL for what is left after `grace` seconds."""
+    def stop(self, grace: float = 30.0, with_children: bool = True) -> None:
+        """End it: SIGTERM, and after `grace` seconds SIGKILL; by default also for its descendants."""
         with suppress(psutil.NoSuchProcess):
             if self.alive():
-                stop(psutil.Process(self.pid), grace)
-
-    def stop_alone(self, grace: float) -> None:
-        """End it, and leave its children alone."""
-        with suppress(psutil.NoSuchProcess):
-            if self.alive():
-                psutil.Process(self.pid).terminate()
-                end([psutil.Process(self.pid)], grace)
+                process = psutil.Process(self.pid)
+                members = family(process) if with_children else [process]
+                process.terminate()
+                end(members, grace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,17 +101,18 @@ class UpState:
         """The record, or None where nothing was started here or the record cannot be read, which is warned of."""
         path = state_dir(root) / "up.json"
         with clear_errors("reading", path, ELSEWHERE):
-            kept = read_json(path)
-        return None if kept is None else cls(**kept | {"processes": [Process(**each) for each in kept["processes"]]})
+            record = read_json(path)
+        if record is None:
+            return None
+        return cls(**record | {"processes": [Process(**process) for process in record["processes"]]})
 
     def named(self, name: str) -> list[Process]:
         """The processes of that name, at most one."""
         return [process for process in self.processes if process.name == name]
 
-    def replace(self, process: Process) -> UpState:
-        """The record with this process in the place of the one of its name."""
-        others = [each for each in self.processes if each.name != process.name]
-        return dataclasses.replace(self, processes=[*others, process])
+    def add(self, process: Process) -> None:
+        """Record a process, in the place of the one of its name."""
+        self.processes[:] = [*(other for other in self.processes if other.name != process.name), process]
 
     @staticmethod
     def forget(root: Path | None = None) -> None:
@@ -167,11 +154,6 @@ def is_healthy(api_url: str) -> bool:
     return answers(f"{api_url}/health")
 
 
-def is_ready(api_url: str) -> bool:
-    """Whether a server answers there that reaches its database."""
-    return answers(f"{api_url}/ready")
-
-
 def answers(url: str) -> bool:
     """Whether this address on this machine answers with success."""
     try:
@@ -182,9 +164,17 @@ def answers(url: str) -> bool:
 
 
 def start_process(
-    name: str, command: list[str], env: Mapping[str, str], root: Path | None = None, outlive_us: bool = True
+    name: str,
+    command: list[str],
+    env: Mapping[str, str],
+    root: Path | None = None,
+    outlive_us: bool = True,
+    pass_fds: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; its output goes to `.trinity/log/<name>.log`."""
+    """Start a process in a session of its own; its output goes to `.trinity/log/<name>.log`.
+
+    It inherits the open files `pass_fds`.
+    """
     path = state_dir(root) / "log" / f"{name}.log"
     with clear_errors("writing", path, ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,91 +188,59 @@ def start_process(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=None if outlive_us else _die_with_parent,
+            pass_fds=pass_fds,
+            preexec_fn=None if outlive_us else partial(die_with_parent, signal.SIGTERM),
         )
 
 
 class TemporaryServer:
     """A Prefect API for one `trinity run`, without UI and services: started at once, waited for when it is needed.
 
-    From then on it is started again on the same port and database if it ends or does not answer for long. If that is of
-    no use, a server that agrees to everything takes its place for the rest of the run.
+    It inherits a socket that listens already: no other process can take the port before the server serves it.
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self._root = root
+        self.log = state_dir(root) / "log" / "temporary-server.log"
         self._note = _migration_note(root)
-        self.port = free_port()
-        self.api_url = f"http://{LOOPBACK}:{self.port}/api"
-        self._app: tuple[str, ...] = PREFECT
-        self._stopped = threading.Event()
-        self._keeper = threading.Thread(target=self._keep_up, name="prefect-server", daemon=True)
-        self._process = self._start()
+        with socket.create_server((LOOPBACK, 0)) as listener:
+            self.api_url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"
+            command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
+            command += ["--fd", str(listener.fileno()), "--log-level", "error", "--lifespan", "on"]
+            self._process = start_process(
+                "temporary-server", command, self._environment(root), root,
+                outlive_us=False, pass_fds=[listener.fileno()],
+            )  # fmt: skip
 
     def wait(self) -> None:
         """Wait until the server answers. Raises TrinityError if it does not come up."""
-        wait_until_healthy(self.api_url, self._process, self._log)
+        wait_until_healthy(self.api_url, self._process, self.log)
         if self._note:
             self._note.parent.mkdir(parents=True, exist_ok=True)
             self._note.write_text(version("prefect"))
-        self._keeper.start()
+
+    def has_ended(self) -> bool:
+        """True if the server is gone, other than by `stop`."""
+        return self._process.poll() is not None
 
     def stop(self) -> None:
         """End the server."""
-        self._stopped.set()
-        if self._keeper.is_alive():
-            self._keeper.join(STOP_SECONDS)
-        end_process(self._process)
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_SECONDS)
 
-    def _keep_up(self) -> None:
-        """In a thread that lives as long as the server: Linux ends a process with the thread that started it."""
-        failures, answered_at = 0, time.monotonic()
-        while not self._stopped.wait(LOOK_SECONDS):
-            alive = self._process.poll() is None
-            if alive and is_ready(self.api_url):
-                failures, answered_at = 0, time.monotonic()
-            if alive and time.monotonic() - answered_at < SILENCE_SECONDS:
-                continue
-            failures += 1
-            if self._app == PREFECT and failures <= MAX_STARTS:
-                log.warning("Prefect's server has %s and is started again", "hung" if alive else "ended")
-            elif self._app == PREFECT:
-                self._app = AGREEABLE
-                log.warning("Prefect's server cannot be started again; the run goes on without it. See %s", self._log)
-            end_process(self._process)
-            self._process, answered_at = self._start(), time.monotonic()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        return start_process("temporary-server", self._command(), self._environment(), self._root, outlive_us=False)
-
-    @property
-    def _log(self) -> Path:
-        return state_dir(self._root) / "log" / "temporary-server.log"
-
-    def _command(self) -> list[str]:
-        options = ["--host", LOOPBACK, "--port", str(self.port), "--log-level", "error", "--lifespan", "on"]
-        return [sys.executable, "-m", "uvicorn", *self._app, *options]
-
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, root: Path | None) -> dict[str, str]:
         """Migrations take 3 s even with nothing to migrate: they are skipped for a database of this version."""
         known = self._note is not None and _migrated_by(self._note) == version("prefect")
-        return prefect_environment(self._root) | {
+        return prefect_environment(root) | {
             "PREFECT_UI_ENABLED": "0",
             "PREFECT__SERVER_EPHEMERAL": "1",
             "PREFECT__SERVER_FINAL": "1",
             "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
             "PREFECT_API_DATABASE_MIGRATE_ON_START": "false" if known else "true",
         }
-
-
-def end_process(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, and SIGKILL after `STOP_SECONDS`."""
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(STOP_SECONDS)
 
 
 def _migration_note(root: Path | None) -> Path | None:
@@ -305,9 +263,3 @@ def wait_until_healthy(api_url: str, process: subprocess.Popen[bytes], log: Path
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
             raise TrinityError(f"The Prefect server at {api_url} did not come up. The end of {log}:\n{tail}")
         time.sleep(0.05)
-
-
-def _die_with_parent() -> None:
-    """In a child before it starts: Linux ends it when we are gone, even by SIGKILL."""
-    set_parent_death_signal = 1
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

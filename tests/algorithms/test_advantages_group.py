@@ -88,6 +88,65 @@ def test_a_rollout_of_several_rows_counts_once(name, args, expected):
         assert again[:, 0].tolist() == pytest.approx([expected[i] for i in order] + expected, abs=1e-6)
 
 
+M = 7 / 12
+"""Mean of turn rewards 1/4, 1/2, 1: a rollout that won at the third turn, discounted by 1/2. Another has M = 0."""
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "won", "lost"),
+    [
+        ("grpo", {"epsilon": 0.0}, 0.5**0.5, -(0.5**0.5)),
+        ("grpo", {"epsilon": 0.0, "std_cal_level": "batch"}, 0.5**0.5, -(0.5**0.5)),
+        ("grpo", {"std_normalize": False}, M / 2, -M / 2),
+        ("rloo", {}, M, -M),
+        ("opmd", {}, M / 2, -M / 2),
+        (
+            "opmd",
+            {"opmd_baseline": "logavgexp"},
+            M - math.log((math.exp(M) + 1) / 2),
+            -math.log((math.exp(M) + 1) / 2),
+        ),
+        ("asymre", {}, M / 2 + 0.1, -M / 2 + 0.1),
+        ("rec", {}, M / 2, -M / 2),
+        ("rec", {"drop": "balance"}, M / 2, -M / 2),
+        ("raft", {}, 2, 0),
+        ("raft", {"selection": "threshold", "threshold": 0.5}, 2, 0),
+    ],
+)
+def test_each_row_has_its_rollouts_advantage(name, args, won, lost):
+    given = {"rewards": torch.tensor([0.25, 0.5, 1.0, 0, 0, 0]), "mask": torch.ones(6, 1, dtype=torch.bool)}
+    advantages, metrics = ADVANTAGES[name](group_ids=["t"] * 6, rollout_ids=[0, 0, 0, 1, 1, 1], **given, **args)
+    assert advantages[:, 0].tolist() == pytest.approx([won] * 3 + [lost] * 3, abs=1e-6)
+    assert metrics["group_advantages/reward_mean"] == pytest.approx(M / 2)
+    assert metrics["group_advantages/reward_std"] == pytest.approx(M / 2**0.5)
+
+
+@pytest.mark.parametrize("name", [*GROUP_FNS, "raft"])
+def test_equal_rollouts_of_unequal_turns_have_no_advantage(name):
+    rewards, rollouts = torch.tensor([0.1, 0.2, 0.7] * 4), [i // 3 for i in range(12)]
+    mask = torch.ones(12, 1, dtype=torch.bool)
+    advantages, metrics = ADVANTAGES[name](rewards=rewards, group_ids=["t"] * 12, mask=mask, rollout_ids=rollouts)
+    assert advantages[:, 0].tolist() == pytest.approx([0.1 if name == "asymre" else 0.0] * 12)
+    assert metrics["group_advantages/zero_variance_groups"] == 1
+    assert not groups_with_variance(rewards, ["t"] * 12, 0.0, rollouts).any()
+
+
+def test_overlong_penalty_counts_sampled_tokens_of_masked_rows():
+    mask = torch.tensor([[False] * 4, [True] + [False] * 3])
+    given = {"rewards": torch.tensor([1.0, 1.0]), "mask": mask, "group_ids": ["t"] * 2, "epsilon": 0.0}
+    overlong = {"max_length": 4, "cache_length": 2}
+    advantages, _ = ADVANTAGES["grpo"](lengths=torch.tensor([4, 1]), overlong=overlong, **given)
+    assert advantages[1, 0] == pytest.approx(0.5**0.5)  # rewards 0 and 1
+
+
+def test_step_wise_grpo_subtracts_penalties_of_all_turns():
+    given = {"mask": torch.ones(4, 1, dtype=torch.bool), "group_ids": ["t"] * 4, "run_ids": [0, 0, 1, 1]}
+    penalties = torch.tensor([4.0, 1.0, 0.0, 2.0])
+    rewards = torch.tensor([0.0, 1.0, 0.0, 1.0]) - penalties
+    advantages, _ = ADVANTAGES["step_wise_grpo"](rewards=rewards, penalties=penalties, std_normalize=False, **given)
+    assert advantages[:, 0].tolist() == pytest.approx([-1.5, -1.5, 1.5, 1.5])  # runs: 1 - 5, 1 - 2
+
+
 def test_opmd_log_mean_exp_baseline():
     """tau log mean exp(r / tau) (Kimi k1.5, arXiv 2501.12599, section 2.3.2)."""
     tau = 0.5

@@ -20,38 +20,17 @@ from trinity_core.algorithms import (
 )
 from trinity_core.config.algorithm_types import effective_args, uses_reference
 
-NAMES = [
-    "sft",
-    "grpo",
-    "ppo",
-    "opmd",
-    "dpo",
-    "mix",
-    "rloo",
-    "reinforceplusplus",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "gmpo",
-    "cispo",
-    "sapo",
-    "topr",
-    "sppo",
-    "asymre",
-    "raft",
-    "mix_chord",
-    "rec",
-    "on_policy_distill",
-    "multi_step_grpo",
-    "gigpo",
-]
+DOCUMENTS = (
+    "sft", "grpo", "ppo", "opmd", "dpo", "mix", "rloo", "reinforceplusplus", "dr_grpo", "dapo", "gspo", "gmpo", "cispo",
+    "sapo", "topr", "sppo", "asymre", "raft", "mix_chord", "rec", "on_policy_distill", "multi_step_grpo", "gigpo",
+)  # fmt: skip
 
 
-def test_all_documented_algorithms_are_registered():
-    assert sorted(ALGORITHMS) == sorted(NAMES)
+def test_the_algorithms_of_the_documents_are_there():
+    assert set(DOCUMENTS) <= set(ALGORITHMS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_parts_exist_and_flags_agree(name):
     algorithm = ALGORITHMS[name]
     assert algorithm.name == name

@@ -110,6 +110,16 @@ def test_adaptive_coefficient_by_hand():
     assert KLCoefficient(0.3).update(9.0, 100) == 0.3
 
 
+def test_adaptive_coefficient_stays_positive_above_the_horizon():
+    """A batch gives one measurement of the KL, which moves the coefficient by at most 20 %."""
+    for experiences in (10, 15, 50, 60, 1000):
+        kl = KLCoefficient(kl_coef=0.1, adaptive=True, target_kl=0.05, horizon=10)
+        assert kl.update(0.0, experiences) == pytest.approx(0.1 * 0.8)
+        assert kl.update(1.0, experiences) == pytest.approx(0.1 * 0.8 * 1.2)
+    kl = KLCoefficient(kl_coef=0.1, adaptive=True, target_kl=0.05, horizon=10)
+    assert all(kl.update(0.0, 256) > 0 for _ in range(100))
+
+
 def test_adaptive_coefficient_refuses_nan_and_missing_target():
     with pytest.raises(InputError, match="target_kl"):
         KLCoefficient(adaptive=True)

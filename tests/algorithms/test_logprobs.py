@@ -86,6 +86,24 @@ def test_half_precision_has_float32_results_and_own_gradients():
     assert master.grad.dtype == torch.float32
 
 
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("chunk", [100, 333, 1000])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_bfloat16_logits_are_scaled_in_float32(temperature, chunk, biased):
+    """Engines and the plain way round the product to bfloat16 once, and divide it by the temperature in float32."""
+    hidden, weight, bias, targets = (t.detach() for t in inputs(64, 32, 1000))
+    half = [t.to(torch.bfloat16) for t in (hidden, weight, bias)]
+    given_bias = half[2] if biased else None
+    rounded = torch.nn.functional.linear(half[0], half[1], given_bias).double()
+    expected = torch.log_softmax(rounded / temperature, -1)
+    logprobs, entropy = token_logprobs_and_entropy(*half[:2], targets, temperature, given_bias, chunk)
+    gaps = (logprobs.double() - expected.gather(1, targets[:, None])[:, 0]).abs()
+    entropy_gaps = (entropy.double() + (expected.exp() * expected).sum(-1)).abs()
+    assert gaps.median() < 1e-5
+    assert gaps.mean() < 1e-4
+    assert entropy_gaps.mean() < 1e-4
+
+
 def test_large_logits_do_not_overflow():
     hidden, weight, _, targets = inputs(3, 4, 7, torch.float32)
     logprobs, entropy = token_logprobs_and_entropy(hidden * 1e4, weight, targets, chunk=2)

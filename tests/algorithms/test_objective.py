@@ -309,3 +309,76 @@ def test_rank_without_rows_reports_the_same_metrics():
     _, metrics = train(spec_of("grpo"), inputs, [torch.arange(8)])
     _, shared = train(spec_of("grpo"), inputs, [torch.arange(8), torch.arange(0)], ranks=2)
     assert metrics == pytest.approx(shared)
+
+
+def test_corrected_k3_is_unbiased_for_stale_tokens():
+    """Value and gradient of the exact expectation over the sampling policy, against KL(policy || reference)."""
+    logits = torch.tensor([1.0, 0.0, -1.0, 0.5], dtype=torch.float64)
+    reference = torch.tensor([0.0, 0.5, 0.0, 1.0], dtype=torch.float64).log_softmax(-1)
+    sampler = torch.tensor([-0.5, 1.0, 0.5, 0.0], dtype=torch.float64).log_softmax(-1)
+    exact = logits.clone().requires_grad_()
+    policy = exact.log_softmax(-1)
+    kl = (policy.exp() * (policy - reference)).sum()
+    kl.backward()
+    args = {"kl_coef": 1.0, "ratio_cap": None}
+    objective = Objective(dataclasses.replace(ALGORITHMS["grpo"], kl_loss_fn="corrected_k3", kl_loss_fn_args=args))
+    own = logits.clone().requires_grad_()
+    zero = torch.zeros(4, 1, dtype=torch.float64)
+    weights = objective.weights(torch.ones(4, 1, dtype=torch.bool))._replace(
+        policy=zero, kl=sampler.exp()[:, None], entropy=zero
+    )
+    loss = objective.loss(
+        MetricAccumulator(),
+        weights,
+        logprobs=own.log_softmax(-1)[:, None],
+        mask=torch.ones(4, 1, dtype=torch.bool),
+        rollout_logprobs=sampler[:, None],
+        ref_logprobs=reference[:, None],
+        advantages=zero,
+    )
+    loss.backward()
+    torch.testing.assert_close(loss.detach(), kl.detach())
+    torch.testing.assert_close(own.grad, exact.grad)
+
+
+def test_kl_of_rows_without_rollout_logprobs_is_uncorrected():
+    """Expert rows, and rows whose sampler gave no log-probs: the ratio of `corrected_k3` is 1."""
+    data = batch(0, True)
+    args = {"kl_coef": 1.0, "ratio_cap": None}
+    objective = Objective(dataclasses.replace(ALGORITHMS["grpo"], kl_loss_fn="corrected_k3", kl_loss_fn_args=args))
+    has = torch.tensor([True, False] * 4)
+    is_expert = torch.tensor([False] * 6 + [True] * 2)
+    mask, logprobs, reference = (data[name] for name in ("mask", "logprobs", "ref_logprobs"))
+    accumulator = MetricAccumulator()
+    objective.loss(
+        accumulator, objective.weights(mask, is_expert), logprobs=logprobs, mask=mask, is_expert=is_expert,
+        rollout_logprobs=data["rollout_logprobs"], has_rollout_logprobs=has, ref_logprobs=reference,
+        advantages=torch.zeros(ROWS, LENGTH),
+    )  # fmt: skip
+    ratio = torch.where((has & ~is_expert)[:, None], (logprobs - data["rollout_logprobs"]).exp(), 1.0)
+    k3 = ratio * (torch.expm1(reference - logprobs) - (reference - logprobs))
+    expected = float(k3.double()[mask & ~is_expert[:, None]].mean())
+    assert accumulator.metrics()["kl_mean"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("place", ["loss", "penalty"])
+def test_batch_without_tokens_leaves_the_adaptive_coefficient(place):
+    args = {"kl_coef": 0.1, "adaptive": True, "target_kl": 0.05, "horizon": 1000}
+    parts = {"loss": {"kl_loss_fn": "k2", "kl_loss_fn_args": args}}.get(
+        place, {"kl_loss_fn": "none", "kl_penalty_fn": "k2", "kl_penalty_fn_args": args}
+    )
+    objective = Objective(dataclasses.replace(ALGORITHMS["grpo"], **parts))
+    mask, zero = torch.zeros(128, 4, dtype=torch.bool), torch.zeros(128, 4)
+    accumulator = MetricAccumulator()
+    if place == "loss":
+        objective.loss(
+            accumulator, objective.weights(mask), logprobs=zero, mask=mask, ref_logprobs=zero, advantages=zero
+        )
+        metrics = objective.after_batch(accumulator.metrics(), 128)
+    else:
+        groups = torch.arange(128) // 8
+        metrics = objective.advantages(
+            mask, rewards=torch.zeros(128), group_ids=groups, old_logprobs=zero, ref_logprobs=zero
+        ).metrics
+    assert metrics["kl_coef"] == 0.1 and "kl_mean" not in metrics and "kl" not in metrics
+    assert set(objective.state().values()) >= {0.1}

@@ -9,6 +9,7 @@ import numpy as np
 
 from trinity_core.config.paths import database_url
 from trinity_core.data.experience import Experience
+from trinity_core.runtime.run_stores import open_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.tracking import read_metrics
 
@@ -25,7 +26,7 @@ def first_difference(expected: Path, found: Path, steps: int) -> str:
 
 def _differences(expected: Path, found: Path, steps: int) -> Iterator[str]:
     metrics = [_metrics(job) for job in (expected, found)]
-    stores = [ExperienceStore.open(database_url(None, job / "buffer"), str(job)) for job in (expected, found)]
+    stores = [ExperienceStore(open_store(job, database_url(None, job / "buffer"))) for job in (expected, found)]
     with stores[0], stores[1]:
         for step in range(1, steps + 1):
             yield from _batch_differences(step, *(store.batch(step) for store in stores))

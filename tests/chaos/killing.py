@@ -60,7 +60,7 @@ class Stopping(MathWorkflow):
         if self.task.group.endswith("/2/0") and not marker.exists():
             marker.touch()
             for each in psutil.Process(os.getppid()).children():
-                if each.name().startswith("ray::Engine"):
+                if each.name().startswith("ray::InProcessEngine"):
                     each.suspend()
         return await super().run()
 
@@ -81,9 +81,9 @@ PAGE = (
 )
 """`python -m trinity_core.runtime.run` in an interpreter that has no Prefect."""
 
-TITLES = {"explorer": "ray::Explorer", "trainer": "ray::Trainer", "engine": "ray::Engine"}
+TITLES = {"explorer": "ray::Explorer", "trainer": "ray::Trainer", "engine": "ray::InProcessEngine"}
 """Titles of the actors' processes begin so."""
-PROGRAMS = {"reward": "trinity_core.workflows.rewards.worker", "server": "uvicorn"}
+PROGRAMS = {"reward": "trinity_core.workflows.rewards.pool", "server": "uvicorn"}
 """In the command lines of others."""
 VICTIMS = ("flow", "explorer", "trainer", "engine", "reward", "raylet")
 MOMENTS = ("any", "saving", "syncing")

@@ -3,7 +3,9 @@
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -14,10 +16,10 @@ from trinity_core.checkpoints.commit import begin, commit, remove_old
 from trinity_core.checkpoints.manifest import damage
 from trinity_core.checkpoints.resume import (
     claim,
+    fresh_folder,
     fresh_name,
     latest_whole,
-    model_name,
-    other_beginning,
+    newest_run,
     read_meta,
     update_meta,
     whole_steps,
@@ -235,6 +237,34 @@ def test_retry_continues_in_its_own_folder(tmp_path):
     assert fresh_name(tmp_path, "run") not in ("run", first)
 
 
+def begun(root, flow):
+    """A fresh folder of `run`, in which a run has been started."""
+    name = fresh_folder(root, "run", flow)
+    JobLayout(root / name).identity.touch()
+    return name
+
+
+def test_parts_that_ask_at_once_get_one_fresh_folder(tmp_path):
+    (tmp_path / "run" / "log").mkdir(parents=True)
+    for attempt in range(10):
+        with ThreadPoolExecutor(3) as parts:
+            folders = set(parts.map(lambda _, flow=f"flow {attempt}": begun(tmp_path, flow), range(3)))
+        assert folders == {newest_run(tmp_path, "run")}
+    assert len([folder for folder in tmp_path.iterdir() if folder.is_dir()]) == 11
+
+
+def test_newest_run_is_the_one_begun_last(tmp_path):
+    assert newest_run(tmp_path, "run") == "run"
+    first, second = begun(tmp_path, "flow 1"), begun(tmp_path, "flow 2")
+    fresh_folder(tmp_path, "run", "flow 3")  # which is refused before it begins
+    assert (first, newest_run(tmp_path, "run")) == ("run", second)
+    assert newest_run(tmp_path, "run_big") == "run_big"
+    assert fresh_folder(tmp_path, "run", "flow 1") == first, "a retry"
+    assert newest_run(tmp_path, "run") == second
+    shutil.rmtree(tmp_path / second)
+    assert newest_run(tmp_path, "run") == "run"
+
+
 def test_meta_files(layout, caplog):
     assert read_meta(layout.trainer_meta) == {}
     update_meta(layout.trainer_meta, step=3, tracking="abc")
@@ -242,14 +272,3 @@ def test_meta_files(layout, caplog):
     layout.trainer_meta.write_text("{")
     assert read_meta(layout.trainer_meta) == {}
     assert "ignored" in caplog.text
-
-
-def test_run_records_its_starting_model(layout, tmp_path, monkeypatch):
-    (tmp_path / "model").mkdir()
-    assert other_beginning(layout, "model") is None, "no checkpoint yet"
-    monkeypatch.chdir(tmp_path)
-    update_meta(layout.trainer_meta, step=2, model=model_name("model"))
-    assert other_beginning(layout, "model") is other_beginning(layout, str(tmp_path / "model")) is None
-    assert other_beginning(layout, "Qwen/Qwen2.5-1.5B") == str(tmp_path / "model")
-    update_meta(layout.trainer_meta, model=model_name("Qwen/Qwen2.5-1.5B"))
-    assert other_beginning(layout, "Qwen/Qwen2.5-1.5B") is None

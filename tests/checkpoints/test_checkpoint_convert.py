@@ -11,11 +11,15 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from trinity_core.checkpoints import convert as convert_module
 from trinity_core.checkpoints import megatron
+from trinity_core.checkpoints.commit import PUBLISHED, remove_old
 from trinity_core.checkpoints.convert import convert, convert_all, find_steps, is_complete
+from trinity_core.checkpoints.manifest import write_manifest
 from trinity_core.checkpoints.shards import Partition, merge, shard_files, write_shards
+from trinity_core.data.tiny import make_tokenizer
 from trinity_core.errors import DataError
-from trinity_core.layout import shard_name
+from trinity_core.layout import JobLayout, shard_name
 
 SIZES = {
     "vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -288,6 +292,22 @@ def test_missing_config_comes_from_base_model(tmp_path):
     )
 
 
+def test_converted_models_stop_where_their_template_ends_answers(tmp_path):
+    """As checkpoints of other trainers do not, whose base model has another end of sequence."""
+    model = tiny()
+    base, actor = _base(tmp_path, model), folder_for(tmp_path, 1, model)
+    save_whole(actor, weights_of(model))
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(base)
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.eos_token_id, "top_k": 3}))
+    written = json.loads((convert(actor.parent, base) / "generation_config.json").read_text())
+    assert tokenizer.convert_ids_to_tokens(written["eos_token_id"]) == ["<|endoftext|>", "<|im_end|>"]
+    assert written["top_k"] == 3
+    kept = json.loads((base / "generation_config.json").read_text())
+    assert kept["eos_token_id"] == tokenizer.eos_token_id
+
+
 def test_the_configuration_names_the_data_type(tmp_path):
     model = tiny(dtype=torch.float32)
     model.config.dtype = torch.bfloat16
@@ -342,3 +362,39 @@ def test_importing_is_cheap():
     code = "import sys, trinity_core.checkpoints.convert; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     assert json.loads("{}") == {}
+
+
+def test_damaged_checkpoint_is_not_converted(tmp_path):
+    """Its size fits, its content does not."""
+    model = tiny()
+    actor = folder_for(tmp_path, 1, model)
+    save_whole(actor, weights_of(model))
+    write_manifest(actor.parent, 1)
+    shard = actor / shard_name("model", 1, 0)
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 64] = b"\xff" * 64
+    shard.write_bytes(content)
+    with pytest.raises(DataError, match="has changed"):
+        convert(actor.parent)
+    assert not is_complete(actor / "huggingface")
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_checkpoint_removed_meanwhile_is_not_made_again(tmp_path, monkeypatch, published):
+    """The trainer saves step 4 while step 2 is converted. Where explorers may load step 2, its weights stay."""
+    model, layout = tiny(), JobLayout(tmp_path)
+    for step in (2, 4):
+        save_whole(folder_for(tmp_path, step, model), weights_of(model))
+        write_manifest(layout.step(step), step)
+    for name in PUBLISHED if published else ():
+        (layout.step(2) / name).write_text("{}")
+    checked = convert_module.check_names
+
+    def removing(*args):
+        checked(*args)
+        remove_old(layout, 4, 1)
+
+    monkeypatch.setattr(convert_module, "check_names", removing)
+    with pytest.raises(DataError, match="removed"):
+        convert(layout.step(2))
+    assert layout.steps() == ([2, 4] if published else [4]) and not layout.huggingface(2).exists()

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trinity_core.config import config_from_text, load_config, notices, stages, store_url, train_settings
+from trinity_core.config import config_from_text, load_config, stages, store_url, train_settings
+from trinity_core.config.notices import remarks
 
 DOCUMENTS = Path(__file__).parent / "documents"
 RECIPES = Path(__file__).parents[2] / "configs"
@@ -78,8 +79,31 @@ def test_gsm8k_recipe_equals_quick_start() -> None:
     recipe, shown = (
         yaml.safe_load(path.read_text()) for path in (RECIPES / "gsm8k/gsm8k.yaml", DOCUMENTS / "quick_start.yaml")
     )
+    tasks = recipe["buffer"]["explorer_input"]
+    rewards = [taskset.pop("default_reward_fn_type") for taskset in (tasks["taskset"], *tasks["eval_tasksets"])]
+    assert set(rewards) == {"math_reward"}, "math_workflow's own, named to say so"
     named = {"project": recipe["project"], "name": recipe["name"]}
     assert recipe == {**shown, **named}
+
+
+@pytest.mark.parametrize(
+    ("override", "is_told"),
+    [
+        ("default_workflow_type=math_workflow", True),
+        ("default_workflow_type=async_math_workflow", True),
+        ("workflow_args={with_think: true}", False),
+        ("default_reward_fn_type=math_reward", False),
+        ("default_reward_fn_type=countdown_reward", False),
+        ("format.system_prompt=Think.", False),
+        ("default_workflow_type=simple_workflow", False),
+    ],
+)
+def test_another_math_workflow_of_this_name_is_told(override: str, is_told: bool) -> None:
+    """Trinity-RFT's example of GRPO on GSM8K names `math_workflow` and no reward: there it has a system prompt and a
+    reward for a format."""
+    config = load_config(DOCUMENTS / "quick_start.yaml", [f"buffer.explorer_input.taskset.{override}"])
+    told = [notice.key for notice in remarks(config)]
+    assert ("buffer.explorer_input.taskset.default_workflow_type" in told) is is_told
 
 
 def test_asynchronous_runs_share_their_folder_and_store() -> None:
@@ -100,7 +124,7 @@ def test_verl_ppo_recipe() -> None:
     assert trained.micro_batch_size == 16 and trained.critic is not None
     assert trained.critic.optimizer.lr == 1e-5 and trained.critic.optimizer.lr_warmup_steps_ratio == 0.05
     assert trained.critic.micro_batch_size == 32 and trained.critic.gradient_checkpointing
-    assert any("rollout. Rollouts are set up under explorer." in notice for notice in notices(config))
+    assert "trainer.trainer_config.actor_rollout_ref.rollout" in [notice.key for notice in remarks(config)]
     assert config.algorithm.rollout_correction == "bypass", "no weights: clipped against the policy that sampled"
 
 

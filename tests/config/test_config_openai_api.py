@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from trinity_core.config import ConfigError, config_from_dict, load_config
-from trinity_core.config.notices import notices
-from trinity_core.config.openai_api import REASONING_PARSERS, TOOL_CALL_PARSERS
+from trinity_core.config.notices import remarks
+from trinity_core.config.rules.explorer import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 RECIPE = Path(__file__).parents[2] / "configs/gsm8k/gsm8k.yaml"
 
@@ -38,8 +38,9 @@ def command(tmp_path, explorer):
 def test_a_command_needs_the_api_or_an_endpoint(tmp_path):
     command(tmp_path, {"rollout_model": {"enable_openai_api": True}})
     command(tmp_path, {"external_model": {"base_url": "http://127.0.0.1:1/v1", "model_name": "m"}})
-    with pytest.raises(ConfigError, match="gives its command the API's address"):
+    with pytest.raises(ConfigError) as caught:
         command(tmp_path, {})
+    assert [problem.key for problem in caught.value.problems] == ["explorer.rollout_model.enable_openai_api"]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,6 @@ def test_what_only_the_api_reads_is_noticed_without_it() -> None:
     keys = "enable_auto_tool_choice", "enable_log_requests"
     unread = [f"{model}.{key}" for key in keys]
     unread += ["explorer.auxiliary_models[0].tool_call_parser", "explorer.listen_address", "explorer.api_port"]
-    assert notices(off) == [f"Accepted, but without effect here: {', '.join(unread)}."]
-    assert notices(load_config(RECIPE, [*read, *address, f"{model}.enable_openai_api=true"])) == []
-    assert "reasoning_parser" in notices(load_config(RECIPE, [read[-1]]))[0]
+    assert [(notice.key, notice.code) for notice in remarks(off)] == [(key, "no-effect") for key in unread]
+    assert remarks(load_config(RECIPE, [*read, *address, f"{model}.enable_openai_api=true"])) == []
+    assert [notice.key for notice in remarks(load_config(RECIPE, [read[-1]]))] == [f"{model}.reasoning_parser"]

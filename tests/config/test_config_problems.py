@@ -1,4 +1,4 @@
-"""Every mistake is reported in words, with key, value, file and line, and all of them at once."""
+"""Every mistake is reported by key and code, with its value, file and line, and all of them at once."""
 
 from __future__ import annotations
 
@@ -35,133 +35,123 @@ def problems(*changes: dict[str, Any], overrides: tuple[str, ...] = ()) -> list[
 
 
 TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
-    # overrides, key, part of the message, suggestion
-    (("algorithm.repeat_time=8",), "algorithm.repeat_time", "not a known key", "repeat_times"),
-    (("modle.model_path=x",), "modle", "not a known key", "model"),
+    # overrides, key, code, suggestion
+    (("algorithm.repeat_time=8",), "algorithm.repeat_time", "unknown-key", "repeat_times"),
+    (("modle.model_path=x",), "modle", "unknown-key", "model"),
     (
         ("explorer.rollout_model.tool_call_parser=hermis",),
         "explorer.rollout_model.tool_call_parser",
-        "must be one of apertus",
+        "unknown-choice",
         "hermes",
     ),
     (
         ("explorer.rollout_model.reasoning_parser=qwen",),
         "explorer.rollout_model.reasoning_parser",
-        "must be one of",
+        "unknown-choice",
         "qwen3",
     ),
     (
         ("explorer.rollout_model.enable_auto_tool_choice=true",),
         "explorer.rollout_model.enable_auto_tool_choice",
-        "needs tool_call_parser",
+        "missing",
         "",
     ),
     (
         ("buffer.explorer_input.taskset.default_workflow_type=command_workflow",),
         "explorer.rollout_model.enable_openai_api",
-        "command_workflow gives its command",
+        "conflict",
         "",
     ),
     (
         ("buffer.explorer_input.taskset.default_workflow_type=toolcall_workflow",),
         "explorer.rollout_model.tool_call_parser",
-        "must be set for toolcall_workflow",
+        "missing",
         "",
     ),
-    (("explorer.api_port=70000",), "explorer.api_port", "at most 65535", ""),
-    (("mode=trian",), "mode", "must be one of both, train, explore, serve, bench, not 'trian'", "train"),
-    (("algorithm.algorithm_type=grop",), "algorithm.algorithm_type", "must be one of", "grpo"),
-    (("algorithm.kl_loss_fn=low_var_k",), "algorithm.kl_loss_fn", "must be one of none, k1", "low_var_kl"),
+    (("explorer.api_port=70000",), "explorer.api_port", "out-of-range", ""),
+    (("mode=trian",), "mode", "unknown-choice", "train"),
+    (("algorithm.algorithm_type=grop",), "algorithm.algorithm_type", "unknown-choice", "grpo"),
+    (("algorithm.kl_loss_fn=low_var_k",), "algorithm.kl_loss_fn", "unknown-name", "low_var_kl"),
     (
         ("algorithm.entropy_loss_fn_args.entropy_coeff=0.1",),
         "algorithm.entropy_loss_fn_args.entropy_coeff",
-        "is no argument of 'default', which takes entropy_coef.",
+        "unknown-argument",
         "entropy_coef",
     ),
     (
         ("algorithm.policy_loss_fn_args={clip_rnage: 0.1}",),
         "algorithm.policy_loss_fn_args.clip_rnage",
-        "is no argument of 'ppo', which takes clip_range, clip_range_low",
+        "unknown-argument",
         "clip_range",
     ),
-    (
-        ("algorithm.policy_loss_fn_args.clip_range=wide",),
-        "algorithm.policy_loss_fn_args.clip_range",
-        "must be a number, not 'wide'",
-        "",
-    ),
+    (("algorithm.policy_loss_fn_args.clip_range=wide",), "algorithm.policy_loss_fn_args.clip_range", "wrong-type", ""),
     (
         ("algorithm.advantage_fn_args.std_cal_level=grup",),
         "algorithm.advantage_fn_args.std_cal_level",
-        "must be one of group, batch",
+        "unknown-choice",
         "group",
     ),
     (
         ("algorithm.advantage_fn_args.overlong={max_lenght: 9}",),
         "algorithm.advantage_fn_args.overlong.max_lenght",
-        "is no argument of 'overlong'",
+        "unknown-argument",
         "max_length",
     ),
-    (("algorithm.advantage_fn_args.overlong=9",), "algorithm.advantage_fn_args.overlong", "must be a section", ""),
+    (("algorithm.advantage_fn_args.overlong=9",), "algorithm.advantage_fn_args.overlong", "wrong-type", ""),
     (
         ("algorithm.algorithm_type=mix", f"{AUXILIARY}.e.path=x", "algorithm.sample_strategy_args={inner: [a]}"),
         "algorithm.sample_strategy_args.inner",
-        "must be one of default, fifo",
+        "unknown-choice",
         "",
     ),
     (
         ("algorithm.advantage_fn=rloo", "algorithm.advantage_fn_args.epsilon=1"),
         "algorithm.advantage_fn_args.epsilon",
-        "is no argument of 'rloo', which takes none.",
+        "unknown-argument",
         "",
     ),
-    (("algorithm.kl_loss_fn_args.kl_coeff=0",), "algorithm.kl_loss_fn_args.kl_coeff", "no argument of 'k2'", "kl_coef"),
+    (("algorithm.kl_loss_fn_args.kl_coeff=0",), "algorithm.kl_loss_fn_args.kl_coeff", "unknown-argument", "kl_coef"),
     (
         ("algorithm.sample_strategy=staleness_control", "algorithm.sample_strategy_args.max_stalenes=2"),
         "algorithm.sample_strategy_args.max_stalenes",
-        "is no argument of 'staleness_control', which takes max_staleness.",
+        "unknown-argument",
         "max_staleness",
     ),
     (
         ("synchronizer.sync_interval=4", "synchronizer.max_staleness=3", "synchronizer.sync_offset=1"),
         "synchronizer.max_staleness",
-        "must be at least 4: versions are published every 4 train steps, sync_offset is 1",
+        "out-of-range",
         "4",
     ),
     (
         ("synchronizer.sync_style=trainer_driven", "synchronizer.sync_interval=4", "synchronizer.max_staleness=0"),
         "synchronizer.max_staleness",
-        "must be at least 3: versions are published every 4 train steps, and the rows of an explore step fill 1.",
+        "out-of-range",
         "3",
     ),
-    (
-        ("synchronizer.max_staleness=9", "buffer.train_batch_size=8"),
-        "synchronizer.max_staleness",
-        "cannot be kept with sync_style fixed",
-        "",
-    ),
+    (("synchronizer.max_staleness=9", "buffer.train_batch_size=8"), "synchronizer.max_staleness", "conflict", ""),
     (
         (f"{BUFFER}.replay_buffer.priority_fn=linear_decy",),
         f"{BUFFER}.replay_buffer.priority_fn",
-        "must be one of linear_decay, ",
+        "unknown-name",
         "linear_decay",
     ),
     (
         (f"{BUFFER}.replay_buffer={{priority_fn: decay_limit_randomization, priority_fn_args: {{sigma: -1}}}}",),
         f"{BUFFER}.replay_buffer.priority_fn_args.sigma",
-        "must be at least 0",
+        "out-of-range",
         "",
     ),
     (
         (f"{BUFFER}.reuse_cooldown_time=60", f"{BUFFER}.replay_buffer={{enable: true, reuse_cooldown_time: 30}}"),
         f"{BUFFER}.replay_buffer.reuse_cooldown_time",
-        "is 30, but",
+        "two-spellings",
         "",
     ),
     (
         ("synchronizer.max_staleness=1", "algorithm.sample_strategy=priority"),
         "synchronizer.max_staleness",
-        "cannot go with the sample strategy 'priority'",
+        "conflict",
         "",
     ),
     (
@@ -171,11 +161,11 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
             "algorithm.sample_strategy_args.max_staleness=2",
         ),
         "synchronizer.max_staleness",
-        "is 1, but algorithm.sample_strategy_args.max_staleness is 2; give one of them.",
+        "two-spellings",
         "",
     ),
-    (("synchronizer.max_staleness=-1",), "synchronizer.max_staleness", "must be at least 0, not -1", ""),
-    (("synchronizer.sync_in_flight=true",), "synchronizer.sync_in_flight", "cannot go with sync_style fixed", ""),
+    (("synchronizer.max_staleness=-1",), "synchronizer.max_staleness", "out-of-range", ""),
+    (("synchronizer.sync_in_flight=true",), "synchronizer.sync_in_flight", "conflict", ""),
     (
         (
             "synchronizer.sync_in_flight=true",
@@ -183,274 +173,234 @@ TABLE: list[tuple[tuple[str, ...], str, str, str]] = [
             "synchronizer.sync_method=memory",
         ),
         "synchronizer.sync_in_flight",
-        "cannot go with sync_style explorer_driven",
+        "conflict",
         "",
     ),
-    (
-        ("algorithm.sample_strategy_args.decay=1",),
-        "algorithm.sample_strategy_args.decay",
-        "is no argument of 'default', which takes none.",
-        "",
-    ),
-    (("algorithm.loss_agg_mode_args.normalizer=1",), "algorithm.loss_agg_mode_args.normalizer", "no argument of", ""),
-    (("algorithm.rollout_correction_args.cpa=1",), "algorithm.rollout_correction_args.cpa", "takes cap", "cap"),
-    (("algorithm.repeat_times=1",), "algorithm.repeat_times", "needs at least 2, not 1", ""),
-    (("algorithm.repeat_times=0",), "algorithm.repeat_times", "must be at least 1, not 0", ""),
-    (("algorithm.repeat_times=eight",), "algorithm.repeat_times", "must be a whole number, not 'eight'", ""),
-    (("buffer.batch_size=1" + "0" * 350,), "buffer.batch_size", "must be smaller than 2**63", ""),
-    (("algorithm.repeat_times=2.5",), "algorithm.repeat_times", "must be a whole number, not 2.5", ""),
-    (("algorithm.optimizer.lr=fast",), "algorithm.optimizer.lr", "must be a number, not 'fast'", ""),
-    (("algorithm.optimizer.lr=.nan",), "algorithm.optimizer.lr", "must be a number", ""),
-    (("algorithm.optimizer.lr=true",), "algorithm.optimizer.lr", "must be a number, not true", ""),
-    (("algorithm.optimizer.betas=[0.9]",), "algorithm.optimizer.betas", "must have 2 entries, not 1", ""),
-    (("algorithm.optimizer=3",), "algorithm.optimizer", "must be a section with keys, not 3", ""),
-    (("explorer.auxiliary_models=judge",), "explorer.auxiliary_models", "must be a list, not 'judge'", ""),
-    (("explorer.eval_on_startup=2",), "explorer.eval_on_startup", "must be true or false, not 2", ""),
-    (("project=[a]",), "project", "must be text, not a list", ""),
-    (("name=a/b",), "name", "names a folder", ""),
-    (("seed=null",), "seed", "must be a whole number, not null", ""),
-    (("seed=-1",), "seed", "must be at least 0 and at most 4294967295, not -1", ""),
-    (("seed=4294967296",), "seed", "must be at least 0 and at most 4294967295", ""),
-    ((f"{INPUT}.taskset.task_selector.seed=-1",), f"{INPUT}.taskset.task_selector.seed", "must be at least 0", ""),
+    (("algorithm.sample_strategy_args.decay=1",), "algorithm.sample_strategy_args.decay", "unknown-argument", ""),
+    (("algorithm.loss_agg_mode_args.normalizer=1",), "algorithm.loss_agg_mode_args.normalizer", "unknown-argument", ""),
+    (("algorithm.rollout_correction_args.cpa=1",), "algorithm.rollout_correction_args.cpa", "unknown-argument", "cap"),
+    (("algorithm.repeat_times=1",), "algorithm.repeat_times", "conflict", ""),
+    (("algorithm.repeat_times=0",), "algorithm.repeat_times", "out-of-range", ""),
+    (("algorithm.repeat_times=eight",), "algorithm.repeat_times", "wrong-type", ""),
+    (("buffer.batch_size=1" + "0" * 350,), "buffer.batch_size", "out-of-range", ""),
+    (("algorithm.repeat_times=2.5",), "algorithm.repeat_times", "wrong-type", ""),
+    (("algorithm.optimizer.lr=fast",), "algorithm.optimizer.lr", "wrong-type", ""),
+    (("algorithm.optimizer.lr=.nan",), "algorithm.optimizer.lr", "wrong-type", ""),
+    (("algorithm.optimizer.lr=true",), "algorithm.optimizer.lr", "wrong-type", ""),
+    (("algorithm.optimizer.betas=[0.9]",), "algorithm.optimizer.betas", "wrong-type", ""),
+    (("algorithm.optimizer=3",), "algorithm.optimizer", "wrong-type", ""),
+    (("explorer.auxiliary_models=judge",), "explorer.auxiliary_models", "wrong-type", ""),
+    (("explorer.eval_on_startup=2",), "explorer.eval_on_startup", "wrong-type", ""),
+    (("project=[a]",), "project", "wrong-type", ""),
+    (("name=a/b",), "name", "invalid", ""),
+    (("seed=null",), "seed", "wrong-type", ""),
+    (("seed=-1",), "seed", "out-of-range", ""),
+    (("seed=4294967296",), "seed", "out-of-range", ""),
+    ((f"{INPUT}.taskset.task_selector.seed=-1",), f"{INPUT}.taskset.task_selector.seed", "out-of-range", ""),
     (
         (f"{INPUT}.taskset.task_selector.seed=1", f"{INPUT}.taskset.data_selector.seed=1"),
         f"{INPUT}.taskset.data_selector",
-        "give this or task_selector, not both",
+        "two-spellings",
         "",
     ),
     (
         (f"{INPUT}.taskset.weight=1", f"{INPUT}.taskset.weight_by_step={{1: 1}}"),
         f"{INPUT}.taskset.weight_by_step",
-        "give this or weight, not both",
+        "two-spellings",
         "",
     ),
-    (
-        (f"{INPUT}.taskset.weight_by_step={{1: 1, 0: 2}}",),
-        f"{INPUT}.taskset.weight_by_step",
-        "explore steps, which count from 1; '0' is none",
-        "",
-    ),
-    ((f"{INPUT}.taskset.weight=-1",), f"{INPUT}.taskset.weight", "must be at least 0, not -1", ""),
-    (("explorer.rollout_model.seed=-1",), "explorer.rollout_model.seed", "must be at least 0", ""),
-    (("model.model_path=",), "model.model_path", "must be text, not null", ""),
-    (("model.model_path=''",), "model.model_path", "must be given", ""),
-    (("model.model_path='???'",), "model.model_path", "must be given", ""),
-    (("model.max_model_len=null",), "model.max_model_len", "must be given, or both max_prompt_tokens", ""),
-    (("model.min_response_tokens=1024",), "model.min_response_tokens", "less than max_response_tokens", ""),
+    ((f"{INPUT}.taskset.weight_by_step={{1: 1, 0: 2}}",), f"{INPUT}.taskset.weight_by_step", "out-of-range", ""),
+    ((f"{INPUT}.taskset.weight=-1",), f"{INPUT}.taskset.weight", "out-of-range", ""),
+    (("explorer.rollout_model.seed=-1",), "explorer.rollout_model.seed", "out-of-range", ""),
+    (("model.model_path=",), "model.model_path", "wrong-type", ""),
+    (("model.model_path=''",), "model.model_path", "missing", ""),
+    (("model.model_path='???'",), "model.model_path", "missing", ""),
+    (("model.max_model_len=null",), "model.max_model_len", "missing", ""),
+    (("model.min_response_tokens=1024",), "model.min_response_tokens", "conflict", ""),
     (
         (f"{INPUT}.taskset.rollout_args.temperature=0.7", "model.top_p=0.9"),
         f"{INPUT}.taskset.rollout_args.temperature",
-        "must be 1 (or 0) on a GPU",
+        "conflict",
         "",
     ),
-    (("model.max_response_tokens=2048",), "model.max_response_tokens", "leaves no room for a prompt", ""),
-    (("model.max_prompt_tokens=4096",), "model.max_prompt_tokens", "leaves no room for a response", ""),
-    (("model.model_path=${oc.env:NOT_SET_ANYWHERE}",), "model.model_path", "NOT_SET_ANYWHERE is not set", ""),
-    (("model.model_path=${model.path}",), "model.model_path", "refers to 'model.path', which is not there", ""),
-    (("model.model_path=${model.model_path}",), "model.model_path", "refers to itself", ""),
-    (("model.model_path=${model",), "model.model_path", "cannot be read", ""),
-    (("monitor.monitor_args=&x [*x]",), "monitor.monitor_args[0]", "refers to itself", ""),
-    (("model={model_path: a, model_path: b}",), "model.model_path", "is given twice", ""),
-    (("model.model_path=${nope:1}",), "model.model_path", "cannot be interpolated", ""),
-    (("model.custom_chat_template=a", "model.chat_template_path=b"), "model.chat_template_path", "not both", ""),
-    (("cluster.gpu_per_node=1",), "explorer.rollout_model.engine_num", "none is left for the trainer", ""),
-    (("explorer.rollout_model.engine_num=3",), "explorer.rollout_model.engine_num", "need 3 GPUs, and there are 2", ""),
-    (("trainer.worker_num=2",), "trainer.worker_num", "the engines leave 1 of 2", ""),
+    (("model.max_response_tokens=2048",), "model.max_response_tokens", "conflict", ""),
+    (("model.max_prompt_tokens=4096",), "model.max_prompt_tokens", "conflict", ""),
+    (("model.model_path=${oc.env:NOT_SET_ANYWHERE}",), "model.model_path", "unresolved", ""),
+    (("model.model_path=${model.path}",), "model.model_path", "unresolved", ""),
+    (("model.model_path=${model.model_path}",), "model.model_path", "unresolved", ""),
+    (("model.model_path=${model",), "model.model_path", "unresolved", ""),
+    (("explorer.env_vars=&x {a: *x}",), "explorer.env_vars.a", "recursive", ""),
+    (("explorer.env_vars={a: b, a: c}",), "explorer.env_vars.a", "duplicate-key", ""),
+    (("model.model_path=${nope:1}",), "model.model_path", "unresolved", ""),
+    (("model.custom_chat_template=a", "model.chat_template_path=b"), "model.chat_template_path", "two-spellings", ""),
+    (("cluster.gpu_per_node=1",), "explorer.rollout_model.engine_num", "conflict", ""),
+    (("explorer.rollout_model.engine_num=3",), "explorer.rollout_model.engine_num", "conflict", ""),
+    (("trainer.worker_num=2",), "trainer.worker_num", "conflict", ""),
     (
         ("cluster.gpu_per_node=0", "explorer.rollout_model.tensor_parallel_size=2"),
         "explorer.rollout_model.tensor_parallel_size",
-        "must be 1 on the CPU",
+        "conflict",
         "",
     ),
     (
         ("cluster.gpu_per_node=0", "explorer.auxiliary_models=[{model_path: m, tensor_parallel_size: 2}]"),
         "explorer.auxiliary_models[0].tensor_parallel_size",
-        "must be 1 on the CPU",
+        "conflict",
         "",
     ),
-    (("buffer.batch_size=-1",), "buffer.batch_size", "must be at least 1", ""),
-    (("buffer.total_steps=5", "trainer.total_steps=6"), "trainer.total_steps", "buffer.total_steps is 5", ""),
-    ((f"{INPUT}.tasksets=[{{name: a, path: b}}]",), f"{INPUT}.tasksets", "give this or taskset, not both", ""),
-    ((f"{INPUT}.taskset=null",), f"{INPUT}.taskset", "must be given, or tasksets, in mode both", ""),
-    ((f"{INPUT}.taskset.path=''",), f"{INPUT}.taskset.path", "must be given, and not be blank: a file", ""),
-    ((f"{INPUT}.taskset.repeat_times=1",), f"{INPUT}.taskset.repeat_times", "needs at least 2, not 1", ""),
+    (("buffer.batch_size=-1",), "buffer.batch_size", "out-of-range", ""),
+    (("buffer.total_steps=5", "trainer.total_steps=6"), "trainer.total_steps", "two-spellings", ""),
+    ((f"{INPUT}.tasksets=[{{name: a, path: b}}]",), f"{INPUT}.tasksets", "two-spellings", ""),
+    ((f"{INPUT}.taskset=null",), f"{INPUT}.taskset", "missing", ""),
+    ((f"{INPUT}.taskset.path=''",), f"{INPUT}.taskset.path", "missing", ""),
+    ((f"{INPUT}.taskset.repeat_times=1",), f"{INPUT}.taskset.repeat_times", "conflict", ""),
     (
         (f"{INPUT}.eval_tasksets=[{{name: a, path: b}}, {{name: a, path: c}}]",),
         f"{INPUT}.eval_tasksets[1].name",
-        "two task sets are called 'a'",
+        "duplicate-name",
         "",
     ),
-    ((f"{INPUT}.eval_tasksets=[]", "mode=bench"), f"{INPUT}.eval_tasksets", "nothing to evaluate on", ""),
-    (("mode=explore",), "synchronizer.sync_method", "must be checkpoint in mode explore", "checkpoint"),
-    (("mode=train",), "synchronizer.sync_method", "must be checkpoint in mode train", "checkpoint"),
-    (("cluster.node_num=2",), "cluster.node_num", "must be 1 without cluster.ray_address", ""),
+    ((f"{INPUT}.eval_tasksets=[]", "mode=bench"), f"{INPUT}.eval_tasksets", "missing", ""),
+    (("mode=explore",), "synchronizer.sync_method", "conflict", "checkpoint"),
+    (("mode=train",), "synchronizer.sync_method", "conflict", "checkpoint"),
+    (("cluster.node_num=2",), "cluster.node_num", "conflict", ""),
     (
         ("synchronizer.sync_method=memory", "cluster.node_num=2", "cluster.ray_address=auto"),
         "synchronizer.sync_method",
-        "several nodes",
+        "conflict",
         "",
     ),
-    (("synchronizer.sync_interval=0",), "synchronizer.sync_interval", "must be at least 1", ""),
-    (("algorithm.algorithm_type=sft",), "mode", "the mode must be train, not both", ""),
-    (("algorithm.algorithm_type=mix",), AUXILIARY, "must hold the expert data", ""),
+    (("synchronizer.sync_interval=0",), "synchronizer.sync_interval", "out-of-range", ""),
+    (("algorithm.algorithm_type=sft",), "mode", "conflict", ""),
+    (("algorithm.algorithm_type=mix",), AUXILIARY, "missing", ""),
     (
         ("algorithm.algorithm_type=mix", f"{AUXILIARY}.e.path=x", "algorithm.sample_strategy_args.expert_data_ratio=1"),
         "algorithm.sample_strategy_args.expert_data_ratio",
-        "below 1",
+        "out-of-range",
         "",
     ),
-    (
-        ("algorithm.algorithm_type=mix", f"{AUXILIARY}.expert.split=train"),
-        f"{AUXILIARY}.expert.path",
-        "must be given",
-        "",
-    ),
+    (("algorithm.algorithm_type=mix", f"{AUXILIARY}.expert.split=train"), f"{AUXILIARY}.expert.path", "missing", ""),
     (
         ("algorithm.algorithm_type=mix", f"{AUXILIARY}.gsm8k_buffer.path=x"),
         f"{AUXILIARY}.gsm8k_buffer.name",
-        "two buffers are called",
+        "duplicate-name",
         "",
     ),
-    (
-        (f"{AUXILIARY}.expert.path=x",),
-        AUXILIARY,
-        "cannot go with grpo, whose policy_loss_fn 'ppo' would take expert data for rollouts; those that can use it "
-        "are mix, mix_chord, sft and dpo.",
-        "",
-    ),
-    (
-        ("algorithm.sample_strategy=mix",),
-        "algorithm.sample_strategy",
-        "cannot go with grpo, whose policy_loss_fn 'ppo'",
-        "",
-    ),
+    ((f"{AUXILIARY}.expert.path=x",), AUXILIARY, "conflict", ""),
+    (("algorithm.sample_strategy=mix",), "algorithm.sample_strategy", "conflict", ""),
     (
         ("algorithm.algorithm_type=mix", "algorithm.sample_strategy=fifo", f"{AUXILIARY}.expert.path=x"),
         AUXILIARY,
-        "is not drawn from by the sample strategy 'fifo'",
+        "conflict",
         "",
     ),
     (
         ("algorithm.algorithm_type=mix", f"{AUXILIARY}.expert={{path: x, storage_type: queue}}"),
         f"{AUXILIARY}.expert.storage_type",
-        "must be file, sql or rollouts",
+        "conflict",
         "",
     ),
     (
         ("buffer.trainer_input.experience_buffer.human_verdicts.enable=true",),
         "buffer.trainer_input.experience_buffer.human_verdicts.enable",
-        "needs mode train, sft or dpo, and storage_type rollouts",
+        "conflict",
         "",
     ),
     (
         ("algorithm.algorithm_type=mix", f"{AUXILIARY}.expert={{path: x, human_verdicts: {{enable: true}}}}"),
         f"{AUXILIARY}.expert.human_verdicts.enable",
-        "only the experience buffer is asked about",
+        "conflict",
         "",
     ),
     (
         ("explorer.auxiliary_models=[{name: j}]", "cluster.gpu_per_node=4"),
         "explorer.auxiliary_models[0].model_path",
-        "must be given",
+        "missing",
         "",
     ),
     (
         ("buffer.trainer_input.experience_buffer.storage_type=file",),
         "buffer.trainer_input.experience_buffer.storage_type",
-        "must be queue or sql in mode both",
+        "conflict",
         "",
     ),
     (
         ("algorithm.optimizer.lr_warmup_steps=5", "algorithm.optimizer.lr_warmup_steps_ratio=0.1"),
         "algorithm.optimizer.lr_warmup_steps_ratio",
-        "not both",
+        "two-spellings",
         "",
     ),
-    (
-        ("trainer.torch_compile=true", "trainer.zero_stage=3"),
-        "trainer.torch_compile",
-        "cannot go with trainer.zero_stage 3",
-        "",
-    ),
+    (("trainer.torch_compile=true", "trainer.zero_stage=3"), "trainer.torch_compile", "conflict", ""),
     (
         ("trainer.worker_num=1", "trainer.ulysses_sequence_parallel_size=2"),
         "trainer.ulysses_sequence_parallel_size",
-        "must divide trainer.worker_num",
+        "conflict",
         "",
     ),
     (
         ("trainer.trainer_config.actor_rollout_ref.actor.grad_clp=1",),
         "trainer.trainer_config.actor_rollout_ref.actor.grad_clp",
-        "not a known key",
+        "unknown-key",
         "grad_clip",
     ),
     (
         ("trainer.trainer_config.actor_rollout_ref.actor.grad_clip=-1",),
         "trainer.trainer_config.actor_rollout_ref.actor.grad_clip",
-        "must be at least 0",
+        "out-of-range",
         "",
     ),
     (
         ("trainer.trainer_config.trainer.resume_from_path=x",),
         "trainer.trainer_config.trainer.resume_from_path",
-        "use continue_from_checkpoint",
+        "unsupported-key",
         "",
     ),
-    (
-        ("trainer.trainer_config_path=nowhere.yaml",),
-        "trainer.trainer_config_path",
-        "nowhere.yaml: there is no such file",
-        "",
-    ),
+    (("trainer.trainer_config_path=nowhere.yaml",), "trainer.trainer_config_path", "unreadable", ""),
     (
         ("trainer.trainer_config_path=a.yaml", "trainer.trainer_config.trainer.critic_warmup=1"),
         "trainer.trainer_config_path",
-        "not both",
+        "two-spellings",
         "",
     ),
     (
         ("monitor.monitor_type=mlflow", "monitor.monitor_args={url: 'http://localhost:5000'}"),
         "monitor.monitor_args.url",
-        "is no argument of 'mlflow', which takes uri, username, password.",
+        "unknown-argument",
         "uri",
     ),
-    (("monitor.monitor_args={uri: [a]}",), "monitor.monitor_args.uri", "must be text, not a list", ""),
-    (("stages=[{stage_name: a}, {stage_name: a}]",), "stages[1].stage_name", "two stages are called 'a'", ""),
-    (("stages=[{mode: both}]",), "stages[0].stage_name", "must be given", ""),
-    (("stages=[{stage_name: a, modell: {}}]",), "stages[0].modell", "not a known key", "model"),
+    (("monitor.monitor_args={uri: [a]}",), "monitor.monitor_args.uri", "wrong-type", ""),
+    (("stages=[{stage_name: a}, {stage_name: a}]",), "stages[1].stage_name", "duplicate-name", ""),
+    (("stages=[{mode: both}]",), "stages[0].stage_name", "invalid", ""),
+    (("stages=[{stage_name: a, modell: {}}]",), "stages[0].modell", "unknown-key", "model"),
     (
         ("stages=[{stage_name: a, algorithm: {repeat_time: 2}}]",),
         "stages[0].algorithm.repeat_time",
-        "not a known key",
+        "unknown-key",
         "repeat_times",
     ),
-    (("stages=[{stage_name: a, mode: explore}]",), "synchronizer.sync_method", "must be checkpoint", "checkpoint"),
-    (("buffer.batch_size",), "", "must read key.path=value", ""),
-    (("project.name=1",), "project.name", "project is a single value", ""),
-    ((f"{INPUT}.eval_tasksets.none.path=1",), f"{INPUT}.eval_tasksets.none.path", "none is called 'none'", ""),
-    (("project=[",), "project", "not valid YAML", ""),
+    (("stages=[{stage_name: a, mode: explore}]",), "synchronizer.sync_method", "conflict", "checkpoint"),
+    (("buffer.batch_size",), "", "bad-override", ""),
+    (("project.name=1",), "project.name", "bad-override", ""),
+    ((f"{INPUT}.eval_tasksets.none.path=1",), f"{INPUT}.eval_tasksets.none.path", "bad-override", ""),
+    (("project=[",), "project", "unreadable", ""),
 ]
 
 
-@pytest.mark.parametrize(("overrides", "key", "message", "suggestion"), TABLE, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("overrides", "key", "code", "suggestion"), TABLE, ids=lambda value: str(value)[:60])
 def test_mistakes_are_reported_with_key_and_suggestion(
-    overrides: tuple[str, ...], key: str, message: str, suggestion: str
+    overrides: tuple[str, ...], key: str, code: str, suggestion: str
 ) -> None:
     (problem,) = problems(overrides=overrides)
-    assert (problem.key, problem.suggestion) == (key, suggestion)
-    assert message in problem.message
+    assert (problem.key, problem.code, problem.suggestion) == (key, code, suggestion)
 
 
 @pytest.mark.parametrize(
-    ("change", "key", "message"),
-    [
-        ({"buffer": {"trainer_input": {"experience_buffer": {"path": None}}}}, "path", "the data set that sft learns"),
-        ({"buffer": {"trainer_input": {"experience_buffer": {"storage_type": "queue"}}}}, "storage_type", "be file"),
-    ],
+    ("change", "key", "code"),
+    [({"path": None}, "path", "missing"), ({"storage_type": "queue"}, "storage_type", "conflict")],
 )
-def test_supervised_runs_need_a_data_set(change: dict[str, Any], key: str, message: str) -> None:
-    (problem,) = problems(SFT, change)
-    assert problem.key == f"buffer.trainer_input.experience_buffer.{key}" and message in problem.message
+def test_supervised_runs_need_a_data_set(change: dict[str, Any], key: str, code: str) -> None:
+    (problem,) = problems(SFT, {"buffer": {"trainer_input": {"experience_buffer": change}}})
+    assert (problem.key, problem.code) == (f"{BUFFER}.{key}", code)
 
 
 @pytest.mark.parametrize(
@@ -460,25 +410,18 @@ def test_supervised_runs_need_a_data_set(change: dict[str, Any], key: str, messa
 )  # fmt: skip
 def test_store_path_must_be_a_database(path: str) -> None:
     (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": {"path": path}}}})
-    assert problem.key == "buffer.trainer_input.experience_buffer.path" and "must be a database" in problem.message
-    assert "sqlite:///name.db" in problem.message and "secret" not in str(problem)
-    assert "algorithm_type grpo learns from what an explorer stores" in problem.message
+    assert (problem.key, problem.code) == (f"{BUFFER}.path", "invalid") and "secret" not in str(problem)
 
 
 def test_sql_store_must_be_a_database() -> None:
     buffer = {"storage_type": "sql", "path": "backup.json"}
     (problem,) = problems({"buffer": {"trainer_input": {"experience_buffer": buffer}}})
-    assert "must be a database, not 'backup.json'" in problem.message
-
-
-def test_mode_train_names_the_algorithm_that_explores() -> None:
-    (problem,) = problems({"mode": "train", "synchronizer": {"sync_method": "nccl"}})
-    assert problem.key == "synchronizer.sync_method" and "(algorithm_type grpo has an explorer)" in problem.message
+    assert (problem.key, problem.code) == (f"{BUFFER}.path", "invalid")
 
 
 def test_dpo_batch_must_be_even() -> None:
     (problem,) = problems(SFT, {"algorithm": {"algorithm_type": "dpo"}, "buffer": {"train_batch_size": 7}})
-    assert problem.key == "buffer.train_batch_size" and "must be even" in problem.message
+    assert (problem.key, problem.code) == ("buffer.train_batch_size", "conflict")
 
 
 def test_supervised_runs_may_inherit_any_sync_method() -> None:
@@ -545,29 +488,30 @@ BOMB = "\n".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "line"),
     [
-        ("a: [1", "is not valid YAML"),
-        ("- a", "must be a mapping"),
-        ("a: `b`", "is not valid YAML"),
-        ("mode: both\nmode: train", "is given twice, first in line 1"),
-        ("model: &m\n  model_path: *m", "refers to itself"),
-        ("a: \x01", "is not valid YAML"),
-        ("? [a, b]\n: 1", "is not valid YAML"),
-        (BOMB, r"<text>:5: is not valid YAML: with its aliases it has more than 20,000 values"),
-        ("a: " + "[" * 2000 + "]" * 2000, "is not valid YAML: it is nested too deeply"),
+        ("a: [1", "unreadable", 1),
+        ("- a", "unreadable", None),
+        ("a: `b`", "unreadable", 1),
+        ("mode: both\nmode: train", "duplicate-key", 2),
+        ("model: &m\n  model_path: *m", "recursive", 1),
+        ("a: \x01", "unreadable", None),
+        ("? [a, b]\n: 1", "unreadable", 1),
+        (BOMB, "unreadable", 5),
+        ("a: " + "[" * 2000 + "]" * 2000, "unreadable", None),
     ],
 )
-def test_invalid_yaml_is_reported(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_invalid_yaml_is_reported(text: str, code: str, line: int | None) -> None:
+    with pytest.raises(ConfigError) as caught:
         config_from_text(text)
+    assert (code, line) in [(problem.code, problem.line) for problem in caught.value.problems]
 
 
 def test_missing_and_unreadable_files_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such file"):
-        load_config(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_config(tmp_path)
+    for path in (tmp_path / "none.yaml", tmp_path):
+        with pytest.raises(ConfigError) as caught:
+            load_config(path)
+        assert [problem.code for problem in caught.value.problems] == ["unreadable"]
 
 
 def test_a_verl_file_in_place_of_a_configuration_is_refused() -> None:
@@ -576,7 +520,7 @@ def test_a_verl_file_in_place_of_a_configuration_is_refused() -> None:
     for overrides in ((), ("trainer.trainer_config.critic=null",)):
         with pytest.raises(ConfigError) as caught:
             config_from_text(text, overrides)
-        assert ("critic", "is not a known key.") in [(each.key, each.message) for each in caught.value.problems]
+        assert ("critic", "unknown-key") in [(problem.key, problem.code) for problem in caught.value.problems]
 
 
 def test_empty_file_lists_required_settings() -> None:
@@ -603,21 +547,21 @@ def test_plugin_names_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["plugin_dir=mine", "algorithm.advantage_fn=my_own"]
     assert config_from_dict(GOOD, given).algorithm.advantage_fn == "my_own", "trusted while no plugin is loaded"
     config = config_from_dict(GOOD, given, load_plugins)
-    assert loaded == ["mine"] and config.algorithm.advantage_fn == "my_own"
+    assert loaded == [str(Path("mine").absolute())] and config.algorithm.advantage_fn == "my_own"
 
 
 @pytest.mark.parametrize(
-    ("given", "key", "message", "suggestion"),
+    ("override", "key", "code", "suggestion"),
     [
-        ("policy_loss_fn=ppoo", "policy_loss_fn", "must be one of ", "ppo"),
-        ("policy_loss_fn_args.clip_rang=0.1", "policy_loss_fn_args.clip_rang", "is no argument of 'ppo'", "clip_range"),
-        ("advantage_fn=my_wn", "advantage_fn", "not 'my_wn'", "my_own"),
-        ("advantage_fn_args={tua: 1}", "advantage_fn_args.tua", "is no argument of 'my_own', which takes tau.", "tau"),
-        ("advantage_fn_args={tau: high}", "advantage_fn_args.tau", "must be a number, not 'high'", ""),
+        ("policy_loss_fn=ppoo", "policy_loss_fn", "unknown-name", "ppo"),
+        ("policy_loss_fn_args.clip_rang=0.1", "policy_loss_fn_args.clip_rang", "unknown-argument", "clip_range"),
+        ("advantage_fn=my_wn", "advantage_fn", "unknown-name", "my_own"),
+        ("advantage_fn_args={tua: 1}", "advantage_fn_args.tua", "unknown-argument", "tau"),
+        ("advantage_fn_args={tau: high}", "advantage_fn_args.tau", "wrong-type", ""),
     ],
 )
 def test_a_plugin_folder_excuses_no_misspelling(
-    monkeypatch: pytest.MonkeyPatch, given: str, key: str, message: str, suggestion: str
+    monkeypatch: pytest.MonkeyPatch, override: str, key: str, code: str, suggestion: str
 ) -> None:
     """Defect: with plugin_dir set, unknown names and arguments passed and failed at the trainer's start."""
 
@@ -626,12 +570,12 @@ def test_a_plugin_folder_excuses_no_misspelling(
     def load_plugins(folder: str) -> None:
         monkeypatch.setitem(ADVANTAGES, "my_own", my_own)
 
-    chosen = [] if given.startswith("advantage_fn=") else ["algorithm.advantage_fn=my_own"]
+    chosen = [] if override.startswith("advantage_fn=") else ["algorithm.advantage_fn=my_own"]
     with pytest.raises(ConfigError) as caught:
-        config_from_dict(GOOD, ["plugin_dir=mine", *chosen, f"algorithm.{given}"], load_plugins)
+        config_from_dict(GOOD, ["plugin_dir=mine", *chosen, f"algorithm.{override}"], load_plugins)
     (problem,) = caught.value.problems
-    assert (problem.key, problem.suggestion) == (f"algorithm.{key}", suggestion)
-    assert message in problem.message and problem.file == f"override 'algorithm.{given}'"
+    assert (problem.key, problem.code, problem.suggestion) == (f"algorithm.{key}", code, suggestion)
+    assert problem.file == f"override 'algorithm.{override}'"
 
 
 def test_what_makes_no_sense_while_serving_is_refused() -> None:
@@ -640,12 +584,12 @@ def test_what_makes_no_sense_while_serving_is_refused() -> None:
         "synchronizer": {"max_staleness": 2, "sync_method": "checkpoint"},
         "buffer": {"total_steps": 3, "total_epochs": 2},
     }
-    found = {problem.key: problem.message for problem in problems(serving)}
-    assert set(found) == {
+    found = problems(serving)
+    assert {problem.key for problem in found} == {
         "explorer.rollout_model.enable_openai_api", "buffer.explorer_input.taskset", "buffer.total_steps",
         "buffer.total_epochs", "synchronizer.max_staleness",
     }  # fmt: skip
-    assert all("in mode serve" in message for message in found.values())
+    assert {problem.code for problem in found} == {"conflict"}
 
 
 def test_serving_needs_no_tasks() -> None:
@@ -653,10 +597,13 @@ def test_serving_needs_no_tasks() -> None:
     serving = {"mode": "serve", "model": model, "explorer": {"rollout_model": {"enable_openai_api": True}}}
     config = config_from_dict({**serving, "algorithm": {"algorithm_type": "reinforceplusplus"}})
     assert config.synchronizer.sync_method == "checkpoint" and config.explores_alone and not config.is_synchronous
-    with pytest.raises(ConfigError, match="compares rollouts of the same task"):
-        config_from_dict({**serving, "algorithm": {"algorithm_type": "grpo", "repeat_times": 1}})
-    with pytest.raises(ConfigError, match="must be checkpoint in mode serve"):
-        config_from_dict({**serving, "synchronizer": {"sync_method": "memory"}})
+    for section, change, key in (
+        ("algorithm", {"algorithm_type": "grpo", "repeat_times": 1}, "algorithm.repeat_times"),
+        ("synchronizer", {"sync_method": "memory"}, "synchronizer.sync_method"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            config_from_dict({**serving, section: change})
+        assert (key, "conflict") in [(problem.key, problem.code) for problem in caught.value.problems]
 
 
 @pytest.mark.parametrize(
@@ -686,17 +633,17 @@ def test_weights_fit_together(weights: tuple[dict[str, Any], ...], key: str, mes
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "message"),
+    ("changes", "key", "code"),
     [
-        (("buffer.total_steps=null",), "buffer.total_steps", "must be given: nobody knows how many tasks"),
-        ((f"{INPUT}.taskset.task_selector.selector_type=shuffle",), f"{INPUT}.taskset.task_selector", "order of arriv"),
-        ((f"{INPUT}.taskset.path=postgresql://h/db",), f"{INPUT}.taskset.path", "must be a SQLite file"),
-        (("synchronizer.max_staleness=4", STYLE), "synchronizer.max_staleness", "when tasks will arrive"),
-        ((f"{INPUT}.eval_tasksets.0.storage_type=queue",), f"{INPUT}.eval_tasksets[0].storage_type", "same tasks each"),
+        (("buffer.total_steps=null",), "buffer.total_steps", "missing"),
+        ((f"{INPUT}.taskset.task_selector.selector_type=shuffle",), f"{INPUT}.taskset.task_selector", "conflict"),
+        ((f"{INPUT}.taskset.path=postgresql://h/db",), f"{INPUT}.taskset.path", "invalid"),
+        (("synchronizer.max_staleness=4", STYLE), "synchronizer.max_staleness", "conflict"),
+        ((f"{INPUT}.eval_tasksets.0.storage_type=queue",), f"{INPUT}.eval_tasksets[0].storage_type", "conflict"),
         ((f"{INPUT}.taskset.path=null",), "", ""),
     ],
 )
-def test_queues_of_tasks_fit_the_run(changes: tuple[str, ...], key: str, message: str) -> None:
+def test_queues_of_tasks_fit_the_run(changes: tuple[str, ...], key: str, code: str) -> None:
     queue = (f"{INPUT}.taskset.storage_type=queue", f"{INPUT}.taskset.path=''", "buffer.total_steps=9")
     tree = merge(GOOD, {"buffer": {"explorer_input": {"taskset": {"task_selector": None}}}})
     if not key:
@@ -704,13 +651,69 @@ def test_queues_of_tasks_fit_the_run(changes: tuple[str, ...], key: str, message
         return
     with pytest.raises(ConfigError) as caught:
         config_from_dict(tree, (*queue, *changes))
-    assert [(each.key, message in each.message) for each in caught.value.problems] == [(key, True)]
+    assert [(problem.key, problem.code) for problem in caught.value.problems] == [(key, code)]
 
 
-def test_a_queue_beside_other_task_sets_needs_a_weight() -> None:
-    inputs = {"tasksets": [{"name": "a", "storage_type": "queue"}, {"name": "b", "path": "x"}]}
+@pytest.mark.parametrize(
+    ("weights", "keys"),
+    [
+        ({}, ["tasksets[0].weight"]),
+        ({"weight_by_step": {"first": 1}}, ["tasksets[0].weight_by_step"]),
+    ],
+    ids=["none", "no step"],
+)
+def test_a_queue_beside_other_task_sets_needs_a_weight(weights: dict[str, Any], keys: list[str]) -> None:
+    inputs = {"tasksets": [{"name": "a", "storage_type": "queue", **weights}, {"name": "b", "path": "x"}]}
     tree = merge(GOOD, {"buffer": {"total_steps": 5, "explorer_input": inputs}})
     del tree["buffer"]["explorer_input"]["taskset"]
     with pytest.raises(ConfigError) as caught:
         config_from_dict(tree)
-    assert [each.key for each in caught.value.problems] == [f"{INPUT}.tasksets[0].weight"]
+    assert [problem.key for problem in caught.value.problems] == [f"{INPUT}.{key}" for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "other", "keys"),
+    [
+        (2, {"temperature": 0.7}, ["tasksets[0].rollout_args.temperature"]),
+        (2, {"temperature": 0.0}, []),
+        (2, {"temperature": 1.0}, []),
+        (0, {"temperature": 0.7}, []),
+    ],
+)
+def test_restricted_sampling_needs_temperature_1_of_all_on_gpu(
+    gpus: int, other: dict[str, float], keys: list[str]
+) -> None:
+    sets = [
+        {"name": "a", "path": "x", "rollout_args": other},
+        {"name": "b", "path": "x", "rollout_args": {"top_p": 0.9}},
+    ]
+    tree = merge(GOOD, {"buffer": {"explorer_input": {"tasksets": sets}}, "cluster": {"gpu_per_node": gpus}})
+    del tree["buffer"]["explorer_input"]["taskset"]
+    if not keys:
+        config_from_dict(tree)
+        return
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict(tree)
+    assert [each.key for each in caught.value.problems] == [f"{INPUT}.{key}" for key in keys]
+    assert f"{INPUT}.tasksets[1].rollout_args.top_p" in caught.value.problems[0].message
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        (
+            ("model.temperature=0.5", f"{INPUT}.taskset.rollout_args.temperature=null"),
+            [f"{INPUT}.taskset.rollout_args.temperature"],
+        ),
+        ((f"{INPUT}.taskset.rollout_args.temperature=1.2",), [f"{INPUT}.taskset.rollout_args.temperature"]),
+        (("model.temperature=1",), []),
+    ],
+)
+def test_student_samples_at_its_teachers_temperature(changes: tuple[str, ...], keys: list[str]) -> None:
+    distilled = merge(GOOD, {"algorithm": {"algorithm_type": "on_policy_distill"}})
+    if not keys:
+        config_from_dict(distilled, changes)
+        return
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict(distilled, changes)
+    assert [each.key for each in caught.value.problems] == keys

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from trinity_core.config import Config, config_from_dict, load_config, notices, public_dict, to_yaml
+from trinity_core.config import Config, config_from_dict, load_config, public_dict, to_yaml
 from trinity_core.config.fields import settings
 from trinity_core.config.json_schema import json_schema
 from trinity_core.config.reference import PAGE, page
 from trinity_core.config.schema import AuxiliaryModelConfig, OptimizerConfig
-from trinity_core.config.verl import spellings
 
 RECIPES = Path(__file__).parents[2] / "configs"
 
@@ -31,7 +30,7 @@ def sections(cls: type = Config) -> Iterator[type]:
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text() == page(), "run: python -m trinity_core.config.reference"
+    assert PAGE.read_text() == page(), "run: make generated"
 
 
 @pytest.mark.parametrize("cls", dict.fromkeys(sections()), ids=lambda cls: cls.__name__)
@@ -60,15 +59,6 @@ def test_json_schema() -> None:
     assert not {"given", "_given"} & schema["properties"].keys()
 
 
-def test_verl_spellings_name_existing_settings() -> None:
-    for key in spellings().values():
-        cls: type = Config
-        for name in key.split("."):
-            (setting,) = [setting for setting in settings(cls) if setting.name == name]
-            cls = setting.section or cls
-        assert setting.section is None
-
-
 def test_defaults_fit_their_own_schema() -> None:
     for cls in set(sections()):
         for setting in settings(cls):
@@ -91,102 +81,6 @@ def test_secrets_are_masked() -> None:
     assert "abc" not in str(shown)
     assert shown["model"]["max_prompt_tokens"] == 1024
     assert config.monitor.monitor_args["api_key"] == "abc"
-
-
-def test_ineffective_settings_get_a_notice() -> None:
-    quiet = load_config(RECIPES / "gsm8k/gsm8k.yaml")
-    assert notices(quiet) == []
-    loud = load_config(
-        RECIPES / "gsm8k/gsm8k.yaml",
-        ["buffer.train_batch_size=100", "trainer.max_token_len_per_gpu=64", "trainer.trainer_config.critic.strategy=x"],
-    )
-    ignored, batches, budget = notices(loud)
-    assert "critic.strategy" in ignored and "1024 experiences" in batches and "2048 tokens" in budget
-    unread = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["service.data_juicer.auto_start=true"])
-    assert notices(unread) == ["Accepted, but without effect here: service.data_juicer."]
-    filtered = ["data_processor.experience_pipeline.operators=[{name: reward_filter}]"]
-    assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", filtered)) == []
-    trainer = load_config(RECIPES / "gsm8k/trainer.yaml", filtered)
-    assert notices(trainer) == ["Accepted, but without effect here: data_processor.experience_pipeline."]
-    other = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["monitor.monitor_args={uri: a, mode: offline, api_key: b}"])
-    keys = "monitor.monitor_args.mode, monitor.monitor_args.api_key"
-    assert notices(other) == [f"Accepted, but without effect here: {keys}."]
-    backup = load_config(RECIPES / "gsm8k/gsm8k.yaml", ["buffer.trainer_input.experience_buffer.path=backup.json"])
-    assert notices(backup) == ["Accepted, but without effect here: buffer.trainer_input.experience_buffer.path."]
-    assert notices(load_config(RECIPES / "sft/sft.yaml")) == []
-    bypass = "algorithm.rollout_correction=bypass"
-    assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [*filtered, bypass])) == []
-    without_ratio = load_config(RECIPES / "gsm8k/gsm8k.yaml", [*filtered, bypass, "algorithm.algorithm_type=opmd"])
-    assert notices(without_ratio) == ["Accepted, but without effect here: algorithm.rollout_correction."]
-    queue = "buffer.trainer_input.experience_buffer"
-    waiting = f"{queue}.reuse_cooldown_time"
-    reuse = load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{waiting}=60"])
-    assert notices(reuse) == [f"Accepted, but without effect here: {waiting}."]
-    for used in (
-        "buffer.trainer_input.experience_buffer.use_priority_queue=true",
-        "algorithm.sample_strategy=priority",
-    ):
-        assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{waiting}=60", used])) == []
-    stale = load_config(
-        RECIPES / "gsm8k/gsm8k.yaml",
-        [f"{queue}.use_priority_queue=true", "algorithm.sample_strategy=staleness_control"],
-    )
-    assert notices(stale) == [f"Accepted, but without effect here: {queue}.use_priority_queue."]
-    idle = load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{queue}.replay_buffer.reuse_cooldown_time=60"])
-    assert notices(idle) == [f"Accepted, but without effect here: {queue}.replay_buffer.reuse_cooldown_time."]
-    replay = f"{queue}.replay_buffer={{enable: true, reuse_cooldown_time: 60}}"
-    assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [replay])) == []
-    given = load_config(RECIPES / "sft/sft.yaml", [replay])
-    assert notices(given) == [f"Accepted, but without effect here: {queue}.replay_buffer.enable."]
-    other = "buffer.trainer_input.auxiliary_buffers.other"
-    alone = load_config(RECIPES / "sft/sft.yaml", [f"{other}.path=x"])
-    assert notices(alone) == [f"Accepted, but without effect here: {other}."]
-    joined = load_config(RECIPES / "sft/sft.yaml", [f"{other}={{path: x, share: 3}}", f"{queue}.name=own"])
-    assert notices(joined) == ["The rows of a batch come from several data sets: 25% from 'own', 75% from 'other'."]
-    actor = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
-    offload = [f"{actor}.param_offload=true", f"{actor}.optimizer_offload=true"]
-    for changes, keys in (
-        (["trainer.zero_stage=0", "trainer.dtype=float32"], [f"{actor}.param_offload", f"{actor}.optimizer_offload"]),
-        (["trainer.zero_stage=0"], [f"{actor}.param_offload"]),
-        (["trainer.zero_stage=2"], [f"{actor}.param_offload"]),
-        (["trainer.zero_stage=3"], []),
-    ):
-        said = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [*offload, *changes]))
-        assert said == ([f"Accepted, but without effect here: {', '.join(keys)}."] if keys else [])
-    tasks = "buffer.explorer_input"
-    unmixed = [f"{tasks}.taskset.weight=2", f"{tasks}.eval_tasksets.0.task_selector.selector_type=shuffle"]
-    keys = f"{tasks}.eval_tasksets[0].task_selector, {tasks}.taskset.weight"
-    said = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", unmixed))
-    assert said == [f"Accepted, but without effect here: {keys}."]
-    pushed = [f"synchronizer.sync_style={style}" for style in ("explorer_driven", "dynamic_by_explorer")]
-    for style in pushed:
-        [said_once] = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [style, "synchronizer.sync_method=nccl"]))
-        assert said_once.startswith("With sync_method nccl the trainer decides")
-        assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [style, "synchronizer.sync_method=memory"])) == []
-    offset = "synchronizer.sync_offset"
-    assert notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{offset}=2"])) == []
-    ahead = load_config(RECIPES / "gsm8k/gsm8k.yaml", [f"{offset}=2", "synchronizer.sync_style=trainer_driven"])
-    assert notices(ahead) == [f"Accepted, but without effect here: {offset}."]
-    dpo = load_config(RECIPES / "sft/sft.yaml", ["algorithm.algorithm_type=dpo", "algorithm.repeat_times=4"])
-    assert notices(dpo) == ["algorithm.repeat_times is 2 for dpo; the 4 given is not used."]
-
-
-@pytest.mark.parametrize(
-    ("changes", "keys"),
-    [
-        ((), ["actor", "critic"]),
-        (("trainer.use_dynamic_bsz=false",), []),
-        (("{verl}.critic.use_dynamic_bsz=false",), ["actor"]),
-        (("{verl}.critic.use_dynamic_bsz=false", "{verl}.critic.ppo_micro_batch_size_per_gpu=null"), []),
-    ],
-)
-def test_micro_batch_rows_are_announced_if_unused(changes: tuple[str, ...], keys: list[str]) -> None:
-    verl = "trainer.trainer_config"
-    config = load_config(RECIPES / "verl_align/ppo_example.yaml", [change.format(verl=verl) for change in changes])
-    said = notices(config)[0]
-    for key in ("actor", "critic"):
-        path = f"{verl}.actor_rollout_ref.actor" if key == "actor" else f"{verl}.critic"
-        assert (f"{path}.ppo_micro_batch_size_per_gpu" in said) == (key in keys)
 
 
 def test_importing_is_light(tmp_path: Path) -> None:

@@ -98,3 +98,25 @@ def test_yaml_of_stages_loads_to_the_same_stages() -> None:
     config = config_from_dict(tree)
     again = config_from_text(to_yaml(config))
     assert again == config and stages(again) == stages(config)
+
+
+def test_override_finds_a_stage_by_its_name_before_its_place() -> None:
+    first, second = staged({"stage_name": "1"}, {"stage_name": "2"}, overrides=("stages.1.algorithm.optimizer.lr=0.5",))
+    assert (first.algorithm.optimizer.lr, second.algorithm.optimizer.lr) == (0.5, 1e-5)
+
+
+def test_override_within_a_stages_data_starts_from_what_it_inherits() -> None:
+    buffer = {
+        "trainer_input": {"experience_buffer": {"path": "postgresql://u@db/rollouts", "max_read_timeout": 3600}},
+        "explorer_input": {"eval_tasksets": [{"name": "7", "path": "x"}, {"name": "b", "path": "y"}]},
+    }
+    overrides = (
+        "stages.a.buffer.trainer_input.experience_buffer.replay_buffer.reuse_cooldown_time=5",
+        "stages.a.buffer.explorer_input.eval_tasksets.b.path=z",
+    )
+    first, second = staged({"stage_name": "a"}, {"stage_name": "b"}, overrides=overrides, buffer=buffer)
+    stored = [stage.buffer.trainer_input.experience_buffer for stage in (first, second)]
+    assert [(one.path, one.max_read_timeout) for one in stored] == [("postgresql://u@db/rollouts", 3600)] * 2
+    assert [one.replay_buffer.reuse_cooldown_time for one in stored] == [5, None]
+    paths = [[one.path for one in stage.buffer.explorer_input.eval_tasksets] for stage in (first, second)]
+    assert paths == [["x", "z"], ["x", "y"]]

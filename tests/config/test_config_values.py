@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from enum import IntEnum, StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
-from trinity_core.config import Config, config_from_text, load_config, stages, to_yaml
-from trinity_core.config.source import parse_value
+from trinity_core.config import Config, config_from_dict, config_from_text, load_config, stages, to_yaml
+from trinity_core.config.yaml_text import parse_value
 
 GOOD = (Path(__file__).parent / "documents/quick_start.yaml").read_text()
 
@@ -98,3 +100,24 @@ def test_an_override_sets_one_place_of_what_an_alias_uses_twice(tmp_path: Path) 
     )
     given = load_config(path, ["buffer.explorer_input.taskset.format.prompt_key=ask"]).buffer.explorer_input
     assert (given.tasksets[0].format.prompt_key, given.eval_tasksets[0].format.prompt_key) == ("ask", "question")
+
+
+def test_kinds_of_numbers_and_texts_count_as_plain_ones() -> None:
+    name, repeats = StrEnum("Name", {"A": "mine"}), IntEnum("Repeats", {"A": 3})
+    given = yaml.safe_load(GOOD) | {"name": name.A}
+    given["algorithm"] = {"repeat_times": repeats.A, "optimizer": {"lr": np.float64(1e-5)}}
+    given["explorer"] = {"env_vars": {f"K{number}": "v" for number in range(25_000)}}
+    config = config_from_dict(given)
+    assert (config.name, config.algorithm.repeat_times, config.algorithm.optimizer.lr) == ("mine", 3, 1e-5)
+    assert {type(value) for value in (config.algorithm.repeat_times, config.algorithm.optimizer.lr)} == {int, float}
+
+
+def test_a_plugin_folder_is_found_beside_the_file_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "recipe/parts").mkdir(parents=True)
+    (tmp_path / "recipe/run.yaml").write_text(GOOD + "\nplugin_dir: parts\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_config(tmp_path / "recipe/run.yaml").plugin_dir == str(tmp_path / "recipe/parts")
+    (tmp_path / "parts").mkdir()
+    assert load_config(tmp_path / "recipe/run.yaml").plugin_dir == str(tmp_path / "parts")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 
 from trinity_core.config import Config, ConfigError, config_from_text, load_config, source, train_settings
 from trinity_core.config.import_verl import import_verl
-from trinity_core.config.import_verl.gpu_layout import GpuLayout, gpu_layout
-from trinity_core.config.import_verl.shell import ShellScript, unknown, variable
+from trinity_core.config.import_verl.conditions import unknown, variable
+from trinity_core.config.import_verl.rl_run import GpuLayout, gpu_layout
+from trinity_core.config.import_verl.shell import ShellScript
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "configs/verl_align"
@@ -45,7 +48,7 @@ def imported(tmp_path: Path, text: str, *arguments: str, name: str = "run.sh") -
         ("cat <<EOF > f\nrun no $x\nEOF\nrun a", ["run", "a"]),
         ("first=$1\nshift\nrun $first $@", ["run", "8", "a=b", "c"]),
         ("shift 3\nrun \"$@\" a \"\" \"$nothing_but_quotes\"", ["run", "a", "", variable("nothing_but_quotes")]),
-        ("for i in 1 2; do\nrun $i\ndone", ["run", "1"]),
+        ("for i in $(seq 2); do\nrun $i\ndone", ["run", unknown("$(seq 2)")]),
     ],
 )  # fmt: skip
 def test_words_of_a_shell_script(text: str, words: list[str]) -> None:
@@ -53,11 +56,81 @@ def test_words_of_a_shell_script(text: str, words: list[str]) -> None:
     assert [found for found in commands if found[0] == "run"] == [words]
 
 
+SCRIPTS = {
+    "if": 'D=${D:-gpu}\nif [ "$D" = npu ]; then n=16\nelif [ "$D" = gpu ]; then n=8; else n=1; fi\nrun n=$n',
+    "nested if": 'a=1\nif [ $a -eq 1 ]; then if [ "$a" != 1 ]; then b=2; else b=3; fi; fi\nrun $b',
+    "if and or": 'u=1\nif [ "${V:-1}" != 0 ] && { [ "$u" = 2 ] || [ "$u" = 1 ]; }; then E=(a "b c"); fi\nrun "${E[@]}"',
+    "else array": 'E=(x)\nif [ -n "$E2" ]; then E+=(y); else\n  E+=(z "w v")\nfi\nrun "${E[@]}" $E',
+    "brackets": 'a=math_x\nif [[ $a == math* && ( -z "$b" || $a == y ) ]]; then c=1; fi\nrun c=$c ${a#math_} ${a%%_*}',
+    "regex": 'a=v12\nif [[ "$a" =~ ^v[0-9]+$ ]]; then run yes; else run no; fi',
+    "sums": "n=7\nif (( n % 2 == 1 && n > 3 )); then m=$((n / 2)); fi\nrun $m $((-n / 2)) $((-n % 4)) $((n >= 7))",
+    "case": 'm=${M:-b}\ncase "$m" in\n  a|x) k=1 ;;\n  b*) k=2\n     l=3 ;;\n  *) k=4 ;;\nesac\nrun k=$k l=$l',
+    "case star": "case $1 in *.yaml) t=y ;; *) t=other ;; esac\nrun $t",
+    "short": 'v=2\n[ "$v" -gt 1 ] && w=$v || w=null\n[ "$v" -gt 3 ] && x=$v || x=null\nrun $w $x',
+    "not": 'if ! [ -z "$HOME" ]; then run home; fi\nif [ ! "a" = b ]; then run differ; fi',
+    "function": 'go() {\n  local n=$1; shift\n  run n=$n "$@"\n}\ngo 4 a=1 "b c"\nfunction stop { run never; }',
+    "function array": 'f() { run "${P[@]}" x=$1; }\nP=(p=1 q=2)\nf 7',
+    "loop": 'for i in 1 2; do\n  s="$s$i"\ndone\nrun $s',
+    "for else": "for f in a; do if [ $f = a ]; then continue_=1; fi; done\nrun $continue_",
+    "while": "while false; do x=1; done\nrun x=$x",
+    "home": "d=~/data\ne=${E:-~/other}\nrun $d ~/x a=$e",
+    "quotes": "run ${A:-['x','y']} \"${A:-['x','y']}\" '~/q' a\\ b \\ ",
+    "slices": 'a=(1 2 3)\nb=abcd\nrun "${a[@]:1}" "${@:1}" ${b:1:2} ${b:2}',
+    "pieces": 'p=org/a-b.c\nrun ${p##*/} ${p%/*} ${p//-/_} ${p/b/Z} ${p^^} ${#p} "${p%.*}"',
+    "arrays": 'a=(1 "2 3")\na+=(4)\nrun ${#a[@]} "${a[1]}" "${a[*]}" "${a}"',
+    "set": 'set -- 1 "2 3"\nrun $# "$@" "$*"',
+    "exit": "run a\nexit 0\nrun b",
+    "comment": "run a # no\n# run b\nrun c\\\n d",
+    "here": "cat <<'EOF' > /dev/null\nif [ 1 = 1 ]; then\nEOF\nrun a",
+    "pipe": "echo x | cat > /dev/null && run a",
+    "unset": 'a=1\nunset a\nrun "${a:-none}"',
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
+def test_commands_are_those_that_bash_runs(text: str) -> None:
+    """bash without variables of the environment, in which `run` prints its words."""
+    prints = "run() { printf '%s\\037' \"$@\"; printf '\\036'; }\n"
+    given = {"HOME": "/home/u", "PATH": "/usr/bin:/bin"}
+    made = subprocess.run(
+        ["bash", "-c", prints + text, "script", "run.yaml"], env=given, capture_output=True, text=True
+    )
+    theirs = [words.split("\037")[:-1] for words in made.stdout.split("\036")[:-1]]
+    commands = [command.words for command in ShellScript(text, ["run.yaml"]).commands()]
+    ours = [
+        [word.replace(variable("HOME"), "/home/u") for word in words[1:]] for words in commands if words[0] == "run"
+    ]
+    ours = [[re.sub("\ue000.*?\ue002", "", word) for word in words] for words in ours]
+    assert theirs and ours == theirs, made.stderr
+
+
+def test_what_only_a_running_shell_knows_is_noted(tmp_path: Path) -> None:
+    """The keys that depend on it are named, not the array in which they stand, and variables of the environment."""
+    script = (
+        "N=${NODES:-2}\nD=$(has_npu 2>/dev/null && echo npu || echo gpu)\n[ $D = gpu ] || N=4\n"
+        'if [ -d /data ]; then G=4; else G=8; fi\nif [ "$RANK" = 0 ]; then N=3; fi\n'
+        f'T=(trainer.nnodes=$N trainer.n_gpus_per_node=$G)\n{COMMAND} {MODEL} "${{T[@]}}"\n'
+    )
+    made, listed = imported(tmp_path, script)
+    listed = " ".join(listed.split())
+    assert (made.cluster.node_num, made.cluster.gpu_per_node) == (2, 4)
+    assert "trainer.n_gpus_per_node is set under a condition (line 4)" in listed
+    assert "NODES, RANK: variables of the environment were taken as not set" in listed
+    assert "`has_npu 2>/dev/null` was taken to fail" in listed
+    assert "$T" not in listed and "trainer.nnodes is set" not in listed
+
+
+def test_arguments_of_a_function_are_followed(tmp_path: Path) -> None:
+    script = f'train() {{\n  {COMMAND} {MODEL} trainer.nnodes=$1 "${{@:2}}"\n}}\ntrain 3 trainer.save_freq=7\n'
+    made, _ = imported(tmp_path, script)
+    assert (made.cluster.node_num, made.trainer.save_interval) == (3, 7)
+
+
 def test_value_set_under_a_condition_is_noted() -> None:
-    text = 'mode=a\nif [ "$x" = 1 ]; then\n  mode=b\n  other=c\nfi\nboth=$other\nrun $mode $both\n'
+    text = 'mode=a\nif [ "$(id -u)" = 1 ]; then\n  mode=b\n  other=c\nfi\nboth=$other\nrun $mode $both\n'
     *_, command = ShellScript(text).commands()
     assert command.words == ["run", "a", "c"]
-    assert command.guessed == {"mode": 3, "both": 4}
+    assert command.guessed == {"a": 3, "c": 4}
     assert command.line == 7
 
 
@@ -93,7 +166,10 @@ def test_guide_grpo_script_is_the_guide_recipe() -> None:
 
 
 def _same_run(made: Config, recipe: Config) -> None:
-    """What the guide writes for a script is what is imported from it."""
+    """What the guide writes for a script is what is imported from it, but for prompts that are too long: the guide
+    keeps their tasks without a loss, veRL drops them beforehand."""
+    assert recipe.model.enable_prompt_truncation and not made.model.enable_prompt_truncation
+    made = made.with_values({"model.enable_prompt_truncation": True})
     assert (made.project, made.name) == (recipe.project, recipe.name)
     assert (made.model, made.cluster, made.monitor) == (recipe.model, recipe.cluster, recipe.monitor)
     for name in ("batch_size", "train_batch_size", "total_epochs"):
@@ -226,7 +302,7 @@ def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("algorithm.adv_estimator=remax actor_rollout_ref.rollout.n=4", "algorithm.adv_estimator=remax"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "loss_mode=clip_cov"),
-        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", "not Megatron"),
+        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", "there is no Megatron"),
         ("actor_rollout_ref.model.lora_rank=16 actor_rollout_ref.model.lora_alpha=32", "lora_alpha=32"),
         ("data.image_key=images", "there are no images"),
         ("custom_reward_function.path=my.py custom_reward_function.name=score", "register score"),
@@ -241,6 +317,14 @@ def test_hydra_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("data.train_batch_size=100 actor_rollout_ref.actor.ppo_mini_batch_size=48", "a step takes 96 tasks"),
         ("--config-name=other_trainer", "--config-name=other_trainer"),
         ("stray", "'stray' is no setting"),
+        (
+            "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_rs=token_k1",
+            "algorithm.rollout_correction.rollout_rs=token_k1: rejection sampling",
+        ),
+        (
+            "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.loss_type=reinforce",
+            "algorithm.rollout_correction.loss_type=reinforce: a loss without a clip",
+        ),
     ],
 )
 def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str) -> None:
@@ -254,6 +338,16 @@ def test_what_is_not_here_is_listed(tmp_path: Path, settings: str, left_out: str
         ("actor_rollout_ref.actor.tis_imp_ratio_cap=3.0", "rollout_correction", "tis_token"),
         ("algorithm.rollout_correction.rollout_is=sequence", "rollout_correction", "tis_sequence"),
         ("data.train_batch_size=512", "rollout_correction", "bypass"),
+        (
+            "algorithm.rollout_correction.bypass_mode=True algorithm.rollout_correction.rollout_is=token",
+            "rollout_correction",
+            "bypass",
+        ),
+        (
+            "algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold='0.5_2.0'",
+            "rollout_correction_args",
+            {"low": 0.5, "high": 2.0},
+        ),
         ("data.train_batch_size=256 algorithm.rollout_correction.bypass_mode=True", "rollout_correction", "bypass"),
         (
             "data.train_batch_size=512 actor_rollout_ref.actor.policy_loss.loss_mode=gpg",  # gpg has no ratio
@@ -369,3 +463,26 @@ def test_every_value_says_where_it_comes_from() -> None:
         "algorithm_type: grpo", "- name: gsm8k", "storage_type: file", "- name: gsm8k_eval", "storage_type: file",
         "sync_offset: 0",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "cut"),
+    [
+        ("data.filter_overlong_prompts=True", False),
+        ("data.filter_overlong_prompts=True data.truncation=left", False),
+        ("data.truncation=error", False),
+        ("data.filter_overlong_prompts=False data.truncation=left", True),
+    ],
+)
+def test_prompts_that_are_too_long_are_dropped_or_cut(tmp_path: Path, settings: str, cut: bool) -> None:
+    made, _ = imported(tmp_path, f"{COMMAND} {MODEL} {settings}\n")
+    assert made.model.enable_prompt_truncation is cut
+
+
+def test_comments_hold_what_the_script_says(tmp_path: Path) -> None:
+    """A value that only a running shell knows stands in its comment as the script has it."""
+    (tmp_path / "run.sh").write_text(
+        f"{COMMAND} {MODEL} trainer.n_gpus_per_node=$(nproc) trainer.nnodes=$(wc -l < h)\n"
+    )
+    text = import_verl(tmp_path / "run.sh").text
+    assert "Unread" not in text and "trainer.n_gpus_per_node=$(nproc)" in text

@@ -92,14 +92,14 @@ def test_unread_files_of_a_split_are_logged(tmp_path, caplog):
         jsonl(tmp_path / file, [{"file": file}])
     assert len(read_rows(str(tmp_path), "train").rows) == len(read_rows(str(tmp_path), "test").rows) == 1
     (line,) = caplog.messages
-    assert "train_old.jsonl not read as split 'train'" in line
+    assert "train_old.jsonl" in line
 
 
 @pytest.mark.parametrize("names", [["train.json", "train.jsonl"], ["train-0.csv", "train-0.jsonl", "train-1.jsonl"]])
 def test_a_split_in_several_formats_is_not_read_twice(tmp_path, names):
     for name in names:
         jsonl(tmp_path / name, ROWS)
-    with pytest.raises(DataError, match=f"holds split 'train' in several formats: {', '.join(names)}; leave one"):
+    with pytest.raises(DataError, match=", ".join(names)):
         read_rows(str(tmp_path))
 
 
@@ -110,7 +110,7 @@ def test_subset_without_a_folder_is_ignored(tmp_path):
 
 def test_a_folder_of_one_file_is_its_train_split(tmp_path):
     jsonl(tmp_path / "math_problems.jsonl", ROWS)
-    with pytest.raises(DataError, match=r"no split 'test': it holds math_problems.jsonl; name files by split"):
+    with pytest.raises(DataError, match=r"'test'.*math_problems.jsonl"):
         read_rows(str(tmp_path), "test")
 
 
@@ -185,29 +185,101 @@ def test_unclosed_csv_quote_is_reported(tmp_path, broken, kept, line, reason):
 
 
 @pytest.mark.parametrize(
-    "name, content, message",
+    "name, content",
     [
-        ("x.parquet", b"no parquet", "x.parquet is no parquet file that can be read"),
-        ("x.json", b"[1, 2", "x.json:1: the file is no JSON"),
-        ("x.json", b"[" * 99999, r"x.json is nested more than 64 levels deep"),
-        ("x.json", b"[" + b"1" * 5000 + b"]", r"x.json holds a number of more than 4300 digits"),
-        ("x.json", b"3", "must hold a list of objects"),
-        ("x.jsonl", b"\xff\xfe\xff", "x.jsonl cannot be read"),
-        ("x.txt", b"", "x.txt is no data file that can be read"),
+        ("x.parquet", b"no parquet"),
+        ("x.json", b"[1, 2"),
+        ("x.json", b"[" * 99999),
+        ("x.json", b"[" + b"1" * 5000 + b"]"),
+        ("x.json", b"3"),
+        ("x.jsonl", '{"a": 1}'.encode("utf-16")),
+        ("x.csv", "a,b".encode("utf-16")),
+        ("x.csv", b"a,\xff\n1,2\n"),
+        ("x.txt", b""),
     ],
+    ids=lambda value: str(value)[:20],
 )
-def test_files_that_cannot_be_read_at_all(tmp_path, name, content, message):
+def test_files_that_cannot_be_read_at_all(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=name):
         read_rows(str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    "name, begins, good, bad, ends, lines",
+    [
+        ("x.jsonl", b"\xef\xbb\xbf", b'{"a": "\xc3\xbc"}\n', b'{"a": "x\xff y"}\n', b"", [1, 2, 3]),
+        ("x.json", b"[", b'{"a": "\xc3\xbc"},', b'{"a": "x\xff y"},', b'{"a": "z"}]', [1, 2, 3, 4]),
+        ("x.csv", b"a\n", b'"\xc3\xbc"\n', b'"x\xff y"\n', b"", [2, 3, 4]),
+    ],
+)
+def test_a_byte_that_is_no_utf8_costs_its_row_alone(tmp_path, name, begins, good, bad, ends, lines):
+    (tmp_path / name).write_bytes(begins + good + bad + good + ends)
+    read = read_rows(str(tmp_path / name))
+    assert [row["a"] for row in read.rows] == ["ü", "ü", "z"][: len(lines) - 1]
+    assert [location.line for location in read.locations] == [lines[0], *lines[2:]]
+    [rejected] = read.rejected
+    assert rejected.location.line == lines[1] and "0xff" in rejected.reason
+    str(rejected).encode()
+
+
+def test_text_of_parquet_that_is_no_utf8_costs_its_row_alone(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet as files
+
+    broken = pa.array([b"a", b"x\xff", b"b"]).cast(pa.binary()).view(pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, broken.buffers())
+    files.write_table(pa.table({"a": text}), tmp_path / "x.parquet")
+    read = read_rows(str(tmp_path / "x.parquet"))
+    assert [row["a"] for row in read.rows] == ["a", "b"] and [at.line for at in read.locations] == [1, 3]
+    [rejected] = read.rejected
+    assert rejected.location.line == 2 and "0xff" in rejected.reason
+
+
+def test_text_of_sqlite_that_is_no_utf8_costs_its_row_alone(tmp_path):
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "tasks.db") as connection:
+        connection.execute("create table t (id integer primary key, a text)")
+        connection.execute("insert into t values (1, 'a'), (2, cast(x'78ff' as text)), (3, 'b')")
+    read = read_rows(f"sqlite:///{tmp_path / 'tasks.db'}", storage="sql", table="t")
+    assert [row["a"] for row in read.rows] == ["a", "b"]
+    [rejected] = read.rejected
+    assert rejected.location.line == 2 and "0xff" in rejected.reason
+
+
+TWO_TOOLS = [
+    {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [
+        {"function": {"name": name, "arguments": arguments}}]}], "tools": [{"name": name, "parameters": arguments}],
+     "answer": None}
+    for name, arguments in (("f", {"a": 1}), ("g", {"b": {"c": [{"d": 2}, {"e": 3}]}}))
+]  # fmt: skip
+"""Arrow gives each struct the keys of all others."""
+
+
+def test_structs_of_parquet_have_the_keys_that_they_were_given(tmp_path):
+    rows = read_rows(str(parquet(tmp_path / "x.parquet", TWO_TOOLS))).rows
+    assert rows == TWO_TOOLS, "the column `answer` is there, and empty"
+
+
+def test_structs_of_hub_rows_have_the_keys_that_they_were_given(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_list(TWO_TOOLS))
+    assert read_rows("some/calls").rows == TWO_TOOLS
+
+
+def test_nulls_of_json_are_kept(tmp_path):
+    """There, whoever wrote the row wrote them."""
+    row = {"tools": [{"default": None}], "answer": None}
+    assert read_rows(str(jsonl(tmp_path / "x.jsonl", [row]))).rows == [row]
+
+
 def test_missing_paths(tmp_path):
-    with pytest.raises(DataError, match="there is no file or folder"):
+    with pytest.raises(DataError, match="nowhere"):
         read_rows(str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match="has no path"):
+    with pytest.raises(DataError, match="path"):
         read_rows("")
-    with pytest.raises(DataError, match="no data files"):
+    with pytest.raises(DataError, match=str(tmp_path)):
         read_rows(str(tmp_path))
 
 
@@ -251,13 +323,13 @@ def test_sql_table_in_key_order(tmp_path):
         connection.executemany("insert into gsm8k values (?, ?)", [(2, "b"), (1, "a")])
     url = f"sqlite:///{tmp_path / 'tasks.db'}"
     assert read_rows(url, storage="sql", table="gsm8k").rows == [{"id": 1, "question": "a"}, {"id": 2, "question": "b"}]
-    with pytest.raises(DataError, match="has no table 'none'; it has gsm8k"):
+    with pytest.raises(DataError, match=r"'none'.*gsm8k"):
         read_rows(url, storage="sql", table="none")
-    with pytest.raises(DataError, match="not from a queue"):
+    with pytest.raises(DataError, match="queue"):
         read_rows(url, storage="queue")
 
 
 def test_two_columns_of_a_name_are_refused(tmp_path):
     (tmp_path / "train.csv").write_text("question,answer,question\na,b,c\n")
-    with pytest.raises(DataError, match=r"train\.csv has two columns 'question'; rename one of them"):
+    with pytest.raises(DataError, match="'question'"):
         read_rows(str(tmp_path / "train.csv"))

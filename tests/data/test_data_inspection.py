@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 from trinity_core.cli import app
 from trinity_core.config import Config, config_from_dict
 from trinity_core.data.inspection import inspect
-from trinity_core.data.report_text import LOSS, PLAIN, report_text
-from trinity_core.data.reports import RowLengths
-from trinity_core.data.sharegpt import ROLES
+from trinity_core.data.messages import ROLES
+from trinity_core.data.reports import LOSS, PLAIN, RowLengths, report_text
 from trinity_core.data.tiny import write_jsonl
 
 FORM = {"prompt_key": "question", "response_key": "answer"}
@@ -124,6 +123,29 @@ def test_both_answers_of_a_pair_are_shown(given: dict[str, Any], tmp_path: Path)
     write_jsonl(tmp_path / "pairs.jsonl", [{"question": "1+1?", "chosen": "2", "rejected": "3"}])
     [report] = inspect(supervised(given, "dpo", tmp_path / "pairs.jsonl"))
     assert [shown.spans[1][0] for shown in report.examples] == ["2<|im_end|>", "3<|im_end|>"]
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07 a\rb\x9b1m\x00\u202e"
+
+
+def test_control_characters_of_rows_are_shown_not_obeyed(given: dict[str, Any], tmp_path: Path) -> None:
+    """They could clear the screen, or hide what a row says."""
+    write_jsonl(tmp_path / "train.jsonl", [{"question": HOSTILE, "answer": "2"}, {"question": "1\n2", HOSTILE: 1}])
+    given["model"]["max_prompt_tokens"] = 500
+    report, _ = inspect(config_from_dict(given), examples=2)
+    said = report_text(report, colour=False)
+    assert not [letter for letter in said if letter != "\n" and not letter.isprintable()]
+    assert r"\x1b[2J\x1b]0;owned\x07 a\rb\x9b1m\x00\u202e" in said
+    assert said.count("\x1b") == 0 and report_text(report, colour=True).replace(LOSS, "").count("\x1b[2J") == 0
+
+
+def test_inputs_of_instructions_make_prompts_differ(given: dict[str, Any], tmp_path: Path) -> None:
+    rows = [{"instruction": "Add.", "input": text, "output": "3"} for text in ("1, 2", "2, 1", "1, 2")]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    form = {"prompt_key": "instruction", "response_key": "output"}
+    given["buffer"]["explorer_input"]["taskset"]["format"] = form
+    report, _ = inspect(config_from_dict(given))
+    assert [row.line for row, _ in report.duplicates] == [3]
 
 
 def test_a_set_that_cannot_be_read_is_reported(given: dict[str, Any], tmp_path: Path) -> None:

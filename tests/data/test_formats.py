@@ -138,36 +138,206 @@ def test_preferences_in_plaintext():
 
 
 @pytest.mark.parametrize(
-    "row, form, message",
+    "prompt",
     [
-        ({"question": "q"}, {}, r"no column 'prompt' \(format.prompt_key\); its columns are question"),
-        ({"prompt": ""}, {}, "column 'prompt' must hold text, not ''"),
-        ({"prompt": None}, {}, "must hold text, not nothing"),
-        ({"prompt": 3}, {}, "must hold text, not 3"),
-        ({"messages": "hello"}, {"prompt_type": "messages"}, "must hold a list of messages, not 'hello'"),
-        ({"messages": "[{"}, {"prompt_type": "messages"}, "looks like JSON but cannot be read"),
-        ({"messages": "[" * 99999}, {"prompt_type": "messages"}, "cannot be read: it is nested more than 64 levels"),
-        ({"messages": r'[{"role": "user", "content": "\ud83d"}]'}, {"prompt_type": "messages"}, "half of a character"),
-        ({"messages": [{"content": "x"}]}, {"prompt_type": "messages"}, "a role and content"),
-        ({"messages": [{"role": "user"}]}, {"prompt_type": "messages"}, "a message without content"),
-        ({"messages": [ANSWER]}, {"prompt_type": "messages"}, "has no message to answer"),
-        ({"messages": [{"from": "bot", "value": ""}]}, {"prompt_type": "messages"}, "a turn from 'bot', not one of sy"),
-        ({"messages": [{"from": ["gpt"]}]}, {"prompt_type": "messages"}, r"a turn from \['gpt'\], not one of system"),
-        ({"messages": [{"from": "gpt"}]}, {"prompt_type": "messages"}, "a message without content"),
+        "",
+        None,
+        3,
     ],
 )
-def test_unusable_prompts_are_refused(row, form, message):
-    with pytest.raises(DataError, match=message):
-        formats.prompt_messages(row, FormatConfig(**form))
+def test_prompts_that_are_no_text_are_refused(prompt):
+    with pytest.raises(DataError, match="'prompt'"):
+        formats.prompt_messages({"prompt": prompt}, FormatConfig())
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        "hello",
+        "[{",
+        "[" * 99999,
+        r'[{"role": "user", "content": "\ud83d"}]',
+        [{"content": "x"}],
+        [{"role": "user"}],
+        [ANSWER],
+        [{"from": "bot", "value": ""}],
+        [{"from": ["gpt"]}],
+        [{"from": "gpt"}],
+    ],
+    ids=lambda messages: str(messages)[:30],
+)
+def test_unusable_messages_are_refused(messages):
+    with pytest.raises(DataError):
+        formats.prompt_messages({"messages": messages}, FormatConfig(prompt_type="messages"))
+
+
+def test_a_missing_column_is_named_with_its_key():
+    with pytest.raises(DataError, match=r"'prompt' \(format.prompt_key\)"):
+        formats.prompt_messages({"question": "q"}, FormatConfig())
 
 
 def test_unusable_demonstrations_are_refused():
     form = FormatConfig(prompt_type="messages", tools_key="tools")
-    with pytest.raises(DataError, match="no assistant's answer"):
+    with pytest.raises(DataError, match="messages"):
         formats.demonstration({"messages": [USER]}, form)
-    with pytest.raises(DataError, match="hold the same answer"):
+    with pytest.raises(DataError, match="chosen"):
         formats.preference({"messages": [USER], "chosen": "x", "rejected": "x"}, form)
-    with pytest.raises(DataError, match="must end with an assistant's message"):
+    with pytest.raises(DataError, match="chosen"):
         formats.preference({"messages": [USER], "chosen": [USER], "rejected": "x"}, form)
-    with pytest.raises(DataError, match="list of objects, one a tool"):
+    with pytest.raises(DataError, match="tools"):
         formats.tools({"tools": [1]}, form)
+
+
+def test_columns_that_rows_may_lack_are_told_if_none_has_them():
+    form = FormatConfig(tools_key="extra.tools", system_prompt_key="sys")
+    some = [{"prompt": "q"}, {"prompt": "q", "extra": {"tools": [{"name": "f"}]}, "sys": "s"}]
+    assert formats.unread_columns(some, form) == [] and formats.unread_columns([], FormatConfig()) == []
+    [tools, system] = formats.unread_columns(some[:1], form)
+    assert "format.tools_key" in tools and "format.system_prompt_key" in system
+    assert formats.tools(some[1], form) == [{"type": "function", "function": {"name": "f"}}]
+    assert formats.prompt_messages(some[1], form)[0] == {"role": "system", "content": "s"}
+    assert formats.tools(some[0], form) is None
+
+
+MESSAGES = FormatConfig(prompt_type="messages")
+EVERY_TURN = FormatConfig(prompt_type="messages", enable_concatenated_multi_turn=True)
+
+
+def arguments_of(message):
+    return [call["function"]["arguments"] for call in message["tool_calls"]]
+
+
+def calling(*arguments):
+    """An answer that calls tools with these arguments."""
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": each}} for each in arguments]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def test_arguments_of_calls_may_be_json_text():
+    """As OpenAI's API has them; chat templates encode what they are given."""
+    said = calling('{"a": [1, null]}', {"a": "{}"}, "", None)
+    [_, answer] = formats.demonstration({"messages": [USER, said]}, MESSAGES).messages
+    assert arguments_of(answer) == [{"a": [1, None]}, {"a": "{}"}, {}, {}]
+    assert {call["id"] for call in answer["tool_calls"]} == {"c"}
+    as_text = {**said, "tool_calls": json.dumps(said["tool_calls"])}
+    assert formats.demonstration({"messages": [USER, as_text]}, MESSAGES).messages[1] == answer
+    asked = formats.prompt_messages({"messages": [USER, said, RESULT]}, MESSAGES)
+    assert asked[1] == answer
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "[1]", [1], "3", 3])
+def test_arguments_that_are_no_object_are_refused(arguments):
+    with pytest.raises(DataError, match="arguments"):
+        formats.demonstration({"messages": [USER, calling(arguments)]}, MESSAGES)
+
+
+@pytest.mark.parametrize("calls", ["[", "f()", {"name": "f"}, [1], [{"function": "f"}], [{"function": {}}]])
+def test_calls_that_are_none_are_refused(calls):
+    with pytest.raises(DataError, match="tool_calls"):
+        formats.demonstration({"messages": [USER, {"role": "assistant", "tool_calls": calls}]}, MESSAGES)
+
+
+def test_a_call_without_function_around_it_gets_it():
+    bare = {"name": "f", "arguments": '{"a": 1}'}
+    wrapped = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    said = formats.demonstration({"messages": [USER, {"role": "assistant", "tool_calls": [bare]}]}, MESSAGES)
+    assert said.messages[1]["tool_calls"] == [wrapped]
+    legacy = {"role": "assistant", "content": None, "function_call": bare}
+    result = {"role": "function", "name": "f", "content": "3"}
+    said = formats.demonstration({"messages": [USER, legacy, result, ANSWER]}, MESSAGES)
+    assert said.messages[1:3] == [
+        {"role": "assistant", "tool_calls": [wrapped]},
+        {"role": "tool", "name": "f", "content": "3"},
+    ]
+
+
+def test_parts_of_text_are_joined_as_the_openai_api_joins_them():
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "2+2?"}, "Say it."]
+    row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": parts[:1]}]}
+    shown = formats.demonstration(row, MESSAGES)
+    assert [message["content"] for message in shown.messages] == ["What is\n2+2?\nSay it.", "What is"]
+    assert formats.truth(row, MESSAGES) == "What is"
+    assert formats.prompt_messages(row, MESSAGES)[0]["content"] == "What is\n2+2?\nSay it."
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}, 3])
+def test_parts_that_are_no_text_are_refused(part):
+    with pytest.raises(DataError, match="text"):
+        formats.prompt_messages({"messages": [{"role": "user", "content": [part]}]}, MESSAGES)
+
+
+def test_answers_of_weight_0_carry_no_loss():
+    """As in OpenAI's fine-tuning data. The key itself is not the template's."""
+    first, second = {**ANSWER, "weight": 0}, {**ANSWER, "weight": 1}
+    row = {"messages": [SYSTEM, USER, first, USER, second, USER, ANSWER]}
+    shown = formats.demonstration(row, EVERY_TURN)
+    assert shown.learned_turns == [4, 6]
+    assert shown.messages == [SYSTEM, USER, ANSWER, USER, ANSWER, USER, ANSWER]
+    assert formats.demonstration(row, MESSAGES).learned_turns == [6]
+    general = EVERY_TURN.with_values({"system_prompt": "s"})
+    assert formats.demonstration({"messages": row["messages"][1:]}, general).learned_turns == [4, 6]
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "weight": 0.0}]
+    turns += [{"from": "human", "value": "r"}, {"from": "gpt", "value": "b", "weight": 1.0}]
+    assert formats.demonstration({"messages": turns}, EVERY_TURN).learned_turns == [3]
+    assert formats.prompt_messages({"messages": [USER, first, USER]}, MESSAGES) == [USER, ANSWER, USER]
+
+
+@pytest.mark.parametrize(
+    "messages, form",
+    [
+        ([USER, {**ANSWER, "weight": 0}], EVERY_TURN),
+        ([USER, ANSWER, USER, {**ANSWER, "weight": 0}], MESSAGES),
+        ([USER, {**ANSWER, "weight": 0.5}], EVERY_TURN),
+        ([USER, {**ANSWER, "weight": "0"}], EVERY_TURN),
+        ([{**USER, "weight": 1}, ANSWER], EVERY_TURN),
+    ],
+    ids=["nothing to learn", "the last answer", "half", "text", "of a user"],
+)
+def test_weights_that_cannot_be_heeded_are_refused(messages, form):
+    with pytest.raises(DataError, match="weight"):
+        formats.demonstration({"messages": messages}, form)
+
+
+def test_the_input_of_an_instruction_follows_it():
+    """As in Alpaca's data sets, where many rows share an instruction."""
+    form = FormatConfig(prompt_key="instruction", response_key="output")
+    row = {"instruction": "Add.", "input": "1, 2", "output": "3"}
+    assert formats.prompt_messages(row, form) == [{"role": "user", "content": "Add.\n\n1, 2"}]
+    assert formats.demonstration(row, form).messages[0]["content"] == "Add.\n\n1, 2"
+    for nothing in ({"input": ""}, {"input": None}, {"input": " "}):
+        assert formats.prompt_messages({**row, **nothing}, form)[0]["content"] == "Add."
+    assert formats.prompt_messages({"instruction": "Add."}, form)[0]["content"] == "Add."
+    named = FormatConfig(prompt_key="q", input_key="more")
+    assert formats.prompt_messages({"q": "Add.", "more": "1", "input": "2"}, named)[0]["content"] == "Add.\n\n1"
+    assert formats.prompt_messages({"prompt": "Add.", "input": "2"}, FormatConfig())[0]["content"] == "Add."
+    with pytest.raises(DataError, match="'input'"):
+        formats.prompt_messages({**row, "input": 3}, form)
+    with pytest.raises(DataError, match="'more'"):
+        formats.prompt_messages({"q": "Add."}, named)
+
+
+@pytest.mark.parametrize(
+    "chosen, rejected",
+    [
+        ([USER, ANSWER, USER, ANSWER], [USER, {**ANSWER, "content": "b"}, USER, {**ANSWER, "content": "b"}]),
+        ([USER, ANSWER], [{**USER, "content": "v"}, {**ANSWER, "content": "b"}]),
+        ([SYSTEM, USER, ANSWER], [USER, {**ANSWER, "content": "b"}]),
+        ([USER, CALL, RESULT, ANSWER], [USER, {**ANSWER, "content": "b"}]),
+        ([USER, ANSWER, USER, ANSWER], [USER, {**ANSWER, "content": "b"}, USER, ANSWER]),
+    ],
+    ids=["earlier answer", "question", "system prompt", "number of turns", "equal last answers"],
+)
+def test_pairs_whose_earlier_turns_differ_are_refused(chosen, rejected):
+    """The loss is on the last answers, whose log-probs say nothing of a preference under other prompts."""
+    with pytest.raises(DataError, match=r"chosen.*rejected.*message \d"):
+        formats.preference({"chosen": chosen, "rejected": rejected}, MESSAGES)
+
+
+def test_pairs_compare_what_is_written_not_how():
+    text = [{"type": "text", "text": "u"}]
+    chosen = [{"role": "user", "content": text}, calling('{"a": 1}'), RESULT, {**ANSWER, "weight": 1}]
+    rejected = [{**USER, "name": None}, calling({"a": 1}), RESULT, {**ANSWER, "content": "b"}]
+    better, worse = formats.preference({"chosen": chosen, "rejected": rejected}, MESSAGES)
+    assert better.messages[:-1] == worse.messages[:-1]
+    with pytest.raises(DataError, match="weight"):
+        formats.preference({"messages": [USER], "chosen": {**ANSWER, "weight": 0}, "rejected": "b"}, MESSAGES)

@@ -19,17 +19,14 @@ def test_rejected_rows_are_written_with_file_line_and_reason(tmp_path: Path, cap
     rows.settle("a/b", BAD, kept=2)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert lines == [{"source": "train.jsonl", "line": line, "reason": "the line is no JSON"} for line in (2, 7)]
-    assert "2 of 4 rows rejected: train.jsonl:2: the line is no JSON; train.jsonl:7" in caplog.text
-    assert f"all of them in {path}" in caplog.text
+    assert str(path) in caplog.text
     rows.settle("a/b", [], kept=4)
     assert not path.exists(), "the file would list rows that are fine by now"
 
 
 def test_more_rejected_rows_than_allowed_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"2 of 4 rows cannot be used, more than buffer.max_rejected_share = 0.4 allows"
-    ):
+    with pytest.raises(DataError, match=r"buffer.max_rejected_share"):
         RejectedRows(0.4, tmp_path).settle("gsm8k", BAD, kept=2)
     assert len((tmp_path / "gsm8k.jsonl").read_text().splitlines()) == 2, "they are listed all the same"
-    with pytest.raises(DataError, match="no usable row"):
+    with pytest.raises(DataError, match="gsm8k"):
         RejectedRows(1.0).settle("gsm8k", BAD, kept=0)

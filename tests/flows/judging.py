@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from ports import free_port
+
 from flows.local.server import answers
-from trinity_core.addresses import LOOPBACK, free_port
+from trinity_core.addresses import LOOPBACK
 
 sys.path.append(str(Path(__file__).parent.parent / "view"))
 from browser import SECONDS, Page, opened

@@ -18,8 +18,9 @@ from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
-from trinity_core.rollout.score_fingerprint import score_fingerprint
+from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking import MetricsFile, SampledRollout, save_rollouts
+from trinity_core.tracking.scores import score_fingerprint
 
 STEPS = 6
 
@@ -99,6 +100,9 @@ class Trainer:
             step += 1
             self._break(step)
             time.sleep(1.0 if self.fault == "slow" else 0.05)
+            if not self.config.is_supervised:
+                with open_run_store(self.config) as store:  # else a resume finds no batch of the checkpoint's step
+                    store.lease(step, 1, step - 1, final=True)
             MetricsFile(job_dir, "trainer").write(step, {"actor/final_loss": 1 / step})
             if self.stopped or (step % 2 == 0 and self.fault != "slow"):
                 save(layout, step)

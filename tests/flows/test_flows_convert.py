@@ -12,6 +12,7 @@ import yaml
 from flows import convert as module
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.layout import JobLayout, shard_name
+from trinity_core.runtime.adapter import PLAIN
 
 TASKS = {"path": "data", "format": {"prompt_key": "question", "response_key": "answer"}}
 SFT = {
@@ -42,8 +43,8 @@ def written(folder: Path, *stages: dict[str, Any]) -> str:
 
 @pytest.fixture
 def convert(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The flow's and the task's own code, without a Prefect server."""
-    monkeypatch.setattr(module, "convert_folder", module.convert_folder.fn)
+    """The flow's own code, without a Prefect server."""
+    monkeypatch.setattr(module, "PREFECT", PLAIN)
     return module.convert.fn
 
 

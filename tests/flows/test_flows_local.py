@@ -13,18 +13,23 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from ports import free_port
 from typer.testing import CliRunner
 
 from flows.cli import app
 from flows.local.commands import SETTINGS_FILE, down, remove_settings, status, up, write_settings
-from flows.local.keeper import Keeper
-from flows.local.runs import cancel_runs
-from flows.local.server import Process, TemporaryServer, UpState, is_healthy, prefect_environment, state_dir
+from flows.local.server import (
+    Process,
+    TemporaryServer,
+    UpState,
+    is_healthy,
+    prefect_environment,
+    state_dir,
+)
+from flows.local.supervisor import Supervisor
 from trinity_core import files
-from trinity_core.addresses import free_port
 from trinity_core.errors import TrinityError
 
 
@@ -90,18 +95,6 @@ def test_down_ignores_the_runs_of_another_server_on_the_port(tmp_path: Path, mon
     assert not said
 
 
-def test_cancel_asks_a_run_once_and_waits_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = SimpleNamespace(id=1, name="stuck", infrastructure_pid=None)
-    asked: list[int] = []
-    client: Any = SimpleNamespace(
-        read_flow_runs=lambda **_: [run], set_flow_run_state=lambda flow_run, state: asked.append(flow_run)
-    )
-    monkeypatch.setattr("flows.local.runs.END_SECONDS", 0.3)
-    monkeypatch.setattr("flows.local.runs.POLL_SECONDS", 0.1)
-    cancel_runs(client, "trinity", print, [])
-    assert asked == [1]
-
-
 @pytest.mark.parametrize("left", ["", '{"api_url": "http:', "null"])
 def test_a_damaged_record_is_warned_of_and_taken_as_missing(
     left: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -127,19 +120,18 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
     (tmp_path / "prefect.yaml").touch()
     children: list[subprocess.Popen[bytes]] = []
 
-    def start(root: Path, port: int, api_url: str, env: dict[str, str], started: list[Process]) -> None:
+    def start(root: Path, port: int, state: UpState, say: object) -> None:
         children.append(sleeper())
-        started.append(Process.of("server", children[0].pid))
+        state.add(Process.of("server", children[0].pid))
 
     def started_sleeper(name: str) -> Process:
         children.append(sleeper())
         return Process.of(name, children[-1].pid)
 
     monkeypatch.setattr("flows.local.commands._start_server", start)
-    monkeypatch.setattr("flows.local.commands._prefect", lambda *args: None)
     monkeypatch.setattr("flows.local.commands._mark_left_runs", lambda *args, **_: None)
     monkeypatch.setattr("flows.local.commands.start_worker", lambda *_: started_sleeper("worker"))
-    monkeypatch.setattr("flows.local.commands.start_keeper", lambda *_: started_sleeper("keeper"))
+    monkeypatch.setattr("flows.local.commands.start_supervisor", lambda *_: started_sleeper("supervisor"))
     monkeypatch.setattr(os, "fsync", full_disk)
     monkeypatch.setattr(files, "ROOM_SECONDS", 0.0)
     with pytest.raises(TrinityError, match="no space left"):
@@ -148,13 +140,13 @@ def test_up_leaves_nothing_where_it_cannot_write_its_record(tmp_path: Path, monk
     assert not (tmp_path / SETTINGS_FILE).exists() and UpState.load(tmp_path) is None
 
 
-def test_a_keeper_survives_what_keeps_it_from_looking(
+def test_a_supervisor_survives_what_keeps_it_from_looking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without it, killed runs would not be started again, and nobody would notice."""
     UpState("http://127.0.0.1:1/api", [Process("worker", 2**22 + 1, 0.0)]).save(tmp_path)
-    monkeypatch.setattr("flows.local.keeper.start_worker", lambda *_: full_disk(0))
-    looks = Keeper(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
+    monkeypatch.setattr("flows.local.supervisor.start_worker", lambda *_: full_disk(0))
+    looks = Supervisor(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
     looks.look()
     assert "it is tried again" in caplog.text and "No space left" in caplog.text
 
@@ -164,9 +156,9 @@ import subprocess, sys, time
 import flows.local.commands
 from flows.local.server import Process
 
-def start(root, port, api_url, env, started):
+def start(root, port, state, say):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    started.append(Process.of("server", child.pid))
+    state.add(Process.of("server", child.pid))
     print(child.pid, flush=True)
     time.sleep(60)
 
@@ -181,7 +173,7 @@ def test_up_leaves_nothing_where_it_is_terminated(tmp_path: Path) -> None:
     (tmp_path / "prefect.yaml").touch()
     command = [sys.executable, "-c", TERMINATED_UP, str(free_port())]
     child = subprocess.Popen(command, cwd=tmp_path, env=with_our_path(), stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None and child.stdout.readline().startswith("Starting")
+    assert child.stdout is not None
     server = Process.of("server", int(child.stdout.readline()))
     child.terminate()
     assert child.wait(timeout=20) == 143
@@ -199,7 +191,8 @@ def with_our_path() -> dict[str, str]:
 def test_up_says_that_prefect_commands_go_to_another_server(
     given: str, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    UpState("http://127.0.0.1:4200/api", []).save(tmp_path)
+    running = [Process.of(name, os.getpid()) for name in ("server", "worker", "supervisor")]
+    UpState("http://127.0.0.1:4200/api", running).save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
     monkeypatch.setenv("PREFECT_API_URL", given)
     said: list[str] = []
@@ -306,7 +299,6 @@ def migrates(root: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     told: list[dict[str, str]] = []
     monkeypatch.setattr("flows.local.server.start_process", lambda name, command, env, *_, **__: told.append(env))
     monkeypatch.setattr("flows.local.server.wait_until_healthy", lambda *_: None)
-    monkeypatch.setattr(TemporaryServer, "_keep_up", lambda _: None)
     TemporaryServer(root).wait()
     return told[0]["PREFECT_API_DATABASE_MIGRATE_ON_START"] == "true"
 

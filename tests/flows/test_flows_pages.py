@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from flows.local.commands import down, status, up
 from flows.local.pages import Page, mlflow_page, port_is_free, start_page, wait_for_page
 from flows.local.server import Process, UpState, answers
-from trinity_core.addresses import LOOPBACK, free_port
+from trinity_core.addresses import LOOPBACK
 from trinity_core.errors import TrinityError
 from trinity_core.tracking import MetricLine
 from trinity_core.tracking.forwarder import open_writer
-from trinity_core.tracking.run_outcome import RunOutcome
-from trinity_core.tracking.writers import RunInfo
+from trinity_core.tracking.writers import RunInfo, RunOutcome
 
 sys.path.append(str(Path(__file__).parent.parent / "view"))
 from browser import opened
@@ -30,8 +31,9 @@ def test_a_runs_link_leads_to_the_mlflow_that_is_up(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", "runs")
     page = mlflow_page(tmp_path, free_port())
     said: list[str] = []
-    server = start_page(tmp_path, page, API, said.append)
-    assert server is not None and said == [f"Starting MLflow on port {page.port} …"]
+    state = UpState(API, [])
+    assert start_page(tmp_path, page, state, said.append) and said == [f"Starting MLflow on port {page.port} …"]
+    [server] = state.processes
     try:
         wait_for_page(tmp_path, page, server, said.append)
         info = RunInfo("project", "name", tmp_path / "runs" / "project" / "name")
@@ -40,7 +42,7 @@ def test_a_runs_link_leads_to_the_mlflow_that_is_up(tmp_path: Path, monkeypatch:
         writer.close(RunOutcome.FINISHED)
         asyncio.run(see_charts(writer.link, tmp_path))
         # What `up` notes of it, `down` ends and removes.
-        UpState(API, [server], {"mlflow": page.url}, list(map(str, page.notes))).save(tmp_path)
+        state.save(tmp_path)
         assert f"mlflow    {page.url}" in status(tmp_path)
         assert down(tmp_path, said.append)
         assert not server.alive() and not answers(f"{page.url}/health") and port_is_free(page.port)
@@ -65,7 +67,7 @@ def test_a_port_that_is_used_is_said_and_nothing_is_started(tmp_path: Path) -> N
         taken.bind((LOOPBACK, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert start_page(tmp_path, mlflow_page(tmp_path, port), API, said.append) is None
+        assert not start_page(tmp_path, mlflow_page(tmp_path, port), UpState(API, []), said.append)
     [warning] = said
     assert f"port {port} is used already" in warning and "--mlflow-port" in warning
     assert not (tmp_path / "checkpoints").exists()
@@ -85,9 +87,9 @@ def test_a_used_port_of_prefect_is_said_before_anything_starts(tmp_path: Path) -
 def test_a_page_that_ends_at_once_is_said(tmp_path: Path) -> None:
     page = Page("studio", "Studio", free_port(), [sys.executable, "-c", "raise SystemExit('no such module')"])
     said: list[str] = []
-    process = start_page(tmp_path, page, API, said.append)
-    assert process is not None
-    wait_for_page(tmp_path, page, process, said.append)
+    state = UpState(API, [])
+    assert start_page(tmp_path, page, state, said.append)
+    wait_for_page(tmp_path, page, state.processes[0], said.append)
     assert "does not answer" in said[-1] and "studio.log" in said[-1]
 
 
@@ -96,9 +98,10 @@ def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pyte
     port = free_port()
     command = [sys.executable, "-m", "http.server", str(port), "--bind", LOOPBACK]
     page, said = Page("files", "Files", port, command), list[str]()
-    first = start_page(tmp_path, page, API, said.append)
-    assert first is not None
-    UpState(API, [first], {"files": page.url}).save(tmp_path)
+    state = UpState(API, [Process.of(name, os.getpid()) for name in ("worker", "supervisor")])
+    assert start_page(tmp_path, page, state, said.append)
+    [first] = state.named("files")
+    state.save(tmp_path)
     monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: True)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     try:
@@ -108,5 +111,6 @@ def test_up_serves_a_page_that_has_ended_again(tmp_path: Path, monkeypatch: pyte
         assert second.pid != first.pid and answers(page.url)
     finally:
         monkeypatch.setattr("flows.local.commands.is_healthy", lambda api_url: False)
-        down(tmp_path, said.append)
+        first.stop()
+        second.stop()
     assert not second.alive()

@@ -2,59 +2,67 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from flows.local.restarts import MARK, Restarter, Verdict, verdict
+from flows.local.supervisor import RESTARTED, Supervisor, restarts_left
 from tasks.prefect_api import api_client
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def states(*names: str, minutes: float = 1) -> list[Any]:
-    """States a few minutes apart, of which the last one is now. `MARK` is a restart of ours."""
+    """States a few minutes apart, of which the last one is now. `RESTARTED` is a restart of ours."""
     from prefect import states
 
     made = []
     for i, name in enumerate(names):
-        kind, message = ("Scheduled", MARK) if name == "MARK" else (name, None)
+        kind, message = ("Scheduled", RESTARTED) if name == "RESTARTED" else (name, None)
         at = NOW - timedelta(minutes=minutes * (len(names) - 1 - i))
         made.append(getattr(states, kind)(message=message).model_copy(update={"timestamp": at}))
     return made
 
 
 KILLED = ("Scheduled", "Pending", "Running", "Crashed")
-AGAIN = ("MARK", "Pending", "Running", "Crashed")
+AGAIN = ("RESTARTED", "Pending", "Running", "Crashed")
 
 
 @pytest.mark.parametrize(
     ("names", "minutes", "expected"),
     [
-        (KILLED, 1, Verdict.RESTART),
-        (("Scheduled", "Pending", "Crashed"), 1, Verdict.LEAVE),
-        ((*KILLED, "Scheduled", "Pending", "Crashed"), 1, Verdict.LEAVE),
-        (("Scheduled", "Pending", "Running", "Cancelling", "Crashed"), 1, Verdict.LEAVE),
-        (("Scheduled", "Pending", "Running", "AwaitingRetry", "Crashed"), 1, Verdict.RESTART),
-        ((*KILLED, *AGAIN), 1, Verdict.RESTART),
-        ((*KILLED, *AGAIN, *AGAIN), 1, Verdict.ENOUGH),
-        ((*KILLED, *AGAIN, *AGAIN), 10, Verdict.RESTART),
+        (KILLED, 1, 2),
+        (("Scheduled", "Pending", "Crashed"), 1, None),
+        ((*KILLED, "Scheduled", "Pending", "Crashed"), 1, None),
+        (("Scheduled", "Pending", "Running", "Cancelling", "Crashed"), 1, None),
+        (("Scheduled", "Pending", "Running", "AwaitingRetry", "Crashed"), 1, 2),
+        ((*KILLED, *AGAIN), 1, 1),
+        ((*KILLED, *AGAIN, *AGAIN), 1, 0),
+        ((*KILLED, *AGAIN, *AGAIN), 10, 1),
     ],
 )
-def test_killed_runs_are_restarted_twice_an_hour(names: tuple[str, ...], minutes: float, expected: Verdict) -> None:
-    assert verdict(states(*names, minutes=minutes)[::-1], NOW, 2) is expected
+def test_killed_runs_are_restarted_twice_an_hour(names: tuple[str, ...], minutes: float, expected: int | None) -> None:
+    assert restarts_left(states(*names, minutes=minutes)[::-1], NOW, 2) == expected
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_scheduled_again_and_no_other(prefect_api: str) -> None:
+def test_a_killed_run_is_scheduled_again_and_no_other(
+    prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from prefect import flow, task
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.states import Cancelling, Crashed, Failed, Pending, Running
 
     def work() -> None: ...
 
+    monkeypatch.setattr("flows.local.worker.POOL", "restarts")
     with api_client(prefect_api) as client:
         client.create_work_pool(WorkPoolCreate(name="restarts", type="process"))
         where = {"work_pool_name": "restarts", "entrypoint": "work.py:work"}
@@ -73,17 +81,49 @@ def test_a_killed_run_is_scheduled_again_and_no_other(prefect_api: str) -> None:
         killed, failed, cancelled = run(Crashed), run(Failed), run(Cancelling, Crashed)
         placeholder = client.create_task_run(task(nothing), killed, dynamic_key="0")
         part = client.create_flow_run(flow(nothing), parent_task_run_id=placeholder.id, state=Running()).id
-        restarter = Restarter(client, "restarts", since, 1)
-        restarter.look()
+        supervisor = Supervisor(client, tmp_path, since, 1)
+        supervisor.look()
 
         def state(run_id: Any) -> Any:
             found = client.read_flow_run(run_id).state
-            return found.type.value, found.message == MARK
+            return found.type.value, found.message == RESTARTED
 
         assert state(killed) == ("SCHEDULED", True) and state(part)[0] == "CRASHED"
         assert {state(other)[0] for other in (long_ago, cancelled)} == {"CRASHED"} and state(failed)[0] == "FAILED"
         for each in (Pending, Running, Crashed):
             client.set_flow_run_state(killed, each(), force=True)
-        restarter.look()
-        restarter.look()
+        supervisor.look()
+        supervisor.look()
         assert state(killed) == ("CRASHED", False), "once an hour is enough"
+
+
+@pytest.mark.slow
+def test_a_cancelled_run_that_nobody_ends_is_ended(
+    prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker has gone, or ignores a second cancellation."""
+    from prefect import flow
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.states import Cancelling, Running
+
+    def work() -> None: ...
+
+    monkeypatch.setattr("flows.local.worker.POOL", "ignored")
+    monkeypatch.setattr("flows.local.supervisor.IGNORED", timedelta(0))
+    monkeypatch.setattr("flows.local.supervisor.POLL_SECONDS", 0.0)
+    with api_client(prefect_api) as client:
+        client.create_work_pool(WorkPoolCreate(name="ignored", type="process"))
+        where = {"work_pool_name": "ignored", "entrypoint": "work.py:work"}
+        deployment = client.create_deployment(client.create_flow(flow(work)), name="ignored", **where)
+        run = client.create_flow_run_from_deployment(deployment).id
+        command = [sys.executable, "-c", "import time; time.sleep(60)"]
+        with subprocess.Popen(command, env={**os.environ, "PREFECT__FLOW_RUN_ID": str(run)}) as process:
+            client.set_flow_run_state(run, Running(), force=True)
+            client.update_flow_run(run, infrastructure_pid=str(process.pid))
+            supervisor = Supervisor(client, tmp_path, datetime.now(UTC), 1)
+            supervisor.look()
+            assert process.poll() is None, "it was not cancelled"
+            client.set_flow_run_state(run, Cancelling(), force=True)
+            supervisor.look()
+            assert not psutil.pid_exists(process.pid)  # psutil has waited for it
+        assert client.read_flow_run(run).state.name == "Cancelled"

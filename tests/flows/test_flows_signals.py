@@ -1,16 +1,22 @@
-"""`trinity run` on Ctrl-C, with light actors. SIGTERM: `tests/runtime/test_runtime_notice.py`, with real ones."""
+"""`trinity run` on Ctrl-C, and when its Prefect server is killed, with light actors.
+
+SIGTERM: `tests/runtime/test_runtime_notice.py`, with real ones.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from standins import STEPS
 from test_flows_runs import HERE, model_and_data_beside_the_run, written
 
 from trinity_core.checkpoints.resume import latest_whole
@@ -31,17 +37,37 @@ main()
 """
 
 
-def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    """At a terminal it reaches the whole group of processes."""
-    metrics = tmp_path / "tests/run/monitor/metrics.jsonl"
-    env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
+def working(folder: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """`trinity run` of a slow run that has made a step."""
+    metrics = folder / "tests/run/monitor/metrics.jsonl"
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "PREFECT_CLIENT_MAX_RETRIES": "1"}
     env.pop("PREFECT_API_URL", None)
-    command = [sys.executable, "-c", PROGRAM, str(HERE), str(written(tmp_path, "run"))]
-    child = subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True)
+    command = [sys.executable, "-c", PROGRAM, str(HERE), str(written(folder, "run"))]
+    child = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **options)
     deadline = time.monotonic() + 240
     while not metrics.exists() or "trainer" not in metrics.read_text():
         assert child.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
+    return child
+
+
+def test_a_run_without_its_server_trains_to_its_end_and_then_fails(tmp_path: Path) -> None:
+    printed = tmp_path / "printed"
+    with printed.open("w") as output:
+        child = working(tmp_path, stderr=output)
+    try:
+        [server] = [process for process in psutil.Process(child.pid).children() if "uvicorn" in process.cmdline()]
+        server.kill()
+        assert child.wait(timeout=200) == 1
+    finally:
+        child.kill()
+    assert "error: The Prefect server of this command has ended" in printed.read_text()
+    assert json.loads((tmp_path / "tests/run/summary.json").read_text())["results"]["train"]["step"] == STEPS
+
+
+def test_ctrl_c_saves_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """At a terminal it reaches the whole group of processes."""
+    child = working(tmp_path)
     family = psutil.Process(child.pid).children(recursive=True)
     os.killpg(child.pid, signal.SIGINT)
     assert child.wait(timeout=60) == 128 + signal.SIGINT

@@ -11,14 +11,13 @@ from typing import Any
 
 import psutil
 import pytest
+from ports import free_port
 
 from flows.local.commands import down, up
-from flows.local.runs import pool_is_shared
 from flows.local.server import UpState
-from flows.local.work_pool import POOL, worker_name
+from flows.local.worker import POOL, pool_is_shared
 from studio.prefect_runs import PrefectRuns
 from tasks.prefect_api import api_client
-from trinity_core.addresses import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -132,36 +131,35 @@ def test_a_killed_run_frees_its_slot_runs_again_and_saves(root: Path, prefect_ap
 
         going = client.create_flow_run_from_deployment(deployment, name="going")
         studio, cancelled = PrefectRuns(running.api_url), [begun(root)]
-        for _ in range(2):
-            cancel(studio, client, going.id)
-            studio.retry(str(going.id))
-            cancelled.append(begun(root, *cancelled))
+        cancel(studio, client, going.id)
+        studio.retry(str(going.id))
+        cancelled.append(begun(root, *cancelled))
         *cancelled, first = cancelled
         (root / "saved").unlink()
 
         os.kill(first, signal.SIGKILL)
         second = begun(root, *cancelled, first)
-        assert client.read_flow_run(going.id).run_count == 4
+        assert client.read_flow_run(going.id).run_count == 3
         worker = pid("worker", root)
         for each in (worker, second):
             os.kill(each, signal.SIGKILL)
         third = begun(root, *cancelled, first, second)
-        assert pid("worker", root) != worker, "the keeper has started another worker, which has taken the run"
+        assert pid("worker", root) != worker, "the supervisor has started another worker, which has taken the run"
 
-        for name in ("keeper", "worker"):
+        for name in ("supervisor", "worker"):
             os.kill(pid(name, root), signal.SIGKILL)
             wait_until_gone(pid(name, root))
         said.clear()
         again = up(root, free_port(), said.append)
         assert again.api_url == running.api_url
-        assert {line.split()[2] for line in said if line.startswith("Starting")} == {"worker", "keeper"}
+        assert {line.split()[2] for line in said if line.startswith("Starting")} == {"worker", "supervisor"}
         assert psutil.pid_exists(third) and client.read_flow_run(going.id).state.name == "Running"
-        assert pool_is_shared(client, POOL, "another folder's") and not pool_is_shared(client, POOL, worker_name(root))
+        assert pool_is_shared(client, root / "another") and not pool_is_shared(client, root)
         said.clear()
         assert down(root, said.append)
         assert (root / "saved").exists()
         assert client.read_flow_run(going.id).state.name == "Cancelled"
         assert not client.read_work_pool(POOL).is_paused
     assert [line.split(":")[0] for line in said] == [
-        "Stopping the keeper …", "Cancelling the run going", "Stopping the worker …", "Stopping the server …",
+        "Stopping the supervisor …", "Cancelling the run going", "Stopping the worker …", "Stopping the server …",
     ]  # fmt: skip

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +82,43 @@ def test_tasks_whose_answers_differ_are_shown(config) -> None:
 def test_verdicts_are_rewards(config) -> None:
     """Kept before dropped, what the person wrote before both; what has no verdict is left out, but for beside that."""
     shown = shown_tasks(config.buffer.trainer_input.experience_buffer)
-    tokenizer = load_tokenizer(config.model.model_path)
+    encoder = policy_encoder(config.model)
 
     def rewards(*verdicts: TaskVerdict) -> list[tuple[str, float | None]]:
-        return [(row.info["response"], row.reward) for row in judged_rows(shown, verdicts, tokenizer)]
+        return [(row.info["response"], row.reward) for row in judged_rows(shown, verdicts, encoder)]
 
     nothing = TaskVerdict(["no verdict"] * 2)
     assert rewards(TaskVerdict(["drop", "no verdict", "keep"]), nothing) == [("It is 4.", 0.0), ("It is 5.", 1.0)]
-    written = judged_rows(
-        shown, [TaskVerdict(["no verdict"] * 3), TaskVerdict(["keep", "no verdict"], " 4 ")], tokenizer
-    )
+    written = judged_rows(shown, [TaskVerdict(["no verdict"] * 3), TaskVerdict(["keep", "no verdict"], " 4 ")], encoder)
     assert [(row.info["response"], row.reward) for row in written] == [("5 cups.", 1.0), ("6 cups.", 0.0), ("4", 2.0)]
-    assert tokenizer.decode(written[-1].tokens[written[-1].prompt_length :]) == "4<|im_end|>"
+    assert encoder.tokenizer.decode(written[-1].tokens[written[-1].prompt_length :]) == "4<|im_end|>"
+
+
+def test_kept_answers_without_a_verifiers_verdict_are_learned_whole(config) -> None:
+    """Their loss mask is empty, since no verifier could judge them."""
+    [shown, _] = shown_tasks(config.buffer.trainer_input.experience_buffer)
+    masked = [
+        replace(one, reward=None, action_mask=np.zeros_like(one.action_mask), versions=np.zeros(one.response_length))
+        for one in shown.answers
+    ]
+    unscored = replace(shown, answers=masked)
+    keep_verdicts(config, [unscored], [TaskVerdict(["keep", "drop", "no verdict"])])
+    buffer = with_verdicts(config).buffer.trainer_input.experience_buffer
+    for kind, rows in (("demonstrations", [[0]]), ("preferences", [[0, 1]])):
+        learned = read_answers(buffer, policy_encoder(config.model), kind).rows
+        sizes = [[int(each.answer.sum()) for each in row] for row in learned]
+        assert sizes == [[masked[place].response_length for place in row] for row in rows]
+
+
+def test_a_written_answer_ends_though_all_sampled_were_cut(config) -> None:
+    encoder = policy_encoder(config.model)
+    encoder.tokenizer.eos_token = "<|endoftext|>"  # as a base model has it
+    [first, second] = shown_tasks(config.buffer.trainer_input.experience_buffer)
+    cut = replace(second, answers=[replace(answer, truncated=True) for answer in second.answers])
+    written = judged_rows(
+        [first, cut], [TaskVerdict(["no verdict"] * 3), TaskVerdict(["no verdict"] * 2, "4")], encoder
+    )[-1]
+    assert encoder.tokenizer.decode(written.tokens[written.prompt_length :]) == "4<|im_end|>"
 
 
 def test_verdicts_are_what_is_learned_from(config) -> None:
@@ -131,11 +157,11 @@ def asking(config):
     """A flow that does what the flow `sft` does before it trains."""
     from prefect import flow
 
-    from tasks.verdicts import judged_by_person
+    from tasks.adapter import PREFECT
 
     @flow(name="judged", persist_result=False)
     def judged() -> Stage:
-        return judged_by_person(Stage(config, None, "judged"))
+        return PREFECT.judged(Stage(config, None, "judged"))
 
     return judged
 

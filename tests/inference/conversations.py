@@ -17,7 +17,7 @@ from inference.openai_server import Api
 from vllm.entrypoints.generate.base.protocol import ExtractedToolCallInformation, FunctionCall, ToolCall
 from vllm.tool_parsers import ToolParser, ToolParserManager
 
-from trinity_core.inference.openai_api.live import RecordedSession
+from trinity_core.inference.openai_api.recorded_session import RecordedSession
 
 ASK = [{"role": "user", "content": "Mia has 2 apples and buys 3. How many has she?"}]
 ADD = {

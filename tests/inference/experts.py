@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from trinity_core.inference.engine import Engine
+from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.sync.methods import open_versions
@@ -70,7 +70,7 @@ async def main(kind: str, folder: Path) -> dict[str, float]:
     torch.manual_seed(0)
     model = MODELS[kind]()
     model.save_pretrained(folder / "model")
-    engine = Engine(EngineSettings(str(folder / "model"), max_model_len=64, max_num_seqs=4, kv_cache_gib=0.1))
+    engine = InProcessEngine(EngineSettings(str(folder / "model"), max_model_len=64, max_num_seqs=4, kv_cache_gib=0.1))
     os.environ.update(engine.settings.environment())
     await engine.start()
 

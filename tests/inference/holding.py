@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+from trinity_core.inference import vllm_types
+
 SECONDS = 60.0
 
 
@@ -15,19 +17,21 @@ SECONDS = 60.0
 def held_amid(engine, tokens: int) -> Iterator[threading.Event]:
     """Once so many tokens were sampled, the event is set, and each further step waits for a job until other weights are
     loaded than those of that moment."""
-    backend, amid = engine._backend, threading.Event()
-    step, sampled, held = backend._step, backend.sampled(), set()
+    amid = threading.Event()
+    step, held = engine._step, set()
+    count = lambda: engine._finished_tokens + vllm_types.tokens_in_flight(engine._vllm)  # noqa: E731
+    sampled = count()
 
     def step_and_wait() -> None:
         step()
-        if backend.sampled() - sampled <= tokens:
+        if count() - sampled <= tokens:
             return
         amid.set()
-        held.add(backend.version)
+        held.add(engine.version)
         if len(held) == 1:
             deadline = time.monotonic() + SECONDS
-            while backend._jobs.empty() and time.monotonic() < deadline:
+            while engine._jobs.empty() and time.monotonic() < deadline:
                 time.sleep(0.01)
 
-    with mock.patch.object(backend, "_step", step_and_wait):
+    with mock.patch.object(engine, "_step", step_and_wait):
         yield amid

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.inference.openai_api.live import RecordedSession, SessionTerms
+from trinity_core.inference.openai_api.recorded_session import RecordedSession, SessionTerms
 from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.settings import EngineSettings

@@ -23,7 +23,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from trinity_core.errors import WeightSyncError
 from trinity_core.inference import weight_receiver
-from trinity_core.inference.engine import Engine
+from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.sync.checkpoint import CheckpointVersions
@@ -74,7 +74,7 @@ def exchanged(first: str, second: str) -> Callable[[Iterator[Any]], Iterator[Any
 class Run:
     """An engine and the versions that a trainer publishes for it."""
 
-    def __init__(self, engine: Engine, folder: Path, model: Any) -> None:
+    def __init__(self, engine: InProcessEngine, folder: Path, model: Any) -> None:
         self.engine, self.folder, self.model = engine, folder, model
         self.versions = CheckpointVersions(folder)
         self.number = 0
@@ -146,7 +146,9 @@ async def faults(run: Run) -> dict[str, tuple[str, float]]:
 async def main(source: Path, folder: Path) -> dict[str, tuple[str, float]]:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).eval()
-    engine = Engine(EngineSettings(str(source), dtype="bfloat16", max_model_len=64, max_num_seqs=4, kv_cache_gib=0.1))
+    engine = InProcessEngine(
+        EngineSettings(str(source), dtype="bfloat16", max_model_len=64, max_num_seqs=4, kv_cache_gib=0.1)
+    )
     os.environ.update(engine.settings.environment())
     await engine.start()
     found = await faults(Run(engine, folder, model))

@@ -1,4 +1,4 @@
-"""`AsyncLLMBackend.load` against a stand-in for `AsyncLLM`: which calls it makes, in which order."""
+"""How `AsyncLLMEngine` puts weights in use, against a stand-in for `AsyncLLM`: which calls, in which order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from trinity_core.errors import DataError
-from trinity_core.inference.async_llm import AsyncLLMBackend
+from trinity_core.inference.async_llm import AsyncLLMEngine
 from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.sync.methods import open_versions
@@ -41,11 +41,12 @@ def load(tmp_path):
 
     def load(method="checkpoint", version=4, fault="", gone=False):
         vllm = Vllm(fault, (lambda: folder.rewind(3)) if gone else (lambda: None))
-        engine = AsyncLLMBackend(EngineSettings("model", 100), version=3, _engine=vllm)
+        engine = AsyncLLMEngine(EngineSettings("model", 100))
+        engine.version, engine._engine = 3, vllm
 
         async def outcome():
             [told] = await asyncio.gather(
-                engine.load(WeightSource(method, str(tmp_path)), version), return_exceptions=True
+                engine._load(WeightSource(method, str(tmp_path)), version), return_exceptions=True
             )
             return told if isinstance(told, Exception) else None
 

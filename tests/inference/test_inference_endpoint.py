@@ -7,7 +7,6 @@ import socket
 from email.utils import formatdate
 from typing import Any
 
-import httpx
 import pytest
 from endpoint_server import Reply, completion, serving
 
@@ -67,6 +66,14 @@ def test_a_passing_fault_is_retried(fault: str) -> None:
     assert (asked.retries, len(server.asked)) == (2, 3)
     assert {each.path for each in server.asked} == {"/v1/chat/completions"}
     assert {each.authorization for each in server.asked} == {f"Bearer {KEY}"}
+
+
+def test_the_organisation_of_another_key_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "project")
+    with serving(lambda *_: Reply()) as server:
+        assert ask(endpoint(server.url)) == [Answer("#### 7", "stop", 9, 5)]
+    assert not {"openai-organization", "openai-project"} & server.asked[0].headers
 
 
 @pytest.mark.parametrize("fault", ["busy", "broken", "cut off", "no JSON", "hangs"])
@@ -137,10 +144,10 @@ def test_retries_end_with_the_budget_of_the_request() -> None:
 
 
 def test_pauses_that_an_endpoint_asks_for() -> None:
-    assert asked_pause(httpx.Headers({"retry-after": "1.5"})) == 1.5
-    assert asked_pause(httpx.Headers({"retry-after": formatdate(0, usegmt=True)})) == 0.0
-    assert asked_pause(httpx.Headers({"retry-after": "soon"})) is None
-    assert asked_pause(httpx.Headers()) is None
+    assert asked_pause({"retry-after": "1.5"}) == 1.5
+    assert asked_pause({"retry-after": formatdate(0, usegmt=True)}) == 0.0
+    assert asked_pause({"retry-after": "soon"}) is None
+    assert asked_pause({}) is None
 
 
 def test_a_model_sends_messages_and_sampling() -> None:
@@ -148,7 +155,7 @@ def test_a_model_sends_messages_and_sampling() -> None:
         asked = endpoint(server.url, request_args={"reasoning_effort": "low", "seed": None})
 
         async def main() -> Any:
-            model = ExternalModel(asked, asked.settings, KEY, {"temperature": 1.0, "top_k": -1, "max_tokens": 64})
+            model = ExternalModel(asked, {"temperature": 1.0, "top_k": -1, "max_tokens": 64})
             return await model.chat(BODY["messages"], n=2, seeds=[5, 6], temperature=0.2, top_p=None)
 
         first, second = asyncio.run(main())
@@ -158,12 +165,27 @@ def test_a_model_sends_messages_and_sampling() -> None:
     assert second.experience(reward=1.0).response_length == 5
 
 
+def test_arguments_of_tool_calls_are_sent_as_text() -> None:
+    """As OpenAI's API has them; chat templates have objects."""
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    with serving(lambda *_: Reply()) as server:
+        asked = endpoint(server.url)
+
+        async def main() -> Any:
+            return await ExternalModel(asked).chat(messages)
+
+        asyncio.run(main())
+    [one] = server.asked
+    assert one.body["messages"][1]["tool_calls"] == [{**call, "function": {"name": "add", "arguments": '{"a": 2}'}}]
+
+
 def test_each_answer_has_its_seed() -> None:
     with serving(lambda *_: Reply()) as server:
         asked = endpoint(server.url)
 
         async def main() -> Any:
-            return await ExternalModel(asked, asked.settings).chat(BODY["messages"], n=2, seeds=[5, 6])
+            return await ExternalModel(asked).chat(BODY["messages"], n=2, seeds=[5, 6])
 
         asyncio.run(main())
     assert sorted(each.body["seed"] for each in server.asked) == [5, 6]

@@ -74,15 +74,14 @@ def restored_weights(tiny_engine, tiny_folder):
 
 def test_cache_reset_makes_the_engine_recompute_prompts(tiny_engine, monkeypatch):
     prompt = np.arange(5, 5 + 3 * CPU_BLOCK_TOKENS + 1, dtype=np.int32)
-    backend, cached_tokens = tiny_engine._backend, []
-    place = backend._place
+    cached_tokens, place = [], tiny_engine._place
 
     def watched(output):
         if output.finished:
             cached_tokens.append(output.num_cached_tokens)
         place(output)
 
-    monkeypatch.setattr(backend, "_place", watched)
+    monkeypatch.setattr(tiny_engine, "_place", watched)
 
     def logprobs(key: str) -> bytes:
         [sample] = generate(tiny_engine, [Request(key, prompt, SAMPLING, 0)])

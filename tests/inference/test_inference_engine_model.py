@@ -7,9 +7,11 @@ import asyncio
 import numpy as np
 import pytest
 from rollout.fakes import FakeEngine
+from tokenizers import AddedToken
 
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.tokenizer import load_tokenizer, stop_tokens
+from trinity_core.data.tiny import make_tokenizer
+from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError
 from trinity_core.inference.engine_model import EngineModel, Limits
 from trinity_core.inference.pool import EnginePool
@@ -100,5 +102,27 @@ def test_next_turn_keeps_the_tokens_of_earlier_turns(encoder):
     assert second.prompt_tokens.tolist() == history.tolist()
 
 
-def test_stop_tokens_include_the_tokenizers_eos(tiny_folder, encoder):
-    assert encoder.tokenizer.eos_token_id in stop_tokens(str(tiny_folder), encoder.tokenizer)
+def test_answers_end_as_the_template_in_use_ends_them(encoder):
+    """In the first turn of a conversation and in later ones, which continue token ids."""
+    other = "{% for m in messages %}{{ m.content }}<|im_start|>{% endfor %}"
+    own, of_other = encoder.tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
+    engine = FakeEngine(answer=[50, own])
+
+    async def both(model):
+        for template in (None, other):
+            [first] = await model.chat(MESSAGES, chat_template=template)
+            await model.generate(first.prompt_tokens, chat_template=template)
+        await model.chat(MESSAGES, stop_token_ids=(9,))
+
+    with_model(encoder, both, engine)
+    stops = [set(call[0].sampling.stop_token_ids) for call in engine.calls]
+    assert stops == [{2, own}, {2, own}, {2, of_other}, {2, of_other}, {9}]
+
+
+def test_turn_end_that_is_no_special_token_is_not_in_the_text(encoder):
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken("<end>", special=False)])
+    plain = ChatEncoder(tokenizer, "{% for m in messages %}{{ m.content }}<end>{% endfor %}")
+    [end], words = plain.turn_ends, tokenizer.encode("It is 7", add_special_tokens=False)
+    [answer] = with_model(plain, lambda model: model.chat(MESSAGES), FakeEngine(answer=[*words, end]))
+    assert answer.tokens.tolist() == [*words, end] and answer.text == "It is 7"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trinity_core.inference import in_process
-from trinity_core.inference.in_process import InProcessBackend
+from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.requests import EngineLost, Request, Sampling
 from trinity_core.inference.settings import EngineSettings
 
@@ -36,7 +36,7 @@ class Steps:
 
 async def stopped(engine: Steps, go_on_after: float | None) -> str:
     """Stop a backend amid a step; on which thread vLLM's engine was let go by then."""
-    backend = InProcessBackend(EngineSettings("model", 64))
+    backend = InProcessEngine(EngineSettings("model", 64))
     backend._build = lambda: engine  # type: ignore[method-assign, assignment, return-value]
     await backend.start()
     asked = asyncio.ensure_future(backend.generate([Request("r", np.ones(4, np.int32), Sampling(max_tokens=4), 1)]))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from trinity_core.config import config_from_dict
 from trinity_core.errors import TrinityError
 from trinity_core.inference import vllm_types
-from trinity_core.inference.engine import Engine
+from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.settings import EngineSettings, policy_engine
 from trinity_core.inference.weight_receiver import with_head
 
@@ -47,9 +48,18 @@ def test_restricted_sampling_on_gpu_reports_raw_logprobs():
     assert vllm_types.engine_arguments(policy_engine(restricted, on_gpu=True))["logprobs_mode"] == "raw_logprobs"
     assert not policy_engine(config(), on_gpu=True).raw_logprobs
     cooler = config(overrides=["model.top_k=5", "model.temperature=0.7"])
-    with pytest.raises(TrinityError, match=r"rollout_args\.temperature: must be 1"):
+    with pytest.raises(TrinityError, match=r"rollout_args\.temperature: is 0\.7"):
         policy_engine(cooler, on_gpu=True)
     assert not policy_engine(cooler, on_gpu=False).raw_logprobs
+
+
+def test_engine_gets_the_trainers_changes_to_the_model(tiny_folder):
+    key = "trainer.trainer_config.actor_rollout_ref.model.override_config"
+    changed = policy_engine(config([f"model.model_path={tiny_folder}", f"{key}={{sliding_window: 64}}"]), on_gpu=False)
+    assert vllm_types.engine_arguments(changed)["hf_overrides"] == {"sliding_window": 64}
+    plain = policy_engine(config([f"model.model_path={tiny_folder}"]), on_gpu=False)
+    assert vllm_types.engine_arguments(plain)["hf_overrides"] == {}
+    assert changed != plain and len({changed, plain, replace(changed)}) == 2
 
 
 def test_cpu_kv_cache_holds_all_sequences(tiny_folder):
@@ -94,6 +104,6 @@ def test_explorer_imports_neither_torch_nor_vllm():
 
 
 def test_cpu_engine_refuses_pushed_weights():
-    engine = Engine(EngineSettings("some/model", 100))
+    engine = InProcessEngine(EngineSettings("some/model", 100))
     with pytest.raises(TrinityError, match=r"sync_method: memory"):
-        asyncio.run(engine.start_weight_update())
+        asyncio.run(engine.init_weight_transfer_engine({}))

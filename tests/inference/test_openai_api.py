@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -12,7 +13,16 @@ import pytest
 from inference.conversations import CALLS, converse_all, gaps
 from inference.openai_server import serving
 
-from trinity_core.inference.requests import WeightSource
+from trinity_core.config.schema.buffer import FormatConfig
+from trinity_core.data.chat import ChatEncoder
+from trinity_core.data.task import Task
+from trinity_core.inference.engine_model import EngineModel, Limits
+from trinity_core.inference.openai_api.model import ApiModels
+from trinity_core.inference.requests import Sampling, WeightSource
+from trinity_core.rollout.runner import TaskRunner
+from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.workflows import RewardPool
+from trinity_core.workflows.conversation import ConversationWorkflow
 
 ASK = [{"role": "user", "content": "Mia has 2 apples and buys 3. How many has she?"}]
 ADD = {
@@ -333,11 +343,63 @@ def test_ending_a_session_ends_its_requests(api):
 
 
 def test_training_answers_are_sampled_as_the_run_says(api, tiny_engine):
-    session = api.session(seed=1, pinned={"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0})
+    session = api.session(pinned={"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0})
     answer(api.client(session), temperature=0.1, top_p=0.2, presence_penalty=2.0, seed=9)
     free = api.session()
     answer(api.client(free), temperature=1.0, seed=9)
     assert checked(session, tiny_engine)[0].tokens.tolist() == free.sequences()[0].tokens.tolist()
+
+
+class Debate(ConversationWorkflow):
+    """Each rollout asks the policy the same in two sessions and in two trajectories of its own."""
+
+    async def rollout(self, run):
+        rows = []
+        for _ in range(2):
+            with self.model.session(run) as session:
+                client = session.openai_async_client
+                await client.chat.completions.create(model="policy", messages=ASK, max_tokens=12)
+            rows += session.experiences(0.0, run=run)
+            trajectory = self.trajectory(run)
+            await trajectory.act(max_tokens=12)
+            rows.append(trajectory.experience(0.0, run=run))
+        return rows
+
+
+def test_conversations_of_a_rollout_draw_noise_of_their_own(api):
+    task = Task(0, {}, "set", f"{__name__}.Debate", 2, group="g", format=FormatConfig(prompt_type="messages"))
+    task = replace(task, raw={"messages": ASK})
+
+    async def main():
+        encoder = ChatEncoder(api.tokenizer)
+        limits = Limits(256, None, 12, Sampling(12, stop_token_ids=(api.tokenizer.eos_token_id,)))
+        sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+        models = ApiModels(api.server, "policy", sampling, api.pool)
+        loops = WorkflowLoops()
+        model = EngineModel(api.pool, encoder, limits, outside=loops.outside)
+        runner = TaskRunner(model, RewardPool(1), 1, 60.0, api=models, loops=loops)
+
+        async def ask():
+            [outcome] = await runner.run([task])
+            assert outcome.error is None, outcome.error
+            return [one.tokens[one.prompt_length :].tolist() for one in outcome.experiences]
+
+        return await ask(), await ask()
+
+    first, again = asyncio.run_coroutine_threadsafe(main(), api.loop).result(120)
+    assert len(first) == 8 and len({tuple(tokens) for tokens in first}) == 8
+    assert again == first  # a run that resumes gets the same
+
+
+def test_a_fixed_seed_of_an_agent_makes_no_equal_rollouts(api):
+    """`seed=42` stands in many an agent; what it asks twice in one session it gets twice."""
+
+    def said(seed):
+        client = api.client(api.session(seed=seed))
+        return [answer(client, seed=42).choices[0].message.content for _ in range(2)]
+
+    (first, second), (other, _) = said(1), said(2)
+    assert first == second != other and said(1)[0] == first
 
 
 def test_defaults_apply_to_requests_that_say_nothing(api):

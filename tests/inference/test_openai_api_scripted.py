@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -14,15 +18,16 @@ import pytest
 from inference.openai_server import serving
 from rollout.fakes import FakeEngine
 
+from trinity_core.config.schema.buffer import RolloutArgs
 from trinity_core.data.task import Task
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.inference.openai_api.book import SessionBook
 from trinity_core.inference.openai_api.journal import Journal
-from trinity_core.inference.openai_api.live import SessionTerms
-from trinity_core.inference.openai_api.model import ApiModels
-from trinity_core.inference.requests import EngineLost, Sample, SampleBatch, WeightSource
-from trinity_core.rollout.metrics import step_numbers
+from trinity_core.inference.openai_api.model import ApiModel, ApiModels
+from trinity_core.inference.openai_api.recorded_session import SessionTerms
+from trinity_core.inference.openai_api.served_sessions import ServedSessions
+from trinity_core.inference.requests import EngineLost, Sample, SampleBatch, TopLogprobs, WeightSource
+from trinity_core.rollout.metrics import scores_of, step_numbers
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.workflows import WORKFLOWS, AgentWorkflow, Reward, RewardPool, Workflow
 
@@ -156,6 +161,26 @@ def test_a_tool_is_called_and_its_result_continues(api, speaker, ask):
     assert speaker.heard[1][: len(speaker.heard[0])] == speaker.heard[0]
 
 
+@pytest.mark.parametrize("is_eval", [False, True])
+def test_max_tokens_of_a_task_set_limits_answers(api, speaker, is_eval):
+    """Where a request sets no limit, and never more than the context holds."""
+    task = Task(0, {}, "t", "w", rollout_args=RolloutArgs(temperature=0.6, max_tokens=256), is_eval=is_eval)
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    model = ApiModel(
+        SimpleNamespace(tokenizer=api.tokenizer), task, ApiModels(api.server, "policy", sampling, api.pool)
+    )
+    say(speaker, *["Yes."] * 5)
+    speaker.calls.clear()
+    client = api.client(model.session(0).session)
+    for limit in ({}, {"max_tokens": 300}, {"max_completion_tokens": 9}):
+        ask(client, ASK, **limit)
+    word = len(api.tokenizer.encode(" word", add_special_tokens=False))
+    ask(client, [{"role": "user", "content": " word" * ((900 - len(speaker.heard[0])) // word)}])
+    client.completions.create(model="policy", prompt="2 + 3?", max_tokens=7)
+    limits = [request.sampling.max_tokens for call in speaker.calls for request in call]
+    assert limits[:3] == [256, 300, 9] and limits[3] == 1024 - len(speaker.heard[3]) < 256 and limits[4] == 7
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_openai_agents_work_unchanged(api, speaker, streams):
     import agents
@@ -198,6 +223,219 @@ def test_reasoning_stays_in_the_recorded_tokens(api, speaker):
     client.chat.completions.create(model="policy", messages=again)
     [text] = texts_of(session, speaker.tokenizer)
     assert "Two, three, five.</think>5<|im_end|>\n<|im_start|>user\nsure?" in text
+
+
+def test_the_first_change_of_history_is_logged(speaker, folder, caplog):
+    say(speaker, *"abcdef")
+    with caplog.at_level("WARNING", "trinity_core"), serving(folder, speaker) as api:
+        client = api.client(api.session())
+        ask(client, ASK, tool_choice="none")
+        more = [{"role": "assistant", "content": "a"}, {"role": "user", "content": "and?"}]
+        ask(client, [*ASK, *more], tool_choice="none")
+        assert not any("sequence" in record.getMessage() for record in caplog.records)
+        for text in ("b, shortened", "c, shortened"):
+            ask(client, [*ASK, *more, {"role": "assistant", "content": text}, more[1]], tool_choice="none")
+    [told] = [record.getMessage() for record in caplog.records if "sequence" in record.getMessage()]
+    assert "message 4 of 5 (assistant)" in told and "content" in told
+
+
+async def cut_async(api, session, count):
+    client = openai.AsyncOpenAI(base_url=api.server.base_url(session), api_key=api.server.key, max_retries=0)
+    chunks = await client.chat.completions.create(model="policy", messages=ASK, stream=True)
+    for _ in range(count):
+        await anext(chunks)
+    await chunks.close()
+
+
+def cut_by_close(api, session, count):
+    chunks = stream_of(api.client(session))
+    for _ in range(count):
+        next(chunks)
+    chunks.close()
+
+
+def cut_by_break(api, session, count):
+    with stream_of(api.client(session)) as chunks:
+        for number, _ in enumerate(chunks):
+            if number == count - 1:
+                break
+
+
+def read_to_the_end(api, session):
+    client = api.client(session, http_client=openai.DefaultHttpxClient(verify=False))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream_of(client)) == "one two three"
+    client.close()
+
+
+def read_until_done(api, session):
+    """By hand, and away at the last line."""
+    address, key = f"{api.server.base_url(session)}/chat/completions", f"Bearer {api.server.key}"
+    body = {"model": "policy", "messages": ASK, "stream": True}
+    with httpx.Client() as client, client.stream("POST", address, json=body, headers={"Authorization": key}) as got:
+        assert any(line == "data: [DONE]" for line in got.iter_lines())
+
+
+def stream_of(client):
+    return client.chat.completions.create(model="policy", messages=ASK, stream=True)
+
+
+@pytest.mark.parametrize(("seconds", "chunks"), [(0.0, 1), (0.012, 3)])
+def test_a_stream_that_its_client_cut_is_not_recorded(api, speaker, seconds, chunks):
+    """However fast the answer was: 14 rollouts, each cut after some chunks, and the session ended at once."""
+    for number in range(14):
+        say(speaker, "hm</think>one two three four five", seconds=seconds)
+        session = api.session()
+        cut = (cut_by_close, cut_by_break, lambda *given: asyncio.run(cut_async(*given)))[number % 3]
+        cut(api, session, chunks)
+        session.end()
+        assert session.sequences() == [] and session.digests == [] and session.sampled_tokens == 0, number
+
+
+@pytest.mark.parametrize("read", [read_to_the_end, read_until_done])
+def test_a_stream_that_was_read_counts_wherever_its_client_went(api, speaker, read):
+    for _ in range(8):
+        say(speaker, "hm</think>one two three")
+        session = api.session()
+        read(api, session)
+        session.end()
+        [sequence] = session.sequences()
+        assert sequence.mask.all() and session.dropped_tokens == 0
+
+
+MALFORMED = [
+    '<tool_call>\n{"name": "add", "arguments": {"x": 2,\n</tool_call>',
+    '<tool_call>\n{"name": "add", "arguments": {x: 2}}\n</tool_call>',
+    '<tool_call>\n{"name": "add"}\n</tool_call>',
+    '<tool_call>\n{"name": "add", "arguments": {"x": 2',
+    '<tool_call>\n["add", 2]\n</tool_call>',
+    "<tool_call>add(2, 3)</tool_call>",
+    '{"name": "add", "arguments": {"x": 2}}',
+    f'{CALL}\n<tool_call>\n{{"name": "add", "arguments": {{"x": 2,\n</tool_call>',
+    f"First I add. {CALL} and then {CALL}",
+]
+
+
+@pytest.mark.parametrize("thought", ["", "hm</think>"])
+@pytest.mark.parametrize("text", [CALL, *MALFORMED], ids=range(len(MALFORMED) + 1))
+def test_an_answer_is_the_same_streamed_or_not(api, speaker, text, thought):
+    """And what its client sends back continues it."""
+    given = []
+    for asking in (ask, stream):
+        say(speaker, thought + text, "So it is.</think>5")
+        session = api.session()
+        client = api.client(session)
+        message = asking(client, ASK)
+        message = message if isinstance(message, dict) else message.model_dump(exclude_none=True)
+        ask(client, [*ASK, message, {"role": "user", "content": "and?"}])
+        [sequence] = session.sequences()
+        assert len(sequence.answers) == 2
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        given.append((message.get("content") or "", [(call["name"], call["arguments"]) for call in calls]))
+    assert given[0] == given[1]
+
+
+@dataclass
+class Talkative(Speaker):
+    """Says 200 tokens at once, each with the 20 likeliest where they are asked for."""
+
+    async def say(self, request) -> Sample:
+        count = 200
+        sample = self.sample([*range(100, 99 + count), self.tokenizer.eos_token_id])
+        if not (request.params and request.params.logprobs):
+            return sample
+        tokens = (sample.tokens[:, None] + np.arange(21)) % 400
+        top = TopLogprobs(tokens.astype(np.int32), np.full((count, 21), -3.0, np.float32), np.ones(count, np.int32))
+        return replace(sample, top=top)
+
+
+def test_log_probs_hold_up_nobody(speaker, folder):
+    """Seconds that others wait for an answer meanwhile, as a share of the time that the log-probs take."""
+    with (
+        serving(folder, Talkative(tokenizer=speaker.tokenizer), max_model_len=1024) as api,
+        ThreadPoolExecutor() as threads,
+    ):
+        client = api.client(timeout=120)
+        client.models.list()
+        began, waits = time.perf_counter(), []
+        arguments = {"model": "policy", "messages": ASK, "n": 32, "logprobs": True, "top_logprobs": 20}
+        address, headers = f"{client.base_url}chat/completions", {"authorization": f"Bearer {client.api_key}"}
+        asked = threads.submit(httpx.post, address, json=arguments, headers=headers, timeout=120)
+        while not asked.done():
+            before = time.perf_counter()
+            client.models.list()
+            waits.append(time.perf_counter() - before)
+            time.sleep(0.01)
+        took, choices = time.perf_counter() - began, asked.result().json()["choices"]
+        print(f"{took:.2f} s for the log-probs; others waited {max(waits):.2f} s at most, {len(waits)} times")
+        places = [place for choice in choices for place in choice["logprobs"]["content"]]
+        assert len(choices) == 32 and len(places) == 32 * 200
+        assert all(len(place["top_logprobs"]) == 20 for place in places)
+        assert max(waits) < max(0.2 * took, 0.3)
+        assert client.post("/completions", cast_to=object, body={"model": "policy", "prompt": "a", "logprobs": 5})
+        with pytest.raises(openai.BadRequestError):
+            client.completions.create(model="policy", prompt="a", logprobs=6)
+
+
+def raw(api, data: bytes, limit: float = 10.0) -> bytes:
+    """What the server answers to these bytes, until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", api.server.port), timeout=limit) as connection:
+        connection.sendall(data)
+        found = b""
+        while part := connection.recv(65536):
+            found += part
+        return found
+
+
+def test_half_a_head_does_not_keep_its_connection(api, monkeypatch):
+    from trinity_core.inference.openai_api import connections
+
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    for half in (b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n", b"GET /v1/mod"):
+        assert raw(api, half).startswith(b"HTTP/1.1 408 ")
+    whole = b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n"
+    answers = raw(api, whole + b"GET /v1/mod")
+    assert answers.startswith(b"HTTP/1.1 401 ") and b"HTTP/1.1 408 " in answers
+    body = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{"
+    assert raw(api, body).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_head_without_end_is_refused(api):
+    with suppress(ConnectionError):  # what it did not read any more resets the connection
+        assert raw(api, b"GET / HTTP/1.1\r\n" + b"a: " + b"b" * (2 << 20)).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_deep_json_is_refused_with_its_reason(api, path):
+    deep = b'{"model": "policy", "messages": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+    headers = {"authorization": f"Bearer {api.server.key}", "content-type": "application/json"}
+    got = httpx.post(f"{api.server.base_url()}/{path}", content=deep, headers=headers)
+    assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_json")
+    arguments = {"function": {"name": "add", "arguments": "[" * 50_000}, "id": "a", "type": "function"}
+    messages = [*ASK, {"role": "assistant", "content": "", "tool_calls": [arguments]}, *ASK]
+    got = httpx.post(
+        f"{api.server.base_url(api.session())}/chat/completions", headers=headers, json={"messages": messages}
+    )
+    assert got.status_code == 400, got.text
+
+
+@pytest.mark.parametrize("ends", ["session", "client"])
+def test_whole_answers_are_given_up_in_the_engine(api, speaker, ends):
+    """Not just by the server: nobody waits for the rest any more."""
+    say(speaker, "one two three four five", seconds=0.5)
+    session, before = api.session(), len(speaker.aborted)
+    with ThreadPoolExecutor() as threads:
+        client = api.client(session, timeout=0.3 if ends == "client" else 60)
+        asked = threads.submit(client.chat.completions.create, model="policy", messages=ASK)
+        deadline = time.monotonic() + 20  # a session in which nothing was said goes after its answer
+        while not speaker.heard and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if ends == "session":
+            api.server.close(session)
+        with pytest.raises(openai.APIError):
+            asked.result()
+    while len(speaker.aborted) == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(speaker.aborted) == before + 1 and session.sequences() == []
 
 
 def test_requests_are_logged_where_that_is_wanted(speaker, folder, caplog):
@@ -315,6 +553,34 @@ def test_an_agent_that_crashes_is_tried_again(api, speaker, monkeypatch):
     assert numbers["sessions/discarded_tokens"] > 0
 
 
+class Sampling(Workflow):
+    """Samples its rollouts with the client of its own session, as a workflow written for Trinity-RFT does."""
+
+    def run(self):
+        client, args = self.model.openai_client, {"model": self.model.model_name, "messages": ASK}
+        choices = client.chat.completions.create(n=3, **args).choices
+        if self.task.workflow_args.get("goes_on"):
+            said = {"role": "assistant", "content": choices[0].message.content}
+            client.chat.completions.create(**args | {"messages": [*ASK, said, *ASK]})
+        experiences = self.model.extract_experience_from_history()
+        for one in experiences:
+            one.reward = float("right" in one.info["response"])
+        return experiences
+
+
+def test_answers_to_one_prompt_are_rollouts_of_its_task(api, speaker, monkeypatch):
+    say(speaker, "hm</think>right", "hm</think>wrong", "hm</think>right")
+    outcome = run(api, monkeypatch, Sampling, repeat_times=3)
+    assert [(one.run, one.turn) for one in outcome.experiences] == [(0, 0), (1, 0), (2, 0)]
+    assert sorted(scores_of(outcome.experiences)) == [0.0, 1.0, 1.0]
+
+
+def test_a_session_that_goes_on_is_one_rollout(api, speaker, monkeypatch):
+    say(speaker, "hm</think>right", "hm</think>wrong", "hm</think>right", "hm</think>right")
+    outcome = run(api, monkeypatch, Sampling, repeat_times=3, workflow_args={"goes_on": True})
+    assert [(one.run, one.turn) for one in outcome.experiences] == [(0, 0), (0, 1), (0, 2)]
+
+
 def test_a_plain_run_uses_the_workflows_own_session(api, speaker, monkeypatch):
     say(speaker, "hm</think>yes")
     outcome = run(api, monkeypatch, Plain)
@@ -385,8 +651,8 @@ def serve(folder, speaker, tmp_path):
     """Starts a server whose clients open their own sessions, again and again on the same journal."""
 
     def start():
-        book = SessionBook(Journal(tmp_path / "journal"), SessionTerms(), 60.0)
-        return serving(folder, speaker, max_model_len=1024, server={"book": book, "key": "sk-kept"})
+        own = ServedSessions(Journal(tmp_path / "journal"), SessionTerms(), 60.0)
+        return serving(folder, speaker, max_model_len=1024, server={"served_sessions": own, "key": "sk-kept"})
 
     return start
 
@@ -410,7 +676,7 @@ def test_a_conversation_goes_on_after_a_restart(serve, speaker):
         base_url = f"{api.server.base_url().removesuffix('/v1')}/sessions/{opened['session_id']}/v1"
         chat(base_url, [*ASK, first, {"role": "user", "content": "and?"}])
         assert post(api, "/feedback", {"session_id": opened["session_id"], "reward": 1.0}).status_code == 200
-        [group] = api.server.book.take(8, 99)
+        [group] = api.server.served_sessions.take(8, 99)
     [sequence] = group.sessions[0].session.sequences()
     text = speaker.tokenizer.decode(sequence.tokens)
     assert "one<|im_end|>\n<|im_start|>user\nand?" in text and text.endswith("two<|im_end|>")
@@ -440,8 +706,8 @@ def test_plain_clients_find_their_session_in_a_header(serve, speaker):
         with pytest.raises(openai.NotFoundError):
             api.client().chat.completions.create(model="nobody", messages=ASK)
         assert raw.parse().choices[0].message.content == "one"
-        deadline = time.monotonic() + 20
-        while api.server.book.counts != (1, 0, 0):  # a session in which nothing was said goes after its answer
-            assert time.monotonic() < deadline, api.server.book.counts
+        deadline = time.monotonic() + 20  # a session in which nothing was said goes after its answer
+        while api.server.served_sessions.counts != (1, 0, 0):
+            assert time.monotonic() < deadline, api.server.served_sessions.counts
             time.sleep(0.01)
         assert post(api, "/feedback", {"session_id": name, "reward": -1}).status_code == 200

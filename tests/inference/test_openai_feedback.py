@@ -6,17 +6,23 @@ import asyncio
 import json
 import resource
 import signal
+from dataclasses import dataclass
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import JSONResponse
 
 from trinity_core.data.turns import Call
-from trinity_core.inference.openai_api.book import SessionBook
-from trinity_core.inference.openai_api.feedback import Feedback, Refusal
-from trinity_core.inference.openai_api.gate import Gate
+from trinity_core.inference.openai_api.application import application
+from trinity_core.inference.openai_api.error_bodies import session_headers
 from trinity_core.inference.openai_api.journal import Journal
-from trinity_core.inference.openai_api.live import EXCHANGE, SessionTerms
-from trinity_core.inference.openai_api.reception import Reception
+from trinity_core.inference.openai_api.recorded_session import EXCHANGE, SessionTerms
+from trinity_core.inference.openai_api.request_limits import ModelRoute
+from trinity_core.inference.openai_api.served_sessions import Feedback, ServedSessions
+from trinity_core.inference.openai_api.session_auth import Refusal, SessionAuth
 from trinity_core.inference.requests import Sample
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -35,8 +41,8 @@ def clock():
 
 
 @pytest.fixture
-def open_book(tmp_path, clock):
-    return lambda **how: SessionBook(Journal(tmp_path / "journal"), SessionTerms(), 60.0, clock=clock, **how)
+def open_served(tmp_path, clock):
+    return lambda **how: ServedSessions(Journal(tmp_path / "journal"), SessionTerms(), 60.0, clock=clock, **how)
 
 
 def call(prompt=(1, 2), tokens=(3, 4), version=0):
@@ -74,10 +80,10 @@ def test_a_full_disk_leaves_what_is_there_readable(tmp_path):
     assert (entry.task, entry.feedback) == ("task", {"reward": 0.5})
 
 
-def judged(book, reward=1.0, task="", **how):
-    session = book.begin(task)
+def judged(served, reward=1.0, task="", **how):
+    session = served.begin(task)
     answered(session, call(**how))
-    book.give({"session_id": session.name, "reward": reward})
+    served.give(session.name, Feedback(reward=reward))
     return session.name
 
 
@@ -85,244 +91,301 @@ def names(groups):
     return [[mine.name for mine in group.sessions] for group in groups]
 
 
-def refusal(book, **given):
+def refusal(served, name):
     with pytest.raises(Refusal) as caught:
-        book.give(given)
+        served.give(name, Feedback(reward=1))
     return caught.value.status, caught.value.code, caught.value.param
 
 
-def test_feedback_ends_a_session_and_is_taken_once(open_book):
-    book = open_book()
-    session = book.begin()
+def test_feedback_ends_a_session_and_is_taken_once(open_served):
+    served = open_served()
+    session = served.begin()
     answered(session)
-    given = {"session_id": session.name, "reward": 1, "metrics": {"stars": 4}, "comment": "good"}
-    assert book.give(given) is session and session.begin() is None
-    [group] = book.take(8, 0)
-    assert group.sessions[0].feedback == Feedback(1.0, {"stars": 4.0}, "good") and not group.dropped
-    book.stored()
-    assert book.take(8, 0) == [] and not list(open_book().judged)
+    feedback = Feedback(reward=1, metrics={"stars": 4}, comment="good")
+    assert served.give(session.name, feedback) is session and session.begin() is None
+    [group] = served.take(8, 0)
+    assert group.sessions[0].feedback == feedback and not group.dropped
+    served.stored()
+    assert served.take(8, 0) == [] and not list(open_served().judged)
 
 
-def test_feedback_that_makes_no_sense_is_refused(open_book):
-    book = open_book()
-    session = book.begin()
-    empty = book.begin()
+def test_feedback_without_a_session_to_judge_is_refused(open_served):
+    served = open_served()
+    session, empty = served.begin(), served.begin()
     answered(session)
-    mine = {"session_id": session.name}
-    assert refusal(book, reward=1) == (400, "missing_required_parameter", "session_id")
-    assert refusal(book, **mine) == (400, "missing_required_parameter", "reward")
-    for wrong in (float("nan"), float("inf"), True, "1", None, 10**400, -1e7):
-        assert refusal(book, **mine, reward=wrong) == (400, "invalid_value", "reward")
-    assert refusal(book, **mine, reward=1, metrics={"a": "b"}) == (400, "invalid_value", "metrics.a")
-    assert refusal(book, **mine, reward=1, metrics=[]) == (400, "invalid_value", "metrics")
-    for untold in ("", "a//b", "../a", "a" * 101, "a\n", "\ud800", "<b>"):
-        assert refusal(book, **mine, reward=1, metrics={untold: 1}) == (400, "invalid_value", "metrics")
-    for comment in (3, "a" * 10_001, "half a character: \ud800"):
-        assert refusal(book, **mine, reward=1, comment=comment) == (400, "invalid_value", "comment")
-    assert refusal(book, **mine, reward=1, rewards=2) == (400, "unknown_parameter", "rewards")
-    assert refusal(book, session_id="nobody", reward=1) == (404, "session_not_found", "session_id")
-    assert refusal(book, session_id=empty.name, reward=1) == (409, "nothing_sampled", "session_id")
-    book.give({**mine, "reward": 1})
-    assert refusal(book, **mine, reward=1) == (409, "feedback_already_given", "session_id")
+    assert refusal(served, "nobody") == (404, "session_not_found", "session_id")
+    assert refusal(served, empty.name) == (409, "nothing_sampled", "session_id")
+    served.give(session.name, Feedback(reward=1))
+    assert refusal(served, session.name) == (409, "feedback_already_given", "session_id")
 
 
-def test_sessions_without_feedback_are_dropped(open_book, clock):
-    book = open_book()
-    session, empty, busy = (book.begin() for _ in range(3))
+def test_sessions_without_feedback_are_dropped(open_served, clock):
+    served = open_served()
+    session, empty, busy = (served.begin() for _ in range(3))
     answered(session)
     request = busy.begin()
     clock.now += 59
-    assert book.expire() == []
+    assert served.expire() == []
     clock.now += 2
-    assert set(book.expire()) == {session, empty}
-    assert refusal(book, session_id=session.name, reward=1)[:2] == (410, "session_ended")
-    [group] = book.take(8, 0)
+    assert set(served.expire()) == {session, empty}
+    assert refusal(served, session.name)[:2] == (410, "session_ended")
+    [group] = served.take(8, 0)
     assert names([group]) == [[session.name]] and group.dropped == "without_feedback"
     request.close()
-    book.used(busy.name)
-    assert book.expire() == []
+    served.used(busy.name)
+    assert served.expire() == []
 
 
-def test_a_request_renews_the_time_of_its_session(open_book, clock):
-    book = open_book()
-    session = book.begin()
+def test_a_request_renews_the_time_of_its_session(open_served, clock):
+    served = open_served()
+    session = served.begin()
     answered(session)
     clock.now += 40
-    book.used(session.name)
+    served.used(session.name)
     clock.now += 40
-    assert book.expire() == []
+    assert served.expire() == []
 
 
-def test_sessions_of_one_task_are_a_group(open_book, clock):
-    book = open_book(repeats=2)
-    first, other = judged(book, task="a"), judged(book, task="b")
-    assert book.complete()[0] == 0
-    second, third = judged(book, task="a"), judged(book, task="a")
-    assert names(book.take(8, 0)) == [[first, second]]
-    book.stored()
-    fourth = judged(book, task="b")
+def test_sessions_of_one_task_are_a_group(open_served, clock):
+    served = open_served(repeats=2)
+    first, other = judged(served, task="a"), judged(served, task="b")
+    assert served.complete()[0] == 0
+    second, third = judged(served, task="a"), judged(served, task="a")
+    assert names(served.take(8, 0)) == [[first, second]]
+    served.stored()
+    fourth = judged(served, task="b")
     clock.now += 100
-    fifth = judged(book, task="c")
-    book.expire()
-    groups = book.take(8, 0)
+    fifth = judged(served, task="c")
+    served.expire()
+    groups = served.take(8, 0)
     assert sorted(names(groups)) == sorted([[other, fourth], [third]])
     assert [group.dropped for group in groups if names([group]) == [[third]]] == ["without_group"]
-    assert book.counts == (0, 1, 0) and fifth
+    assert served.counts == (0, 1, 0) and fifth
 
 
-def test_without_a_task_the_first_prompt_makes_the_group(open_book):
-    book = open_book(repeats=2)
-    one, two, three = (judged(book, prompt=prompt) for prompt in ((1, 2), (1, 3), (1, 2)))
-    assert names(book.take(8, 0)) == [[one, three]] and two
+def test_without_a_task_the_first_prompt_makes_the_group(open_served):
+    served = open_served(repeats=2)
+    one, two, three = (judged(served, prompt=prompt) for prompt in ((1, 2), (1, 3), (1, 2)))
+    assert names(served.take(8, 0)) == [[one, three]] and two
 
 
-def test_a_restart_loses_no_answer_and_no_feedback(open_book):
-    book = open_book()
-    session = book.begin("a")
+def test_a_restart_loses_no_answer_and_no_feedback(open_served):
+    served = open_served()
+    session = served.begin("a")
     answered(session)
-    done = judged(book)
-    again = open_book(ended={done: "", "late": "without_feedback"})
+    done = judged(served)
+    again = open_served(ended={done: "", "late": "without_feedback"})
     [mine] = again.sessions
     assert mine.name == session.name and again.judged[0].name == done
-    assert refusal(again, session_id=done, reward=1)[1] == "feedback_already_given"
-    assert refusal(again, session_id="late", reward=1)[:2] == (410, "session_ended")
+    assert refusal(again, done)[1] == "feedback_already_given"
+    assert refusal(again, "late")[:2] == (410, "session_ended")
     found, count = mine.continued("", [*HELLO, {"role": "assistant", "content": "hi"}, HELLO[0]])
     assert count == 2 and found.digest == call().digest
     assert mine.sequences()[0].logprobs.dtype == np.float32
-    again.give({"session_id": mine.name, "reward": 0.5})
+    again.give(mine.name, Feedback(reward=0.5))
     assert sorted(names(again.take(8, 0))) == sorted([[session.name], [done]])
 
 
-def test_a_step_that_was_not_stored_is_given_back(open_book):
-    book = open_book()
-    first = judged(book)
-    book.take(8, 0)
-    book.resume(())
-    assert names(book.take(8, 0)) == [[first]]
+@dataclass
+class FakeConnection:
+    answered: Any = None
+    lost: bool = False
+    was_cut: bool = False
 
 
-def test_what_the_last_step_stored_is_not_taken_again(open_book):
-    first = judged(open_book())
-    book = open_book()
-    second = judged(book)
-    book.resume([first])
-    assert names(book.take(8, 0)) == [[second]]
-    book.resume(())
-    assert [session.name for session in open_book().judged] == [second]
+def test_answers_that_no_client_read_are_dropped_for_good(open_served):
+    """Four answers: read by a client that stays, by one that left, cut while it was sent, and cut afterwards."""
+    served = open_served()
+    session = served.begin()
+    states = [FakeConnection(), FakeConnection(lost=True), FakeConnection(lost=True), FakeConnection(was_cut=True)]
+    for number, connection in enumerate(states):
+        exchange = session.begin()
+        exchange.messages, exchange.connection = HELLO, connection
+        exchange.calls = {("r", 0): call(tokens=(3, 10 + number))}
+        exchange.keep({0: {"role": "assistant", "content": "hi"}})
+        connection.answered, exchange.delivered = exchange, number != 2
+        exchange.close()
+    assert session.sampled_tokens == 4 and session.dropped_tokens == 4
+    for found in (session, open_served().sessions[0]):
+        assert sorted(int(sequence.tokens[-1]) for sequence in found.sequences()) == [10, 11]
+    session.end()
+    states[0].was_cut = True  # after the end nothing changes any more
+    assert len(session.sequences()) == len(session.digests) == 2
 
 
-def test_tokens_of_weights_that_are_gone_are_dropped(open_book):
-    book = open_book()
-    old, new = judged(book, version=3), judged(book, version=1)
-    groups = book.take(8, 2)
+def test_an_answer_before_another_request_was_read(open_served):
+    session, connection = open_served().begin(), FakeConnection()
+    for number in range(2):
+        exchange = session.begin()
+        exchange.connection, exchange.calls = connection, {("r", 0): call(tokens=(3, number))}
+        exchange.keep()
+        connection.answered, exchange.delivered = exchange, True
+        exchange.close()
+    connection.was_cut = True
+    assert [sequence.tokens[-1] for sequence in session.sequences()] == [0]
+
+
+def test_a_step_that_was_not_stored_is_given_back(open_served):
+    served = open_served()
+    first = judged(served)
+    served.take(8, 0)
+    served.resume(())
+    assert names(served.take(8, 0)) == [[first]]
+
+
+def test_what_the_last_step_stored_is_not_taken_again(open_served):
+    first = judged(open_served())
+    served = open_served()
+    second = judged(served)
+    served.resume([first])
+    assert names(served.take(8, 0)) == [[second]]
+    served.resume(())
+    assert [session.name for session in open_served().judged] == [second]
+
+
+def test_tokens_of_weights_that_are_gone_are_dropped(open_served):
+    served = open_served()
+    old, new = judged(served, version=3), judged(served, version=1)
+    groups = served.take(8, 2)
     assert {group.sessions[0].name: group.dropped for group in groups} == {old: "weights_taken_back", new: ""}
 
 
-def test_weights_with_the_number_of_others_are_told_apart(open_book):
-    book = open_book()
-    gone, kept = judged(book, version=6), judged(book, version=5)
-    mine, asking = book.begin(), book.begin()
+def test_weights_with_the_number_of_others_are_told_apart(open_served):
+    served = open_served()
+    gone, kept = judged(served, version=6), judged(served, version=5)
+    mine, asking = served.begin(), served.begin()
     answered(mine, call(version=6))
     answered(asking, call(version=5))
     request = asking.begin()
-    book.take_back(5)  # and the trainer makes another version 6, and a 7
+    served.take_back(5)  # and the trainer makes another version 6, and a 7
     request.close()
-    book = open_book()  # whatever is started again meanwhile
+    served = open_served()  # whatever is started again meanwhile
     for name in (mine.name, asking.name):
-        book.give({"session_id": name, "reward": 1.0})
-    after = judged(book, version=6)
-    dropped = {group.sessions[0].name: group.dropped for group in book.take(8, 7)}
+        served.give(name, Feedback(reward=1.0))
+    after = judged(served, version=6)
+    dropped = {group.sessions[0].name: group.dropped for group in served.take(8, 7)}
     taken_back = dict.fromkeys((gone, mine.name, asking.name), "weights_taken_back")
     assert dropped == taken_back | {kept: "", after: ""}
 
 
-def test_a_line_that_was_cut_off_is_left_out(open_book, tmp_path):
-    book = open_book()
-    session = book.begin()
+def test_a_line_that_was_cut_off_is_left_out(open_served, tmp_path):
+    served = open_served()
+    session = served.begin()
     answered(session, call(), call(tokens=(5,)))
     [path] = (tmp_path / "journal").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(path.read_bytes()[:-5])
-    [mine] = open_book().sessions
+    [mine] = open_served().sessions
     assert mine.sampled_tokens == 2
     answered(mine, call(tokens=(6,)))
-    assert open_book().sessions[0].sampled_tokens == 3
+    assert open_served().sessions[0].sampled_tokens == 3
 
 
-# ---- the doors ----
+# ---- routes ----
 
 
-async def app(scope, receive, send):
-    """Stands for vLLM's routes: each request is answered with two tokens, if it is in a session."""
-    exchange = EXCHANGE.get()
-    if exchange is not None and scope["path"].endswith("completions") and not scope.get("fails"):
+def no_answer(session) -> APIRouter:
+    """Stands for vLLM's routes: each request for an answer gets two tokens; one for `/v1/nothing` gets none."""
+    router = APIRouter(route_class=ModelRoute, dependencies=[] if session is None else [Depends(session)])
+
+    @router.post("/chat/completions")
+    async def chat(request: Request):
+        exchange = EXCHANGE.get()
         exchange.messages, exchange.calls = HELLO, {("r", 0): call()}
         exchange.keep({0: {"role": "assistant", "content": "hi"}})
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": scope["path"].encode()})
+        return JSONResponse("answered", headers=session_headers(request))
+
+    @router.post("/completions")
+    async def nothing(): ...
+
+    return router
 
 
 @pytest.fixture
-def ask(open_book):
-    book = open_book()
-    gate = Gate(app, "key")
-    reception = Reception(gate, book, gate.close)
+def ask(open_served):
+    served = open_served()
+    auth = SessionAuth("key")
+    app = application(FastAPI(), no_answer, auth, served, {}, auth.close)
 
-    def ask(method, path, value=None, key="key", **more):
-        sent, headers = [], {"authorization": f"Bearer {key}", "host": "here:1", **more.pop("headers", {})}
-        body = value if isinstance(value, bytes) else b"" if value is None else json.dumps(value).encode()
+    def ask(method, path, value=None, key="key", headers=None):
+        async def main():
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here:1") as client:
+                body = {"content": value} if isinstance(value, bytes) else {} if value is None else {"json": value}
+                return await client.request(
+                    method, path, headers={"authorization": f"Bearer {key}", **(headers or {})}, **body
+                )
 
-        async def receive():
-            return {"type": "http.request", "body": body}
+        return asyncio.run(main())
 
-        async def send(message):
-            sent.append(message)
-
-        scope = {
-            "type": "http", "scheme": "http", "method": method, "path": path, "raw_path": path.encode(),
-            "headers": [(name.encode(), text.encode()) for name, text in headers.items()], **more,
-        }  # fmt: skip
-        asyncio.run(reception(scope, receive, send))
-        return sent[0]["status"], dict(sent[0]["headers"]), sent[1]["body"].decode()
-
-    ask.book = book
+    ask.served_sessions = served
     return ask
 
 
 def test_a_session_is_opened_asked_and_judged(ask):
-    status, _, body = ask("POST", "/sessions", {"task": "a"})
-    given = json.loads(body)
-    assert status == 200 and given["base_url"] == f"http://here:1/sessions/{given['session_id']}/v1"
-    path = f"/sessions/{given['session_id']}/v1/chat/completions"
-    assert ask("POST", path)[2] == "/v1/chat/completions"
-    assert ask("POST", "/feedback", {"session_id": given["session_id"], "reward": 1})[0] == 200
-    assert ask("POST", path)[0] == 410
-    assert ask("POST", "/feedback", {"session_id": given["session_id"], "reward": 1})[0] == 409
+    opened = ask("POST", "/sessions", {"task": "a"}).json()
+    assert opened["base_url"] == f"http://here:1/sessions/{opened['session_id']}/v1"
+    path = f"/sessions/{opened['session_id']}/v1/chat/completions"
+    assert ask("POST", path).json() == "answered"
+    verdict = {"session_id": opened["session_id"], "reward": 1}
+    assert [ask("POST", "/feedback", verdict).status_code for _ in range(2)] == [200, 409]
+    assert ask("POST", path).json()["error"]["code"] == "session_ended"
 
 
 def test_a_plain_client_gets_a_session_for_each_request(ask):
-    status, headers, body = ask("POST", "/v1/chat/completions")
-    name = headers[b"x-trinity-session"].decode()
-    assert (status, body) == (200, "/v1/chat/completions")
-    assert ask("POST", "/v1/chat/completions", headers={"x-trinity-session": name})[1][b"x-trinity-session"]
-    assert json.loads(ask("POST", "/feedback", {"session_id": name, "reward": 0})[2])["sampled_tokens"] == 4
-    assert ask("POST", "/v1/chat/completions", headers={"x-trinity-session": "unknown"})[0] == 404
+    answer = ask("POST", "/v1/chat/completions")
+    name = answer.headers["x-trinity-session"]
+    assert answer.json() == "answered"
+    assert ask("POST", "/v1/chat/completions", headers={"x-trinity-session": name}).headers["x-trinity-session"] == name
+    assert ask("POST", "/feedback", {"session_id": name, "reward": 0}).json()["sampled_tokens"] == 4
+    assert ask("POST", "/v1/chat/completions", headers={"x-trinity-session": "unknown"}).status_code == 404
 
 
 def test_a_request_that_samples_nothing_leaves_no_session(ask):
-    assert ask("POST", "/v1/chat/completions", fails=True)[0] == 200
-    assert ask.book.counts == (0, 0, 0) and not ask.book._journal.read()
+    assert ask("POST", "/v1/completions").status_code == 200
+    assert ask.served_sessions.counts == (0, 0, 0) and not ask.served_sessions._journal.read()
 
 
 def test_nothing_is_served_without_the_key(ask):
-    for path in ("/sessions", "/feedback", "/v1/chat/completions", "/v1/models"):
-        assert ask("POST", path, {}, key="other")[0] == 401
-    assert ask.book.counts == (0, 0, 0)
+    for path in ("/sessions", "/feedback", "/v1/chat/completions", "/v1/models", "/unknown"):
+        assert ask("POST", path, {}, key="other").status_code == 401
+    assert ask.served_sessions.counts == (0, 0, 0)
 
 
-def test_requests_that_cannot_be_read_are_refused(ask):
-    assert ask("GET", "/feedback")[0] == 405
-    assert ask("POST", "/feedback", b"{")[0] == 400 and ask("POST", "/feedback", [])[0] == 400
-    assert ask("POST", "/sessions", {"tusk": 1})[0] == 400 and ask("POST", "/sessions", {"task": 1})[0] == 400
-    assert ask("POST", "/sessions", b" " * (1 << 21))[0] == 413
-    assert ask("GET", "/v1/models")[2] == "/v1/models"
+JUDGED = {"session_id": "s", "reward": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "value", "status", "code", "param"),
+    [
+        ("GET", "/feedback", None, 405, "method_not_allowed", None),
+        ("POST", "/unknown", {}, 404, "not_found", None),
+        ("POST", "/feedback", b"{", 400, "invalid_json", None),
+        ("POST", "/feedback", [], 400, "invalid_value", None),
+        ("POST", "/sessions", {"tusk": 1}, 400, "unknown_parameter", "tusk"),
+        ("POST", "/sessions", {"task": 1}, 400, "invalid_value", "task"),
+        ("POST", "/sessions", b" " * (1 << 21), 413, "too_large", None),
+        ("POST", "/feedback", {"reward": 1}, 400, "missing_required_parameter", "session_id"),
+        ("POST", "/feedback", {"session_id": "s"}, 400, "missing_required_parameter", "reward"),
+        *(
+            ("POST", "/feedback", JUDGED | {"reward": wrong}, 400, "invalid_value", "reward")
+            for wrong in ("1", True, None, 10**400, -1e7)
+        ),
+        ("POST", "/feedback", b'{"session_id": "s", "reward": NaN}', 400, "invalid_value", "reward"),
+        ("POST", "/feedback", JUDGED | {"metrics": {"a": "b"}}, 400, "invalid_value", "metrics.a"),
+        ("POST", "/feedback", JUDGED | {"metrics": []}, 400, "invalid_value", "metrics"),
+        *(
+            ("POST", "/feedback", JUDGED | {"metrics": {name: 1}}, 400, "invalid_value", "metrics")
+            for name in ("", "a//b", "../a", "a" * 101, "a\n", "\ud800", "<b>")
+        ),
+        *(
+            ("POST", "/feedback", JUDGED | {"comment": comment}, 400, "invalid_value", "comment")
+            for comment in (1, "c" * 10_001, "\ud83d")
+        ),
+        ("POST", "/feedback", JUDGED | {"rewards": 2}, 400, "unknown_parameter", "rewards"),
+        ("POST", "/feedback", JUDGED, 404, "session_not_found", "session_id"),
+    ],
+)
+def test_requests_that_make_no_sense_are_refused(ask, method, path, value, status, code, param):
+    response = ask(method, path, value if isinstance(value, bytes | None) else json.dumps(value).encode())
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trinity_core.data.session_log import ANSWERS, answers_in_loss
 from trinity_core.data.turns import Call, continued_prompt, text_after_answer
-from trinity_core.inference.openai_api.sessions import Recorder, canonical
+from trinity_core.inference.openai_api.recorder import Recorder, canonical
 from trinity_core.inference.requests import Sample
 
 
@@ -140,6 +140,8 @@ def test_messages_that_continue_an_answer_find_it():
         {"role": "assistant", "content": "", "tool_calls": [TOOL_CALL], "refusal": None, "audio": None},
         {"role": "assistant", "tool_calls": [TOOL_CALL], "reasoning": "two and two"},
         {"role": "assistant", "content": [], "tool_calls": [TOOL_CALL]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"x": 2, "y": 2}}}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": json.dumps('{"x":2,"y":2}')}}]},
         {
             "role": "assistant",
             "tool_calls": [{"function": {"name": "add", "arguments": json.dumps({"y": 2, "x": 2}, indent=1)}}],
@@ -148,6 +150,55 @@ def test_messages_that_continue_an_answer_find_it():
 )
 def test_an_answer_is_known_in_all_its_spellings(back):
     assert canonical(back) == canonical({"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]})
+
+
+def calling(arguments, content=""):
+    function = {"name": "add", "arguments": arguments}
+    return {"role": "assistant", "content": content, "tool_calls": [{"function": function}]}
+
+
+def test_white_space_around_an_answer_is_no_difference():
+    assert canonical({"role": "assistant", "content": "\n 4\n"}) == canonical({"role": "assistant", "content": "4"})
+    assert canonical({"role": "user", "content": "4\n"}) != canonical({"role": "user", "content": "4"})
+
+
+@pytest.mark.parametrize("back", ["{}", "", None, {}, '{"x": 2,', json.dumps('{"x": 2,')])
+def test_arguments_that_no_client_can_read_come_back_repaired(back):
+    recorder, first = Recorder(), call([1], [2])
+    recorder.record(first, "tools", [ASK, calling('{"x": 2,')])
+    assert recorder.continued("tools", [ASK, calling(back), {"role": "tool", "content": "?"}]) == (first, 2)
+    assert recorder.continued("tools", [ASK, calling('{"x": 3}'), {"role": "tool", "content": "?"}]) is None
+    recorder.record(first, "tools", [ASK, calling("")])
+    assert recorder.continued("tools", [ASK, calling("{}"), {"role": "tool", "content": "?"}]) == (first, 2)
+
+
+def test_arguments_of_any_depth_are_compared():
+    deep = "[" * 50_000
+    assert canonical(calling(deep)) == canonical(calling(deep)) != canonical(calling("{}"))
+
+
+def test_what_begins_a_new_sequence_is_known():
+    recorder, answer, more = Recorder(), {"role": "assistant", "content": "4"}, {"role": "user", "content": "sure?"}
+    assert recorder.departure("", [ASK]) is None
+    recorder.record(call([1], [2]), "", [ASK, answer])
+    assert recorder.departure("", [ASK, answer, more]) is None
+    recorder.record(call([1, 2, 3], [4]), "", [ASK, answer, more, answer])
+    assert recorder.departure("", [ASK, answer, more, answer, more]) is None
+    reasons = [
+        recorder.departure("", messages)
+        for messages in (
+            [ASK, {**answer, "content": "four"}, more],
+            [ASK, {**answer, "tool_calls": [TOOL_CALL]}, more],
+            [ASK, answer, {**more, "content": "no?"}],
+            [more, answer, ASK],
+            [ASK, answer, more],
+        )
+    ]
+    assert [reason and reason.partition(" (")[0] for reason in reasons[:4]] == [
+        "message 2 of 3", "message 2 of 3", "message 3 of 3", "message 1 of 3",
+    ]  # fmt: skip
+    assert reasons[0].endswith("content") and reasons[1].endswith("tool_calls") and len(set(reasons)) == 5
+    assert all(reasons) and recorder.departure("other tools", [ASK, answer, more]) not in (None, *reasons)
 
 
 def test_messages_that_differ_are_told_apart():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trinity_core.config import ConfigError, OperatorConfig, config_from_dict
-from trinity_core.config.problems import Report
+from trinity_core.config.findings import Report
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.pipelines.checks import check_names
@@ -58,7 +58,7 @@ def test_answers_without_a_verdict_are_not_compared():
 
 
 def test_a_missing_reward_is_an_error():
-    with pytest.raises(TrinityError, match="without one"):
+    with pytest.raises(TrinityError, match="reward"):
         dynamic_sampling([*_group("a", 1, 0), replace(_group("b", 1)[0], reward=None)])
 
 
@@ -134,16 +134,16 @@ def test_both_loops_finish_whatever_an_operator_drops(tmp_path_factory, steps, i
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "message"),
+    ("name", "args", "key"),
     [
-        ("reward_filter", {"min_reward": 2, "max_reward": 1}, "max_reward 1 is below min_reward 2"),
-        ("dynamic_sampling", {"rows": 0}, r"rows: must be at least 1"),
-        ("overlong_penalty", {"max_response_length": 4, "cache_length": 5}, "cache_length 5 is over"),
-        ("reward_shaping_mapper", {}, "must name at least one statistic"),
-        ("taskset_balance_filter", {"shares": {"sums": 1}}, r"shares\.sums: is the share of no task set; there is t"),
+        ("reward_filter", {"min_reward": 2, "max_reward": 1}, "max_reward"),
+        ("dynamic_sampling", {"rows": 0}, "rows"),
+        ("overlong_penalty", {"max_response_length": 4, "cache_length": 5}, "cache_length"),
+        ("reward_shaping_mapper", {}, "statistic"),
+        ("taskset_balance_filter", {"shares": {"sums": 1}}, r"shares\.sums"),
     ],
 )
-def test_arguments_that_do_not_suit_each_other_are_told_at_load(tmp_path, name, args, message):
+def test_arguments_that_do_not_suit_each_other_are_told_at_load(tmp_path, name, args, key):
     taskset = {"name": "t", "path": "tasks.jsonl", "default_workflow_type": "math_workflow"}
     config = config_from_dict({
         "checkpoint_root_dir": str(tmp_path), "model": {"model_path": "m", "max_model_len": 64},
@@ -152,5 +152,48 @@ def test_arguments_that_do_not_suit_each_other_are_told_at_load(tmp_path, name, 
     })  # fmt: skip
     report = Report()
     check_names(config, report)
-    with pytest.raises(ConfigError, match=rf"operators\[0\]\.args.*{message}"):
+    with pytest.raises(ConfigError, match=rf"operators\[0\]\.args.*{key}"):
         report.check()
+
+
+TURNS = (0.1, 0.2, 0.7)
+"""Rewards of the turns of a rollout; their mean is 1/3."""
+
+
+def _turns(group, *rollouts):
+    rows = [(run, turn, reward) for run, rewards in enumerate(rollouts) for turn, reward in enumerate(rewards)]
+    return [replace(_group(group, reward)[0], run=run, turn=turn) for run, turn, reward in rows]
+
+
+@pytest.mark.parametrize("name", ["zero_variance_group_filter", "dynamic_sampling"])
+def test_groups_of_equal_rollouts_are_dropped(name):
+    rows = [*_turns("equal", TURNS, TURNS, TURNS), *_turns("unequal", TURNS, (0, 0))]
+    assert _names(OPERATORS[name](rows)) == ["unequal"] * 5
+
+
+@pytest.mark.parametrize("name", ["zero_variance_group_filter", "dynamic_sampling", "reward_filter"])
+def test_token_rewards_are_rewards(name):
+    args = {"min_reward": 0.0} if name == "reward_filter" else {}
+    rows = [
+        replace(e, reward=None, token_rewards=np.array([0, e.reward])) for e in (*_group("a", 1, 0), *_group("b", 1, 1))
+    ]
+    assert _names(OPERATORS[name](rows, **args)) == ["a", "a"] + ["b", "b"] * (name == "reward_filter")
+
+
+def test_reward_filter_keeps_whole_rollouts():
+    kept = OPERATORS["reward_filter"](_turns("a", TURNS, (0.9, 0.0)), min_reward=0.4)
+    assert [(e.run, e.turn) for e in kept] == [(1, 0), (1, 1)]
+
+
+def test_changes_in_place_are_applied_once():
+    def cost(experiences):
+        for e in experiences:
+            if e.group == "bad":
+                raise ValueError("bad")
+            e.token_rewards -= 0.5
+        return experiences
+
+    rows = [replace(e, token_rewards=np.zeros(2)) for e in (*_group("a", 1), *_group("bad", 1))]
+    left, dropped = OperatorPipeline([("cost", cost)]).run(rows)
+    assert [e.token_rewards.tolist() for e in left] == [[-0.5, -0.5]] and list(dropped) == ["bad"]
+    assert rows[0].token_rewards.tolist() == [0, 0]

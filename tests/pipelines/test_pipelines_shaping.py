@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from trinity_core.config import OperatorConfig
-from trinity_core.config.named import fitting
-from trinity_core.config.problems import Report
+from trinity_core.config.arguments import fitting
+from trinity_core.config.findings import Report
 from trinity_core.data.experience import Experience, from_bytes, to_bytes
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.pipelines import OPERATORS
@@ -26,7 +28,7 @@ def answer(reward, group="g", run=0, tokens=2, truncated=False, **given):
     mask = np.zeros(tokens, bool) if unscored else np.ones(tokens, bool)
     return Experience(
         np.arange(2 + tokens), 2, mask, reward=reward, group=group, run=run, truncated=truncated,
-        metrics=given.get("metrics", {}), info=given.get("info", {}),
+        turn=given.get("turn", 0), metrics=given.get("metrics", {}), info=given.get("info", {}),
     )  # fmt: skip
 
 
@@ -50,14 +52,25 @@ def test_a_statistic_shapes_the_reward(shaping, reward):
     assert twice[0].reward == reward - 4.0
 
 
+def token_rewarded(*rewards, run=0, turn=0):
+    row = answer(1.0, run=run, tokens=len(rewards), metrics={"half": 0.5})
+    return replace(row, reward=None, token_rewards=np.array(rewards), turn=turn)
+
+
+@pytest.mark.parametrize(("op_type", "total"), [("ADD", 3.5), ("SUB", 2.5), ("MUL", 1.5), ("DIV", 6.0)])
+def test_token_rewards_are_shaped_by_their_sum(op_type, total):
+    [shaped] = reward_shaping_mapper([token_rewarded(1, 2)], [{"stats_key": "half", "op_type": op_type}])
+    assert shaped.total_reward == total and shaped.metrics["unshaped_reward"] == 3.0
+
+
 def test_a_statistic_that_is_not_there_is_named():
-    with pytest.raises(TrinityError, match=r"no number 'qualty' .* there is quality, turns"):
+    with pytest.raises(TrinityError, match=r"'qualty'.*quality, turns"):
         told = answer(1.0, info={"quality": 1, "text": "x"}, metrics={"turns": 1.0})
         reward_shaping_mapper([told], [{"stats_key": "qualty"}])
     assert reward_shaping_mapper([answer(1.0, info={"stars": "4.5"})], [{"stats_key": "stars"}])[0].reward == 5.5
-    with pytest.raises(TrinityError, match=r"no number 'stars' .* there is none"):
+    with pytest.raises(TrinityError, match="'stars'"):
         reward_shaping_mapper([answer(1.0, info={"stars": "nan"})], [{"stats_key": "stars"}])
-    with pytest.raises(TrinityError, match="divide by the statistic 'quality'"):
+    with pytest.raises(TrinityError, match="'quality'"):
         reward_shaping_mapper([answer(1.0, info={"quality": 0})], [{"stats_key": "quality", "op_type": "DIV"}])
 
 
@@ -90,7 +103,7 @@ def test_pass_rates_are_those_of_a_groups_runs():
         answer(None, "a", 2),
         answer(3.0, "b", 0),  # no part `accuracy`: the reward, cut to 1
         answer(0.25, "b", 1),
-        answer(0.75, "b", 1),  # a later turn of that run counts for it
+        answer(0.75, "b", 1, turn=1),  # a later turn of that run counts for it
         answer(None, "c", 0),
     ]
     rates = [row.metrics.get("pass_rate") for row in pass_rate_calculator(rows)]
@@ -102,7 +115,7 @@ def test_long_answers_are_punished_softly():
     rewards = [row.reward for row in overlong_penalty(rows, max_response_length=10, cache_length=4)]
     assert rewards == [1.0, 0.75, 0.5, 0.0, 0.0, None]
     assert overlong_penalty(rows, 10, 4, penalty_factor=0.5)[1].metrics["overlong_penalty"] == -0.125
-    with pytest.raises(InputError, match="cache_length 11"):
+    with pytest.raises(InputError, match="cache_length"):
         overlong_penalty(rows, 10, 11)
 
 
@@ -124,3 +137,19 @@ def test_task_sets_are_balanced_by_whole_groups():
     assert balanced("aaa", {"a": 1, "b": 1}) == ["a0", "a1", "a2"]
     assert balanced("aaabb", {"a": 0.6, "b": 0.4}) == ["a0", "a1", "a2", "b3", "b4"]
     assert balanced("") == []
+
+
+def test_masked_and_token_rewarded_answers_are_punished_by_sampled_tokens():
+    rows = [
+        replace(answer(1.0, tokens=4, truncated=True), versions=np.zeros(4)),
+        replace(token_rewarded(0, 0, 0, 1), versions=[0, -1, -1, 0]),
+    ]
+    punished = overlong_penalty(mask_response_truncated(rows), max_response_length=4, cache_length=2)
+    assert [row.total_reward for row in punished] == [0.0, 1.0]
+
+
+def test_unnumbered_answers_each_count_in_a_pass_rate():
+    rows = [answer(reward) for reward in (1.0, 1.0, 1.0, 1.0, 0.0)]
+    assert pass_rate_calculator(rows)[0].metrics["pass_rate"] == 0.8
+    rows = [token_rewarded(0, 1), token_rewarded(0, 0, run=1)]
+    assert pass_rate_calculator(rows)[0].metrics["pass_rate"] == 0.5

@@ -19,7 +19,6 @@ from pyarrow import parquet
 from trinity_core.config import OperatorConfig
 from trinity_core.errors import DataError, InputError, TransientFault, TrinityError
 from trinity_core.pipelines.tasks import TASK_OPERATORS, TaskOperator, TaskPipeline, curate
-from trinity_core.pipelines.tasks.words import ngrams, words
 from trinity_core.runlock import hold, release
 
 
@@ -94,7 +93,7 @@ def test_a_row_that_a_pattern_cannot_search_in_time_is_set_aside(tmp_path: Path)
     )
     assert [row["question"] for row in output(made.folder)] == ["a"]
     (rejected,) = map(json.loads, (made.folder / "rejected.jsonl").read_text().splitlines())
-    assert "took longer than 1 s" in rejected["reason"]
+    assert rejected["line"] == 2 and "format_check_filter" in rejected["reason"]
 
 
 def test_contamination_is_removed_or_marked(tmp_path: Path) -> None:
@@ -106,13 +105,6 @@ def test_contamination_is_removed_or_marked(tmp_path: Path) -> None:
     marking = operator("contamination_filter", **args, remove=False)
     made = curate(TaskPipeline([str(tmp_path / "in.jsonl")], [marking]), tmp_path / "out")
     assert [row["contaminated"] for row in output(made.folder)] == [False, True, True, False]
-
-
-def test_ngrams_of_short_and_empty_texts() -> None:
-    assert words("It's $1,000.50, or -5!") == ["it", "s", "1,000.50", "or", "-5"]
-    assert list(ngrams(["a", "b", "c"], 2)) == ["a b", "b c"]
-    assert list(ngrams(["a"], 2)) == ["a"]
-    assert list(ngrams([], 2)) == []
 
 
 def test_priorities_order_rows_and_target_size_cuts(tmp_path: Path) -> None:
@@ -128,7 +120,7 @@ def test_priorities_order_rows_and_target_size_cuts(tmp_path: Path) -> None:
     made = curate(TaskPipeline([str(tmp_path / "in.jsonl")], priority_weights=weights), tmp_path / "out")
     (rejected,) = map(json.loads, (made.folder / "rejected.jsonl").read_text().splitlines())
     assert (rejected["line"], made.rejected, made.rows) == (5, 1, 4)
-    assert "no number in the column 'hard'" in rejected["reason"]
+    assert "'hard'" in rejected["reason"]
 
 
 def test_values_of_tables_become_json(tmp_path: Path) -> None:
@@ -145,18 +137,18 @@ def test_values_of_tables_become_json(tmp_path: Path) -> None:
     assert output(made.folder) == [
         {"question": "new", "year": "2.5e3", **seen}, {"question": "old", "year": "1999", **seen},
     ]  # fmt: skip
-    assert "no number in the column 'year'" in (made.folder / "rejected.jsonl").read_text()
+    assert "'year'" in (made.folder / "rejected.jsonl").read_text()
     parquet.write_table(pyarrow.table({"question": ["a"], "image": [b"1"]}), tmp_path / "in.parquet")
-    with pytest.raises(DataError, match="holds bytes, which JSON cannot hold: leave that column out"):
+    with pytest.raises(DataError, match=r"in\.parquet:1"):
         curate(TaskPipeline([str(tmp_path / "in.parquet")]), tmp_path / "out")
     assert curate(TaskPipeline([str(tmp_path / "in.parquet")], columns=["question"]), tmp_path / "out").rows == 1
 
 
 def test_a_split_without_rows_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"in\.jsonl holds no row in split 'train'"):
+    with pytest.raises(DataError, match="'train'"):
         curate(TaskPipeline([write(tmp_path / "in.jsonl", [])]), tmp_path / "out")
     few = TaskPipeline([write(tmp_path / "in.jsonl", asked("a"))], test_share=1e-9)
-    with pytest.raises(DataError, match="split 'test' has no row, as 1 are left and test_share is 1e-09"):
+    with pytest.raises(DataError, match="test_share"):
         curate(few, tmp_path / "out")
 
 
@@ -166,13 +158,11 @@ def test_bad_rows_are_set_aside_with_line_and_reason(tmp_path: Path) -> None:
     assert questions_left(tmp_path, rows, chosen) == ["a"]
     made = curate(TaskPipeline([str(tmp_path / "in.jsonl")], [chosen]), tmp_path / "out")
     lines = [json.loads(line) for line in (made.folder / "rejected.jsonl").read_text().splitlines()]
-    found = {each["line"]: each["reason"] for each in lines}
-    assert set(found) == {1, 3, 4}
-    assert "no JSON" in found[1]
-    assert "text_length_filter" in found[3]
-    assert "has no column 'question'" in found[3]
+    reasons = {rejected["line"]: rejected["reason"] for rejected in lines}
+    assert set(reasons) == {1, 3, 4}
+    assert "text_length_filter" in reasons[3] and "'question'" in reasons[3]
     strict = TaskPipeline([str(tmp_path / "in.jsonl")], [chosen], max_rejected_share=0.5)
-    with pytest.raises(DataError, match=r"3 of 4 rows cannot be used, more than max_rejected_share = 0\.5"):
+    with pytest.raises(DataError, match="max_rejected_share"):
         curate(strict, tmp_path / "out")
 
 
@@ -217,21 +207,21 @@ def test_transient_faults_travel_and_nothing_is_rejected(tmp_path: Path, plugin:
 
 
 def test_pipeline_that_keeps_nothing_says_why(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no row of 1 is left; dropped: 1 by 1 text_length_filter"):
+    with pytest.raises(DataError, match="text_length_filter"):
         questions_left(tmp_path, asked("a"), operator("text_length_filter", input_keys=["question"], min_len=9))
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "problem"),
+    ("name", "args", "key"),
     [
-        ("text_length_filter", {"input_keys": ["a"], "min_len": 3, "max_len": 2}, "max_len 2 is below min_len 3"),
-        ("duplicate_filter", {"input_keys": []}, "at least one column"),
-        ("format_check_filter", {"input_key": "a", "pattern": "("}, "no regular expression"),
-        ("text_lenght_filter", {}, "did you mean 'text_length_filter'"),
+        ("text_length_filter", {"input_keys": ["a"], "min_len": 3, "max_len": 2}, "max_len"),
+        ("duplicate_filter", {"input_keys": []}, "input_keys"),
+        ("format_check_filter", {"input_key": "a", "pattern": "("}, "pattern"),
+        ("text_lenght_filter", {}, "text_length_filter"),
     ],
 )
-def test_wrong_operators_are_refused_at_once(tmp_path: Path, name: str, args: dict[str, Any], problem: str) -> None:
-    with pytest.raises(InputError, match=problem):
+def test_wrong_operators_are_refused_at_once(tmp_path: Path, name: str, args: dict[str, Any], key: str) -> None:
+    with pytest.raises(InputError, match=key):
         questions_left(tmp_path, asked("a"), operator(name, **args))
     assert not (tmp_path / "out").exists()
 
@@ -239,7 +229,7 @@ def test_wrong_operators_are_refused_at_once(tmp_path: Path, name: str, args: di
 def test_unreadable_eval_set_ends_the_pipeline(tmp_path: Path) -> None:
     evals = write(tmp_path / "evals/test.jsonl", ["{broken\n"])
     args = {"eval_paths": [evals], "input_keys": ["question"]}
-    with pytest.raises(DataError, match="cannot read the eval set"):
+    with pytest.raises(DataError, match=r"evals/test\.jsonl:1"):
         questions_left(tmp_path, asked("a"), operator("contamination_filter", **args))
 
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from trinity_core.config import AuxiliaryModelConfig, Config, ConfigError, OperatorConfig, config_from_dict
+from trinity_core.config.findings import Report
 from trinity_core.config.notices import notices
-from trinity_core.config.problems import Report
 from trinity_core.config.task_output import curated_folder, output_root
 from trinity_core.errors import DataError
 from trinity_core.pipelines.checks import check_names
 from trinity_core.pipelines.tasks import asked_models, curate, curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.configured import configured_pipeline
-from trinity_core.runtime.stage import choose_stage
+from trinity_core.runtime.stage import Request, choose_stage
 
 FORMAT = {"prompt_key": "question", "response_key": "answer"}
 DUPLICATES = {"name": "duplicate_filter", "args": {"input_keys": ["question"]}}
-FLOW = {"default_workflow_type": "math_workflow"}
+FLOW = {"default_workflow_type": "math_workflow", "default_reward_fn_type": "math_reward"}
 
 
 def config_of(
@@ -56,7 +56,7 @@ def rows(folder: str | Path, split: str = "train") -> list[dict[str, Any]]:
 def test_a_task_set_without_a_path_reads_the_output(tmp_path: Path, tiny_folder: Path) -> None:
     given = config_of(tmp_path, {"name": "t"}, [{"name": "e", "path": str(tmp_path / "data"), "split": "train"}])
     config = given.with_values({"model.model_path": str(tiny_folder)})
-    stage = choose_stage(config)
+    stage = choose_stage(Request(config))
     [tasks], [evaluation] = (
         stage.config.buffer.explorer_input.tasksets, stage.config.buffer.explorer_input.eval_tasksets,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def test_part_of_the_output_is_for_evaluation(tmp_path: Path, tiny_folder: Path)
     assert len(train) + len(test) == 40 and 3 <= len(test) <= 20
     assert not {row["question"] for row in train} & {row["question"] for row in test}
     assert all(list(row) == ["question", "answer"] for row in (*train, *test))
-    alone = choose_stage(config, kind="evaluate").config.buffer.explorer_input
+    alone = choose_stage(Request(config, "evaluate")).config.buffer.explorer_input
     assert alone.eval_tasksets[0].path == folder, "an evaluation of the run reads what the run read"
 
 

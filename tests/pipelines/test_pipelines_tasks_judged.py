@@ -61,10 +61,8 @@ def test_scores_are_means_of_aspects(tmp_path: Path) -> None:
     ]
     assert made.dropped == {"1 llm_difficulty_score_filter": 1} and made.rejected == 2
     reasons = [json.loads(line)["reason"] for line in (made.folder / "rejected.jsonl").read_text().splitlines()]
-    assert reasons == [
-        "1 llm_difficulty_score_filter: the model gave no verdict: 'no idea'",
-        "1 llm_difficulty_score_filter: the model did not answer: late",
-    ]
+    assert all("llm_difficulty_score_filter" in reason for reason in reasons)
+    assert "no idea" in reasons[0] and "late" in reasons[1]
     assert len(told.asked) == 5, "a row without a verdict is not asked about again"
 
 
@@ -108,14 +106,14 @@ def test_the_last_verdict_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "key"),
     [
-        ({"field_names": ["A", "B"]}, "field_names must have a name for each of the 1 input_keys"),
-        ({"min_score": 0.9, "max_score": 0.5}, "max_score 0.5 is below min_score 0.9"),
-        ({"input_keys": []}, "at least one column"),
-        ({"api_or_hf_model": ""}, "must name the model"),
+        ({"field_names": ["A", "B"]}, "field_names"),
+        ({"min_score": 0.9, "max_score": 0.5}, "max_score"),
+        ({"input_keys": []}, "input_keys"),
+        ({"api_or_hf_model": ""}, "api_or_hf_model"),
     ],
 )
-def test_arguments_that_do_not_suit_each_other(args: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_arguments_that_do_not_suit_each_other(args: dict[str, object], key: str) -> None:
+    with pytest.raises(InputError, match=key):
         made_operator(difficulty(**args))

@@ -41,7 +41,7 @@ def test_rows_in_a_language_are_kept(tmp_path, args, left):
     assert kept(tmp_path, **args) == left
 
 
-@pytest.mark.parametrize(("lang", "message"), [("english", "no language english is known"), ([], "at least one")])
+@pytest.mark.parametrize(("lang", "message"), [("english", "english"), ([], "lang")])
 def test_a_language_that_is_none_is_refused(tmp_path, lang, message):
     with pytest.raises(InputError, match=message):
         kept(tmp_path, lang=lang)

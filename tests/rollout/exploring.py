@@ -6,10 +6,10 @@ import asyncio
 
 import numpy as np
 
-from trinity_core.config import config_from_dict, store_url
+from trinity_core.config import config_from_dict
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.run import explore
-from trinity_core.store.store import ExperienceStore
+from trinity_core.store.run_store import open_run_store
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 
@@ -46,4 +46,4 @@ def explored(config, engine, model) -> list:
         folder.publish(version, model.state_dict().items(), check)
     asyncio.run(Explorer(config, [engine]).run(explore))
     folder.remove()
-    return ExperienceStore.open(store_url(config), str(config.job_dir)).lease(1, 64, 1)
+    return open_run_store(config).lease(1, 64, 1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trinity_core.workflows.boxed import BOX_PROMPT
+from trinity_core.workflows.builtin import BOX_PROMPT
 from trinity_core.workflows.rewards.judge import GROUP, PAIRWISE, POINTWISE, USUAL_CRITERIA
 
 QUESTION = "Olga has 5 books and drops 4. How many books does Olga have now?"

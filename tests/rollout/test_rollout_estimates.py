@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_core.rollout.estimates import deviation, expected_best, interval, sizes, standard_error, wilson
+from trinity_core.rollout.metrics import deviation, expected_best, interval, sizes, standard_error, wilson
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=9), st.data())

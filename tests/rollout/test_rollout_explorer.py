@@ -14,25 +14,27 @@ import pytest
 from filelock import FileLock
 from rollout.fakes import FakeEngine
 
-from trinity_core.config import config_from_dict, store_url
+from trinity_core.config import config_from_dict
 from trinity_core.data.experience import from_json, to_bytes
-from trinity_core.data.queue_taskset import queue_of
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.task import Task
+from trinity_core.data.task_queue import queue_of
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import DataError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.rollout.explorer import Explorer
+from trinity_core.rollout.records import StepRecords
 from trinity_core.rollout.runner import FailureWatch, Outcome
-from trinity_core.rollout.score_fingerprint import valid_scores
 from trinity_core.rollout.trainer_watch import TrainerWatch
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
+from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.versions import VersionGone
 from trinity_core.tracking.metrics_file import metrics_path, read_metrics
-from trinity_core.tracking.rollouts import latest_rollouts
+from trinity_core.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.tracking.scores import valid_scores
 from trinity_core.workflows import WORKFLOWS, Workflow
 
 
@@ -92,7 +94,7 @@ def publish(config, *versions):
 
 
 def stored(config) -> ExperienceStore:
-    return ExperienceStore.open(store_url(config), str(config.job_dir))
+    return open_run_store(config)
 
 
 def with_workflow(name, settings, **args):
@@ -539,7 +541,7 @@ def test_an_operator_that_takes_its_time_holds_nobody_up(config, engine):
 
 
 def test_operators_have_a_limit_that_names_them(config, engine, monkeypatch):
-    monkeypatch.setattr("trinity_core.rollout.operated.OPERATOR_SECONDS", 0.1)
+    monkeypatch.setattr("trinity_core.rollout.dynamic_sampling.OPERATOR_SECONDS", 0.1)
     enough = threading.Event()
 
     @OPERATORS.register("endless")
@@ -623,7 +625,7 @@ def test_storage_type_file_writes_what_was_explored(config, engine, tmp_path):
     path = tmp_path / "out/explorer.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [step for step in (1, 2, 3, 4) for _ in range(6)]
-    with ExperienceStore.open(store_url(settings), str(settings.job_dir)) as store:
+    with open_run_store(settings) as store:
         stored = [replace(one, info={}) for step in (1, 2, 3, 4) for one in store.explored("explorer", step)]
     assert [to_bytes([from_json(line)]) for line in lines] == [to_bytes([one]) for one in stored]
     assert lines[0]["response"] == "#### 7" and lines[0]["reward"] in (0.0, 1.0)
@@ -646,6 +648,25 @@ def test_a_step_whose_tasks_all_fail_ends_the_run(config, engine, monkeypatch):
     settings = with_workflow("broken", config(mode="explore"))
     with pytest.raises(TrinityError, match=r"all 3 tasks of explore step 3 failed; the first, .*RuntimeError: task"):
         asyncio.run(Explorer(settings, [engine]).run(explore))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_whose_tasks_all_fail_does_not_end_well(config, engine, monkeypatch, steps):
+    """Three or six failures may be those of rows, but a run in which nothing succeeds trains nothing."""
+    monkeypatch.setitem(WORKFLOWS, "broken", Broken)
+    settings = with_workflow("broken", config(mode="explore", buffer={"total_steps": steps}))
+    for _ in range(2):  # again: what failed is not taken for a run that has finished
+        with pytest.raises(TrinityError, match=rf"all 3 tasks of explore step {steps} failed; .*RuntimeError: task"):
+            asyncio.run(Explorer(settings, [engine]).run(explore))
+
+
+def test_a_run_may_end_with_a_step_that_fails(config, engine, monkeypatch):
+    """It has rows of the steps before, also where they were explored before the run was resumed."""
+    monkeypatch.setitem(WORKFLOWS, "broken", Broken)
+    fine = config(mode="explore", buffer={"total_steps": 1})
+    asyncio.run(Explorer(fine, [engine]).run(explore))
+    settings = with_workflow("broken", config(mode="explore", buffer={"total_steps": 2}))
+    assert asyncio.run(Explorer(settings, [engine]).run(explore))["ended"] == "finished"
 
 
 def test_a_few_failures_in_a_row_may_be_those_of_rows(tmp_path):
@@ -682,10 +703,29 @@ def test_numbers_and_samples_of_every_step_are_written_down(config, engine):
     spent = {f"timing_s/{part}" for part in ("generate", "reward", "store", "weight_sync")}
     wanted = {"reward/mean", "response_length/mean"} | spent
     assert wanted <= lines[0].metrics.keys()
-    source, step, rollouts = latest_rollouts(settings.job_dir)
+    source, step, path = rollout_files(settings.job_dir)[-1]
+    rollouts = read_rollouts(path)
     assert (source, step, len(rollouts)) == ("explorer", 1, 6)
     assert rollouts[0].response.strip() == "#### 7"
     assert rollouts[0].truth
+
+
+def test_metrics_of_a_stored_step_survive_a_kill(config, engine, monkeypatch):
+    """Stored means never explored again: the next process writes what the killed one had no time for."""
+    settings = config()
+    publish(settings, 0, 1, 2, 3)
+
+    def die(*_):
+        raise SystemExit(-9)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(StepRecords, "write", die)
+        with pytest.raises(SystemExit):
+            asyncio.run(Explorer(settings, [engine]).run(explore))
+    asyncio.run(Explorer(settings, [engine]).run(explore))
+    lines = [line for line in read_metrics(settings.job_dir) if line.source == "explorer"]
+    assert [line.step for line in lines] == [1, 2, 3, 4]
+    assert {"reward/mean", "timing_s/generate"} <= lines[0].metrics.keys()
 
 
 def test_evaluates_at_the_start_and_every_eval_interval(config, engine):
@@ -713,6 +753,7 @@ def test_a_checkpoint_is_evaluated_from_its_folder(config, engine, tiny_folder):
     [(source, version)] = engine.loaded
     assert (source.method, source.path, version) == ("folder", str(tiny_folder), 8)
     assert valid_scores(settings) == {8: scores["eval/small/accuracy"]}
+    assert not (settings.job_dir / "buffer").exists(), "an empty store would pass for a run's"
 
 
 def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):

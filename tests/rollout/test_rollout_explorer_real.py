@@ -14,12 +14,11 @@ import pytest
 from inference.holding import held_amid
 from rollout.exploring import config_of, explored, logprobs_of
 
-from trinity_core.config import store_url
 from trinity_core.config.paths import api_address_file
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
-from trinity_core.store.store import ExperienceStore
+from trinity_core.store.run_store import open_run_store
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.tracking.metrics_file import read_metrics
@@ -204,7 +203,7 @@ def test_answers_in_flight_take_up_new_weights(
             return await running
 
     assert asyncio.run(main())["version"] == 1
-    rows = ExperienceStore.open(store_url(config), str(config.job_dir)).lease(1, 64, 1)
+    rows = open_run_store(config).lease(1, 64, 1)
     versions.remove()
     assert {int(version) for e in rows for version in e.versions} == {0, 1}
     for e in rows:

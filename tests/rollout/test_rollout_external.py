@@ -12,16 +12,16 @@ import pytest
 from endpoint_server import Asked, Reply, completion, serving
 
 from trinity_core.config import Config, ConfigError, config_from_dict, notices, public_dict
-from trinity_core.config.schema.external import ExternalModelConfig
+from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import EndpointError, TransientFault, TrinityError
-from trinity_core.inference.external_session import ExternalSession
+from trinity_core.inference.external_model import ExternalSession
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.rollout.score_fingerprint import score_fingerprint, valid_scores
 from trinity_core.runtime.evaluation import unscored_targets
 from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.stage import choose_stage
+from trinity_core.runtime.stage import Request, choose_stage
 from trinity_core.runtime.summary import evaluation_text, read_summary, summary_of_scores
+from trinity_core.tracking.scores import score_fingerprint, valid_scores
 from trinity_core.workflows import WORKFLOWS, RewardItem, SimpleWorkflow, Workflow
 
 KEY = "sk-very-secret-4711"
@@ -200,10 +200,10 @@ def test_an_endpoint_has_a_run_of_its_own_and_no_engines(tmp_path: Path, tiny_fo
         f"buffer.explorer_input.taskset.path={tiny_folders.data}", api_key_env=key,
     )  # fmt: skip
     assert any("explorer.external_model" in notice for notice in notices(config)), "training leaves it alone"
-    stage = choose_stage(config, kind="evaluate")
+    stage = choose_stage(Request(config, "evaluate"))
     assert (stage.config.name, stage.config.mode) == ("n_org-tiny", "bench")
     assert stage.placement.engines == 0
-    base = choose_stage(config, kind="evaluate", base=True)
+    base = choose_stage(Request(config, "evaluate", which="base"))
     assert base.config.name == "n" and base.config.external_model is None and base.placement.engines == 1
     assert place(stage.config, Machine(8, 2)).gpus == 0
 
@@ -214,7 +214,7 @@ def test_an_unset_key_is_reported_before_anything_starts(
     monkeypatch.delenv("TINY_KEY", raising=False)
     config = config_of(tmp_path, tiny_folders, URL, api_key_env="TINY_KEY")
     with pytest.raises(TrinityError, match="environment variable TINY_KEY, which"):
-        choose_stage(config)
+        choose_stage(Request(config))
 
 
 def test_a_judge_beside_an_endpoint_needs_a_length(tmp_path: Path, tiny_folders: TinyFolders) -> None:

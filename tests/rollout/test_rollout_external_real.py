@@ -18,7 +18,7 @@ from trinity_core.data.tiny import TinyFolders
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.inference.requests import Request, Sampling
 from trinity_core.rollout.explorer import Explorer
-from trinity_core.tracking.rollouts import latest_rollouts
+from trinity_core.tracking.rollouts import read_rollouts, rollout_files
 
 pytestmark = pytest.mark.slow
 
@@ -43,8 +43,8 @@ def evaluated(config: Config, engines: list[Any]) -> tuple[dict[str, float], lis
             await explorer.close()
 
     numbers = asyncio.run(main())
-    _, _, rollouts = latest_rollouts(config.job_dir) or ("", 0, [])
-    return numbers, [(each.task_index, each.response, each.reward) for each in rollouts]
+    rollouts = [rollout for *_, path in rollout_files(config.job_dir)[-1:] for rollout in read_rollouts(path)]
+    return numbers, [(rollout.task_index, rollout.response, rollout.reward) for rollout in rollouts]
 
 
 @pytest.fixture

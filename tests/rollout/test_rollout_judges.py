@@ -9,14 +9,14 @@ from contextlib import closing
 import pytest
 from endpoint_server import Reply, completion, serving
 
-from trinity_core.config import config_from_dict, store_url
+from trinity_core.config import config_from_dict
 from trinity_core.errors import EndpointError, TransientFault, TrinityError
 from trinity_core.inference.reward_engine import RewardEngine, RewardEngines, batches, is_reward_model
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.judges import Judges, apart
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.runtime.run import explore
-from trinity_core.store.store import ExperienceStore
+from trinity_core.store.run_store import open_run_store
 from trinity_core.workflows import RewardItem, RewardPool
 from trinity_core.workflows.rewards.models import ModelRewards
 
@@ -41,7 +41,7 @@ def config_of(tiny_folders, root, *auxiliary, workflow="math_workflow", algorith
 
 def explored(config, engine, *auxiliary):
     asyncio.run(Explorer(config, [engine], [[each] for each in auxiliary]).run(explore))
-    with closing(ExperienceStore.open(store_url(config), str(config.job_dir))) as store:
+    with closing(open_run_store(config)) as store:
         return store.lease(1, 64, 1)
 
 

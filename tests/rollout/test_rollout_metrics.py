@@ -10,6 +10,7 @@ import pytest
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.errors import Unanswered
+from trinity_core.rollout.dynamic_sampling import _groups
 from trinity_core.rollout.metrics import eval_numbers, step_numbers
 from trinity_core.rollout.runner import Outcome
 
@@ -53,6 +54,7 @@ def test_a_rollout_of_several_experiences_counts_once():
     numbers = step_numbers([outcome(*rows), outcome(*rows[:3])])
     assert (numbers["experiences"], numbers["reward/mean"]) == (7, pytest.approx(2 / 3))
     assert numbers["accuracy/mean"] == pytest.approx(2 / 3)
+    assert (numbers["sequences_per_rollout/mean"], numbers["sequences_per_rollout/max"]) == (pytest.approx(7 / 3), 3)
     assert numbers["reward/zero_variance_groups"] == 0.0  # of groups of two rollouts or more
     assert eval_numbers("set", [outcome(*rows, repeat_times=2)])["eval/set/reward"] == 0.5
 
@@ -125,8 +127,9 @@ def test_unanswered_requests_are_missing_and_not_wrong():
     assert numbers["eval/set/pass@2"] == 1.0, "over the task that has two verdicts"
 
 
-def test_without_a_verdict_there_is_no_accuracy():
-    numbers = eval_numbers("set", [outcome(experience(None, verifier_errors=1.0))])
+@pytest.mark.parametrize("metrics", [{"verifier_errors": 1.0}, {}])
+def test_without_a_verdict_there_is_no_accuracy(metrics):
+    numbers = eval_numbers("set", [outcome(experience(None, **metrics))])
     assert (numbers["eval/set/judged"], numbers["eval/set/answers"]) == (0, 1)
     assert not {"eval/set/accuracy", "eval/set/reward", "eval/set/accuracy_low"} & numbers.keys()
 
@@ -140,3 +143,25 @@ def test_the_last_turn_of_a_run_is_its_answer():
     numbers = eval_numbers("set", [outcome(turn(0, 0), turn(0, 1, accuracy=0.0), turn(1, 0), turn(1, 1, accuracy=1.0))])
     assert numbers["eval/set/accuracy"] == pytest.approx(0.5)
     assert numbers["eval/set/answers"] == 2
+
+
+def test_token_rewards_and_turns_are_rewards():
+    rows = []
+    for run, total in enumerate((1.0, 1.0, 0.0, 1.0)):
+        row = experience(None)
+        row.token_rewards, row.run = np.array([0, total], np.float32), run
+        rows.append(row)
+    numbers = step_numbers([outcome(*rows)])
+    assert (numbers["reward/mean"], numbers["reward/zero_variance_groups"]) == (0.75, 0.0)
+    scores = eval_numbers("set", [outcome(*rows, repeat_times=4)])
+    assert (scores["eval/set/accuracy"], scores["eval/set/judged"]) == (0.75, 4)
+    turns = [experience(reward) for reward in (0.5, 1.0, 0.5, 1.0)]
+    for place, row in enumerate(turns):
+        row.run, row.turn = divmod(place, 2)
+    assert step_numbers([outcome(*turns)])["reward/zero_variance_groups"] == 1.0
+
+
+def test_a_fully_masked_group_is_replaced_by_another():
+    masked, trained = experience(1.0), experience(0.0)
+    masked.group, masked.action_mask = "cut", np.zeros(2, bool)
+    assert _groups([masked]) == 0 and _groups([masked, trained]) == 1

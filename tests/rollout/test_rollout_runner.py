@@ -11,7 +11,7 @@ import pytest
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
-from trinity_core.errors import DataError, TransientFault
+from trinity_core.errors import DataError, RewardError, TransientFault
 from trinity_core.rollout import workflow_loops
 from trinity_core.rollout.runner import TaskRunner
 from trinity_core.rollout.workflow_loops import WorkflowTimeout
@@ -113,6 +113,8 @@ def test_what_would_fail_again_is_not_retried():
 def test_a_fault_of_the_run_ends_it():
     with pytest.raises(TransientFault, match="engines"):
         run([0.2], [TransientFault("engines are gone")])
+    with pytest.raises(RewardError, match="accuracy"):
+        run([0.2], [RewardError("the accuracy is -1")])
 
 
 def sleep_for_ever():

@@ -11,13 +11,13 @@ import httpx
 import torch
 from rollout.fakes import FakeEngine
 
-from trinity_core.config import config_from_dict, store_url
+from trinity_core.config import config_from_dict
 from trinity_core.config.paths import api_address_file
 from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
-from trinity_core.store.store import ExperienceStore
+from trinity_core.store.run_store import open_run_store
 from trinity_core.sync.methods import open_versions
 from trinity_core.tracking.metrics_file import read_metrics
 
@@ -56,7 +56,7 @@ class Serving:
         root, headers = address["base_url"].removesuffix("/v1"), {"Authorization": f"Bearer {address['api_key']}"}
         self.http = httpx.AsyncClient(base_url=root, headers=headers, timeout=SECONDS)
         self.run = asyncio.create_task(self.explorer.run(explore))
-        self.store = ExperienceStore.open(store_url(self.settings), str(self.settings.job_dir))
+        self.store = open_run_store(self.settings)
         return self
 
     async def __aexit__(self, *_):
@@ -117,7 +117,7 @@ def test_a_session_without_feedback_is_counted(tiny_folders, tmp_path):
 
     async def main():
         async with Serving(settings, FakeEngine()) as serving:
-            silent, book = await serving.ask(), serving.explorer._open.steps.book
+            silent, book = await serving.ask(), serving.explorer._open.steps.served_sessions
             ahead = itertools.count(601, 601)
             book._clock = lambda: time.time() + next(ahead)  # each look, since the end of an answer is one too
             await until(lambda: book.counts == (0, 0, 1))

@@ -15,12 +15,12 @@ import httpx
 import openai
 import pytest
 import yaml
+from ports import free_port
 
-from trinity_core.addresses import free_port
 from trinity_core.config import config_from_dict
 from trinity_core.config.paths import api_address_file
 from trinity_core.runtime.audit import audit_runs
-from trinity_core.runtime.readiness.machine_room import busy_port
+from trinity_core.runtime.preflight.checks import busy_port
 from trinity_core.tracking.metrics_file import read_metrics
 
 pytestmark = pytest.mark.slow

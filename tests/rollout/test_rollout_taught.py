@@ -15,21 +15,23 @@ import numpy as np
 import pytest
 import torch
 from rollout.taught import CALL, FEEDBACK, KNOWN, RIGHT, ROW, TOOL, WRONG, teach
+from toy_text import FrozenLake
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trinity_core.addresses import rendezvous
-from trinity_core.config import config_from_dict, store_url
-from trinity_core.inference.engine import Engine
+from trinity_core.algorithms.objective import Objective
+from trinity_core.config import config_from_dict
+from trinity_core.inference.in_process import InProcessEngine
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.run import explore
-from trinity_core.store.store import ExperienceStore
+from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking.metrics_file import read_metrics
-from trinity_core.training.distributed import join
+from trinity_core.training.batch import make_batch
+from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.learner import Learner
-from trinity_core.workflows.boxed import BOX_PROMPT
+from trinity_core.training.update import prepare
+from trinity_core.workflows.builtin import BOX_PROMPT
 from trinity_core.workflows.environments.reasoning import rows as made_rows
-from trinity_core.workflows.environments.toy_text import FrozenLake
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +42,7 @@ def taught(tiny_folder, tmp_path_factory):
     group away from all trainers of this process that come after it."""
     folder = tmp_path_factory.mktemp("taught")
     teach(tiny_folder, folder)
-    engine = Engine(EngineSettings(str(folder), max_model_len=512, max_num_seqs=16, threads=2))
+    engine = InProcessEngine(EngineSettings(str(folder), max_model_len=512, max_num_seqs=16, threads=2))
     with mock.patch.dict(os.environ, engine.settings.environment()):
         asyncio.run(engine.start())
     yield folder, engine
@@ -71,7 +73,7 @@ def config_of(policy, root, workflow, algorithm="grpo", auxiliary=(), sections=N
 
 def explored(config, engine, *auxiliary):
     asyncio.run(Explorer(config, [engine], [[each] for each in auxiliary]).run(explore))
-    with closing(ExperienceStore.open(store_url(config), str(config.job_dir))) as store:
+    with closing(open_run_store(config)) as store:
         return store.lease(1, 64, 1)
 
 
@@ -110,6 +112,24 @@ def test_an_engine_tries_again(taught, tmp_path):
     assert len(rows) == 12 and {row.reward for row in rows} == {1.0}
     turns = [row.info["response"].startswith(WRONG) + 1 for row in rows]
     assert [row.metrics["turns"] for row in rows] == turns and set(turns) == {1, 2}
+
+
+def test_an_early_win_is_worth_more(taught, tmp_path):
+    """`gigpo` on turns of a real engine: of the first turns of a group, those that won are preferred to those that had
+    to be followed by another, and both runs are worth the same."""
+    given = {"workflow_args": {"feedback": FEEDBACK, "max_turns": 2, "step_wise": True, "discount": 0}}
+    config = config_of(taught[0], tmp_path, "multi_turn_workflow", "gigpo", **given)
+    groups = defaultdict(list)
+    for row in explored(config, taught[1]):
+        groups[row.group].append(row)
+    mixed = [rows for rows in groups.values() if len(rows) == 3]
+    assert mixed and all(len({row.state for row in rows if row.turn == 0}) == 1 for rows in groups.values())
+    for rows in mixed:  # first turns return 1 and 0.95: 0.025 from their mean, with a deviation of 0.05 / sqrt(2)
+        prepared, _ = prepare(Objective(config.algorithm), make_batch(rows, torch.device("cpu")), None, None, None)
+        answers = [(row.info["response"].startswith(WRONG), row.turn) for row in rows]
+        advantages = dict(zip(answers, prepared.advantages[:, 0].tolist(), strict=True))
+        by_hand = 0.025 / (0.05 / 2**0.5 + 1e-6)
+        assert advantages == pytest.approx({(False, 0): by_hand, (True, 0): -by_hand, (False, 1): 0.0}, abs=1e-3)
 
 
 def sum_of_seven():
@@ -214,7 +234,7 @@ def test_groups_without_a_difference_are_replaced(taught, tmp_path):
     assert sum(drawn) > 6
 
 
-def test_a_lake_is_played_as_gymnasium_plays_it(taught, tmp_path, monkeypatch):
+def test_a_lake_is_played_as_gymnasium_plays_it(taught, tmp_path, monkeypatch, toy_games):
     """Any text is a move; each rollout's moves give the same reward in gymnasium's own environment."""
     monkeypatch.setattr(FrozenLake, "move", lambda self, text: len(text) % 4)
     args = {"environment_args": {"show_rules": False}, "agent_max_steps": 5, "env_max_steps": 4}
@@ -255,7 +275,7 @@ def test_a_teachers_logprobs_reach_the_loss(taught, tiny_folder, tiny_engine, tm
         total, count, gaps = total - (gap * ours).sum(), count + len(gap), [*gaps, *gap.tolist()]
     (total / count).backward()
     norm = float(torch.stack([weight.grad.norm() for weight in student.parameters()]).norm())
-    learner = Learner(config.with_values({"mode": "train"}), 1, join(0, 1, *rendezvous(), use_gpu=False))
+    learner = Learner(config.with_values({"mode": "train"}), 1, join(0, 1, *meeting_point(), use_gpu=False))
     metrics = learner.step(rows, 1)
     assert len(rows) == 12 and abs(np.mean(gaps)) > 1.0
     assert metrics["actor/pg_loss"] == pytest.approx(-np.mean(gaps), rel=1e-4)

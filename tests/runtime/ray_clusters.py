@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trinity_core.addresses import free_port
+from trinity_core.addresses import LOOPBACK, reserve_port
 
 BIN = Path(sys.executable).parent
 
@@ -23,14 +23,16 @@ def ray_cluster(folder: Path, nodes: int = 2, cpus: int = 2) -> Iterator[tuple[s
     (folder / "home/.ray/auth_token").write_text(os.urandom(32).hex())
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PREFECT_"))}
     environment = kept | {"HOME": str(folder / "home"), "RAY_USAGE_STATS_ENABLED": "0"}
-    address = f"127.0.0.1:{free_port()}"
+    holders = [reserve_port() for _ in range(1 + nodes)]
+    ports = [holder.getsockname()[1] for holder in holders]
+    address = f"{LOOPBACK}:{ports[0]}"
     started = []
     try:
         for number in range(nodes):
-            place = [f"--address={address}"] if number else ["--head", f"--port={address.rpartition(':')[2]}"]
+            place = [f"--address={address}"] if number else ["--head", f"--port={ports[0]}"]
             command = [
-                str(BIN / "ray"), "start", *place, "--block", f"--num-cpus={cpus}", "--node-ip-address=127.0.0.1",
-                f"--temp-dir={folder}/ray{number}", f"--dashboard-agent-listen-port={free_port()}",
+                str(BIN / "ray"), "start", *place, "--block", f"--num-cpus={cpus}", f"--node-ip-address={LOOPBACK}",
+                f"--temp-dir={folder}/ray{number}", f"--dashboard-agent-listen-port={ports[1 + number]}",
                 "--object-store-memory=100000000", *([] if number else ["--include-dashboard=false"]),
             ]  # fmt: skip
             log = folder / f"node_{number}.log"
@@ -44,6 +46,8 @@ def ray_cluster(folder: Path, nodes: int = 2, cpus: int = 2) -> Iterator[tuple[s
     finally:
         for process in reversed(started):
             end(process)
+        for holder in holders:
+            holder.close()
 
 
 def _wait_for_node(process: subprocess.Popen[bytes], log: Path) -> None:

@@ -26,6 +26,11 @@ class Sleeper:
     def family(self) -> int:
         return os.getpid()
 
+    def compute(self) -> None:
+        """Forever, without an answer to Ray."""
+        while True:
+            pass
+
 
 class Ended(list):
     """In place of Ray's end of an actor."""
@@ -66,7 +71,7 @@ class JoinedRay:
 
         self.gpus, self.used, self.joined = list(gpus), 0, 0
         monkeypatch.setattr("trinity_core.runtime.cluster.reach", lambda address: None)
-        monkeypatch.setattr("trinity_core.runtime.patience._had_room", set())
+        monkeypatch.setattr("trinity_core.runtime.wait_for_cluster._had_room", set())
         for name in ("init", "shutdown", "nodes", "cluster_resources", "available_resources", "is_initialized"):
             monkeypatch.setattr(ray, name, getattr(self, name))
 
@@ -109,14 +114,14 @@ def test_a_later_attempt_waits_for_a_node_that_was_lost(
 ) -> None:
     """A permanent error would take away the retries that the loss of a node is worth."""
     ray = JoinedRay(monkeypatch, 4, 4)
-    monkeypatch.setattr("trinity_core.runtime.patience.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("trinity_core.runtime.wait_for_cluster.LOOK_SECONDS", 0.05)
     close_cluster(open_cluster(joining(engine_num=8), 4))
     ray.gpus.pop()
     threading.Timer(0.3, ray.gpus.append, [4]).start()
     assert placement_of(joining(engine_num=8)).gpus == 8
     assert "waited for, up to 300 s, as it had room before: cluster.node_num asks for 2 nodes" in caplog.text
     ray.gpus.pop()
-    monkeypatch.setattr("trinity_core.runtime.patience.AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("trinity_core.runtime.wait_for_cluster.AGAIN_SECONDS", 0.2)
     with pytest.raises(TransientFault, match="asks for 2 nodes, but the Ray cluster has 1"):
         placement_of(joining(engine_num=8))
     assert ray.joined == 0
@@ -183,7 +188,10 @@ def test_actor_names_carry_the_explorers_name() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_ray_that_died_is_replaced_when_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its raylet is killed, as the kernel does for lack of memory; an earlier user keeps the cluster open meanwhile."""
+    """Its raylet is killed, as the kernel does for lack of memory; an earlier user keeps the cluster open meanwhile.
+
+    An actor that is at work ends with it: it would hold the locks of its run.
+    """
     import ray
 
     config = small_config()
@@ -191,14 +199,17 @@ def test_a_ray_that_died_is_replaced_when_used_again(monkeypatch: pytest.MonkeyP
     try:
         env = {"PYTHONPATH": str(Path(__file__).parent)}
         first = cluster.actor(Sleeper, "first", env=env)
-        ray.get(first.family.remote(), timeout=60)
+        at_work = psutil.Process(ray.get(first.family.remote(), timeout=60))
         assert cluster.alive()
         monkeypatch.setattr("trinity_core.runtime.cluster.NAME_SECONDS", 0.0)
         with pytest.raises(TrinityError, match=r"first is already running in the namespace .*/run of the Ray cluster"):
             cluster.actor(Sleeper, "first", env=env)
         [raylet] = [each for each in psutil.Process().children() if each.name() == "raylet"]
+        first.compute.remote()
+        time.sleep(1.0)
         raylet.kill()
         began = time.monotonic()
+        assert psutil.wait_procs([at_work], timeout=5)[1] == []
         with pytest.raises(TransientFault, match="Ray has died"):
             result_of(cluster.actor(Sleeper, "second", env=env).family.remote(), cluster.check)
         assert time.monotonic() - began < 30

@@ -100,16 +100,52 @@ def test_a_judge_that_the_run_does_not_have_is_named(load, kind, name, args, mod
             load(override, judge, f"{INPUT}.tasksets.a.{args}.model=jugde")
 
 
-def test_turns_of_an_environment_fit_the_algorithm(load):
+def test_turns_of_an_environment_fit_the_algorithm(toy_games, load):
     given = (f"{INPUT}.tasksets.a.default_workflow_type=env_workflow", "algorithm.algorithm_type=multi_step_grpo")
     args = f"{INPUT}.tasksets.a.workflow_args={{environment: frozen_lake, step_wise: true%s}}"
     load(*given, args % ", turn_rewards: rollout")
-    load(given[0], "algorithm.algorithm_type=gigpo", args % "")
     with pytest.raises(ConfigError, match=r"turn_rewards: .*must be rollout for step_wise_grpo"):
         load(*given, args % "")
 
 
-def test_an_environments_tasks_take_no_reward_function(load):
+@pytest.mark.parametrize(
+    ("workflow", "args", "key"),
+    [
+        ("env_workflow", "environment: frozen_lake, step_wise: true", "workflow_args.discount"),
+        ("env_workflow", "environment: frozen_lake, step_wise: true, discount: 0.95", "workflow_args.discount"),
+        (
+            "env_workflow",
+            "environment: frozen_lake, step_wise: true, turn_rewards: rollout",
+            "workflow_args.turn_rewards",
+        ),
+        ("env_workflow", "environment: frozen_lake, step_wise: true, discount: 0", None),
+        ("env_workflow", "environment: frozen_lake", None),
+        ("frozen_lake_workflow", "step_wise: true", "workflow_args.discount"),
+        ("multi_turn_workflow", "step_wise: true", "workflow_args.discount"),
+        ("multi_turn_workflow", "step_wise: true, discount: 1", "workflow_args.discount"),
+        ("multi_turn_workflow", "step_wise: true, discount: 0", None),
+        ("multi_turn_workflow", "max_turns: 3", None),
+        ("toolcall_workflow", "step_wise: true", "workflow_args.discount"),
+        ("command_workflow", "command: agent", "default_workflow_type"),
+    ],
+)
+def test_gigpo_adds_up_the_rewards_of_turns_itself(toy_games, load, workflow, args, key):
+    """A turn's reward must be its own: returns would be discounted twice, and a reward that each turn repeats would
+    count as often as there are turns, so that dawdling pays."""
+    given = (f"{INPUT}.tasksets.a.default_workflow_type={workflow}", f"{INPUT}.tasksets.a.workflow_args={{{args}}}")
+    engine = "explorer.rollout_model={enable_openai_api: true, tool_call_parser: hermes}"
+    load(*given, engine)
+    if key is None:
+        load(*given, engine, "algorithm.algorithm_type=gigpo")
+        return
+    with pytest.raises(ConfigError) as caught:
+        load(*given, engine, "algorithm.algorithm_type=gigpo")
+    [problem] = caught.value.problems
+    assert problem.key.endswith(f"tasksets[0].{key}"), problem
+    load(*given, engine, "algorithm.algorithm_type=gigpo", "mode=train", "buffer.total_steps=1")
+
+
+def test_an_environments_tasks_take_no_reward_function(toy_games, load):
     tasks = f"{INPUT}.tasksets.a"
     lake = (f"{tasks}.default_workflow_type=env_workflow", f"{tasks}.workflow_args={{environment: frozen_lake}}")
     load(*lake, f"{INPUT}.default_reward_fn_type=math_reward")

@@ -18,7 +18,7 @@ import yaml
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.runtime.signals import TERMINATED
+from trinity_core.program import TERMINATED
 from trinity_core.tracking import read_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -10,9 +10,12 @@ import pytest
 from flows.quickstart import claim
 from trinity_core.config import Config, load_config, stages
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.layout import JobLayout
 from trinity_core.runtime import pipeline
 from trinity_core.runtime.configuration import start_from
-from trinity_core.runtime.pipeline import early_cluster, finished
+from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
+from trinity_core.runtime.run_stores import runs_in
+from trinity_core.runtime.stage import in_fresh_folder, job_dir_of, stage_names
 from trinity_core.runtime.summary import digest_of, write_summary
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
@@ -51,6 +54,24 @@ def test_stages_run_again_from_the_first_changed_one(tmp_path: Path) -> None:
     assert finished(changed) == [first, None]
 
 
+def test_fresh_runs_of_stages_are_found_by_what_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `continue_from_checkpoint: false`: by audit, view and log from the start, and by evaluate and convert."""
+    overrides = [f"checkpoint_root_dir={tmp_path}", "model.model_path=tiny", "continue_from_checkpoint=false"]
+    config = load_config(QUICKSTART, overrides)
+    monkeypatch.setattr(pipeline, "close_cluster", lambda _: None)
+    last = stage_names(config)[-1]
+    first = [stage.job_dir for stage in stages(config)]
+    names = []
+    for attempt in ("flow 1", "flow 2"):
+        with pipeline.pipeline_cluster(plan_stages(config), None):  # type: ignore[arg-type]
+            assert list(runs_in(config.job_dir)) == first
+            fresh = in_fresh_folder(stages(config)[-1], attempt)
+            JobLayout(fresh.job_dir).identity.touch()  # the run has been started
+            names.append(fresh.name)
+    assert names[0] == first[-1].name != names[1]
+    assert job_dir_of(config).name == job_dir_of(config, last).name == names[1]
+
+
 def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:
     claim(tmp_path / "runs", 42)
     claim(tmp_path / "runs", 42)
@@ -78,3 +99,10 @@ def test_a_ray_that_does_not_start_early_is_left_to_the_flow(
     with early_cluster(loaded(tmp_path, "cluster.gpu_per_node=0")[0]):
         pass
     assert "tried again: Ray did not start" in caplog.text
+
+
+@pytest.mark.parametrize(("critic", "starts_from"), [(None, "sft/model"), ("value-model", "value-model")])
+def test_a_later_stage_keeps_a_critic_of_its_own(critic: str | None, starts_from: str, tmp_path: Path) -> None:
+    own = [] if critic is None else [f"model.critic_model_path={critic}"]
+    model = start_from(loaded(tmp_path, *own)[1], "sft/model").model
+    assert (model.model_path, model.critic_model_path) == ("sft/model", starts_from)

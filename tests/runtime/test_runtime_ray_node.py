@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from ports import free_port
 from runtime.ray_clusters import ray_cluster
 
-from trinity_core.addresses import free_port
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault
 from trinity_core.runtime.audit import audit_runs

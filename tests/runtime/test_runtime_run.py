@@ -49,7 +49,7 @@ def test_the_timeline_says_when_each_actor_was_at_work(undisturbed: Undisturbed)
     """`monitor.enable_ray_timeline`: what chrome://tracing reads, with the calls of every actor."""
     events = json.loads((undisturbed.run.job / "monitor/timeline.json").read_text())
     calls = {event["cat"] for event in events if event["ph"] == "X" and event["dur"] > 0}
-    assert {"task::Explorer.run", "task::TrainerActor.run", "task::Engine.generate"} <= calls, calls
+    assert {"task::Explorer.run", "task::TrainerActor.run", "task::InProcessEngine.generate"} <= calls, calls
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from trinity_core.runtime.signals import TERMINATED, ending_on_sigterm
+from trinity_core.program import TERMINATED, ending_on_sigterm
 
 
 def test_sigterm_closes_open_contexts_and_is_then_ignored() -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from runtime.lock_holders import other_process
+from safetensors.torch import load_file, save_file
 
-from trinity_core.config import Config, SynchronizerConfig, config_from_dict, store_url
+from trinity_core.config import Config, SynchronizerConfig, config_from_dict
+from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.errors import TrinityError
+from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runlock import TRAINER, hold, release
-from trinity_core.runtime.stage import lock_names, resolve_stage, resume_step
-from trinity_core.store.store import ExperienceStore
+from trinity_core.runtime.driver import resolve
+from trinity_core.runtime.stage import Request, lock_names, resume_step
+from trinity_core.store.run_store import open_run_store
 from trinity_core.sync.methods import open_versions
 
 PARTS = {"explore", "train"}
@@ -50,7 +55,7 @@ def test_a_run_that_is_going_on_is_not_begun_again(config: Config, part: str) ->
 
 def test_a_trainer_that_outlives_its_flow_is_waited_for(config: Config, caplog: pytest.LogCaptureFixture) -> None:
     other = other_process(config, TRAINER)
-    with caplog.at_level("INFO"), pytest.raises(TrinityError, match="trainer: process"):
+    with caplog.at_level("INFO"), pytest.raises(TransientFault, match=f"process {other.pid} .*trainer"):
         hold(config.job_dir, TRAINER, wait=0.6)
     assert f"waiting up to 0.6 s for process {other.pid} on" in caplog.text
     assert other.stdin is not None
@@ -74,7 +79,7 @@ def test_explorer_and_trainer_of_a_run_can_be_separate_flows(config: Config) -> 
 def test_a_restarted_explorer_is_expected_before_it_loads(config: Config, parts: set[str]) -> None:
     """The further explorer has finished, the run's own was cancelled: a trainer that is ready first must not end."""
     resume_step(config, PARTS)
-    with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
+    with open_run_store(config) as store:
         for name in (config.explorer.name, "explorer_new"):
             store.join(name, 9)
             store.position(name)
@@ -97,7 +102,7 @@ def test_a_run_without_prefect_logs_its_warnings(
         "trainer": {"ulysses_sequence_parallel_size": 2},
         "buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [taskset]}},
     }
-    stage = resolve_stage(config_from_dict(tree))
+    stage = resolve(Request(config_from_dict(tree)))
     assert stage.warnings and all(warning in caplog.text for warning in stage.warnings)
 
 
@@ -105,3 +110,37 @@ def test_an_unwritable_checkpoint_root_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TrinityError, match=r"checkpoint_root_dir: .* cannot be written: .*file"):
         hold(tmp_path / "file/project/run", TRAINER)
+
+
+def test_rows_of_another_model_are_not_trained_on(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    """Before the first checkpoint: what an explorer has stored was sampled by the model that the run began with."""
+    other = tmp_path / "other"
+    shutil.copytree(tiny_folders.model, other)
+    weights = load_file(other / "model.safetensors")
+    save_file({name: tensor + 0.01 for name, tensor in weights.items()}, other / "model.safetensors")
+    taskset = {"path": str(tiny_folders.data), "format": {"prompt_key": "question", "response_key": "answer"}}
+    tree = {
+        "mode": "both",
+        "checkpoint_root_dir": str(tmp_path),
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 2},
+        "model": {"max_prompt_tokens": 64, "max_response_tokens": 8},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {"batch_size": 2, "total_steps": 4, "explorer_input": {"taskset": taskset}},
+    }
+
+    def start(model_path: Path) -> Config:
+        stage = resolve(Request(config_from_dict(tree, [f"model.model_path={model_path}"])))
+        for name in lock_names(stage.config, PARTS):
+            release(stage.config.job_dir, name)
+        assert stage.resumed_step == 0
+        return stage.config
+
+    start(other)
+    config = start(tiny_folders.model)  # nothing was stored: the model may change
+    row = Experience(tokens=np.arange(6), prompt_length=3, action_mask=np.ones(3, bool), reward=1.0, group="g")
+    with open_run_store(config) as store:
+        store.position("explorer")
+        store.put("explorer", 1, {}, [row], 0)
+    with pytest.raises(TrinityError, match=r"model\.model_path is .*other.*began with"):
+        start(other)
+    start(shutil.copytree(tiny_folders.model, tmp_path / "copy"))  # the same weights elsewhere

@@ -11,7 +11,6 @@ import pytest
 from trinity_core import files
 from trinity_core.config import Config, config_from_dict
 from trinity_core.errors import TrinityError
-from trinity_core.rollout.score_fingerprint import score_fingerprint
 from trinity_core.runtime.summary import (
     evaluation_text,
     read_summary,
@@ -21,6 +20,7 @@ from trinity_core.runtime.summary import (
     write_summary,
 )
 from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.scores import score_fingerprint
 
 TASKS = {"explorer_input": {"taskset": {"path": "tasks.jsonl"}, "eval_tasksets": [{"path": "tasks.jsonl"}]}}
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from outlook_configs import config_of
+from preflight_configs import config_of
 
 from trinity_core.runtime.actors import trainer_environment
 from trinity_core.runtime.placement import Machine, place

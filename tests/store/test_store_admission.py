@@ -4,7 +4,7 @@ import pytest
 from store_helpers import make_rows
 
 from trinity_core.store import presence
-from trinity_core.store.admission import LOST_SECONDS
+from trinity_core.store.presence import LOST_SECONDS
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import StalenessBound
 

@@ -12,10 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import typer
 from sqlalchemy import NullPool, create_engine
 from store_helpers import make_rows
 
 from trinity_core.checkpoints.commit import begin, commit
+from trinity_core.checkpoints.resume import update_meta
+from trinity_core.cli import audit
 from trinity_core.errors import DataError
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import hold, release
@@ -375,13 +378,29 @@ def test_the_command_reports_and_exits_honestly(run: Run) -> None:
 
 
 def test_a_pipelines_folder_means_its_stages(run_in_a_file: Run, tmp_path: Path) -> None:
+    """Those of its newest run, before its summary, and no neighbour whose name begins with the pipeline's."""
     (tmp_path / "project/pipe").mkdir()
-    other = Run(tmp_path / "project" / "pipe_rft")
-    other.explore(1, 0)
+    for name in ("pipe_rft", "pipe_rft_20260102030405", "pipe_big"):
+        Run(tmp_path / "project" / name).explore(1, 0)
+    update_meta(JobLayout(tmp_path / "project/pipe").stages, sft="pipe_sft", rft="pipe_rft")
     audits = audit_runs(tmp_path / "project/pipe")
     assert list(audits) == ["pipe_rft"] and audit_json(audits)["pending"] == 3
+    update_meta(JobLayout(tmp_path / "project/pipe").stages, rft="pipe_rft_20260102030405")
+    assert list(audit_runs(tmp_path / "project/pipe")) == ["pipe_rft_20260102030405"]
     with pytest.raises(DataError, match="has no experience store"):
         audit_runs(tmp_path)
+
+
+def test_pipeline_with_an_empty_store_of_its_own_means_its_stages(tmp_path: Path) -> None:
+    """The first evaluation of an older release left one in the pipeline's folder."""
+    pipeline = Run(tmp_path / "project/pipe")
+    with pytest.raises(typer.Exit):
+        audit(pipeline.layout.root)  # no task has been drawn: that is no proof
+    assert not audit_json(audit_runs(pipeline.layout.root))["clean"]
+    Run(tmp_path / "project/pipe_rft").explore(1, 0)
+    (pipeline.layout.root / "summary.json").write_text(json.dumps({"steps": {"sft": 2, "rft": 3}}))
+    assert list(audit_runs(pipeline.layout.root)) == ["pipe_rft"]
+    audit(pipeline.layout.root)
 
 
 def test_a_configured_pipeline_is_audited_by_its_stages(postgresql_url: str, tmp_path: Path) -> None:

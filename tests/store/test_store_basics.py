@@ -9,7 +9,8 @@ from store_helpers import ids, make_rows
 
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store.store import LineageChanged
+from trinity_core.store.database import namespaces
+from trinity_core.store.store import ExperienceStore, LineageChanged
 from trinity_core.store.waiting import wait_lease
 
 
@@ -30,6 +31,21 @@ def test_fifo_in_whole_groups(store):
     store.put("e", 2, {}, make_rows(3, 2, tag="b"), 0)
     assert ids(store.lease(1, 3, 0)) == ["ag0r0", "ag0r1", "ag1r0", "ag1r1"]
     assert ids(store.lease(2, 4, 1)) == ["ag2r0", "ag2r1", "bg0r0", "bg0r1"]
+
+
+def test_explore_steps_are_taken_whole_if_asked(store):
+    """As many sequences as an agent's rollouts became, or fewer than were asked for."""
+    store.put("e", 1, {}, make_rows(3, 5, tag="a"), 0)
+    store.put("e", 2, {}, make_rows(1, 1, tag="b"), 0)
+    store.put("e", 3, {}, make_rows(2, 2, tag="c"), 0)
+    assert len(store.lease(1, 4, 0, explore_steps=1)) == 15
+    assert ids(store.lease(2, 4, 1, explore_steps=1)) == ["bg0r0"]
+    assert store.lease(3, 4, 2, explore_steps=2) is None, "the second one is still to come"
+    store.put("e", 4, {}, [], 0)
+    assert store.lease(3, 4, 2, explore_steps=2) is None, "nothing is left of the fourth"
+    store.put("e", 5, {}, make_rows(1, 1, tag="d"), 0, 9)
+    assert len(store.lease(3, 4, 2, explore_steps=2)) == 5
+    assert store.lease(4, 4, 3, explore_steps=1) == [], "the explorer waits for a newer version"
 
 
 def test_groups_given_interleaved_are_kept_together(store):
@@ -151,12 +167,14 @@ def test_wait_lease_wakes_soon(store, open_store):
     assert time.monotonic() - start < 10
 
 
-def test_wait_lease_stops_and_times_out(store):
+def test_wait_lease_stops_and_times_out(store, caplog):
     assert wait_lease(store, 1, 4, 0, stop=lambda: True) is None
     with pytest.raises(TransientFault, match="no experience came"):
         wait_lease(store, 1, 4, 0, timeout=0.02)
     store.put("e", 1, {}, make_rows(1), 0)
     assert len(wait_lease(store, 1, 4, 0, timeout=0.02)) == 2
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and record.args[:3] == (1, 2, 4)
 
 
 def test_pruning_deletes_old_trained_rows(store):
@@ -187,3 +205,13 @@ def test_an_experience_with_no_versions_is_given_data(store):
     row = Experience(tokens=[1, 2, 3], prompt_length=1, action_mask=[True, True])
     store.put("e", 1, {}, [row], 0)
     assert store.lease(1, 1, 0)[0].versions is None
+
+
+@pytest.mark.parametrize("name", ["better?", "a b#1", "ü"])
+def test_store_lies_in_the_folder_of_its_run(tmp_path, name):
+    """Also that of a run whose name a URL would cut."""
+    file = tmp_path / name / "buffer" / "store.db"
+    with ExperienceStore.open(f"sqlite:///{file}") as store:
+        store.position("explorer")
+    assert file.is_file() and [path.name for path in tmp_path.iterdir()] == [name]
+    assert namespaces(f"sqlite:///{file}") == [""]

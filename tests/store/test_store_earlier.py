@@ -105,3 +105,57 @@ def test_a_folder_without_a_store_is_named(tmp_path: Path, encoder: ChatEncoder)
     nothing = ExperienceBufferConfig(storage_type="rollouts", path=str(tmp_path))
     with pytest.raises(DataError, match="is no folder of a run with a store"):
         read_answers(nothing, encoder)
+
+
+def turns(*rewards_of_runs: tuple[float, ...], group: str = "g") -> list[Experience]:
+    """A row for each turn; only the first turns have the same prompt."""
+    return [
+        Experience(
+            tokens=np.array([9, 1 if turn == 0 else 10 * run + turn, run + 100, turn + 200]), prompt_length=2,
+            action_mask=np.ones(2), versions=np.zeros(2), logprobs=np.zeros(2), reward=reward, group=group, run=run,
+            turn=turn,
+        )
+        for run, rewards in enumerate(rewards_of_runs)
+        for turn, reward in enumerate(rewards)
+    ]  # fmt: skip
+
+
+def learned(rows: list[Experience], path: Path, encoder: ChatEncoder, kind: Any = "demonstrations", **args: Any) -> Any:
+    path.write_text("".join(json.dumps(whole_line(1, row)) + "\n" for row in rows))
+    config = ExperienceBufferConfig(
+        name="earlier", storage_type="rollouts", path=str(path), rollouts=EarlierRolloutsConfig(**args)
+    )
+    read = read_answers(config, encoder, kind)
+    answers = [[one.tokens[one.answer].tolist() for one in row] for row in read.rows]
+    return answers, len(read.rejected)
+
+
+def test_all_turns_of_the_best_rollout_are_imitated(tmp_path: Path, encoder: ChatEncoder) -> None:
+    rows = turns((0.0, 0.0), (0.25, 0.5, 1.0), (0.9,), (1.0, 0.2))
+    path = tmp_path / "e.jsonl"
+    assert learned(rows, path, encoder)[0] == [[[102, 200]]]  # means 0, 0.583, 0.9, 0.6
+    assert learned(rows, path, encoder, min_reward=0.6)[0] == [[[102, 200]], [[103, 200]], [[103, 201]]]
+    best = turns((0.0, 0.0), (0.25, 0.5, 1.0))
+    assert learned(best, path, encoder)[0] == [[[101, 200]], [[101, 201]], [[101, 202]]]
+    assert learned(best, path, encoder, "preferences")[0] == [[[101, 200], [100, 200]]]
+    best[-1].truncated = True
+    assert learned(best, path, encoder)[0] == []
+
+
+def test_sampled_tokens_are_learned_whatever_the_loss_mask(tmp_path: Path, encoder: ChatEncoder) -> None:
+    rows, path = turns((1.0,), (0.0,)), tmp_path / "e.jsonl"
+    for row in rows:
+        row.action_mask = np.zeros(2)
+    assert learned(rows, path, encoder)[0] == [[[100, 200]]]
+    assert learned(rows, path, encoder, "preferences")[0] == [[[100, 200], [101, 200]]]
+    rows[0].versions = np.array([-1, 0])  # the first token is a tool's
+    assert learned(rows, path, encoder)[0] == [[[200]]]
+    rows[0].versions = None
+    assert learned(rows, path, encoder, min_reward=0.0) == ([[[101, 200]]], 1)
+
+
+def test_token_rewards_choose_answers(tmp_path: Path, encoder: ChatEncoder) -> None:
+    rows = turns((0.0,), (0.0,))
+    for row, total in zip(rows, (1.0, 2.0), strict=True):
+        row.reward, row.token_rewards = None, np.array([0, total], np.float32)
+    assert learned(rows, tmp_path / "e.jsonl", encoder)[0] == [[[101, 200]]]

@@ -8,7 +8,9 @@ from store_helpers import make_rows
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.presence import EXPLORER, TRAINER, Contribution, all_is_dropped, describe_explorers
+from trinity_core.store.store import ExperienceStore
 from trinity_core.store.waiting import wait_lease
+from trinity_core.sync.schedule import StalenessBound
 
 
 def train(store, *steps):
@@ -174,3 +176,20 @@ def test_a_wait_ends_for_good_if_operators_drop_everything(store):
 
     with pytest.raises(TrinityError, match=r"e \(step .* of 9, no experience left of its last .* steps.*operators"):
         wait_lease(store, 1, 2, 0, timeout=0.02, stop=explores)
+
+
+def test_an_explorer_whose_clock_is_behind_is_not_lost(postgresql_url, tmp_path, monkeypatch):
+    """Its step in progress counts for the others' bound on staleness, and the trainer waits for it."""
+    bound = StalenessBound(max_staleness=0, batch_rows=4)
+    with ExperienceStore.open(postgresql_url, str(tmp_path)) as store:
+        for explorer in ("behind", "other"):
+            store.position(explorer)
+            store.join(explorer, 10)
+        with monkeypatch.context() as machine:
+            real = time.time
+            machine.setattr(time, "time", lambda: real() - 90)
+            store.seen(EXPLORER, "behind")
+            assert store.admit("behind", 4, 0, bound.awaited)[0] is None
+        assert store.admit("other", 4, 0, bound.awaited)[0] == 1
+        stats = store.stats()
+        assert abs(stats.explorers["behind"]["seen"] - stats.now) < 30

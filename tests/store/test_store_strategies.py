@@ -10,9 +10,8 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.store.expert import START, ExpertData
-from trinity_core.store.priorities import PRIORITY_FNS
+from trinity_core.store.priorities import PRIORITY_FNS, Candidate
 from trinity_core.store.strategies import (
-    Candidate,
     Fifo,
     Mix,
     Priority,

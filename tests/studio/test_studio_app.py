@@ -13,7 +13,7 @@ from studio.access import TOKEN_VARIABLE, admits, is_local, new_token
 from studio.sections import SECTIONS
 from trinity_core.errors import TrinityError
 
-APP = Path(__file__).parent.parent.parent / "studio/app.py"
+APP = Path(__file__).parent.parent.parent / "studio/pages.py"
 TEXT = """\
 name: mine  # a name
 algorithm:
@@ -134,16 +134,26 @@ def test_dialogs_open_with_their_buttons(folder: Path) -> None:
     assert labels(save_as.click().run()).count("Save") == 2
 
 
+def test_no_key_of_a_file_is_lost_unasked(folder: Path) -> None:
+    page = opened()
+    page.text_area[0].set_value("name: other\n").run()
+    [save] = [button for button in page.button if button.label == "Save"]
+    save.click().run()
+    assert not page.exception and "Save without them" in labels(page)
+    assert "`algorithm.algorithm_type`" in page.warning[0].value
+    assert (folder / "my.yaml").read_text() == TEXT
+
+
 def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> None:
     def form() -> None:
         from studio.checked_draft import checked
         from studio.config_draft import ConfigDraft
+        from studio.settings import studio_settings
         from studio.start_form import start_form
-        from studio.surroundings import surroundings_of
 
-        around = surroundings_of(["my.yaml"])
-        draft = ConfigDraft.opened(around.file)
-        start_form(draft, checked(draft.text), around, lambda: None)
+        settings = studio_settings(["my.yaml"])
+        draft = ConfigDraft.opened(settings.file)
+        start_form(draft, checked(draft.text), settings, lambda: None)
 
     page = AppTest.from_function(form, default_timeout=60).run()
     [start] = [button for button in page.button if button.label == "Save and start"]
@@ -156,9 +166,9 @@ def test_a_run_that_cannot_start_is_not_started_and_says_why(folder: Path) -> No
 def test_the_list_of_runs_may_be_empty(folder: Path) -> None:
     def runs() -> None:
         from studio.runs_page import runs_page
-        from studio.surroundings import surroundings_of
+        from studio.settings import studio_settings
 
-        runs_page(surroundings_of([]))
+        runs_page(studio_settings([]))
 
     page = AppTest.from_function(runs, default_timeout=60).run()
     assert not page.exception and "no runs yet" in page.info[0].value

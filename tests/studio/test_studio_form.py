@@ -104,6 +104,15 @@ def test_a_draft_is_opened_changed_and_saved(tmp_path: Path) -> None:
     assert ConfigDraft.opened(tmp_path / "not there.yaml").tree() == {}
 
 
+def test_keys_that_a_file_would_lose_are_known(tmp_path: Path) -> None:
+    file, broken = tmp_path / "my.yaml", tmp_path / "broken.yaml"
+    file.write_text("name: a\nmodel: {}\nalgorithm: {repeat_times: 8, algorithm_type: grpo}\n")
+    broken.write_text("a: [")
+    draft = ConfigDraft(file, "algorithm: {algorithm_type: ppo}\n")
+    assert draft.lost_keys(file) == ["name", "model", "algorithm.repeat_times"]
+    assert draft.lost_keys(tmp_path / "new.yaml") == draft.lost_keys(broken) == []
+
+
 def test_configurations_are_listed_and_the_rest_is_not(tmp_path: Path) -> None:
     for name in ("b.yaml", "a.yml", "configs/c.yaml", "prefect.yaml", ".ci/d.yaml", "checkpoints/p/e.yaml", "f.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

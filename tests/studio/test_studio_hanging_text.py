@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from studio.hanging_text import hanging
+from studio.config_page import hanging
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from trinity_core.page_notes import page_note
 from trinity_core.tracking import MetricsFile, SampledRollout, save_rollouts
 from trinity_core.tracking.forwarder import open_writer
 from trinity_core.tracking.mlflow_writer import default_uri, open_client
-from trinity_core.tracking.run_outcome import RunOutcome
-from trinity_core.tracking.writers import RunInfo
+from trinity_core.tracking.writers import RunInfo, RunOutcome
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +84,8 @@ def test_chosen_runs_are_compared_on_the_page(
     page.run()
     assert not page.exception
     assert [each.value for each in page.multiselect if each.label == "Metrics"] == [["eval/test/accuracy"]]
-    assert [code.value for code in page.code] == ["4", "It is <b>5</b>.", "It is 4."], "reference and answers"
+    [frame] = page.get("iframe")
+    assert frame.proto.src == "/rollouts/#run=p%2Fother&tab=samples&other=p%2Fone"  # type: ignore[attr-defined]
     assert [list(table.value["step"]) for table in page.dataframe] == [[2]], "one run has a checkpoint"
     assert [note.value for note in page.info] == ["It has no whole checkpoint yet."]
 
@@ -93,9 +93,9 @@ def test_chosen_runs_are_compared_on_the_page(
 def runs() -> None:
     """The page as a script."""
     from studio.runs_page import runs_page
-    from studio.surroundings import surroundings_of
+    from studio.settings import studio_settings
 
-    runs_page(surroundings_of([]))
+    runs_page(studio_settings([]))
 
 
 def test_mlflows_page_is_where_its_note_says(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ import psutil
 import pytest
 
 from studio.actions import Action, hindrance, perform, side_launch
-from studio.launch import Launch
 from studio.prefect_runs import FlowRunSeen
 from studio.run_list import PREFECT_STATES, RunRow, RunState, run_rows
-from studio.started_processes import StartedProcess, start_process, started_processes
-from studio.surroundings import surroundings_of
+from studio.settings import studio_settings
+from studio.started_processes import Launch, StartedProcess, start_process, started_processes
 from studio.tracked_runs import TrackedRun
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -170,12 +169,12 @@ def test_a_process_is_started_recorded_and_cancelled(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr("studio.started_processes.TRINITY", [sys.executable, "-c", "import time; time.sleep(600)"])
-    around = surroundings_of([])
-    started = start_process(Launch("rft", "my.yaml", ("seed=1",)), "p", "one", around)
+    settings = studio_settings([])
+    started = start_process(Launch("rft", "my.yaml", ("seed=1",)), "p", "one", settings)
     try:
-        assert started_processes(around.state) == [started] and started.alive()
+        assert started_processes(settings.state) == [started] and started.alive()
         [row] = run_rows([], [], [started])
-        assert "saves" in perform(Action.CANCEL, row, around)
+        assert "saves" in perform(Action.CANCEL, row, settings)
         psutil.wait_procs([psutil.Process(started.pid)] if started.alive() else [], timeout=30)
         assert not started.alive()
     finally:

@@ -49,6 +49,10 @@ class Run:
     save_every: int = 2
     crashes: int = 0
     """Explorers or trainers that die, in all."""
+    whole: int = 0
+    """Explore steps that a train step takes in place of `batch` rows."""
+    sequences: tuple[int, ...] = ()
+    """Rows of each explore step, if they are not all `rows`: its rollouts became several, or were dropped."""
 
     @cached_property
     def bound(self) -> StalenessBound:
@@ -156,7 +160,7 @@ def admitted(run: Run, state: State, index: int, version: int) -> int | None:
 
 def put(run: Run, state: State, index: int) -> State:
     me = state.explorers[index]
-    rows = ((index, me.done + 1, me.begun),) * run.rows
+    rows = ((index, me.done + 1, me.begun),) * (run.sequences[me.done] if run.sequences else run.rows)
     waits = run.style == "fixed" and me.done + 1 < run.steps
     waiting = required_version(me.done + 2, run.interval, run.offset) if waits else None
     state = replace(state, queue=state.queue + rows)
@@ -182,8 +186,11 @@ def trainer_edges(run: Run, state: State) -> Edges:
     elif state.trained < run.train_steps:
         fresh = tuple(row for row in state.queue if row[2] >= state.trained - run.bound.max_staleness)
         dropped = state.dropped or len(fresh) < len(state.queue)
-        if len(fresh) >= run.batch or nothing_more_comes(run, state):
-            batch, rest = fresh[: run.batch], fresh[run.batch :]
+        steps = list(dict.fromkeys(row[:2] for row in fresh))
+        full = len(steps) >= run.whole if run.whole else len(fresh) >= run.batch
+        if full or nothing_more_comes(run, state):
+            taken = sum(row[:2] in steps[: run.whole] for row in fresh) if run.whole else run.batch
+            batch, rest = fresh[:taken], fresh[taken:]
             leased = replace(state, queue=rest, leased_rows=state.leased_rows + batch, training=True, dropped=dropped)
             yield "lease" if batch else "empty", leased
 
@@ -336,6 +343,32 @@ def test_fixed_style_is_exact_and_keeps_its_own_bound(interval, offset):
             found = check(run)
             assert not any(state.dropped for state in found), run
             assert not any(state.inexact for state in found), run
+
+
+SEQUENCES = [(2, 5, 1, 3, 4, 2), (3, 3, 3, 3, 3, 3), (4, 0, 3, 0, 0, 2)]
+"""Of six explore steps of two rollouts: agents that rewrite their history, and steps of which nothing is left."""
+
+
+@pytest.mark.parametrize("interval", [1, 2, 3])
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_fixed_style_takes_explore_steps_whole(interval, offset):
+    """However many sequences a rollout became: no row is too old, no version other than the due one, none is left."""
+    for sequences in SEQUENCES:
+        for crashes, save_every in ((0, 2), (1, 2), (2, 3)):
+            saving = {"crashes": crashes, "save_every": save_every}
+            run = Run("fixed", interval, offset, steps=6, whole=1, sequences=sequences, **saving)
+            found = check(run)
+            assert not any(state.dropped for state in found), run
+            assert not any(state.inexact for state in found), run
+            assert not any(state.queue for state in found if ended(run, state) and not state.explorers[0].lost), run
+        if 0 not in sequences:
+            assert "empty" not in names(check(Run("fixed", interval, offset, steps=6, whole=1, sequences=sequences)))
+
+
+def test_counting_sequences_in_fixed_style_would_make_rows_old():
+    """Why explore steps come whole: the rest of one would wait longer at each step."""
+    found = check(Run("fixed", steps=6, sequences=SEQUENCES[1]))
+    assert any(state.dropped for state in found)
 
 
 @pytest.mark.parametrize("forgotten", ["kept", "saved"])

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from ports import free_port
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tasks import checkpoints, reports
+from tasks import reports
+from tasks.adapter import PREFECT
 from tasks.reports import LiveReport
-from trinity_core.addresses import free_port
 from trinity_core.config import Config
-from trinity_core.runtime.summary import summary_path
 from trinity_core.tracking import MetricsFile
 from trinity_core.tracking.metrics_file import explorer_source
 
@@ -42,20 +40,16 @@ def test_a_run_goes_on_where_prefect_is_away(
     assert "the run continues" in warning
 
 
-def test_an_ended_run_has_its_summary_where_prefect_is_away(
+def test_an_ended_run_goes_on_where_prefect_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
-    summary = {"name": "run", "curve": None, "tracking": "less metrics.jsonl"}
-    monkeypatch.setattr(checkpoints, "summarise", lambda session, results: summary)
-    monkeypatch.setattr(checkpoints, "pipeline_summary", lambda plan, before, summaries: summary)
+    summary = {"name": "run", "curve": None, "tracking": "less metrics.jsonl", "results": {}}
     monkeypatch.setattr(reports, "get_run_logger", lambda: logging.getLogger("run"))
-    owner: Any = SimpleNamespace(config=config)
-    config.job_dir.mkdir(parents=True)
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}):
-        assert checkpoints.publish.fn(owner, {}) == summary
-        assert checkpoints.publish_pipeline.fn(owner, {}, {}) == summary
-    assert summary_path(config).exists() and caplog.text.count("cannot be shown in Prefect") == 2
+        PREFECT.show(config, summary)
+        PREFECT.show(config, summary, is_pipeline=True)
+    assert caplog.text.count("cannot be shown in Prefect") == 2
 
 
 def test_a_report_that_takes_long_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,15 +20,14 @@ from trinity_core.tracking.forwarder import (
     MOST_TRACES,
     Forwarder,
     complete_checkpoints,
-    eval_scores,
     open_writer,
     run_note,
 )
-from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, read_metrics, rewind
+from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, rewind
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
-from trinity_core.tracking.run_outcome import RunOutcome
-from trinity_core.tracking.writers import RunInfo, RunPerExplorer, TracingWriter, full_names
+from trinity_core.tracking.scores import latest_scores
+from trinity_core.tracking.writers import RunInfo, RunOutcome, RunPerExplorer, TracingWriter, full_names
 
 
 class Recorder:
@@ -159,7 +158,25 @@ def test_scores_are_the_mean_over_eval_sets(tmp_path: Path) -> None:
     MetricsFile(tmp_path, "eval").write(3, {"eval/a/accuracy/mean": 0.2, "eval/b/accuracy/mean": 0.6, "eval/a/n": 7})
     MetricsFile(tmp_path, "eval").write(4, {"eval/a/reward/mean": 0.5})
     MetricsFile(tmp_path, "trainer").write(4, {"accuracy": 1})
-    assert eval_scores(read_metrics(tmp_path)) == {3: 0.4, 4: 0.5}
+    assert latest_scores(tmp_path) == {3: 0.4, 4: 0.5}
+
+
+def test_eval_set_without_accuracy_counts_by_its_reward(tmp_path: Path) -> None:
+    MetricsFile(tmp_path, "eval").write(2, {"eval/math/accuracy": 0.5, "eval/chat/reward/mean": 0.1})
+    MetricsFile(tmp_path, "eval").write(4, {"eval/math/accuracy": 0.5, "eval/chat/reward/mean": 0.9})
+    assert latest_scores(tmp_path) == {2: 0.3, 4: 0.7}
+
+
+def test_evaluation_has_no_score_while_an_eval_set_has_none(tmp_path: Path) -> None:
+    """The verifier of `hard` was down at step 6; an earlier score of that step does not stand in for it."""
+    MetricsFile(tmp_path, "eval").write(
+        4, {"eval/easy/accuracy": 0.92, "eval/hard/accuracy": 0.3, "eval/hard/judged": 9}
+    )
+    MetricsFile(tmp_path, "eval").write(
+        6, {"eval/easy/accuracy": 0.9, "eval/hard/accuracy": 0.9, "eval/hard/judged": 9}
+    )
+    MetricsFile(tmp_path, "eval").write(6, {"eval/easy/accuracy": 0.7, "eval/hard/judged": 0, "eval/hard/reward": 0.1})
+    assert latest_scores(tmp_path) == {4: pytest.approx(0.61)}
 
 
 def test_only_complete_checkpoints_are_forwarded(tmp_path: Path) -> None:
@@ -282,10 +299,31 @@ def test_mlflow_takes_metrics_with_any_name(root: Path) -> None:
     writer = open_writer("mlflow", info, root)
     writer.log([MetricLine(1, "eval", 0.0, {"eval/a/pass@4": 0.5, "eval/a/τ > 1": 0.25, "eval/a/accuracy": 0.75})])
     logged = mlflow_client(root).get_run(writer.run_id).data.metrics  # type: ignore[attr-defined]
-    assert logged == {"eval/a/pass_at_4": 0.5, "eval/a/_ _ 1": 0.25, "eval/a/accuracy": 0.75}
+    assert logged == {"eval/a/pass_at_4": 0.5, "eval/a/τ _gt_ 1": 0.25, "eval/a/accuracy": 0.75}
 
 
 @pytest.mark.slow
+def test_settings_of_a_later_start_are_added(root: Path) -> None:
+    """MLflow never changes a parameter; without this it would show those of the first start for ever."""
+
+    def start(lr: float, mode: str = "both", parent: Path | None = None) -> str:
+        config = {"mode": mode, "algorithm": {"lr": lr}}
+        info = RunInfo("p", "n", root / "p" / "n", config, parent_dir=parent, tags={"stage": mode})
+        writer = open_writer("mlflow", info, root)
+        writer.close(RunOutcome.FINISHED)
+        return writer.run_id  # type: ignore[attr-defined]
+
+    pipeline = root / "p" / "pipeline"
+    runs = [start(0.1, parent=pipeline), start(0.1), start(0.2), start(0.2), start(0.3, "explore"), start(0.1)]
+    assert len(set(runs)) == 1
+    run = mlflow_client(root).get_run(runs[0])
+    later = {"start_2.algorithm.lr": "0.2", "start_3.algorithm.lr": "0.1"}
+    assert run.data.params == {"mode": "both", "algorithm.lr": "0.1"} | later
+    assert run.data.tags["stage"] == "both"
+    parent = mlflow_client(root).get_run(json.loads((pipeline / "monitor/mlflow.json").read_text())["run_id"])
+    assert parent.data.params == {} and "stage" not in parent.data.tags
+
+
 def test_two_flows_of_one_job_register_a_checkpoint_once(root: Path) -> None:
     """The explorer's flow scores what the trainer's registers, and a later flow finds both."""
     info = RunInfo("p", "n", root / "p" / "n")
@@ -321,6 +359,10 @@ def test_model_versions_registered_by_the_user_are_ignored(root: Path) -> None:
     versions = {str(each.version): each.tags for each in client.search_model_versions("name = 'p.n'")}
     assert versions == {"1": {"step": "1", "score": "0.5"}, "2": {}, "3": {"step": "2", "score": "0.7"}}
     assert str(client.get_model_version_by_alias("p.n", "champion").version) == "3"
+    Forwarder(info.job_dir, writer, scores=lambda: {1: 0.5}).poll()  # those of step 2 were made with something else
+    versions = {str(each.version): each.tags for each in client.search_model_versions("name = 'p.n'")}
+    assert versions == {"1": {"step": "1", "score": "0.5"}, "2": {}, "3": {"step": "2", "score": "0.7"}}
+    assert str(client.get_model_version_by_alias("p.n", "champion").version) == "1"
 
 
 @pytest.mark.slow

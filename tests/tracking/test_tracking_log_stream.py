@@ -80,6 +80,7 @@ def test_filters_by_level_and_actor() -> None:
 
 def test_the_command_prints_a_pipelines_stages_and_names_them(tmp_path: Path) -> None:
     (tmp_path / "n").mkdir()
+    (tmp_path / "n" / "stages.json").write_text('{"sft": "n_sft", "rft": "n_rft"}')
     for second, stage in enumerate(("n_sft", "n_rft")):
         write(tmp_path / stage, "trainer_0", line(second, "begins"), line(second, "too fine", "DEBUG"))
     done = CliRunner().invoke(app, ["log", "--checkpoint-dir", str(tmp_path / "n")])

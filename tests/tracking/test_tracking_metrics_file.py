@@ -8,11 +8,13 @@ import multiprocessing
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trinity_core.files import read_json
 from trinity_core.tracking import metrics_file
 from trinity_core.tracking.metrics_file import (
     STREAMS,
@@ -141,15 +143,14 @@ def test_a_rewind_while_a_tail_begins_to_read_loses_no_line(tmp_path: Path, monk
     tail.advance(tail.read()[1])
     rewinding = threading.Thread(target=rewind, args=(tmp_path, 3), daemon=True)
 
-    def position(state: Path) -> int:
-        found = whole(state)
+    def read_position(state: Path) -> Any:
+        found = read_json(state)
         if rewinding.ident is None:
             rewinding.start()
             rewinding.join(0.3)
         return found
 
-    whole = metrics_file._position
-    monkeypatch.setattr(metrics_file, "_position", position)
+    monkeypatch.setattr(metrics_file, "read_json", read_position)
     tail.advance(tail.read()[1])
     rewinding.join()
     for step in (4, 5):
@@ -211,3 +212,17 @@ def test_series_takes_the_later_of_two_lines_for_a_step(tmp_path: Path) -> None:
         file.write(step, {"loss": value})
     assert series(read_metrics(tmp_path), "loss", "trainer") == {1: 5.0, 2: 3.0}
     assert series(read_metrics(tmp_path), "loss", "explorer") == {}
+
+
+def test_another_tracking_system_gets_all_lines(tmp_path: Path) -> None:
+    """Also after a rewind; what an older release forwarded, which noted no target, is not sent again."""
+    for step in (1, 2, 3):
+        MetricsFile(tmp_path, "trainer").write(step, {"a": 1.0})
+    first, second = Tail(tmp_path, "trainer", target="mlflow"), Tail(tmp_path, "trainer", target="tensorboard")
+    first.advance(first.read()[1])
+    assert rewind(tmp_path, 2) == 1
+    assert first.read()[0] == [] and [line.step for line in second.read()[0]] == [1, 2]
+    second.advance(second.read()[1])
+    assert first.read()[0] == second.read()[0] == [], "each has a position of its own"
+    (tmp_path / "monitor/forwarded_trainer.json").write_text('{"position": 100000}')
+    assert first.read()[0] == second.read()[0] == []

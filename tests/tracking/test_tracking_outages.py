@@ -14,21 +14,20 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from mlflow_store import mlflow_client
+from ports import free_port
 from test_tracking_forwarder import Recorder
 
-from trinity_core.addresses import free_port
 from trinity_core.config import config_from_dict
 from trinity_core.errors import TransientFault
-from trinity_core.runtime import session
+from trinity_core.processes import stop
+from trinity_core.runtime import tracking_thread
 from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.processes import stop
-from trinity_core.runtime.session import TrackingThread
 from trinity_core.runtime.stage import Stage
+from trinity_core.runtime.tracking_thread import TrackingThread
 from trinity_core.tracking import forwarder as forwarder_module
 from trinity_core.tracking.forwarder import Forwarder, ForwarderThread, open_writer
 from trinity_core.tracking.metrics_file import MetricsFile
-from trinity_core.tracking.run_outcome import RunOutcome
-from trinity_core.tracking.writers import RunInfo
+from trinity_core.tracking.writers import RunInfo, RunOutcome
 
 
 def test_unsent_metrics_are_sent_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -112,7 +111,7 @@ def test_a_run_starts_again_while_its_server_is_away(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes on, and is tracked as the same run once the server is back. At a first start the address may be wrong."""
-    monkeypatch.setattr(session, "AGAIN_SECONDS", 0.5)
+    monkeypatch.setattr(tracking_thread, "AGAIN_SECONDS", 0.5)
     port = free_port()
     config = config_from_dict({
         "project": "p", "name": "n", "mode": "train", "checkpoint_root_dir": str(root),

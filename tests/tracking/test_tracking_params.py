@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trinity_core.config.public import MASK, without_secrets
-from trinity_core.tracking.params import flatten
+from trinity_core.tracking.writers import flatten
 
 
 def test_flat_names() -> None:
@@ -28,3 +28,16 @@ def test_secrets_are_masked_but_token_limits_are_not() -> None:
         "max_token_len_per_gpu": 3,
         "path": f"postgresql://me:{MASK}@host/db",
     }
+
+
+def test_spellings_of_secrets_are_masked() -> None:
+    secrets = {
+        "extra_headers": {"Authorization": "Bearer sk-abc", "X-Api-Key": "k"},
+        **dict.fromkeys(["Authorization", "X-Api-Key", "apiKey", "api_keys", "private_key", "access_key", "key"], "k"),
+        "HF_TOKEN": "t",
+    }
+    assert without_secrets(secrets) == dict.fromkeys(secrets, MASK)
+    kept = {"prompt_key": "question", "token_level": "x", "key_bindings": "y", "monkey": "z", "max_tokens": "4"}
+    assert without_secrets(kept) == kept
+    url = "https://host/v1?api_key=abc&n=1"
+    assert without_secrets({"url": url}) == {"url": url.replace("abc", MASK)}

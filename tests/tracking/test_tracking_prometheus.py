@@ -9,18 +9,19 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from test_tracking_forwarder import Recorder
 
-from trinity_core.addresses import LOOPBACK, free_port
+from trinity_core.addresses import LOOPBACK
 from trinity_core.config import config_from_dict
 from trinity_core.runtime.placement import Machine, place
-from trinity_core.runtime.session import TrackingThread
 from trinity_core.runtime.stage import Stage
+from trinity_core.runtime.tracking_thread import TrackingThread
 from trinity_core.tracking.forwarder import Forwarder
 from trinity_core.tracking.metrics_file import MetricsFile
 from trinity_core.tracking.prometheus import PrometheusPage
-from trinity_core.tracking.run_outcome import RunOutcome
+from trinity_core.tracking.writers import RunOutcome
 
 
 def scraped(port: int) -> dict[str, tuple[float, dict[str, str]]]:

@@ -11,7 +11,6 @@ from markdown_it import MarkdownIt
 from trinity_core.data.experience import Experience
 from trinity_core.tracking.rollouts import (
     SampledRollout,
-    latest_rollouts,
     markdown_text,
     read_rollouts,
     rollout_files,
@@ -27,7 +26,6 @@ def test_rollouts_come_back_as_they_were(tmp_path: Path) -> None:
     assert read_rollouts(path) == rows
     save_rollouts(tmp_path, "explorer", 12, rows)
     assert [(source, step) for source, step, _ in rollout_files(tmp_path)] == [("eval", 4), ("explorer", 12)]
-    assert latest_rollouts(tmp_path) == ("explorer", 12, rows)
 
 
 def test_texts_may_hold_anything(tmp_path: Path) -> None:

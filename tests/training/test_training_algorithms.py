@@ -25,9 +25,9 @@ def _run(config):
 
 def _put(config):
     """Four explore steps of version 0."""
-    from trinity_core.training.sources import open_store
+    from trinity_core.store.run_store import open_run_store
 
-    with open_store(config) as store:
+    with open_run_store(config) as store:
         for step in range(store.position("explorer").step + 1, STEPS + 1):
             rows = make_batch(step)
             for row in rows:

@@ -5,15 +5,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from workflows.chatting import Turns
+from workflows.workflow_helpers import make_task, run
 
 from trinity_core.algorithms.objective import Objective
 from trinity_core.config import config_from_dict
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, rollouts_of
 from trinity_core.training import micro as micro_module
-from trinity_core.training.batch import make_batch
+from trinity_core.training.batch import batch_metrics, make_batch
 from trinity_core.training.batching import RowUnit, mask_elements, pairs_of, plan, units_of
 from trinity_core.training.micro import build_micro
-from trinity_core.training.update import prepare, rollouts_of
+from trinity_core.training.update import at_actions, prepare
 
 lengths = st.integers(1, 60)
 masks = st.sampled_from([0, 3000, None])
@@ -127,6 +129,20 @@ def advantages_of(algorithm: str, rows: list[Experience], **args) -> list[float]
     return prepared.advantages[:, 0].tolist()
 
 
+def test_rewards_of_a_batch_are_those_of_its_rollouts():
+    """As in the explorer's metrics: a rollout of three sequences counts once, and rows without numbers each."""
+    sessions = [("a", 0, 0, 1.0), ("a", 0, 1, 1.0), ("a", 0, 2, 1.0), ("a", 1, 0, 0.0)]
+    steps = [("b", 0, 0, 0.5), ("b", 0, 1, -1.5), ("b", 1, 0, None)]
+    rows = [Experience([1, 2], 1, [True], group=g, run=r, turn=t, reward=x) for g, r, t, x in [*sessions, *steps]]
+    metrics = batch_metrics(make_batch(rows, torch.device("cpu")), 0)
+    assert metrics["reward/mean"] == pytest.approx((1.0 + 0.0 - 0.5) / 3)
+    assert (metrics["reward/max"], metrics["reward/min"]) == (1.0, -0.5)
+    assert (metrics["experience/rows"], metrics["experience/rollouts"], metrics["experience/groups"]) == (7, 4, 2)
+    alike = [Experience([1, 2], 1, [True], group="c", reward=float(x)) for x in (1, 0, 0)]
+    alone = batch_metrics(make_batch(alike, torch.device("cpu")), 0)
+    assert alone["reward/mean"] == pytest.approx(1 / 3) and alone["experience/rollouts"] == 3
+
+
 def test_each_sequence_of_a_rollout_gets_its_advantage():
     """Rewards 1, 0, 0 of three rollouts, the first of three sequences: their mean is 1/3."""
     turns = [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0)]
@@ -141,3 +157,31 @@ def test_turns_are_compared_by_their_states():
     assert advantages_of("gigpo", rows, std_normalize=False) == pytest.approx([0.5, 0.5 + 0.5, -0.5 - 0.5])
     won = [Experience([1, 2], 1, [True], group="g", run=r, turn=t, reward=float(t == 1)) for r, t, _, _ in turns]
     assert advantages_of("multi_step_grpo", won, std_normalize=False) == pytest.approx([0.5, 0.5, -0.5])
+
+
+def test_gigpo_prefers_an_early_win():
+    """Four runs of `multi_turn_workflow`: won at once, won at the third try, lost twice; gamma is 0.95.
+
+    Runs are worth 1, 1, 0, 0, so +-0.5. Returns of the first turns, which all begin with the question, are 1, 0.9025, 0
+    and 0; of the second ones 0.95, 0, 0; of the third ones 1, 0, 0.
+    """
+    right, wrong = "#### 2", "#### 3"
+    arguments = {"step_wise": True, "discount": 0, "feedback": "no"}
+    rows = []
+    for number, turns in enumerate([[right], [wrong, wrong, right], [wrong] * 3, [wrong] * 3]):
+        task = make_task("multi_turn_workflow", repeat_times=1, workflow_args=arguments)
+        for row in run(task, Turns(*turns)):
+            row.run = number
+            rows.append(row)
+    once, third = [0.5 + 0.524375], [0.5 + 0.426875, 0.5 + 0.95 * 2 / 3, 0.5 + 2 / 3]
+    lost = [-0.5 - 0.475625, -0.5 - 0.95 / 3, -0.5 - 1 / 3]
+    advantages = advantages_of("gigpo", rows, std_normalize=False)
+    assert advantages == pytest.approx([*once, *third, *lost, *lost], abs=1e-5)
+    assert advantages[0] > advantages[1], "the same decision, and an earlier win"
+
+
+def test_token_rewards_at_observations_count_at_the_action_before():
+    """Equal sums under advantages by token and by sequence; a reward before all actions counts at the first."""
+    mask = torch.tensor([[False, True, False, True, False], [True, False, False, False, False]])
+    rewards = torch.tensor([[1.0, 2.0, 4.0, 8.0, 16.0], [0.0, 1.0, 0.0, 0.0, 0.0]])
+    assert at_actions(rewards, mask).tolist() == [[0, 7, 0, 24, 0], [1, 0, 0, 0, 0]]

@@ -24,7 +24,7 @@ GAMMA, EPSILON = 0.5, 1e-6
 
 
 @pytest.fixture
-def any_text_moves(monkeypatch):
+def any_text_moves(monkeypatch, toy_games):
     """FrozenLake in which an untrained policy moves too."""
     lake = ENVIRONMENTS["frozen_lake"]
     monkeypatch.setitem(ENVIRONMENTS, "lake", type("Lake", (lake,), {"move": lambda self, text: len(text) % 4}))
@@ -89,7 +89,7 @@ def by_hand(rows):
 
 @pytest.mark.usefixtures("any_text_moves")
 def test_turns_of_a_lake_are_trained(make_config, tiny_engine, tiny_folder, monkeypatch):
-    from trinity_core.training.sources import open_store
+    from trinity_core.store.run_store import open_run_store
 
     rows = played(tiny_engine, tiny_folder)
     won = Counter(row.metrics["return"] for row in rows if row.turn == 0)
@@ -99,7 +99,7 @@ def test_turns_of_a_lake_are_trained(make_config, tiny_engine, tiny_folder, monk
         buffer__total_steps=1, buffer__batch_size=2, buffer__train_batch_size=len(rows), algorithm__repeat_times=8,
         algorithm__advantage_fn_args={"gamma": GAMMA, "epsilon": EPSILON},
     )  # fmt: skip
-    with open_store(config) as store:
+    with open_run_store(config) as store:
         store.put("explorer", 1, {}, rows, 0)
     trained = []
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from trinity_core.data.tokenizer import load_tokenizer
 from trinity_core.errors import TrinityError
-from trinity_core.training.model_files import make_model_files, write_model_files
 from trinity_core.training.policy import load_causal_lm
+from trinity_core.training.savepoints import make_model_files, write_model_files
 
 UNUSUAL = {"temperature": 0.9, "top_p": 0.6}
 """Without `do_sample`: transformers loads this with a warning, and refuses to save it."""
@@ -23,6 +24,8 @@ def model(make_config: Any, tiny_model: Path, tmp_path: Path) -> Any:
     folder = tmp_path / "model"
     shutil.copytree(tiny_model, folder)
     (folder / "generation_config.json").write_text(json.dumps(UNUSUAL))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
     return make_config(model__model_path=folder).model
 
 
@@ -33,10 +36,26 @@ def test_model_files_survive_the_loss_of_the_model(model: Any, tmp_path: Path) -
     files = make_model_files(lm, model)
     shutil.rmtree(model.model_path)  # whatever becomes of the model, the checkpoint is written
     write_model_files(files, tmp_path / "written")
-    assert AutoConfig.from_pretrained(tmp_path / "written").to_diff_dict() == lm.config.to_diff_dict()
+    written = AutoConfig.from_pretrained(tmp_path / "written")
+    assert written.to_diff_dict() == lm.config_as_given.to_diff_dict()
+    assert (written.attention_dropout, lm.config.attention_dropout) == (0.1, 0.0)
     assert AutoTokenizer.from_pretrained(tmp_path / "written").chat_template
     generation = GenerationConfig.from_pretrained(tmp_path / "written")
     assert {name: getattr(generation, name) for name in UNUSUAL} == UNUSUAL
+
+
+def test_exported_model_stops_where_its_template_does(model: Any) -> None:
+    """Whatever end of sequence the base model has: other programs read `generation_config.json` alone."""
+    folder, template = Path(model.model_path), "{% for m in messages %}{{ m.content }}<|im_start|>{% endfor %}"
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    files = make_model_files(load_causal_lm(model.model_path, torch.float32), model)
+    usual = json.loads(files["generation_config.json"])["eos_token_id"]
+    model = model.model_copy(update={"custom_chat_template": template})
+    files = make_model_files(load_causal_lm(model.model_path, torch.float32), model)
+    tokenizer = load_tokenizer(model.model_path)
+    assert usual == [0, tokenizer.eos_token_id]
+    ends = json.loads(files["generation_config.json"])["eos_token_id"]
+    assert ends == [0, *sorted(tokenizer.convert_tokens_to_ids(["<|im_start|>", tokenizer.eos_token]))]
 
 
 def test_model_with_broken_tokenizer_is_refused_at_start(model: Any) -> None:

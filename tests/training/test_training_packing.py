@@ -194,13 +194,50 @@ def test_dropout_is_off_in_training(kind, tmp_path):
     )
     lm = load_causal_lm(str(tmp_path), torch.float32)
     fast_paths = find_fast_paths(lm)
-    assert fast_paths == FastPaths(packing=True, own_head=True) and lm.training
+    assert fast_paths == FastPaths(packing=True, own_head=True)
     rows = make_batch(2)
     micro = build_micro(rows, range(4), max(e.response_length for e in rows)).to(torch.device("cpu"), torch.float32)
     with torch.no_grad():
-        training = Policy(lm, fast_paths)(micro, 1.0, False)[0]
-        evaluating = Policy(lm.eval(), fast_paths)(micro, 1.0, False)[0]
+        training = Policy(lm.train(), fast_paths).train()(micro, 1.0, False)[0]
+        evaluating = Policy(lm, fast_paths).eval()(micro, 1.0, False)[0]
     assert torch.equal(training, evaluating)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["mixtral", "phimoe"])
+def test_router_noise_is_off_in_training(kind, checkpointing, tmp_path):
+    """Mixtral jitters the router's input; Phi-MoE also draws its experts."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    moe = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.3,
+    }  # fmt: skip
+    sizes = {
+        "mixtral": moe,
+        "phimoe": moe | {"input_jitter_noise": 0.3},
+    }[kind]  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=VOCABULARY, **sizes)).save_pretrained(
+        tmp_path
+    )
+    lm = load_causal_lm(str(tmp_path), torch.float32)
+    if checkpointing:
+        lm.gradient_checkpointing_enable({"use_reentrant": False})
+    rows = make_batch(2)
+    micro = build_micro(rows, range(4), max(e.response_length for e in rows), packing=False)
+    policy = Policy(lm, FastPaths(packing=False, own_head=True)).train()
+    first, second = policy(micro, 1.0, False)[0], policy(micro, 1.0, False)[0]
+    assert first.requires_grad and torch.equal(first, second)
+    recomputed = []
+    for layer in lm.base_model.layers:
+        layer.register_forward_pre_hook(lambda *_: recomputed.append(1))
+    policy(micro, 1.0, False)[0].sum().backward()
+    assert len(recomputed) == (4 if checkpointing else 2)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        truth = Policy(plain, FastPaths(packing=False, own_head=False)).eval()(micro, 1.0, False)[0]
+    torch.testing.assert_close(first.detach(), truth, atol=1e-5, rtol=0)
 
 
 def test_values_belong_to_state_before_the_token(lm):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from batches import make_batch
+from ports import free_port
 
-from trinity_core.addresses import rendezvous
-from trinity_core.training.distributed import join
+from trinity_core.training.distributed import join, meeting_point
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def test_two_workers_train_as_one(tiny_model, tmp_path):
     cases = [_case("zero3", 3, tiny_model, 25), zero0]  # first the stage that asks for the ranks before DeepSpeed does
     cases += [_case("zero0_small", 0, tiny_model, 20), _case("zero2", 2, tiny_model)]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
-    _, port = rendezvous()
+    port = free_port()
     script = Path(__file__).with_name("rank.py")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     ranks = [
@@ -51,7 +51,7 @@ def test_two_workers_train_as_one(tiny_model, tmp_path):
     finally:
         for process in ranks:
             process.kill()
-    alone = Learner(config_from_dict(zero0["config"]), 4, join(0, 1, *rendezvous(), use_gpu=False))
+    alone = Learner(config_from_dict(zero0["config"]), 4, join(0, 1, *meeting_point(), use_gpu=False))
     truth = [alone.step(make_batch(step, groups=3), step) for step in (1, 2)]
     for case in cases:
         result = torch.load(tmp_path / f"{case['name']}.pt", weights_only=True)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
+from store.store_helpers import make_rows
 
+from trinity_core.config import config_from_dict
+from trinity_core.data.lengths import explore_steps_taken
+from trinity_core.data.tiny import write_jsonl
+from trinity_core.errors import DataError
 from trinity_core.training import sources
-from trinity_core.training.sources import RolloutSource
+from trinity_core.training.sources import BatchSource, RolloutSource, open_source
 
 
 @pytest.fixture
@@ -32,6 +38,54 @@ def test_a_wait_says_who_is_missing(source: RolloutSource, caplog: pytest.LogCap
     assert told[0] in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("overrides", "rows"),
+    [
+        ({}, [40, 12, 28]),
+        ({"buffer__train_batch_size": 32}, [52, 28]),
+        ({"buffer__train_batch_size": 8}, [10, 10]),
+        ({"mode": "train"}, [20, 20]),
+        ({"synchronizer__sync_style": "trainer_driven"}, [20, 20]),
+    ],
+    ids=["one_step", "two_steps", "part_of_a_step", "trainer_of_its_own", "asynchronous"],
+)
+def test_a_synchronous_train_step_takes_explore_steps_whole(make_config: Any, overrides: Any, rows: Any) -> None:
+    """Explore steps of 4 tasks with 4 rollouts each, which become 40, 12 and 28 sequences."""
+    tasks = {"buffer__explorer_input__taskset": "{path: /nowhere, format: {prompt_key: q, response_key: a}}"}
+    source = RolloutSource(make_config(**{"mode": "both", **tasks, **overrides}), None)
+    for step, size in enumerate((10, 3, 7), 1):
+        source.store.put("explorer", step, {}, make_rows(4, size, tag=f"{step}/"), 0)
+    source.store.finished("explorer")
+    batches = [source.draw(step, lambda: False, lambda _: None) for step in range(1, len(rows) + 1)]
+    assert [len(batch or ()) for batch in batches] == rows
+
+
+@pytest.mark.parametrize(
+    ("changes", "train_batch_size"),
+    [
+        ({"taskset": {"repeat_times": 8}}, 32),  # more than the algorithm's 4
+        ({"tasksets": [{"repeat_times": 2}, {"repeat_times": 8}]}, 32),
+        ({"algorithm": {"algorithm_type": "mix", "sample_strategy_args": {"expert_data_ratio": 0.1}}}, 18),
+    ],
+    ids=["own_repeats", "two_task_sets", "mix"],
+)
+def test_default_train_batch_holds_one_explore_step(changes: Any, train_batch_size: int) -> None:
+    """Else a part of each step would be left over, and grow old."""
+    one = {"path": "/nowhere", "format": {"prompt_key": "q", "response_key": "a"}}
+    task_sets = [{**one, **each} for each in changes.get("tasksets", [changes.get("taskset", {})])]
+    expert = {"auxiliary_buffers": {"sft": one}}
+    config = config_from_dict({
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, **changes.get("algorithm", {})},
+        "model": {"model_path": "m", "max_model_len": 64},
+        "buffer": {
+            "batch_size": 4, "total_steps": 4, "explorer_input": {"tasksets": task_sets},
+            "trainer_input": expert if "algorithm" in changes else {},
+        },
+    })  # fmt: skip
+    assert config.buffer.train_batch_size == train_batch_size
+    assert explore_steps_taken(config) == 1
+
+
 def test_explorers_know_that_a_trainer_is_at_work(source: RolloutSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "SEEN_SECONDS", 0.01)
     with source.present(4):
@@ -41,3 +95,20 @@ def test_explorers_know_that_a_trainer_is_at_work(source: RolloutSource, monkeyp
             pass
     source.store.commit(4)
     assert source.store.trainer().finished
+
+
+def test_changed_expert_data_is_refused_by_a_resume(make_config: Any, tmp_path: Path) -> None:
+    def opened(rows: int) -> BatchSource:
+        write_jsonl(tmp_path / "expert.jsonl", [{"question": f"{i}?", "answer": str(i)} for i in range(rows)])
+        config = make_config(
+            "mix", algorithm__sample_strategy_args="{expert_data_ratio: 0.5}",
+            buffer__trainer_input__auxiliary_buffers__expert__path=tmp_path / "expert.jsonl",
+            buffer__trainer_input__auxiliary_buffers__expert__format="{prompt_key: question, response_key: answer}",
+        )  # fmt: skip
+        return open_source(config, "demonstrations")
+
+    opened(8).before_save(1)
+    opened(8).rewind(1)
+    with pytest.raises(DataError):
+        opened(10).rewind(1)
+    opened(10).rewind(0)

@@ -7,11 +7,17 @@ from shutil import copytree
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from trinity_core.addresses import rendezvous
-from trinity_core.checkpoints.resume import other_beginning
+from trinity_core.checkpoints.beginning import other_beginning
+from trinity_core.config.schema import Config
+from trinity_core.errors import TrinityError
+from trinity_core.runlock import release
+from trinity_core.runtime.placement import Machine, place
+from trinity_core.runtime.stage import Stage, lock_names, resume
+from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking import MetricsFile
-from trinity_core.training.distributed import join
+from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.learner import Learner
 from trinity_core.training.savepoints import Savepoints
 
@@ -19,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_best_checkpoint_by_eval_is_kept(make_config: Any, tmp_path: Path) -> None:
-    ranks = join(0, 1, *rendezvous(), use_gpu=False)
+    ranks = join(0, 1, *meeting_point(), use_gpu=False)
     config = make_config(trainer__max_checkpoints_to_keep=2, trainer__save_hf_checkpoint="last")
     learner = Learner(config, 4, ranks)
     savepoints = Savepoints(config, ranks, learner.engine.module.lm)
@@ -30,12 +36,68 @@ def test_best_checkpoint_by_eval_is_kept(make_config: Any, tmp_path: Path) -> No
     assert savepoints.layout.steps() == [2, 4, 5]
     folders = {step: savepoints.layout.step(step) / "actor" / "huggingface" for step in (2, 4, 5)}
     assert [step for step, folder in folders.items() if list(folder.glob("*.safetensors"))] == [5]
-    assert other_beginning(config.job_dir, config.model.model_path) is None
-    assert other_beginning(config.job_dir, "another") == config.model.model_path
 
-    first = config.model.model_path
-    config = config.with_values({"model.model_path": str(copytree(first, tmp_path / "another"))})
-    later = Savepoints(config, ranks, learner.engine.module.lm)
-    later.load(learner, 5)
-    later.save(learner, 6, None)
-    assert other_beginning(config.job_dir, config.model.model_path) == first, "it still is the one of step 0"
+
+def other_weights(model: Path, folder: Path) -> Path:
+    """A model of the same shape."""
+    copytree(model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: value + 0.01 for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def resumed(config: Config) -> Stage:
+    """The run as its flow finds it before anything starts."""
+    stage = Stage(config, place(config, Machine(2, 0)), "rft")
+    if not config.is_supervised:
+        with open_run_store(config) as store:
+            store.lease(1, 1, 0, final=True)  # the batch of the checkpoint
+    try:
+        return resume(stage)
+    finally:
+        for name in lock_names(config, {"train"}):
+            release(config.job_dir, name)
+
+
+def test_reference_is_the_model_the_run_began_with(make_config: Any, tiny_model: Path, tmp_path: Path) -> None:
+    """By content. Without a KL term another model is let pass, and the checkpoints keep the record of the first."""
+    ranks = join(0, 1, *meeting_point(), use_gpu=False)
+    first = copytree(tiny_model, tmp_path / "first")
+    other = other_weights(first, tmp_path / "other")
+    kl = {"algorithm__kl_loss_fn": "k2", "algorithm__kl_loss_fn_args": "{kl_coef: 0.1}"}
+
+    def opened(model: Path, **overrides: Any) -> tuple[Config, Savepoints, Learner]:
+        config = make_config(model__model_path=str(model), **overrides)
+        learner = Learner(config, 4, ranks)
+        return config, Savepoints(config, ranks, learner.engine.module.lm), learner
+
+    config, savepoints, learner = opened(first, **kl)
+    savepoints.save(learner, 1, None)
+    moved = first.rename(tmp_path / "moved")
+    config, savepoints, learner = opened(moved, **kl)
+    savepoints.load(learner, 1)
+    assert resumed(config).warnings == ()
+
+    config, savepoints, learner = opened(other, **kl)
+    for refusal in (lambda: savepoints.load(learner, 1), lambda: resumed(config)):
+        with pytest.raises(TrinityError, match=r"model\.model_path is .*other.*began with .*first.*continue_from"):
+            refusal()
+
+    config, savepoints, learner = opened(other, algorithm__kl_loss_fn="none")
+    [warning] = resumed(config).warnings
+    assert "first" in warning
+    savepoints.load(learner, 1)
+    savepoints.save(learner, 2, None)
+    began = other_beginning(config.job_dir, 2, str(other))
+    assert began is not None and began.model == str(first), "it still is the one of step 0"
+    assert other_beginning(config.job_dir, 2, str(moved)) is None
+    config, savepoints, learner = opened(other, **kl)
+    with pytest.raises(TrinityError, match="began with"):
+        savepoints.load(learner, 2)
+
+    written_again = other_weights(moved, tmp_path / "again")
+    moved.rename(tmp_path / "away")
+    written_again.rename(tmp_path / "first")
+    config, savepoints, learner = opened(tmp_path / "first", **kl)
+    with pytest.raises(TrinityError, match="written again"):
+        savepoints.load(learner, 2)

@@ -8,9 +8,8 @@ import pytest
 import torch
 from batches import make_batch
 
-from trinity_core.addresses import rendezvous
 from trinity_core.training.batch import make_batch as lay_out
-from trinity_core.training.distributed import join
+from trinity_core.training.distributed import join, meeting_point
 from trinity_core.training.micro import build_micro
 
 pytestmark = pytest.mark.slow
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def ranks():
-    return join(0, 1, *rendezvous(), use_gpu=False)
+    return join(0, 1, *meeting_point(), use_gpu=False)
 
 
 @pytest.fixture
@@ -155,8 +154,8 @@ def _assert_tied_embeddings_are_published_once(trained, folder):
     from trinity_core.sync.checkpoint import CheckpointVersions
     from trinity_core.sync.versions import VersionPublisher
     from trinity_core.sync.weight_check import WeightCheck
+    from trinity_core.training.start import trainer_rank
     from trinity_core.training.state import weights
-    from trinity_core.training.weight_sync import trainer_rank
 
     versions = CheckpointVersions(folder)
     rank = trainer_rank(trained.engine, trained.ranks, lambda version: True, lambda: False)
@@ -317,9 +316,12 @@ def test_ppo_trains_a_critic_and_waits_for_it(learner):
         "ppo",
         trainer__trainer_config__trainer__critic_warmup=2,
         trainer__trainer_config__critic__optim__lr=0.01,
+        algorithm__optimizer="{lr: 0.0001, lr_warmup_steps: 4}",
     )
+    rates = [0.25e-4, 0.5e-4, 0.75e-4, 1e-4, 1e-4, 1e-4]
     steps = [ppo.step(make_batch(9), step) for step in range(1, 9)]
     assert "actor/pg_loss" not in steps[1] and "actor/pg_loss" in steps[2]
+    assert "actor/lr" not in steps[1] and [step["actor/lr"] for step in steps[2:]] == pytest.approx(rates)
     assert steps[-1]["critic/vf_loss"] < 0.7 * steps[0]["critic/vf_loss"]
     assert steps[0]["values/mean"] == 0.0
 
@@ -383,3 +385,44 @@ def test_nonfinite_critic_error_names_the_critic(learner):
     values = ppo.critic.values(laid_out, micros)
     with pytest.raises(TrinityError, match=r"train step 4: the loss of the critic is nan .*the returns \("):
         ppo.critic.update(laid_out, micros, values, values * float("nan"), 4)
+
+
+def test_critic_learns_nothing_from_expert_rows(learner):
+    """Its update is that of the rollouts alone: no gradient on expert tokens, and no share in the mean."""
+    updated = []
+    for experts in (False, True):
+        ppo = learner("ppo", trainer__trainer_config__critic__optim__lr=0.01)
+        rows = make_batch(3)
+        if experts:
+            rows += [replace(row, is_expert=True, reward=None, logprobs=None, versions=None) for row in make_batch(4)]
+        batch = lay_out(rows, torch.device("cpu"))
+        micros = ppo.critic.micro_batches(batch)
+        values = ppo.critic.values(batch, micros)
+        returns = torch.where(batch.excluded[:, None], 0.0, 0.8) * batch.mask
+        metrics = ppo.critic.update(batch, micros, values, returns, 1)
+        updated.append((metrics, ppo.critic.engine.module.value_head.weight.detach().clone()))
+    (alone, weight), (beside, other) = updated
+    assert beside["critic/vf_loss"] == pytest.approx(alone["critic/vf_loss"], rel=1e-5)
+    assert beside["critic/grad_norm"] == pytest.approx(alone["critic/grad_norm"], rel=1e-4)
+    torch.testing.assert_close(other, weight, atol=1e-6, rtol=1e-4)
+
+
+def test_student_at_another_temperature_is_refused():
+    from trinity_core.algorithms import ALGORITHMS, Objective
+    from trinity_core.errors import InputError
+    from trinity_core.training.update import prepare
+
+    def prepared(temperature):
+        rows = [
+            replace(row, temperature=temperature, teacher_logprobs=np.full(row.response_length, -2.0))
+            for row in make_batch(1)
+        ]
+        batch = lay_out(rows, torch.device("cpu"))
+        return prepare(
+            Objective(ALGORITHMS["on_policy_distill"]), batch, torch.full(batch.mask.shape, -3.0), None, None
+        )
+
+    for same in (None, 1.0):
+        torch.testing.assert_close(prepared(same)[0].advantages, prepared(1.0)[0].advantages)
+    with pytest.raises(InputError, match=r"sampled at temperature 0\.5"):
+        prepared(0.5)

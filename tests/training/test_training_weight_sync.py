@@ -22,11 +22,10 @@ from trinity_core.sync.schedule import last_step_with, required_version
 from trinity_core.sync.tensorfile import spec_of
 from trinity_core.sync.versions import VersionPublisher
 from trinity_core.sync.weight_check import WeightCheck
-from trinity_core.training import weight_sync
+from trinity_core.training import start
 from trinity_core.training.distributed import Ranks
-from trinity_core.training.kept_weights import kept
-from trinity_core.training.publish import Publisher
-from trinity_core.training.weight_sync import PolicyWeights, trainer_rank
+from trinity_core.training.publish import Publisher, kept_versions
+from trinity_core.training.start import PolicyWeights, trainer_rank
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 CHECK = WeightCheck((1, 2), (-1.0,))
@@ -171,7 +170,7 @@ def test_gathered_tensors_are_copied_for_a_push(monkeypatch: Any) -> None:
         for value in (1.0, 2.0):
             yield str(value), one.fill_(value)
 
-    monkeypatch.setattr(weight_sync, "weights", gathered)
+    monkeypatch.setattr(start, "weights", gathered)
     assert [t.item() for _, t in list(VllmWeights(PolicyWeights(engine)))] == [1.0, 2.0]
 
 
@@ -282,7 +281,7 @@ def test_versions_in_a_checkpoint_are_only_those_still_needed(make_config: Any, 
         folder = tmp_path / str(done)
         folder.mkdir()
         run.publisher.keep_for_resume(7, folder)
-        assert sorted(kept(folder)) == versions
+        assert sorted(kept_versions(folder)) == versions
     run.versions.remove()
 
 

@@ -31,9 +31,9 @@ def rollouts(make_config):
 
 def _put(config, steps):
     """Explore steps that all used version 0: of newer ones a fresh trainer would know nothing, and drop them."""
-    from trinity_core.training.sources import open_store
+    from trinity_core.store.run_store import open_run_store
 
-    with open_store(config) as store:
+    with open_run_store(config) as store:
         done = store.position("explorer").step
         for step in steps:
             if step > done:
@@ -84,6 +84,27 @@ def test_a_resumed_run_equals_the_uninterrupted_one(rollouts):
     assert again.run(train)["ended"] == "finished"
     assert _losses(stopped) == _losses(whole)
     _assert_same_checkpoints(stopped, whole)
+
+
+def test_checkpoint_has_a_name_only_after_the_metrics_of_its_step(rollouts, monkeypatch):
+    """A trainer that is killed right after a save never takes that step again."""
+    from trinity_core.training import savepoints
+
+    config = rollouts("killed")
+    _put(config, range(1, 5))
+    commit = savepoints.commit
+
+    def commit_and_die(layout, step, *args):
+        commit(layout, step, *args)
+        raise SystemExit(-9)
+
+    monkeypatch.setattr(savepoints, "commit", commit_and_die)
+    with pytest.raises(SystemExit):
+        _run(config)
+    monkeypatch.undo()
+    assert TrainerWorker(config).start()["step"] == 2
+    assert _run(config)["ended"] == "finished"
+    assert [step for step, *_ in _losses(config)] == [1, 2, 3, 4]
 
 
 def test_renewed_worker_trains_like_a_new_one(rollouts):
@@ -177,11 +198,11 @@ def test_exported_models_have_the_trained_chat_template(rollouts, tiny_model):
 
 
 def test_empty_batch_skips_step_and_end_of_data_ends_run(rollouts):
-    from trinity_core.training.sources import open_store
+    from trinity_core.store.run_store import open_run_store
 
     config = rollouts("short")
     _put(config, (1,))
-    with open_store(config) as store:
+    with open_run_store(config) as store:
         store.waiting("explorer", 2)
         worker = TrainerWorker(config)
         worker.start()

@@ -34,7 +34,9 @@ class Page:
         await self._socket.send_json({"id": self._count, "method": method, "params": parameters})
         while True:
             message = json.loads((await self._socket.receive(SECONDS)).data)
-            if message.get("method") in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening", "Log.entryAdded"):
+            # Streamlit's frames draw a warning about their sandbox, which holds pages of the same origin.
+            is_error = message.get("params", {}).get("entry", {}).get("level") == "error"
+            if message.get("method") in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening") or is_error:
                 self.said.append(json.dumps(message["params"]))
             if message.get("id") == self._count:
                 assert "error" not in message, message

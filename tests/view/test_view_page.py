@@ -29,7 +29,8 @@ def store_file(folder):
 
 def test_the_page_answers_with_what_is_stored(run_folder, serving) -> None:
     with serving(run_folder) as address, httpx.Client(base_url=address) as client:
-        about = client.get("/api/runs").json()["run"]
+        assert client.get("/api/runs").json() == ["run"]
+        about = client.get("/api/runs/run").json()
         assert about["store"]["tasksets"] == ["sums", "words"] and about["store"]["explorers"] == {"explorer": 3}
         assert about["samples"] == {"eval-test": [0, 6]}
         page = client.get("/api/runs/run/groups", params={"taskset": "sums", "reward_min": 1}).json()
@@ -76,7 +77,7 @@ def test_the_page_is_served_under_any_name_of_this_machine(run_folder, host) -> 
         try:
             said = next(line for line in page.stdout if line.startswith("http://"))
             assert said.startswith(f"http://{host}:")
-            assert httpx.get(f"{said.split()[0]}/api/runs").json()["run"]["store"]
+            assert httpx.get(f"{said.split()[0]}/api/runs/run").json()["store"]
         finally:
             page.terminate()
 

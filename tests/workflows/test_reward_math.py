@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -58,6 +60,19 @@ def test_fast_path_never_contradicts_the_verifier(text, truth):
         ("5", None),
         ("####", None),
         ("#### \n5", None),
+        ("<answer>5</answer> or rather <answer> 6\n</answer>", "6"),
+        ("in <answer> tags: <answer>5</answer>, closed by </answer>", "5"),
+        ("#### 18 </answer> \n", "18"),
+        ("<answer>#### 18</answer> .", "18"),
+        ("<answer>\n#### 18\n</answer>", "18"),
+        ("#### <answer>18</answer> it is", "18"),
+        ("so #### 18\n<answer></answer>", "18"),
+        ("so #### 18 <answer> </answer>", "18"),
+        ("<answer>18</answer> <answer></answer>", "18"),
+        ("<answer></answer>", None),
+        ("<answer>5", None),
+        ("5</answer>", None),
+        ("</answer><answer>", None),
         ("\\boxed{5", None),
         ("\\boxed{ }", None),
         ("", None),
@@ -130,6 +145,39 @@ def test_unreadable_reference_is_a_verifier_error():
     pytest.importorskip("math_verify")
     with pytest.raises(ValueError, match="cannot read the reference"):
         full("#### 5", "\\text{}")
+
+
+FORM = re.compile(r".*?<think>.*?</think>\s*<answer>.*?</answer>\s*", re.DOTALL)
+PIECES = st.sampled_from(["<think>", "</think>", "<answer>", "</answer>", " ", "\n", "x"])
+
+
+@given(pieces=st.lists(PIECES, max_size=12))
+@example(pieces=["<think>", "x", "</think>", "\n", "<answer>", "x", "</answer>", "\n"])
+@settings(max_examples=300)
+def test_think_score_is_for_thought_then_answer(pieces):
+    pytest.importorskip("math_verify")
+    response = "".join(pieces)
+    expected = 0.5 if FORM.fullmatch(response) else -0.5
+    assert full(response, "5", think_score=0.5)["format_score"] == expected
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "response",
+    [
+        "<answer>" * 1_000_000,
+        "</answer>" * 1_000_000,
+        "<answer></answer>" * 500_000,
+        "<think>" * 1_000_000,
+        "<think></think><answer></answer>" * 200_000 + "x",
+        "<think>" + "</think> " * 500_000 + "</answer>",
+        "#### \n" * 1_000_000,
+    ],
+    ids=["open", "close", "empty", "think", "forms", "thoughts", "hashes"],
+)
+def test_a_degenerate_response_does_not_hold_up_the_explorer(response):
+    """Fast paths run in its process; a regular expression with `.*?` would take minutes to hours here."""
+    assert math_fast(response=response, truth="5", think_score=0.5) == {"accuracy": 0.0, "format_score": -0.5}
 
 
 def test_format_weight_adds_a_format_part():

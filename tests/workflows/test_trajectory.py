@@ -122,7 +122,14 @@ def test_a_verifier_that_failed_is_no_reward():
 def test_steps_have_their_states():
     trajectory = played(Turns("one", "two"), ["more"])
     assert [one.state for one in trajectory.step_experiences([0.0, 1.0], states=["start", "more"])] == ["start", "more"]
-    assert [one.state for one in trajectory.step_experiences([0.0, 1.0])] == ["", ""]
+    first, second = (one.state for one in trajectory.step_experiences([0.0, 1.0]))
+    assert first and second and first != second, "by default the conversation so far"
+
+
+def test_later_turns_end_as_the_template_of_the_first_ends_them():
+    model = Turns("ab", "b")
+    played(model, ["a"], chat_template="another")
+    assert model.templates == ["another", "another"]
 
 
 def test_a_template_that_hides_answers_is_refused():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trinity_core.workflows.elsewhere import unknown_workflow
+from trinity_core.workflows.base import unknown_workflow
 
 
 @pytest.mark.parametrize(

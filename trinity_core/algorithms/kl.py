@@ -105,8 +105,8 @@ def corrected_k3(
     """pi / pi_old * k3: unbiased, gradient included, for tokens that an older policy sampled
     (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
 
-    `ratio_cap` truncates the ratio for stability (None: no cap). Without `old_logprobs` the old policy is the
-    current one.
+    In the loss, `old_logprobs` are those of the rollout. `ratio_cap` truncates the ratio for stability (None: no cap).
+    Without `old_logprobs` the old policy is the current one.
     """
     old = logprobs.detach() if old_logprobs is None else old_logprobs
     ratio = (logprobs - old).exp()
@@ -127,19 +127,24 @@ class KLCoefficient:
     target_kl: float | None = None
     """Target KL in nats per token."""
     horizon: float | None = None
-    """Experiences over which a lasting error of 20 % moves the coefficient by about 20 %."""
+    """Experiences over which a lasting error of 20 % moves the coefficient by about 20 %. A batch of more counts as so
+    many: it is one measurement of the KL, and one moves the coefficient by at most 20 %."""
 
     def __post_init__(self) -> None:
         if self.adaptive and not (self.target_kl and self.horizon and self.target_kl > 0 and self.horizon > 0):
             raise InputError("an adaptive KL coefficient needs a positive target_kl and a positive horizon")
 
     def update(self, current_kl: float, experiences: int) -> float:
-        """The coefficient after a batch: kl_coef *= 1 + clip(KL / target - 1, +-0.2) * n / horizon, if adaptive."""
+        """The coefficient after a batch: if adaptive, times 1 + clip(KL / target - 1, +-0.2) * min(n / horizon, 1).
+
+        Without the last limit a batch of five horizons would make the coefficient 0, and a larger one negative: the
+        term would push away from the reference, and further with each step.
+        """
         if self.adaptive and self.target_kl and self.horizon:
             if current_kl != current_kl:
                 raise InputError("the KL of this batch is NaN; the adaptive coefficient cannot follow it")
             error = min(max(current_kl / self.target_kl - 1, -0.2), 0.2)
-            self.kl_coef *= 1 + error * experiences / self.horizon
+            self.kl_coef *= 1 + error * min(experiences / self.horizon, 1.0)
         return self.kl_coef
 
 

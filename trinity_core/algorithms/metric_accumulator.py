@@ -65,7 +65,7 @@ class MetricAccumulator:
             table.update(zip(sorted(table), parts, strict=True))
 
     def metrics(self) -> dict[str, float]:
-        """Plain floats by name. An average over no token is 0."""
+        """Plain floats by name. An average over no token is left out."""
         result: dict[str, float] = {}
         tables = [*self.maxima.values(), *self.sums.values()]
         fetched = iter(torch.cat([value.reshape(-1) for value in tables]).tolist() if tables else [])
@@ -76,7 +76,8 @@ class MetricAccumulator:
             if len(numbers) == 1:
                 result[name] = numbers[0]
             elif len(numbers) == 2:
-                result[name] = numbers[0] / max(numbers[1], 1.0)
+                if numbers[1] > 0:
+                    result[name] = numbers[0] / numbers[1]
             else:
                 result[name] = numbers[0] ** 2 / (numbers[1] * numbers[2]) if numbers[1] > 0 else 1.0
         return result

@@ -7,7 +7,9 @@ summed over ranks, not averaged. The trainer does not know which algorithm it ru
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from trinity_core.algorithms.advantages import ADVANTAGES
@@ -25,6 +27,9 @@ from trinity_core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+REWARDS = ("rewards", "token_rewards")
 
 
 class AlgorithmSpec(Protocol):
@@ -135,6 +140,17 @@ class Objective:
         return "old_logprobs" in self.policy_loss.inputs
 
     @property
+    def needs_of_rows(self) -> frozenset[str]:
+        """Verdicts without which a rollout has no advantage: `reward` (or token rewards), `teacher_logprobs`."""
+        if self.advantage_name == "none":
+            return frozenset()
+        taken = inspect.signature(ADVANTAGES[self.advantage_name]).parameters
+        taught = "teacher_logprobs" in taken
+        required = any(name in taken and taken[name].default is Parameter.empty for name in REWARDS)
+        rewarded = required or (not taught and any(name in taken for name in REWARDS))
+        return frozenset(name for name, needed in (("reward", rewarded), ("teacher_logprobs", taught)) if needed)
+
+    @property
     def entropy_has_gradient(self) -> bool:
         """True if the entropy is a term of the loss; otherwise it is only a metric and needs no graph."""
         return self.entropy_loss.name != "none" and self.entropy_coef != 0
@@ -155,9 +171,10 @@ class Objective:
 
         `inputs` are those that the advantage function takes: rewards [B], group_ids [B] (tensor or strings),
         rollout_ids [B], run_ids [B], turns [B], states [B] (strings), token_rewards, values, teacher_logprobs,
-        old_logprobs, ref_logprobs [B, T]. A KL penalty is first subtracted from the token rewards (and from
-        `rewards`, their sum), and its adaptive coefficient is updated. The rows of `excluded` bool [B] (expert rows,
-        unscored answers) get 0 and do not count in groups. Raises InputError for inputs that are missing or not finite.
+        old_logprobs, ref_logprobs [B, T], lengths [B]. A KL penalty is first subtracted from the token rewards (and
+        from `rewards`, their sum; the sums of a row's penalties are `penalties` [B]), and its adaptive coefficient is
+        updated. The rows of `excluded` bool [B] (expert rows, unscored answers) get 0 and do not count in groups.
+        Raises InputError for inputs that are missing or not finite.
         """
         mask = as_mask(mask)
         if self.advantage_name == "none":
@@ -185,13 +202,18 @@ class Objective:
         if old is None or reference is None:
             raise InputError("a KL penalty in the reward needs old_logprobs and ref_logprobs")
         kl = self.kl_penalty_fn(old, reference, mask, **self.kl_penalty_args)
-        coefficient, current = self.kl_penalty.kl_coef, float(masked_mean(kl, mask))
-        self.kl_penalty.update(current, mask.shape[0])
+        coefficient, metrics = self.kl_penalty.kl_coef, {"kl_coef": self.kl_penalty.kl_coef}
+        if mask.any():
+            metrics["kl"] = float(masked_mean(kl, mask))
+            self.kl_penalty.update(metrics["kl"], mask.shape[0])
         rewards = inputs.get("rewards")
         token_rewards = token_rewards_of(rewards, inputs.get("token_rewards"), mask)
         rewards = token_rewards.sum(-1) if rewards is None else rewards
-        changed = {"token_rewards": token_rewards - coefficient * kl, "rewards": rewards - coefficient * kl.sum(-1)}
-        return inputs | changed, {"kl": current, "kl_coef": coefficient}
+        penalties = coefficient * kl.sum(-1)
+        changed = {
+            "token_rewards": token_rewards - coefficient * kl, "rewards": rewards - penalties, "penalties": penalties,
+        }  # fmt: skip
+        return inputs | changed, metrics
 
     def weights(self, mask: Tensor, is_expert: Tensor | None = None, step: int = 0) -> Weights:
         """Weights from the mask (and `is_expert` [B]) of the whole batch, all ranks' rows included.
@@ -224,6 +246,7 @@ class Objective:
         mask: Tensor,
         entropy: Tensor | None = None,
         rollout_logprobs: Tensor | None = None,
+        has_rollout_logprobs: Tensor | None = None,
         ref_logprobs: Tensor | None = None,
         old_logprobs: Tensor | None = None,
         advantages: Tensor | None = None,
@@ -234,7 +257,8 @@ class Objective:
 
         All tensors `[b, T]` of the same rows. `old_logprobs` None means the stop-gradient of `logprobs`: no second
         forward pass, and the ratio's clip is skipped. The rollout gap to `rollout_logprobs` is measured and corrected
-        for, except in expert rows. Nothing here synchronises with the device.
+        for, except in expert rows and where `has_rollout_logprobs` [b] is false. Nothing here synchronises with the
+        device.
         """
         inputs = {
             "old_logprobs": old_logprobs, "advantages": advantages, "ref_logprobs": ref_logprobs,
@@ -249,14 +273,14 @@ class Objective:
             rollout_logprobs,
             self.policy_args,
             inputs,
+            has_rollout_logprobs,
         )
         loss = (weights.policy * values).sum()
         for name in {"pg_loss", self.policy_loss.metric}:
             accumulator.total(name, loss)
         if self.kl_in_loss:
-            loss = loss + self.kl_loss.kl_coef * self._kl(
-                accumulator, weights, logprobs, ref_logprobs, old_logprobs, mask
-            )
+            sampler = _sampler_logprobs(logprobs, old_logprobs, rollout_logprobs, has_rollout_logprobs, is_expert)
+            loss = loss + self.kl_loss.kl_coef * self._kl(accumulator, weights, logprobs, ref_logprobs, sampler, mask)
         if entropy is not None and self.entropy_loss.name != "none":
             value = (weights.entropy * torch.where(mask, entropy, 0.0)).sum()
             accumulator.total("entropy_loss", value)
@@ -279,11 +303,13 @@ class Objective:
         return value
 
     def after_batch(self, metrics: dict[str, float], experiences: int) -> dict[str, float]:
-        """The metrics plus `kl_coef`, the coefficient used. An adaptive one is then updated by the KL per token."""
+        """The metrics plus `kl_coef`, the coefficient used. An adaptive one is then updated by the KL per token, if the
+        batch has a token."""
         if not self.kl_in_loss:
             return metrics
         used = self.kl_loss.kl_coef
-        self.kl_loss.update(metrics["kl_mean"], experiences)
+        if "kl_mean" in metrics:
+            self.kl_loss.update(metrics["kl_mean"], experiences)
         return metrics | {"kl_coef": used}
 
 
@@ -292,6 +318,21 @@ def _sampled(mask: Tensor, is_expert: Tensor | None) -> Tensor:
     if is_expert is None or bool(is_expert.all()):
         return mask
     return mask & ~is_expert[:, None].bool()
+
+
+def _sampler_logprobs(
+    logprobs: Tensor, old: Tensor | None, rollout: Tensor | None, has_rollout: Tensor | None, is_expert: Tensor | None
+) -> Tensor | None:
+    """Log-probs of the policy that sampled each token, in rows that have them; in the others those of the old policy.
+
+    None if no row has any and the old policy is the present one.
+    """
+    if rollout is None:
+        return old
+    sampled = torch.ones(len(logprobs), dtype=torch.bool, device=logprobs.device)
+    sampled = sampled if has_rollout is None else has_rollout.bool()
+    sampled = sampled if is_expert is None else sampled & ~is_expert.bool()
+    return torch.where(sampled[:, None], rollout, logprobs.detach() if old is None else old)
 
 
 def _take(values: Any, rows: Tensor) -> Any:

@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def groups_with_variance(rewards: Tensor, group_ids: GroupIds, std_threshold: float = 0.0) -> Tensor:
-    """[B] bool: rows of groups whose rewards have a sample deviation above `std_threshold`.
+def groups_with_variance(
+    rewards: Tensor, group_ids: GroupIds, std_threshold: float = 0.0, rollout_ids: GroupIds | None = None
+) -> Tensor:
+    """[B] bool: rows of groups whose rollouts' rewards have a sample deviation above `std_threshold`.
 
     With a threshold of 0 these are all but the zero-variance groups: the groups that DAPO's dynamic sampling keeps
     (arXiv 2503.14476, eq. 11). Groups of one are never kept.
     """
-    groups = Groups.of(rewards, group_ids)
+    groups = Groups.of(rewards, group_ids, rollout_ids)
     return (groups.stds > std_threshold)[groups.index]
 
 

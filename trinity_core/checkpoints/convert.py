@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.checkpoints import megatron
+from trinity_core.checkpoints.manifest import damage
 from trinity_core.checkpoints.shards import merge, shard_files
+from trinity_core.data.tokenizer import load_tokenizer, write_stop_tokens
 from trinity_core.errors import DataError
 from trinity_core.files import (
     clear_errors,
@@ -23,7 +26,7 @@ from trinity_core.files import (
     write_atomically,
     write_json,
 )
-from trinity_core.layout import step_of
+from trinity_core.layout import MANIFEST, step_of
 
 if TYPE_CHECKING:
     import torch
@@ -79,24 +82,58 @@ def find_steps(path: Path) -> list[Path]:
 def convert(step_folder: Path, base_model_dir: Path | None = None) -> Path:
     """Convert the checkpoint `step_folder` unless it has been; return its `actor/huggingface`.
 
-    `config.json` and tokenizer come from `base_model_dir` if the checkpoint lacks them. Data types are kept; a head
-    that is tied to the embeddings is not stored twice.
+    `config.json` and tokenizer come from `base_model_dir` if the checkpoint lacks them; `generation_config.json` names
+    the tokens with which the chat template ends an answer. Data types are kept; a head that is tied to the embeddings
+    is not stored twice. Raises `DataError` if the checkpoint is damaged, or is removed meanwhile.
     """
     actor = step_folder / "actor"
     target = actor / "huggingface"
     if is_complete(target):
         log.info("%s is converted already", target)
         return target
+    is_ours = (step_folder / MANIFEST).exists()  # other systems' checkpoints have none
+    if is_ours and (wrong := damage(step_folder)):
+        raise DataError(f"{step_folder} is damaged: {wrong}. Convert another checkpoint")
     base = base_model_dir if base_model_dir is not None and base_model_dir.is_dir() else None
     config = _config(target, base, base_model_dir)
     tensors = _untie(_tensors(actor, config), config, actor)
     check_names(tensors, config, actor)
+    _refuse_removed(step_folder, is_ours)
+    temporary = temporary_sibling(target)
     with clear_errors("converting to", target):
-        when_room(partial(target.mkdir, parents=True, exist_ok=True), target)
-        _companions(target, base)
-        write_json(target / "config.json", with_dtype(config, tensors))
-        write_model(tensors, target)
+        when_room(temporary.mkdir, temporary)
+        try:
+            if target.is_dir():
+                shutil.copytree(target, temporary, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
+            _companions(temporary, base)
+            _stop_tokens(temporary)
+            write_json(temporary / "config.json", with_dtype(config, tensors))
+            write_model(tensors, temporary)
+            _refuse_removed(step_folder, is_ours)
+            _move_into(temporary, target)
+        finally:
+            remove_tree(temporary)
     return target
+
+
+def _refuse_removed(step_folder: Path, is_ours: bool) -> None:
+    """Raise `DataError` if the trainer has removed the checkpoint since the conversion began."""
+    if not (step_folder / (MANIFEST if is_ours else "actor")).exists():
+        raise DataError(
+            f"{step_folder} was removed while it was converted: the run keeps trainer.max_checkpoints_to_keep of them. "
+            "Convert a newer one"
+        )
+
+
+def _move_into(temporary: Path, target: Path) -> None:
+    """Move a converted model to its place, with what makes it complete last."""
+    target.mkdir(exist_ok=True)
+    for path in sorted(temporary.iterdir(), key=lambda path: (path.name == INDEX, path.suffix == ".safetensors")):
+        if path.is_dir():
+            shutil.copytree(path, target / path.name, dirs_exist_ok=True)
+        else:
+            path.replace(target / path.name)
+    sync_file(target)
 
 
 def is_complete(folder: Path) -> bool:
@@ -216,3 +253,16 @@ def _companions(target: Path, base: Path | None) -> None:
         for source in base.glob(pattern) if base is not None else ():
             if source.is_file() and not (target / source.name).exists():
                 write_atomically(target / source.name, source.read_bytes(), durable=False)
+
+
+def _stop_tokens(target: Path) -> None:
+    """Have other programs stop where the chat template ends an answer."""
+    settings = target / "tokenizer_config.json"
+    if not any(target.glob("chat_template*")) and not (settings.is_file() and "chat_template" in settings.read_text()):
+        return
+    try:
+        tokenizer = load_tokenizer(str(target))
+    except (OSError, ValueError) as error:
+        log.warning("%s: generation_config.json is left as it is, as the tokenizer cannot be loaded: %s", target, error)
+        return
+    write_stop_tokens(target, tokenizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import logging
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from trinity_core.checkpoints.manifest import damage
 from trinity_core.files import write_atomically, write_json
 from trinity_core.layout import JobLayout, as_layout
+from trinity_core.runlock import one_at_a_time
 
 log = logging.getLogger(__name__)
 
@@ -67,21 +69,36 @@ def fresh_name(root: Path, name: str, attempt_of: str = "", now: datetime | None
     return fresh
 
 
+def fresh_folder(root: Path, name: str, attempt_of: str) -> str:
+    """`fresh_name`, with its folder made and claimed.
+
+    Parts of one run that ask at the same time get the same folder.
+    """
+    with one_at_a_time(root / f".{name}.lock"):
+        fresh = fresh_name(root, name, attempt_of)
+        if not (root / fresh / CLAIM).exists():
+            claim(root / fresh, name, attempt_of)
+    return fresh
+
+
+def newest_run(root: Path, name: str) -> str:
+    """The name of the run that was begun last under `name` in a fresh folder; `name` itself without one.
+
+    A start that was refused leaves a folder without an identity and without checkpoints, which is passed over.
+    """
+    own = re.compile(re.escape(name) + r"(_\d{14}(_\d+)?)?")
+    claims = [path for path in root.glob(f"{glob.escape(name)}*/{CLAIM}") if own.fullmatch(path.parent.name)]
+    for path in sorted(claims, key=lambda claimed: claimed.stat().st_mtime, reverse=True):
+        layout = JobLayout(path.parent)
+        if layout.identity.exists() or layout.steps():
+            return path.parent.name
+    return name
+
+
 def claim(folder: Path, name: str, attempt_of: str) -> None:
     """Record in the experiment's new folder which flow run created it, for `fresh_name`."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / CLAIM, f"{name} {attempt_of}".encode())
-
-
-def model_name(model_path: str) -> str:
-    """The name of a starting model in a run's files: the absolute path of a folder, or a hub model's name."""
-    return str(Path(model_path).resolve()) if Path(model_path).exists() else model_path
-
-
-def other_beginning(job_dir: JobLayout | Path | str, model_path: str) -> str | None:
-    """The model that the run's checkpoints started from, if it is not `model_path`; else None."""
-    began = read_meta(as_layout(job_dir).trainer_meta).get("model")
-    return began if began not in (None, model_name(model_path)) else None
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -96,7 +113,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def update_meta(path: Path, **values: Any) -> dict[str, Any]:
+def update_meta(path: Path, /, **values: Any) -> dict[str, Any]:
     """Merge `values` into the file atomically; return the merged contents."""
     merged = {**read_meta(path), **values}
     write_json(path, merged, durable=False)

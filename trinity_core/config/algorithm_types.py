@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from trinity_core.registry import registry_of
+from trinity_core.registry import Registry, registry_of
 
 Args = Mapping[str, Any]
 
@@ -265,14 +265,9 @@ ON_POLICY_DISTILL = replace(
     **NO_KL | NO_ENTROPY,
 )
 
-ALGORITHMS: dict[str, AlgorithmType] = {
-    algorithm.name: algorithm
-    for algorithm in (
-        SFT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, GMPO, CISPO, SAPO, TOPR, SPPO,
-        ASYMRE, RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, MULTI_STEP_GRPO, GIGPO,
-    )
-}  # fmt: skip
-"""Every `algorithm_type` by its name. A user's module adds its own with `register_algorithm`."""
+ALGORITHMS: Registry[AlgorithmType] = Registry("algorithm type", functions=lambda _: ())
+"""Every `algorithm_type` by its name. Modules of `trinity_core.algorithms`, and a user's, add theirs with
+`register_algorithm`; `registry_of("algorithm.algorithm_type")` has all built-in ones."""
 
 
 def register_algorithm(algorithm: AlgorithmType) -> AlgorithmType:
@@ -283,3 +278,10 @@ def register_algorithm(algorithm: AlgorithmType) -> AlgorithmType:
     if ALGORITHMS.setdefault(algorithm.name, algorithm) != algorithm:
         raise ValueError(f"algorithm_type '{algorithm.name}' is registered twice with different definitions")
     return algorithm
+
+
+for _algorithm in (
+    SFT, PPO, GRPO, OPMD, DPO, MIX, RLOO, REINFORCE_PLUS_PLUS, DR_GRPO, DAPO, GSPO, GMPO, CISPO, SAPO, TOPR, SPPO,
+    ASYMRE, RAFT, MIX_CHORD, REC, ON_POLICY_DISTILL, MULTI_STEP_GRPO, GIGPO,
+):  # fmt: skip
+    register_algorithm(_algorithm)

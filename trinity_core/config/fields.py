@@ -3,18 +3,122 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
-from trinity_core.config.annotations import Bounds, Type, types_of
-from trinity_core.config.schema import AlgorithmConfig, Config, MonitorConfig, ReplayBufferConfig
-from trinity_core.config.types import IS_DERIVED, SameAs, Unit
+from trinity_core.config.algorithm_types import PARTS
+from trinity_core.config.schema import AlgorithmConfig, Config, MonitorConfig, ReplayBufferConfig, StageConfig
+from trinity_core.config.types import IS_DERIVED, Unit
 from trinity_core.registry import registry_of
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of a number, both inclusive unless `exclusive` (then `low` itself is refused)."""
+
+    low: float | None = None
+    high: float | None = None
+    exclusive: bool = False
+
+    def __str__(self) -> str:
+        lower = "" if self.low is None else f"{'more than' if self.exclusive else 'at least'} {_written(self.low)}"
+        upper = "" if self.high is None else f"at most {_written(self.high)}"
+        return " and ".join(part for part in (lower, upper) if part)
+
+
+def _written(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+@dataclass(frozen=True)
+class Type:
+    """A setting's type, taken apart."""
+
+    plain: Any
+    """The type without annotations and without null."""
+    extras: tuple[Any, ...]
+    """The annotations, outermost last."""
+    optional: bool
+    """True for `T | None`."""
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """The bounds of a number; None if it has none."""
+        low: list[tuple[Any, bool]] = [(extra.ge, False) for extra in self.extras if isinstance(extra, Ge)]
+        low += [(extra.gt, True) for extra in self.extras if isinstance(extra, Gt)]
+        high: list[Any] = [extra.le for extra in self.extras if isinstance(extra, Le)]
+        if not low and not high:
+            return None
+        least, exclusive = low[-1] if low else (None, False)
+        return Bounds(least, high[-1] if high else None, exclusive)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All values that a choice, or an entry of a list of choices, may have."""
+        plain = (self.entry or self).plain
+        return get_args(plain) if get_origin(plain) is Literal else ()
+
+    @property
+    def section(self) -> type[BaseModel] | None:
+        """The model of a section, of the entries of a list of sections, or of those of sections by name."""
+        found = self.entry.plain if self.entry else self.plain
+        return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+
+    @property
+    def entry(self) -> Type | None:
+        """The type of the entries of a list of any length, or of those by name; None for any other type."""
+        args, origin = get_args(self.plain), get_origin(self.plain)
+        named, listed = origin is dict, origin is tuple and args[-1] is Ellipsis
+        return type_of(args[1] if named else args[0]) if named or listed else None
+
+
+def type_of(annotation: Any) -> Type:
+    """Take an annotation apart."""
+    plain, optional = annotation, False
+    extras: tuple[Any, ...] = ()
+    while True:
+        if get_origin(plain) is Annotated:
+            plain, *found = get_args(plain)
+            extras = (*found, *extras)
+        elif get_origin(plain) in (types.UnionType, Union):
+            (plain,) = (option for option in get_args(plain) if option is not type(None))
+            optional = True
+        else:
+            break
+    return Type(plain, extras, optional)
+
+
+@functools.cache
+def types_of(cls: type[BaseModel]) -> dict[str, Type]:
+    """The type of each setting of a section."""
+    return {name: type_of(field.rebuild_annotation()) for name, field in cls.model_fields.items()}
+
+
+def type_below(typed: Type | None, part: str | int) -> Type | None:
+    """The type of an entry of a value; None where no setting is. A stage has the sections of a configuration."""
+    if typed is None:
+        return None
+    if isinstance(typed.plain, type) and issubclass(typed.plain, BaseModel):
+        whole = types_of(Config) if typed.plain is StageConfig else {}
+        return (types_of(typed.plain) | whole).get(str(part))
+    if typed.entry is None and isinstance(part, int) and part < len(get_args(typed.plain)):
+        return type_of(get_args(typed.plain)[part])
+    return typed.entry
+
+
+def type_at(cls: type[BaseModel], path: Sequence[str | int]) -> Type | None:
+    """The type of the value at a path below a section; None where no setting is."""
+    typed: Type | None = Type(cls, (), False)
+    for part in path:
+        typed = type_below(typed, part)
+    return typed
+
 
 Kind = Literal["integer", "number", "boolean", "string", "array", "object"]
 _KINDS: dict[Any, Kind] = {
@@ -40,8 +144,6 @@ class Setting:
     """Default of a plain value; None where it is derived, or where the setting may be left empty."""
     names: tuple[str, ...] = ()
     """The names that are always known; a module in `plugin_dir` may bring more."""
-    same_as: str = ""
-    """The native key of which this is another spelling."""
 
     @property
     def optional(self) -> bool:
@@ -102,17 +204,9 @@ def homes_of(name: str) -> tuple[str, ...]:
     return tuple(key for key in found if not key.startswith("trainer.trainer_config."))
 
 
-@functools.cache
-def native_key(spelled: SameAs) -> str:
-    """The dotted key of the setting that a spelling stands for."""
-    home = next(key for key, section in sections() if issubclass(section, spelled.section))
-    return f"{home}.{spelled.name}"
-
-
 def _setting(cls: type[BaseModel], name: str) -> Setting:
     found, field = types_of(cls)[name], cls.model_fields[name]
-    spelled = next((extra for extra in found.extras if isinstance(extra, SameAs)), None)
-    doc = field.description or (spelled.section.model_fields[spelled.name].description if spelled else None) or ""
+    doc = field.description or ""
     default = None if field.default is PydanticUndefined else field.default
     core = get_origin(found.plain) or found.plain
     return Setting(
@@ -122,15 +216,12 @@ def _setting(cls: type[BaseModel], name: str) -> Setting:
         kind=_KINDS.get(core, "object"),
         default=list(default) if isinstance(default, tuple) else default,
         names=_names(cls, name),
-        same_as=native_key(spelled) if spelled else "",
     )
 
 
 def _names(cls: type[BaseModel], name: str) -> tuple[str, ...]:
     """The built-in names of a setting that names something."""
-    if cls is AlgorithmConfig and name == "algorithm_type":
-        return tuple(ALGORITHMS)
-    if cls is AlgorithmConfig and name in PARTS:
+    if cls is AlgorithmConfig and name in ("algorithm_type", *PARTS):
         return tuple(registry_of(f"algorithm.{name}"))
     if cls is ReplayBufferConfig and name == "priority_fn":
         return tuple(registry_of("replay_buffer.priority_fn"))

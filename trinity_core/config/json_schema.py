@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from trinity_core.config.algorithm_types import ALGORITHMS, PARTS
-from trinity_core.config.dialects import accepted_keys
 from trinity_core.config.fields import Setting, sections, settings
+from trinity_core.config.foreign.table import accepted_keys
 from trinity_core.config.schema import (
     AlgorithmConfig,
     Config,
@@ -70,7 +70,7 @@ def json_schema() -> Schema:
     plain = Config.model_json_schema(schema_generator=_Generate)
     models = {cls.__name__: cls for _, cls in sections()}
     found = plain.pop("$defs") | {Config.__name__: plain}
-    defs = {name: _section(models[name], schema) for name, schema in sorted(found.items())}
+    defs = {name: _section(models[name], schema, found) for name, schema in sorted(found.items())}
     whole = defs.pop(Config.__name__)
     stage = defs[StageConfig.__name__]["properties"]
     for name in whole["properties"].keys() & stage.keys():  # a stage has the sections of a configuration
@@ -79,17 +79,30 @@ def json_schema() -> Schema:
     return {"$schema": DIALECT, "title": "Trinity Flows configuration", **whole, "$defs": defs}
 
 
-def _section(cls: type[BaseModel], schema: Schema) -> Schema:
+def _section(cls: type[BaseModel], schema: Schema, found: dict[str, Schema]) -> Schema:
     return {
         "type": "object",
         "description": schema["description"],
         "properties": {
             **{setting.name: _property(setting, schema["properties"][setting.name]) for setting in settings(cls)},
-            **{name: {"deprecated": True, "description": text} for name, text in accepted_keys(cls)},
+            **{
+                name: {**_spelled(native, found), "deprecated": True, "description": text}
+                for name, text, native in accepted_keys(cls)
+            },
         },
         "additionalProperties": False,
         **({"allOf": [*_conditions(cls)]} if cls in NAMED else {}),
     }
+
+
+def _spelled(native: str, found: dict[str, Schema]) -> Schema:
+    """What may be written for another spelling of a key here: anything, unless `native` is a setting."""
+    section, _, name = native.rpartition(".")
+    cls = dict(sections()).get(section)
+    if cls is None or name not in cls.model_fields:
+        return {}
+    value = {key: each for key, each in found[cls.__name__]["properties"][name].items() if key not in ABOUT}
+    return _options([_written(value), NULL])
 
 
 def _conditions(cls: type[BaseModel]) -> Iterator[Schema]:
@@ -155,18 +168,12 @@ def text() -> str:
 
 def _property(setting: Setting, schema: Schema) -> Schema:
     """One key: what may be written there, and what is said about it."""
-    about = {name: schema[name] for name in ABOUT if name in schema} | {"description": described(setting)}
+    about = {name: schema[name] for name in ABOUT if name in schema} | {"description": setting.doc}
     if setting.section is None or setting.typed.entry is not None:
         about["default"] = setting.default
     if setting.names:
         about["examples"] = list(setting.names)
     return {**_written({name: value for name, value in schema.items() if name not in ABOUT}), **about}
-
-
-def described(setting: Setting) -> str:
-    """The doc of a setting, with what else there is to know."""
-    first = f"Same as `{setting.same_as}`. " if setting.same_as else ""
-    return first + setting.doc
 
 
 def _written(schema: Schema) -> Schema:

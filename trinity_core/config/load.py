@@ -1,4 +1,7 @@
-"""Load a configuration: read, override, interpolate, bind, resolve, check. All problems are raised together."""
+"""Load a configuration: read, override, interpolate, translate, type, resolve, check.
+
+All problems are raised together.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,23 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from trinity_core.config import dialects, rules, source, verl
+from trinity_core.config import rules, source
+from trinity_core.config.arguments import typed_arguments
+from trinity_core.config.findings import ConfigError, Finding, Report, SourceLocation
+from trinity_core.config.foreign import translate as foreign
 from trinity_core.config.interpolation import escaped, interpolate
-from trinity_core.config.named import check_arguments, typed_arguments
-from trinity_core.config.problems import ConfigError, Problem, Report, SourceLocation
 from trinity_core.config.resolve import resolve
 from trinity_core.config.schema import Config, VerlConfig
-from trinity_core.config.source import Tree, YamlSource
-from trinity_core.config.validation import as_written, bound
+from trinity_core.config.source import Tree, YamlSource, is_within
+from trinity_core.config.validation import typed_section
+from trinity_core.config.yaml_text import dump
 from trinity_core.errors import TrinityError
-
-WHOLE = frozenset({"experience_buffer", "taskset"})
-"""Keys that a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
-
+from trinity_core.local_paths import expanded
 
 Plugins = Callable[[str], Any]
 """Loads the user's modules in a folder, so that the names they register are known before anything is checked."""
-
-
-Check = Callable[[Config, Report], None]
-"""Reports mistakes that this package cannot know of."""
+Check = Callable[[Config, Report], Config]
+"""Reports mistakes that this package cannot know of; returns the configuration with what it has typed."""
 
 
 def load_config(
@@ -51,8 +51,7 @@ def config_from_dict(
     tree: Mapping[str, Any], overrides: Sequence[str] = (), load_plugins: Plugins | None = None
 ) -> Config:
     """`load_config` of a mapping."""
-    plain = dict(tree)
-    return _load(YamlSource(plain, source.spread(plain, "", SourceLocation())), overrides, load_plugins)
+    return _load(source.from_values(tree), overrides, load_plugins)
 
 
 def stages(config: Config) -> list[Config]:
@@ -61,12 +60,7 @@ def stages(config: Config) -> list[Config]:
     A stage's run is called `<name>_<stage_name>` and lies beside the others. The model path of a stage after the first
     is set when the one before has ended.
     """
-    if not config.stages:
-        return [config]
-    report = Report()
-    made = [_bound(tree, report) for tree, _ in _stage_trees(config.given)]
-    report.check()
-    return made
+    return list(config.stage_runs) if config.stages else [config]
 
 
 def to_dict(config: Any) -> Any:
@@ -87,31 +81,48 @@ def to_dict(config: Any) -> Any:
 
 def to_yaml(config: Config) -> str:
     """YAML text that loads to an equal configuration. Passwords and keys are in it: `public_dict` has none."""
-    return source.dump(escaped(to_dict(config)))
+    return dump(escaped(to_dict(config)))
 
 
 def _load(
     origin: YamlSource, overrides: Sequence[str], load_plugins: Plugins | None, check: Check | None = None
 ) -> Config:
-    given = source.override(origin, overrides)
-    given.tree = _as_written(given)
-    report = Report(given.places)
-    tree = interpolate(given, to_dict(Config()), report)
+    source.override(origin, overrides)
+    report = Report(origin.places)
+    report.problems += origin.problems
+    tree = interpolate(origin, lambda: to_dict(Config()), report)
+    _forget_noted(Config, origin.tree, report)
     _include_trainer_files(tree, report)
-    _forget(dialects.noted_keys(Config, given.tree), report)
-    tree = dialects.native(tree, report)
-    loaded = load_plugins is not None and _plugins_loaded(load_plugins, tree.get("plugin_dir"), report)
-    checks = [check] if check is not None else []
-    config = _bound(tree, report, None if tree.get("stages") else checks, loaded)
-    if config.stages:
+    tree = foreign.native(tree, report)
+    if isinstance(folder := tree.get("plugin_dir"), str):
+        tree["plugin_dir"] = _plugin_folder(folder, report.places.get("plugin_dir"))
+    plugins_loaded = load_plugins is not None and _plugins_loaded(load_plugins, tree.get("plugin_dir"), report)
+
+    def checked(tree: Tree) -> Config:
+        written, config = _typed(tree, report)
+        config = typed_arguments(config, report, plugins_loaded)
+        rules.check(written, config, report)
+        return config if check is None else check(config, report)
+
+    if not tree.get("stages"):
+        config = checked(tree)
+    else:
+        _, config = _typed(tree, report)
         rules.check_stage_list(config, report)
-        for stage_tree, key in _stage_trees(tree):
-            staged = Report(report.places, key)
-            staged.problems = list(report.problems)
-            _bound(stage_tree, staged, checks, loaded)
-            report.problems = staged.problems
+        runs = []
+        for stage_tree, report.stage in _stage_trees(tree):
+            runs.append(checked(stage_tree))
+        config = config.with_given(tree, tuple(runs))
     report.check()
     return config
+
+
+def _plugin_folder(folder: str, place: SourceLocation | None) -> str:
+    """A relative folder as an absolute one, as processes elsewhere load it too: below the present folder if it is
+    there, else beside the file that names it."""
+    here = expanded(folder).absolute()
+    beside = Path(place.file).parent / folder if place is not None and place.file else here
+    return str(beside.resolve() if beside.is_dir() and not here.is_dir() else here)
 
 
 def _plugins_loaded(load_plugins: Plugins, folder: Any, report: Report) -> bool:
@@ -121,54 +132,43 @@ def _plugins_loaded(load_plugins: Plugins, folder: Any, report: Report) -> bool:
     try:
         load_plugins(folder)
     except TrinityError as error:
-        report.add("plugin_dir", folder, f"{error}.")
+        report.add(Finding("plugin_dir", folder, "invalid", f"{error}."))
         return False
     return True
 
 
-def _as_written(given: YamlSource) -> Tree:
-    """The tree with the text as written wherever the schema wants text; a stage has the sections of a configuration."""
-    tree = as_written(Config, given.tree, given.texts)
-    if isinstance(tree.get("stages"), list):
-        listed = enumerate(tree["stages"])
-        tree["stages"] = [as_written(Config, stage, given.texts, ("stages", index)) for index, stage in listed]
-    return tree
+def _typed(tree: Tree, report: Report) -> tuple[Config, Config]:
+    """A configuration as it was written, and resolved; problems of types are reported."""
+    written = typed_section(Config, foreign.without_noted(tree), report)
+    return written, resolve(written).with_given(tree)
 
 
-def _bound(tree: Tree, report: Report, checks: Sequence[Check] | None = (), plugins_loaded: bool = False) -> Config:
-    """A configuration from a tree, resolved; problems are reported, without `checks` those of types alone."""
-    plain = dialects.without_noted(tree)
-    written = verl.laid_under(bound(Config, plain, report), plain)
-    untyped = resolve(written).with_given(tree)
-    config = typed_arguments(untyped)
-    if checks is not None:
-        check_arguments(untyped, report, plugins_loaded)
-        rules.check(written, config, report)
-        for check in checks:
-            check(config, report)
-    return config
-
-
-def _forget(keys: Sequence[str], report: Report) -> None:
+def _forget_noted(section: type[BaseModel], tree: Tree, report: Report) -> None:
     """Drop the problems of keys that have no effect, such as an interpolation that leads nowhere."""
-    unread = tuple(f"{key}{end}" for key in keys for end in (".", "["))
-    kept = (each for each in report.problems if each.key not in keys and not each.key.startswith(unread))
-    report.problems = list(kept)
+    if not report.problems:
+        return
+    keys = foreign.noted_keys(section, tree)
+    stays = ("duplicate-key", "recursive")
+    report.problems = [
+        problem
+        for problem in report.problems
+        if problem.code in stays or not any(is_within(problem.key, key) for key in keys)
+    ]
 
 
 def _stage_trees(tree: Tree) -> list[tuple[Tree, str]]:
     """The tree of each stage, and the key under which it was given."""
     base = {name: value for name, value in tree.items() if name != "stages"}
     listed = tree.get("stages")
-    found = []
+    trees = []
     for index, stage in enumerate(listed if isinstance(listed, list) else []):
         if not isinstance(stage, dict):
             continue
         own = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
-        merged = source.merge(_inherited(base, own), own, WHOLE)
+        merged = source.merge(_inherited(base, own), own, source.WHOLE)
         merged["name"] = f"{base.get('name') or Config().name}_{stage.get('stage_name')}"
-        found.append((merged, f"stages[{index}]"))
-    return found
+        trees.append((merged, f"stages[{index}]"))
+    return trees
 
 
 def _inherited(base: Tree, own: Tree) -> Tree:
@@ -201,31 +201,20 @@ def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
     if not trainer or not path or not isinstance(path, str):
         return
     if trainer.get("trainer_config"):
-        report.add(f"{key}.trainer_config_path", path, "give this or trainer_config, not both.")
+        report.add(
+            Finding(f"{key}.trainer_config_path", path, "two-spellings", "give this or trainer_config, not both.")
+        )
         return
     try:
-        content = source.read(Path(path))
-        content.tree = as_written(VerlConfig, content.tree, content.texts)
+        content = source.read(Path(path), VerlConfig)
     except ConfigError as error:
         for problem in error.problems:
-            report.add(f"{key}.trainer_config_path", path, str(problem))
+            report.add(Finding(f"{key}.trainer_config_path", path, problem.code, str(problem)))
         return
     inner = Report(content.places)
-    trainer["trainer_config"] = interpolate(content, {}, inner)
-    _forget(dialects.noted_keys(VerlConfig, content.tree), inner)
+    inner.problems += content.problems
+    trainer["trainer_config"] = interpolate(content, dict, inner)
+    _forget_noted(VerlConfig, content.tree, inner)
     trainer["trainer_config_path"] = ""
     report.problems += inner.problems
     report.places |= {f"{key}.trainer_config.{name}": place for name, place in content.places.items() if name}
-
-
-__all__ = [
-    "ConfigError",
-    "Problem",
-    "SourceLocation",
-    "config_from_dict",
-    "config_from_text",
-    "load_config",
-    "stages",
-    "to_dict",
-    "to_yaml",
-]

@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
-from trinity_core.config import dialects
+from collections.abc import Iterable, Iterator
+
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.config.experience_rules import AUXILIARY, BUFFER
-from trinity_core.config.named import bypasses_in_vain, unread_monitor_args
+from trinity_core.config.arguments import monitor_arguments
+from trinity_core.config.findings import Code, Finding
+from trinity_core.config.foreign import translate as foreign
 from trinity_core.config.paths import is_backup
-from trinity_core.config.resolve import draws_by, expert_share, shares
-from trinity_core.config.rules import RAFT, eval_tasksets, training_tasksets
+from trinity_core.config.resolve import draws_by, expert_share, most_repeats, shares
+from trinity_core.config.rules.algorithm import RAFT
+from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
+from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, HumanVerdictsConfig, TaskSelectorConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
 from trinity_core.config.task_output import PIPELINE, pipeline_given, uses_pipeline
-from trinity_core.config.verl import ROOT
+from trinity_core.registry import registry_of
 
+VERL = "trainer.trainer_config"
 POLICY_ONLY = ("custom_chat_template", "chat_template_path", "enable_thinking")
 """Settings of `model` that an endpoint, which renders prompts itself, does not take."""
 
 
 def notices(config: Config) -> list[str]:
     """One sentence each, for a log or a terminal; empty for most configurations."""
-    return [
-        *_ignored(config),
-        *_other_words(config),
-        *_raft(config),
-        *_mixed(config),
-        *_repeats(config),
-        *_batches(config),
-        *_budget(config),
-        *_pushed(config),
-    ]
+    return sentences(remarks(config))
 
 
-def _ignored(config: Config) -> list[str]:
-    keys = _unread(config)
-    return [f"Accepted, but without effect here: {', '.join(keys)}."] if keys else []
+def remarks(config: Config) -> list[Finding]:
+    """A notice for each setting without effect in this run, and for each that another one changes."""
+    rules = (_clips, _raft, _thinking, _mixed, _repeats, _batches, _budget, _pushed)
+    unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
+    return [*unread, *foreign.notes(config.given), *(finding for rule in rules for finding in rule(config))]
 
 
-def _other_words(config: Config) -> list[str]:
-    """Keys of Trinity-RFT and veRL that have no effect here, by reason."""
-    found = dialects.notes(config.given)
-    return [f"Accepted, but without effect here: {_listed(keys)}. {why}" for why, keys in found.items()]
+def sentences(findings: Iterable[Finding]) -> list[str]:
+    """Findings as text, with the keys that have no effect for one reason in one sentence."""
+    reasons: dict[str, list[str]] = {}
+    texts: list[str] = []
+    for finding in findings:
+        if finding.code == "no-effect":
+            reasons.setdefault(finding.message, []).append(finding.key)
+        else:
+            texts.append(finding.message)
+    idle = [(_listed(keys) if why else ", ".join(keys), why) for why, keys in reasons.items()]
+    return [*(f"Accepted, but without effect here: {keys}. {why}".rstrip() for keys, why in idle), *texts]
+
+
+def _notice(key: str, code: Code, message: str) -> Finding:
+    return Finding(key, None, code, message, severity="notice")
 
 
 def _listed(keys: list[str]) -> str:
@@ -64,15 +73,15 @@ def _unread(config: Config) -> list[str]:
     float32 = trainer.dtype == "float32" or (trainer.dtype is None and config.cluster.gpu_per_node == 0)
     whole = float32 and (trainer.zero_stage == 0 or (trainer.zero_stage is None and trainer.worker_num == 1))
     buffer, known = config.buffer.trainer_input.experience_buffer, ALGORITHMS[config.algorithm.algorithm_type]
-    given = {
+    unread = {
         f"{BUFFER}.path": bool(buffer.path)
         and (is_backup(buffer) or (buffer.storage_type == "file" and known.uses_rollouts and config.mode != "explore")),
         **_unused_replay(config),
-        "algorithm.rollout_correction": bypasses_in_vain(config),
+        "algorithm.rollout_correction": _bypasses_in_vain(config),
         f"{BUFFER}.share": buffer.share is not None and not config.is_supervised,
         **{
-            f"{AUXILIARY}.{key}": config.is_supervised and each.share is None
-            for key, each in config.buffer.trainer_input.auxiliary_buffers.items()
+            f"{AUXILIARY}.{key}": config.is_supervised and auxiliary.share is None
+            for key, auxiliary in config.buffer.trainer_input.auxiliary_buffers.items()
         },
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
         "explorer.feedback_timeout": "feedback_timeout" in (config.given.get("explorer") or {})
@@ -86,28 +95,32 @@ def _unread(config: Config) -> list[str]:
         PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),
         f"{PIPELINE}.num_process": "num_process" in pipeline_given(config),
     }
-    given |= dict.fromkeys(unread_monitor_args(config), True)
-    given |= {
+    taken = monitor_arguments(config.monitor.monitor_type)
+    unread |= {f"monitor.monitor_args.{name}": name not in taken for name in config.monitor.monitor_args}
+    unread |= {
         f"explorer.auxiliary_models[{place}].enable_history": model.enable_history
         for place, model in enumerate(config.explorer.auxiliary_models)
     }
-    given |= _orders(config) | _unserved(config)
+    unread |= _orders(config) | _unserved(config)
     if config.external_model:
-        given |= {f"model.{name}": bool(getattr(config.model, name)) for name in POLICY_ONLY}
+        unread |= {f"model.{name}": bool(getattr(config.model, name)) for name in POLICY_ONLY}
     reference, actor = verl.actor_rollout_ref.ref.fsdp_config, verl.actor_rollout_ref.actor.fsdp_config
-    given[f"{ROOT}.actor_rollout_ref.ref.fsdp_config.optimizer_offload"] = reference.optimizer_offload
+    unread[f"{VERL}.actor_rollout_ref.ref.fsdp_config.optimizer_offload"] = reference.optimizer_offload
     for name, fsdp in (("actor_rollout_ref.actor", actor), ("critic.model", verl.critic.model.fsdp_config)):
-        given[f"{ROOT}.{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
-        given[f"{ROOT}.{name}.fsdp_config.optimizer_offload"] = fsdp.optimizer_offload and whole
-    return [key for key, there in (given | _rows(config)).items() if there]
+        unread[f"{VERL}.{name}.fsdp_config.param_offload"] = fsdp.param_offload and trainer.zero_stage != 3
+        unread[f"{VERL}.{name}.fsdp_config.optimizer_offload"] = fsdp.optimizer_offload and whole
+    return [key for key, there in (unread | _rows(config)).items() if there]
 
 
 def _asks_data_juicer(config: Config) -> bool:
     """Whether an operator of this run uses Data-Juicer."""
-    given = config.data_processor
-    used = ((given.experience_pipeline, config.explores), (given.task_pipeline, uses_pipeline(config)))
+    section = config.data_processor
+    used = ((section.experience_pipeline, config.explores), (section.task_pipeline, uses_pipeline(config)))
     return any(
-        each.name == "data_juicer" for pipeline, runs in used if pipeline and runs for each in pipeline.operators
+        operator.name == "data_juicer"
+        for pipeline, runs in used
+        if pipeline and runs
+        for operator in pipeline.operators
     )
 
 
@@ -150,18 +163,20 @@ def _unused_replay(config: Config) -> dict[str, bool]:
     unused = config.is_supervised or draws_by(config) != "priority"
     buffers = [(BUFFER, inputs.experience_buffer, unused)]
     buffers += [(f"{AUXILIARY}.{name}", buffer, True) for name, buffer in inputs.auxiliary_buffers.items()]
-    found = {}
+    unused_keys = {}
     for key, buffer, not_read in buffers:
         replay = buffer.replay_buffer
-        found[f"{key}.reuse_cooldown_time"] = buffer.reuse_cooldown_time is not None and not_read
-        found[f"{key}.use_priority_queue"] = buffer.use_priority_queue and not_read
+        unused_keys[f"{key}.reuse_cooldown_time"] = buffer.reuse_cooldown_time is not None and not_read
+        unused_keys[f"{key}.use_priority_queue"] = buffer.use_priority_queue and not_read
         chooses = buffer.rollouts != EarlierRolloutsConfig()
-        found[f"{key}.rollouts"] = chooses and buffer.storage_type != "rollouts"
+        unused_keys[f"{key}.rollouts"] = chooses and buffer.storage_type != "rollouts"
         asks, about = buffer.human_verdicts.enable, buffer.human_verdicts != HumanVerdictsConfig()
-        found[f"{key}.human_verdicts"] = about and not asks
-        found[f"{key}.replay_buffer.enable"] = replay.enable and not_read
-        found[f"{key}.replay_buffer.reuse_cooldown_time"] = replay.reuse_cooldown_time is not None and not replay.enable
-    return found
+        unused_keys[f"{key}.human_verdicts"] = about and not asks
+        unused_keys[f"{key}.replay_buffer.enable"] = replay.enable and not_read
+        unused_keys[f"{key}.replay_buffer.reuse_cooldown_time"] = (
+            replay.reuse_cooldown_time is not None and not replay.enable
+        )
+    return unused_keys
 
 
 def _rows(config: Config) -> dict[str, bool]:
@@ -172,66 +187,130 @@ def _rows(config: Config) -> dict[str, bool]:
     shared = config.needs_critic and not critics and not critic.ppo_micro_batch_size_per_gpu
     rows = "ppo_micro_batch_size_per_gpu"
     return {
-        f"{ROOT}.actor_rollout_ref.actor.{rows}": bool(actor.ppo_micro_batch_size_per_gpu) and dynamic and not shared,
-        f"{ROOT}.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": dynamic
+        f"{VERL}.actor_rollout_ref.actor.{rows}": bool(actor.ppo_micro_batch_size_per_gpu) and dynamic and not shared,
+        f"{VERL}.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": dynamic
         and bool(reference.log_prob_micro_batch_size_per_gpu),
-        f"{ROOT}.critic.{rows}": critics and bool(critic.ppo_micro_batch_size_per_gpu),
+        f"{VERL}.critic.{rows}": critics and bool(critic.ppo_micro_batch_size_per_gpu),
     }
 
 
-def _repeats(config: Config) -> list[str]:
+def _repeats(config: Config) -> Iterator[Finding]:
     algorithm = config.algorithm
     given = (config.given.get("algorithm") or {}).get("repeat_times")
     known = ALGORITHMS[algorithm.algorithm_type]
     if given is None or known.uses_rollouts or given == algorithm.repeat_times:
-        return []
-    return [f"algorithm.repeat_times is {algorithm.repeat_times} for {known.name}; the {given} given is not used."]
+        return
+    message = f"algorithm.repeat_times is {algorithm.repeat_times} for {known.name}; the {given} given is not used."
+    yield _notice("algorithm.repeat_times", "changed", message)
 
 
-def _raft(config: Config) -> list[str]:
+def _bypasses_in_vain(config: Config) -> bool:
+    """True if the policy loss has no ratio that `rollout_correction: bypass` could take to the policy that sampled."""
+    losses, loss = registry_of("algorithm.policy_loss_fn"), config.algorithm.policy_loss_fn
+    return config.algorithm.rollout_correction == "bypass" and loss in losses and not losses.uses(loss, "old_logprobs")
+
+
+def _clips(config: Config) -> Iterator[Finding]:
+    """Clips that are given and never act: with one update a batch every ratio is 1.
+
+    A ratio to the policy that sampled, by the loss or by `bypass`, differs from 1 all the same.
+    """
+    losses, loss = registry_of("algorithm.policy_loss_fn"), config.algorithm.policy_loss_fn
+    updates = config.trainer.trainer_config.actor_rollout_ref.actor.ppo_epochs
+    if config.mode not in ("both", "train") or updates > 1 or config.algorithm.rollout_correction == "bypass":
+        return
+    if loss not in losses or losses[loss].ratio_to_rollout:
+        return
+    why = "With one update a batch the ratio that it clips is 1."
+    remedy = f"It acts with {VERL}.actor_rollout_ref.actor.ppo_epochs above 1, or algorithm.rollout_correction: bypass."
+    for name in (config.given.get("algorithm") or {}).get("policy_loss_fn_args") or {}:
+        if name.startswith(("clip_range", "clip_ratio")):
+            yield _notice(f"algorithm.policy_loss_fn_args.{name}", "no-effect", f"{why} {remedy}")
+
+
+def _raft(config: Config) -> Iterator[Finding]:
     """RAFT chooses rollouts here; elsewhere the workflow does."""
     parts = config.algorithm
     if parts.algorithm_type != "raft" or "selection" in (
         (config.given.get("algorithm") or {}).get("advantage_fn_args") or {}
     ):
-        return []
-    return [f"raft learns from the best rollouts of each task; {RAFT}"]
+        return
+    message = f"raft learns from the best rollouts of each task; {RAFT}"
+    yield _notice("algorithm.algorithm_type", "info", message)
 
 
-def _mixed(config: Config) -> list[str]:
-    found, inputs = shares(config), config.buffer.trainer_input
-    if not config.is_supervised or len(found) == 1:
-        return []
-    names = {"": inputs.experience_buffer.name, **{key: each.name for key, each in inputs.auxiliary_buffers.items()}}
-    parts = ", ".join(f"{share / sum(found.values()):.0%} from '{names[key]}'" for key, share in found.items())
-    return [f"The rows of a batch come from several data sets: {parts}."]
+def _thinking(config: Config) -> Iterator[Finding]:
+    """`math_workflow` asks and scores otherwise elsewhere; naming its reward function says that this is known."""
+    names = ("math_workflow", "async_math_workflow")
+    if config.mode not in ("both", "explore") or not any(name in _named(config.given.get("buffer")) for name in names):
+        return
+    plain = [
+        key
+        for key, each in training_tasksets(config)
+        if each.default_workflow_type in names
+        and each.default_reward_fn_type is None
+        and not (each.format.system_prompt or each.format.system_prompt_key or each.workflow_args.get("with_think"))
+    ]
+    if not plain:
+        return
+    message = (
+        f"{', '.join(plain)}: math_workflow asks the question alone and scores the final answer alone. Trinity-RFT's "
+        "adds a system prompt that asks for <think> and <answer>, and 0.1 for that form, else -0.1; for this write "
+        "workflow_args.with_think: true; default_reward_fn_type: math_reward goes without, and without this notice."
+    )
+    yield _notice(f"{plain[0]}.default_workflow_type", "info", message)
 
 
-def _batches(config: Config) -> list[str]:
-    buffer, repeats = config.buffer, config.algorithm.repeat_times
+def _named(tree: object) -> set[str]:
+    """The workflows that a section of the file names."""
+    if isinstance(tree, list):
+        return set().union(*map(_named, tree)) if tree else set()
+    if not isinstance(tree, dict):
+        return set()
+    own = tree.get("default_workflow_type")
+    return {str(own)}.union(*map(_named, tree.values()))
+
+
+def _mixed(config: Config) -> Iterator[Finding]:
+    parts, inputs = shares(config), config.buffer.trainer_input
+    if not config.is_supervised or len(parts) == 1:
+        return
+    names = {
+        "": inputs.experience_buffer.name,
+        **{key: buffer.name for key, buffer in inputs.auxiliary_buffers.items()},
+    }
+    text = ", ".join(f"{share / sum(parts.values()):.0%} from '{names[key]}'" for key, share in parts.items())
+    yield _notice("buffer.trainer_input", "info", f"The rows of a batch come from several data sets: {text}.")
+
+
+def _batches(config: Config) -> Iterator[Finding]:
+    buffer, repeats = config.buffer, most_repeats(config.buffer, config.algorithm)
     explored = buffer.batch_size * repeats
     taken = round(buffer.train_batch_size * (1 - expert_share(config.algorithm)))
     if config.mode != "both" or taken == explored:
-        return []
-    return [
+        return
+    message = (
         f"An explore step gives {explored} experiences (batch_size {buffer.batch_size} x repeat_times {repeats}), "
         f"a training step takes {taken}."
-    ]
+    )
+    yield _notice("buffer.train_batch_size", "info", message)
 
 
-def _budget(config: Config) -> list[str]:
+def _budget(config: Config) -> Iterator[Finding]:
     trainer, longest = config.trainer, config.model.max_model_len
     budget = trainer.max_token_len_per_gpu
     if config.mode not in ("both", "train") or budget >= longest:
-        return []
-    return [f"A micro-batch holds up to {longest} tokens, one sequence of max_model_len, rather than {budget}."]
+        return
+    message = f"A micro-batch holds up to {longest} tokens, one sequence of max_model_len, rather than {budget}."
+    yield _notice("trainer.max_token_len_per_gpu", "changed", message)
 
 
-def _pushed(config: Config) -> list[str]:
+def _pushed(config: Config) -> Iterator[Finding]:
     sync = config.synchronizer
     if config.mode != "both" or sync.sync_style not in BY_EXPLORER or sync.style == "explorer_driven":
-        return []
-    return [
+        return
+    message = (
         f"With sync_method {sync.sync_method} the trainer decides when it pushes weights, so {sync.sync_style} means "
         "trainer_driven. Other methods leave it to the explorer."
-    ]
+    )
+    yield _notice("synchronizer.sync_style", "changed", message)

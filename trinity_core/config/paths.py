@@ -6,10 +6,14 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from trinity_core.config.schema import Config, ExperienceBufferConfig, TasksetConfig
-from trinity_core.config.store_backends import STORE_BACKENDS
 from trinity_core.errors import TrinityError
 from trinity_core.local_paths import expanded
 
+STORE_BACKENDS: dict[str, str] = {
+    "sqlite": "trinity_core.store.sqlite:SQLite",
+    "postgresql": "trinity_core.store.postgresql:PostgreSQL",
+}
+"""Scheme (without a driver, as in `postgresql+psycopg`) → `module:class` of its `store.backend.StoreBackend`."""
 DEFAULT_DATABASE = "explorer_output.db"
 DEFAULT_QUEUE = "tasks.db"
 DATABASES = (".db", ".sqlite", ".sqlite3")

@@ -10,9 +10,13 @@ from trinity_core.config.schema import Config
 
 MASK = "***"
 _SECRET_KEY = re.compile(
-    r"(^|_)(api_?key|password|passwd|secret|credentials?|auth|(access|auth|bearer|hf|api)_?token)($|_)|(^|_)token$",
-    re.IGNORECASE,
+    r"(^|_)(api_?keys?|(private|access|secret|openai)_keys?|passwords?|passwd|secrets?|credentials?|auth|authorization"
+    r"|bearer|(access|auth|bearer|hf|api)_?tokens?)($|_)|(^|_)token$|^keys?$|headers$"
 )
+"""Of a key in small letters with `_` between its words."""
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
+"""Between the words of `apiKey` and `X-Api-Key`."""
+_URL_QUERY = re.compile(r"(?<=[?&])([\w-]*(?:key|token|secret|password)=)[^&#\s]+", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):\S+(?=@)")
 _ENVIRONMENT = "env_vars"
 """Its names are the user's own, and say nothing of what is secret: every value of it is."""
@@ -24,8 +28,8 @@ def public_dict(config: Config) -> dict[str, Any]:
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """The same value, with all of `env_vars`, what a key calls a secret, and passwords in URLs masked."""
-    if value and _SECRET_KEY.search(key):
+    """The same value, with all of `env_vars`, what a key calls a secret, HTTP headers, and secrets in URLs masked."""
+    if value and _SECRET_KEY.search(_WORD.sub("_", key).lower()):
         return MASK
     if isinstance(value, dict):
         hidden = key == _ENVIRONMENT
@@ -36,5 +40,5 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def without_password(text: str) -> str:
-    """The same text with the password of each URL masked."""
-    return _URL_PASSWORD.sub(rf"\1:{MASK}", text)
+    """The same text with the password of each URL masked, and the keys in its query."""
+    return _URL_QUERY.sub(rf"\1{MASK}", _URL_PASSWORD.sub(rf"\1:{MASK}", text))

@@ -1,17 +1,24 @@
-"""The reference page of all settings, written from the schema: `python -m trinity_core.config.reference [FILE]`."""
+"""All settings, written from the schema: as a page (`python -m trinity_core.config.reference [FILE]`), and as text for
+a terminal (`trinity schema`)."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config.fields import Setting, settings
-from trinity_core.config.json_schema import described
+from trinity_core.config.fields import Setting, sections, settings
+from trinity_core.config.foreign.table import accepted_keys
 from trinity_core.config.schema import Config
+from trinity_core.errors import TrinityError
+from trinity_core.spelling import closest
 
+WIDTH = 100
+"""Columns of the text for a terminal."""
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """# Configuration
 
@@ -46,6 +53,7 @@ The configuration has 2 problems:
 
 Then what the configuration names is opened: model folders must be whole (every file of weights as long as its header
 says), names on the hub must exist or be in the cache, of each data set one of the first 16 rows must fit `format`,
+sequences may be no longer than the model has positions, workflows and others with a dotted path must be importable,
 folders must be writable, the API's port free, and this machine must have the GPUs. `trinity run` and every flow do this
 before they start anything. `trinity validate` does it too, without `--offline`; it exits with 0 or 2, `--json` is for
 programs. Of a Ray cluster that is joined only the run's folder is looked at, since its nodes open the rest.
@@ -60,7 +68,8 @@ prints and a run logs as a warning.
 database in `buffer/` there, or what `buffer.trainer_input.experience_buffer.path` says.
 
 **Stages** run one after another, each from the model that the stage before has produced. A stage inherits the sections
-above it key by key; lists, a `taskset` and an `experience_buffer` are replaced as a whole. A stage with another
+above it key by key; lists, a `taskset` and an `experience_buffer` are replaced as a whole, except by an override of one
+key within them, which starts from what the stage inherits. A stage with another
 `algorithm_type` inherits only the optimizer from `algorithm`, and a stage that says how long it trains (`total_steps`,
 `total_epochs`) inherits no other length. The run of a stage is called `<name>_<stage_name>` and has a folder of its own
 beside those of the other stages.
@@ -74,7 +83,7 @@ unknown key, for your own parts in `plugin_dir` too.
 sets what it is called here. A key without effect is accepted, and a notice says why: what it asks for is so in any
 case, or it concerns a backend that is not used here. What cannot be had is refused, with the reason and what to write.
 `trainer.trainer_config` takes a veRL trainer configuration, also a whole generated one; a key on this page wins where
-both are given. `trinity_core/config/dialects` has the verdict on each key.
+both are given. `trinity_core/config/foreign` has the verdict on each key.
 `trinity import-verl` turns a whole veRL script or Hydra file into a configuration ([porting](porting.md#a-verl-run)).
 """
 
@@ -95,7 +104,10 @@ def _section(cls: type, key: str, level: int, shown: dict[type, str]) -> list[st
     }
     lines = [f"{'#' * min(level, 4)} {f'`{key}`' if key else 'The whole file'}", "", *_doc(cls), ""]
     lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
-    lines += [_row(setting, shown) for setting in found] + [""]
+    lines += [_row(setting, shown) for setting in found]
+    if key.startswith("trainer.trainer_config."):
+        lines += [f"| `{name}` |  |  | {text} |" for name, text, native in accepted_keys(cls) if native]
+    lines += [""]
     for setting in found:
         if setting.section is not None and setting.section not in shown:
             lines += _section(setting.section, below[setting.name], level + 1, shown)
@@ -114,7 +126,7 @@ def _doc(cls: type) -> list[str]:
 
 
 def _row(setting: Setting, shown: dict[type, str]) -> str:
-    meaning = described(setting)
+    meaning = setting.doc
     if setting.section is not None and setting.section in shown:
         meaning += f" As `{shown[setting.section]}`."
     cells = (f"`{setting.name}`", value_text(setting), default_text(setting), meaning)
@@ -137,7 +149,7 @@ def value_text(setting: Setting) -> str:
 
 def default_text(setting: Setting) -> str:
     """The default, empty if there is none to speak of."""
-    if setting.section is not None or setting.same_as:
+    if setting.section is not None:
         return ""
     if setting.derived:
         return "derived"
@@ -146,6 +158,35 @@ def default_text(setting: Setting) -> str:
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def listing(below: str = "") -> str:
+    """Each setting with its values, default and doc; `below` is a key: its setting, or those of its section.
+
+    Raises TrinityError if there is no such key.
+    """
+    found = [
+        (key, text)
+        for key, text in _listed()
+        if not below or key == below or key.startswith((f"{below}.", f"{below}["))
+    ]
+    if not found:
+        known = [key for key, _ in sections()] + [key for key, _ in _listed()]
+        meant = closest(below, known)
+        raise TrinityError(f"There is no setting '{below}'.{f' Did you mean {meant!r}?' if meant else ''}")
+    return "\n".join(text for _, text in found)
+
+
+def _listed() -> Iterator[tuple[str, str]]:
+    for prefix, section in sections():
+        for setting in settings(section):
+            if setting.section is not None:
+                continue
+            key = f"{prefix}.{setting.name}" if prefix else setting.name
+            default = default_text(setting)
+            head = f"{key}: {value_text(setting)}{f' [{default}]' if default else ''}"
+            doc = textwrap.fill(setting.doc, WIDTH, initial_indent="    ", subsequent_indent="    ")
+            yield key, f"{head}\n{doc}".replace("`", "")
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ nothing; nothing is checked or raised.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trinity_core.config.algorithm_types import ALGORITHMS, PARTS, effective_args
@@ -17,6 +17,7 @@ from trinity_core.config.schema import (
     Config,
     ExperienceBufferConfig,
     ExplorerInputConfig,
+    FormatConfig,
     ModelConfig,
     RolloutArgs,
     SynchronizerConfig,
@@ -25,11 +26,15 @@ from trinity_core.config.schema import (
     TrainerInputConfig,
 )
 from trinity_core.config.sync_methods import default_sync_method
-from trinity_core.config.tool_call_rows import tool_call_rows
 from trinity_core.config.types import FrozenDict
 from trinity_core.local_paths import expanded
+from trinity_core.registry import registry_of
 
 DEFAULT_WORKFLOW = "math_workflow"
+CALLS = {"tools_key": "tools", "response_key": "answer"}
+CONVERSATION = {"prompt_type": "messages", "messages_key": "conversations", "system_prompt_key": "raw_system"}
+PROMPT = {"prompt_type", "prompt_key", "messages_key"}
+"""Keys of which any says where the prompt is."""
 
 
 def resolve(config: Config) -> Config:
@@ -76,7 +81,7 @@ def _auxiliary(auxiliary: AuxiliaryModelConfig, model: ModelConfig) -> Auxiliary
 def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfig:
     """Parts and repeats that `algorithm_type` stands for."""
     update: dict[str, Any] = {}
-    known = ALGORITHMS.get(algorithm.algorithm_type)
+    known = registry_of("algorithm.algorithm_type").get(algorithm.algorithm_type)
     if known is not None:
         for part in PARTS:
             default, name, args = getattr(known, part), getattr(algorithm, part), f"{part}_args"
@@ -93,9 +98,17 @@ def _algorithm(algorithm: AlgorithmConfig, model: ModelConfig) -> AlgorithmConfi
     return algorithm.model_copy(update=frozen)
 
 
+def most_repeats(buffer: BufferConfig, algorithm: AlgorithmConfig) -> int:
+    """Rollouts of a task in training: of the task set that asks for most of them."""
+    given = buffer.explorer_input
+    training = given.tasksets if given.taskset is None else (given.taskset, *given.tasksets)
+    usual = algorithm.repeat_times or 1
+    return max((taskset.repeat_times or usual for taskset in training), default=usual)
+
+
 def _buffer(buffer: BufferConfig, algorithm: AlgorithmConfig, model: ModelConfig, steps: int | None) -> BufferConfig:
     """Either batch size from the other; with `mix`, expert data comes on top of what is explored."""
-    per_task = float(algorithm.repeat_times or 1) / (1 - expert_share(algorithm))
+    per_task = most_repeats(buffer, algorithm) / (1 - expert_share(algorithm))
     batch_size = buffer.batch_size or max(int((buffer.train_batch_size or 0) / per_task), 1)
     return buffer.model_copy(
         update={
@@ -173,7 +186,7 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     reward = given.default_reward_fn_type or buffer.default_reward_fn_type
     training = given.tasksets if given.taskset is None else (given.taskset, *given.tasksets)
 
-    def filled(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
+    def sample_step(tasksets: Iterable[TasksetConfig], stem: str, repeat_times: int) -> tuple[TasksetConfig, ...]:
         return tuple(
             taskset.model_copy(
                 update={
@@ -195,8 +208,8 @@ def _explorer_input(buffer: BufferConfig, algorithm: AlgorithmConfig, model: Mod
     return given.model_copy(
         update={
             "taskset": None,
-            "tasksets": filled(training, "taskset", algorithm.repeat_times),
-            "eval_tasksets": filled(given.eval_tasksets, "eval", 1),
+            "tasksets": sample_step(training, "taskset", algorithm.repeat_times),
+            "eval_tasksets": sample_step(given.eval_tasksets, "eval", 1),
         }
     )
 
@@ -216,15 +229,15 @@ def _trainer_input(given: TrainerInputConfig, algorithm: AlgorithmConfig) -> Tra
     """Names and storage of the trainer's inputs."""
     known = ALGORITHMS.get(algorithm.algorithm_type)
 
-    def filled(buffer: ExperienceBufferConfig, name: str, storage_type: str) -> ExperienceBufferConfig:
+    def sample_step(buffer: ExperienceBufferConfig, name: str, storage_type: str) -> ExperienceBufferConfig:
         update = {"name": buffer.name or name, "storage_type": buffer.storage_type or storage_type}
         return buffer.model_copy(update=update)
 
     storage_type = "file" if known and not known.uses_rollouts else "queue"
-    auxiliary = {name: filled(buffer, name, "file") for name, buffer in given.auxiliary_buffers.items()}
+    auxiliary = {name: sample_step(buffer, name, "file") for name, buffer in given.auxiliary_buffers.items()}
     return given.model_copy(
         update={
-            "experience_buffer": filled(given.experience_buffer, "experience_buffer", storage_type),
+            "experience_buffer": sample_step(given.experience_buffer, "experience_buffer", storage_type),
             "auxiliary_buffers": FrozenDict(auxiliary),
         }
     )
@@ -244,3 +257,15 @@ def _trainer(trainer: TrainerConfig, steps: int | None) -> TrainerConfig:
 def _synchronizer(synchronizer: SynchronizerConfig, mode: str) -> SynchronizerConfig:
     method = synchronizer.sync_method or default_sync_method(mode)
     return synchronizer.model_copy(update={"sync_method": method})
+
+
+def tool_call_rows(form: FormatConfig, workflow: str, workflow_args: Mapping[str, Any]) -> FormatConfig:
+    """The format of a task set, with these columns for what a task set of that workflow leaves out.
+
+    With `workflow_args.tools` the workflow takes any rows.
+    """
+    if workflow != "toolcall_workflow" or workflow_args.get("tools"):
+        return form
+    given = form.model_fields_set
+    defaults = CALLS if PROMPT & given else {**CALLS, **CONVERSATION}
+    return form.model_copy(update={key: value for key, value in defaults.items() if key not in given})

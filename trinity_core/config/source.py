@@ -1,77 +1,40 @@
-"""From a YAML file and overrides to a tree of plain values, with the line of every key."""
+"""A YAML file with its overrides as a tree of plain values, with the place of every key.
+
+One walk over YAML's nodes gives the values, the places and the problems. It follows the schema, so that a setting whose
+type is text keeps what was written: `name: 1.10` is called 1.10, and an environment variable keeps its leading zeros.
+"""
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
-from trinity_core.config.problems import ConfigError, Problem, SourceLocation
+from trinity_core.config.fields import Type
+from trinity_core.config.findings import ConfigError, Finding, SourceLocation
+from trinity_core.config.foreign.key_action import Below
+from trinity_core.config.foreign.table import type_at, type_below
+from trinity_core.config.schema import Config
+from trinity_core.config.yaml_text import Loader, shortened
 
 Tree = dict[str, Any]
 
 MOST_VALUES = 20_000
 """Of a file. Nine lines of aliases to aliases can stand for a billion."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with the numbers of YAML 1.2's core schema: `1e-6` is one; `1_000`, `12:30` and a date are text."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes each text that this loader or one of YAML 1.1 would take for something else."""
-
-
-_INT, _FLOAT, _TIMESTAMP = (f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
-_NUMBERS = {
-    _INT: re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"),
-    _FLOAT: re.compile(
-        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-}
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (*_NUMBERS, _TIMESTAMP)]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _tag, _pattern in _NUMBERS.items():
-    for _class in (_Loader, _Dumper):
-        _class.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
-
-
-def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
-    """Decimal also with leading zeros, which are octal in YAML 1.1; `0o17` is octal, `0x1F` hexadecimal."""
-    text = str(loader.construct_scalar(node))
-    try:
-        return int(text) if text.lstrip("-+").isdecimal() else int(text, 0)
-    except ValueError:
-        digits = text.lstrip("-+").isdecimal()
-        problem = f"a number of {len(text)} digits is too long" if digits else f"{shortened(text)!r} is no int"
-        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
-
-
-def _fitting(construct: Callable[[_Loader, yaml.ScalarNode], Any]) -> Callable[[_Loader, yaml.ScalarNode], Any]:
-    """A constructor that refuses a text that its tag does not fit, as in `!!float text`."""
-
-    def constructed(loader: _Loader, node: yaml.ScalarNode) -> Any:
-        try:
-            return construct(loader, node)
-        except (IndexError, KeyError, ValueError):
-            problem = f"{shortened(node.value)!r} is no {node.tag.rpartition(':')[2]}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
-
-    return constructed
-
-
-_KEPT = {None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))}
-_Loader.yaml_constructors = {tag: each for tag, each in yaml.SafeLoader.yaml_constructors.items() if tag in _KEPT}
-_Loader.add_constructor(_INT, _integer)
-for _tag in (_FLOAT, "tag:yaml.org,2002:bool"):
-    _Loader.add_constructor(_tag, _fitting(yaml.SafeLoader.yaml_constructors[_tag]))
+DEEPEST = 50
+"""Levels of a tree. OmegaConf needs a dozen calls for each."""
+UNFIT = "holds NUL, or bytes that are no UTF-8, which no file can hold."
+TAG = "tag:yaml.org,2002:"
+OBJECT = "!object"
+"""Tag of what is no plain value, of which the node's text is the type."""
+WHOLE = frozenset({"experience_buffer", "taskset"})
+"""Keys that a stage replaces as a whole: the path of one data set and the columns of another do not go together."""
 
 
 @dataclass
@@ -81,125 +44,196 @@ class YamlSource:
     tree: Tree
     places: dict[str, SourceLocation] = field(default_factory=dict)
     """Key path → where it was written."""
-    texts: dict[str, str] = field(default_factory=dict)
-    """Key path → the unquoted text that the value was read from."""
+    problems: list[Finding] = field(default_factory=list)
+    refers: bool = False
+    """True if some text holds an interpolation, `${…}`."""
+
+    def valid_tree(self) -> Tree:
+        """The tree of a file that is only looked at. Raises ConfigError unless each of its keys has one value."""
+        if problems := [problem for problem in self.problems if problem.code != "missing"]:
+            raise ConfigError(problems)
+        return self.tree
 
 
-def parse_value(text: str) -> Any:
-    """A YAML scalar, list or mapping, as the right-hand side of an override."""
-    return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
-
-
-def dump(tree: Any) -> str:
-    """YAML text that `parse` reads as the same tree."""
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-def dump_line(value: Any) -> str:
-    """YAML text of a value on one line, as it stands behind a key."""
-    style = '"' if isinstance(value, str) and "\n" in value else None
-    text = yaml.dump(
-        {"_": value} if not isinstance(value, list | dict) else value,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=float("inf"),
-        default_flow_style=isinstance(value, list | dict),
-        default_style=style,
-    )
-    return text.strip() if isinstance(value, list | dict) else text.partition(":")[2].strip()
-
-
-def read(path: Path) -> YamlSource:
-    """Read a YAML file. Raises ConfigError where it is missing, is no YAML, or has no keys."""
+def read(path: Path, section: type[BaseModel] | None = Config) -> YamlSource:
+    """Read a YAML file of a section. Raises ConfigError where it is missing, is no YAML, or has no keys."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise _single("there is no such file.", str(path)) from None
+        raise _unreadable("there is no such file.", str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _single(f"cannot be read: {error}.", str(path)) from None
-    return parse(text, str(path))
+        raise _unreadable(f"cannot be read: {error}.", str(path)) from None
+    return parse(text, str(path), section)
 
 
-def parse(text: str, name: str = "<text>") -> YamlSource:
+def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Config) -> YamlSource:
     """Parse YAML text; `name` is shown in problems. Raises ConfigError."""
-    places: dict[str, SourceLocation] = {"": SourceLocation(name)}
-    problems: list[Problem] = []
+    walk = _Walk(name)
     try:
-        loader = _Loader(text)
+        loader = Loader(text)
         node = loader.get_single_node()
         if node is None:
-            return YamlSource({}, places)
-        _size(node, {})
-        _mark(node, "", (), places, problems)
-        if problems:
-            raise ConfigError(problems)
-        tree = loader.construct_document(node)
+            return walk.source({})
+        tree = walk.value(node, "", None if section is None else Type(section, (), False))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
-        raise _single(f"is not valid YAML: {error.problem or error.context}.", name, line) from None
+        raise _unreadable(f"is not valid YAML: {error.problem or error.context}.", name, line) from None
     except yaml.YAMLError as error:
-        raise _single(f"is not valid YAML: {first_line(error)}.", name) from None
+        raise _unreadable(f"is not valid YAML: {first_line(error)}.", name) from None
     except RecursionError:
-        raise _single("is not valid YAML: it is nested too deeply.", name) from None
+        raise _unreadable("is not valid YAML: it is nested too deeply.", name) from None
     if not isinstance(tree, dict):
-        raise _single("must be a mapping of sections.", name)
-    return YamlSource(tree, places, _texts(node))
+        raise _unreadable("must be a mapping of sections.", name)
+    return walk.source(tree)
 
 
-def _texts(node: yaml.Node | None, key: str = "") -> dict[str, str]:
-    """The text of every unquoted scalar below `node`, by its key."""
-    if isinstance(node, yaml.ScalarNode):
-        return {} if node.style else {key: node.value}
-    named: list[tuple[str | int, yaml.Node]] = []
-    if isinstance(node, yaml.MappingNode):
-        named = [(str(name.value), value) for name, value in node.value]
-    elif isinstance(node, yaml.SequenceNode):
-        named = list(enumerate(node.value))
-    return {path: text for name, value in named for path, text in _texts(value, join_key(key, name)).items()}
+def from_values(tree: Mapping[str, Any]) -> YamlSource:
+    """The same of Python values, which are as they are."""
+    walk = _Walk(None)
+    return walk.source(walk.value(_Representer(sort_keys=False).represent_data(dict(tree)), "", None))
 
 
-def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Values in and below a node, those of an alias again for each use. Raises ComposerError for too many."""
-    if id(node) not in known:
-        known[id(node)] = 1  # of an anchor within itself, which `_mark` reports
-        inner: list[yaml.Node] = []
+class _Representer(yaml.representer.SafeRepresenter):
+    """YAML nodes of Python values."""
+
+    def plain_node(self, value: str | int | float) -> yaml.Node:
+        """A kind of text or number, such as NumPy's, as the plain value."""
+        kind = next(kind for kind in (str, int, float) if isinstance(value, kind))
+        return self.represent_data(kind(str.__str__(value) if kind is str else value))
+
+    def object_node(self, value: Any) -> yaml.ScalarNode:
+        """A value that is none of YAML's."""
+        return yaml.ScalarNode(OBJECT, type(value).__name__)
+
+
+_PLAIN = (type(None), str, bool, int, float, list, tuple, dict)
+_Representer.yaml_representers = {kind: _Representer.yaml_representers[kind] for kind in _PLAIN}
+_Representer.yaml_multi_representers = {
+    **dict.fromkeys((str, int, float), _Representer.plain_node),  # type: ignore[arg-type]
+    **{kind: _Representer.yaml_representers[kind] for kind in (list, dict)},
+    object: _Representer.object_node,  # type: ignore[dict-item]
+}
+
+
+class _Walk:
+    """The walk over the nodes of a file, of an override, or of Python values."""
+
+    def __init__(self, file: str | None, has_lines: bool = True) -> None:
+        self._file, self._has_lines = file, has_lines
+        self._places = {"": SourceLocation(file)}
+        self._problems: list[Finding] = []
+        self._refers = False
+        self._values = 0
+        self._loader = Loader("")
+
+    def source(self, tree: Tree) -> YamlSource:
+        """The tree with what was seen on the way."""
+        return YamlSource(tree, self._places, self._problems, self._refers)
+
+    def value(self, node: yaml.Node, key: str, typed: Type | Below | None, above: tuple[yaml.Node, ...] = ()) -> Any:
+        """The value of a node at a key. What cannot be used is reported, and becomes None.
+
+        Raises YAMLError for a text that its tag does not fit, and where aliases stand for too many values.
+        """
+        self._count((*above, node))
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, key, typed)
+        if node.tag != f"{TAG}{'map' if isinstance(node, yaml.MappingNode) else 'seq'}":
+            return self._loader.construct_object(node, deep=True)  # which raises
+        if node in above:
+            return self._problem(node, key, "recursive", "refers to itself.")
+        if len(above) > DEEPEST:
+            return self._problem(node, key, "unreadable", f"is nested too deeply, in more than {DEEPEST} levels.")
+        above = (*above, node)
         if isinstance(node, yaml.MappingNode):
-            inner = [each for pair in node.value for each in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            inner = node.value
-        known[id(node)] = 1 + sum(_size(each, known) for each in inner)
-        if known[id(node)] > MOST_VALUES:
-            problem = f"with its aliases it has more than {MOST_VALUES:,} values"
-            raise yaml.composer.ComposerError(None, None, problem, node.start_mark)
-    return known[id(node)]
-
-
-def _mark(
-    node: yaml.Node, key: str, above: tuple[int, ...], places: dict[str, SourceLocation], problems: list[Problem]
-) -> None:
-    """Note the line of every key below `node`; report keys given twice and anchors within themselves."""
-    file = places[""].file
-    line = node.start_mark.line + 1
-    if id(node) in above:
-        problems.append(Problem(key, None, "refers to itself.", file, line))
-        return
-    above = (*above, id(node))
-    if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            path = join_key(key, str(name.value))
-            line = name.start_mark.line + 1
-            if path in places and name.value != "<<":
-                first = places[path].line
-                problems.append(Problem(path, None, f"is given twice, first in line {first}.", file, line))
-            places[path] = SourceLocation(file, line)
-            _mark(value, path, above, places, problems)
-    elif isinstance(node, yaml.SequenceNode):
+            return {
+                name: self.value(value, join_key(key, name), type_below(typed, name), above)
+                for name, value in self._entries(node, key, above).items()
+            }
+        values = []
         for index, item in enumerate(node.value):
-            path = join_key(key, index)
-            places[path] = SourceLocation(file, item.start_mark.line + 1)
-            _mark(item, path, above, places, problems)
+            self._places[join_key(key, index)] = self._place(item)
+            values.append(self.value(item, join_key(key, index), type_below(typed, index), above))
+        return values
+
+    def _entries(self, node: yaml.MappingNode, key: str, above: tuple[yaml.Node, ...]) -> dict[str, yaml.Node]:
+        """The entries of a mapping, with those that `<<` brings; their places are noted."""
+        inherited: dict[str, yaml.Node] = {}
+        own: dict[str, yaml.Node] = {}
+        for name_node, value in node.value:
+            self._count(above)
+            if name_node.tag == f"{TAG}merge":
+                inherited |= self._merged(value, key, above)
+                continue
+            if not isinstance(name_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "found unhashable key", name_node.start_mark)
+            name = name_node.value or "null"
+            path = join_key(key, name)
+            if is_unfit(name):
+                self._problem(name_node, _shown(path), "invalid", UNFIT)
+                continue
+            if name in own:
+                first = self._places[path].line
+                since = f", first in line {first}" if first else ""
+                self._problem(name_node, path, "duplicate-key", f"is given twice{since}.")
+            own[name] = value
+            self._places[path] = self._place(name_node)
+        return {**inherited, **own}
+
+    def _merged(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> dict[str, yaml.Node]:
+        """The entries that `<<: *anchor` or `<<: [*one, *other]` brings; the first anchor wins."""
+        merged: dict[str, yaml.Node] = {}
+        for mapping in reversed(node.value) if isinstance(node, yaml.SequenceNode) else [node]:
+            if not isinstance(mapping, yaml.MappingNode):
+                problem = f"expected a mapping for merging, but found {type(mapping).__name__}"
+                raise yaml.constructor.ConstructorError(None, None, problem, mapping.start_mark)
+            if mapping in above:
+                self._problem(node, join_key(key, "<<"), "recursive", "refers to itself.")
+            else:
+                merged |= self._entries(mapping, key, (*above, mapping))
+        return merged
+
+    def _scalar(self, node: yaml.ScalarNode, key: str, typed: Type | Below | None) -> Any:
+        is_number = node.tag in (f"{TAG}int", f"{TAG}float", f"{TAG}bool")
+        if is_number and not node.style and isinstance(typed, Type) and typed.plain is str:
+            return node.value
+        if node.tag == OBJECT:
+            message = f"must be text, a number, true, false or null, not a {node.value}."
+            return self._problem(node, key, "wrong-type", message)
+        value = self._loader.construct_object(node)
+        if not isinstance(value, str):
+            return value
+        if value == "???":
+            return self._problem(node, key, "missing", "must be given.")
+        if is_unfit(value):
+            return self._problem(node, key, "invalid", UNFIT)
+        self._refers |= "${" in value
+        return value
+
+    def _count(self, nodes: tuple[yaml.Node, ...]) -> None:
+        """Count a value, which stands below these nodes. Raises ComposerError, with the line of its section."""
+        self._values += 1
+        if self._file is not None and self._values > MOST_VALUES:
+            problem = f"with its aliases it has more than {MOST_VALUES:,} values"
+            raise yaml.composer.ComposerError(None, None, problem, nodes[:2][-1].start_mark)
+
+    def _place(self, node: yaml.Node) -> SourceLocation:
+        has_line = self._has_lines and node.start_mark is not None
+        return SourceLocation(self._file, node.start_mark.line + 1 if has_line else None)
+
+    def _problem(self, node: yaml.Node, key: str, code: Any, message: str) -> None:
+        self._problems.append(Finding(key, None, code, message).at(self._place(node)))
+
+
+def _shown(key: str) -> str:
+    """A key that may hold what no text can."""
+    return key.encode(errors="backslashreplace").decode()
+
+
+def is_unfit(text: str) -> bool:
+    """True if a text can stand neither in a file nor in the name of one."""
+    return "\0" in text or any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
@@ -212,103 +246,110 @@ def merge(base: Any, over: Any, whole: frozenset[str] = frozenset()) -> Any:
     return merged
 
 
-def override(source: YamlSource, overrides: Sequence[str]) -> YamlSource:
-    """Apply `key.path=value` in order. A list entry is named by its index, `name` or `stage_name`.
+def override(source: YamlSource, overrides: Sequence[str]) -> None:
+    """Apply `key.path=value` in order. A list entry is named by its `name` or `stage_name`, or else its index.
 
-    Raises ConfigError for texts that are no override.
+    Within a list, or a key that a stage replaces as a whole, a stage's override starts from the inherited value. Raises
+    ConfigError for texts that are no override.
     """
-    tree, places, texts = _unshared(source.tree), dict(source.places), dict(source.texts)
-    problems: list[Problem] = []
+    problems: list[Finding] = []
     for text in overrides:
         key, equals, raw = text.partition("=")
-        shown = f"override '{shortened(text)}'"
+        place = SourceLocation(f"override '{shortened(text)}'")
         parts = re.findall(r"[^.\[\]]+", key.strip())
         if not equals or not parts:
-            problems.append(Problem("", shortened(text), "an override must read key.path=value.", shown))
+            finding = Finding("", shortened(text), "bad-override", "an override must read key.path=value.")
+            problems.append(finding.at(place))
             continue
         try:
-            node = yaml.compose(raw, _Loader)
-            if faults := _faults(node, key.strip(), shown):
-                problems += faults
-                continue
-            value = parse_value(raw)
-            path = _assign(tree, parts, value)
+            _override(source, parts, raw, place.file)
         except (yaml.YAMLError, RecursionError):
-            problems.append(Problem(key, raw, "the value is not valid YAML.", shown))
+            problems.append(Finding(key, raw, "unreadable", "the value is not valid YAML.").at(place))
         except LookupError as error:
-            problems.append(Problem(key, raw, str(error.args[0]), shown))
-        else:
-            places = {known: place for known, place in places.items() if not _below(known, path)}
-            places |= spread(value, path, SourceLocation(shown))
-            texts = {known: text for known, text in texts.items() if known != path and not _below(known, path)}
-            texts |= _texts(node, path)
+            problems.append(Finding(key, raw, "bad-override", str(error.args[0])).at(place))
     if problems:
         raise ConfigError(problems)
-    return YamlSource(tree, places, texts)
 
 
-def _unshared(value: Any) -> Any:
-    """A copy in which nothing is there twice: what YAML writes once and uses again (`*columns`) is set one by one."""
-    if isinstance(value, dict):
-        return {name: _unshared(inner) for name, inner in value.items()}
-    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
+def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str | None) -> None:
+    """Set one value. Raises YAMLError, or LookupError with a sentence."""
+    if any(map(is_unfit, parts)):
+        source.problems.append(Finding(_shown(".".join(parts)), None, "invalid", UNFIT).at(SourceLocation(file)))
+        return
+    node = yaml.compose(raw, Loader)
+    _inherit(source, parts)
+    owner, path = _owner(source.tree, parts)
+    key, walk = key_of(path), _Walk(file, has_lines=False)
+    value = None if node is None else walk.value(node, key, type_at(Config, path))
+    owner[path[-1]] = value
+    new = walk.source({})
+    kept = {known: place for known, place in source.places.items() if not is_below(known, key)}
+    source.places = kept | {known: place for known, place in new.places.items() if known} | {key: SourceLocation(file)}
+    source.problems = [problem for problem in source.problems if not is_within(problem.key, key)] + new.problems
+    source.refers |= new.refers
 
 
-def _faults(node: yaml.Node | None, key: str, shown: str) -> list[Problem]:
-    """What `_mark` reports of the value of an override, which has no lines."""
-    problems: list[Problem] = []
-    if node is not None:
-        _size(node, {})
-        _mark(node, key, (), {"": SourceLocation(shown)}, problems)
-    return [replace(problem, line=None) for problem in problems]
-
-
-def spread(node: Any, key: str, place: SourceLocation) -> dict[str, SourceLocation]:
-    """The same place for a key and for every key below it."""
-    places = {key: place}
-    if isinstance(node, dict):
-        node = {str(name): value for name, value in node.items()}
-    for name, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
-        places |= spread(value, join_key(key, name), place)
-    return places
-
-
-def _below(key: str, path: str) -> bool:
+def is_below(key: str, path: str) -> bool:
+    """True if a key stands somewhere below another one."""
     return key.startswith((f"{path}.", f"{path}["))
 
 
-def _assign(tree: Tree, parts: Sequence[str], value: Any) -> str:
-    """Set a value, creating sections on the way; returns the key path. Raises LookupError with a sentence."""
+def is_within(key: str, path: str) -> bool:
+    """True if a key is another one or stands below it."""
+    return key == path or is_below(key, path)
+
+
+def _inherit(source: YamlSource, parts: Sequence[str]) -> None:
+    """Copy into a stage what an override below `parts` would otherwise cut off.
+
+    Raises LookupError where there is no such stage.
+    """
+    listed = source.tree.get("stages")
+    if parts[0] != "stages" or len(parts) < 4 or not isinstance(listed, list):
+        return
+    above: Any = source.tree
+    stage: Any = listed[_index(listed, parts[1], "stages")]
+    for depth, part in enumerate(parts[2:-1], start=3):
+        above = above.get(part)
+        stage = stage.get(part) if isinstance(stage, dict) else stage
+        if stage is None and (isinstance(above, list) or (part in WHOLE and isinstance(above, dict))):
+            owner, path = _owner(source.tree, parts[:depth])
+            owner[path[-1]] = copy.deepcopy(above)
+            old, new = ".".join(parts[2:depth]), key_of(path)
+            inherited = {known: place for known, place in source.places.items() if is_within(known, old)}
+            source.places |= {new + known[len(old) :]: place for known, place in inherited.items()}
+            return
+        if not isinstance(above, dict):
+            return
+
+
+def _owner(tree: Tree, parts: Sequence[str]) -> tuple[Any, tuple[str | int, ...]]:
+    """The section or list in which a key stands, made where it is missing, and the key's path.
+
+    Raises LookupError with a sentence.
+    """
     node: Any = tree
-    path = ""
+    path: tuple[str | int, ...] = ()
     for depth, part in enumerate(parts):
-        last = depth == len(parts) - 1
-        if isinstance(node, list):
-            index = _index(node, part, path)
-            path = f"{path}[{index}]"
-            if last:
-                node[index] = value
-            else:
-                node = node[index]
-        elif isinstance(node, dict):
-            path = f"{path}.{part}" if path else part
-            if last:
-                node[part] = value
-            else:
-                node[part] = {} if node.get(part) is None else node[part]
-                node = node[part]
-        else:
-            raise LookupError(f"{path} is a single value, it has no key '{part}'.")
-    return path
+        if not isinstance(node, dict | list):
+            raise LookupError(f"{key_of(path)} is a single value, it has no key '{part}'.")
+        name = _index(node, part, key_of(path)) if isinstance(node, list) else part
+        path = (*path, name)
+        if depth < len(parts) - 1:
+            if isinstance(node, dict) and node.get(name) is None:
+                node[name] = {}
+            node = node[name]
+    return node, path
 
 
 def _index(items: list[Any], part: str, path: str) -> int:
-    """The position of a list entry by its index or name."""
+    """The position of a list entry by its name, which may be a number, or else its index."""
+    for index, item in enumerate(items):
+        names = (item.get("name"), item.get("stage_name")) if isinstance(item, dict) else ()
+        if part in [str(name) for name in names if name is not None]:
+            return index
     if part.isdigit() and int(part) < len(items):
         return int(part)
-    for index, item in enumerate(items):
-        if isinstance(item, dict) and part in (item.get("name"), item.get("stage_name")):
-            return index
     raise LookupError(f"{path} has {len(items)} entries and none is called '{part}'.")
 
 
@@ -319,9 +360,11 @@ def join_key(key: str, part: str | int) -> str:
     return f"{key}.{part}" if key else part
 
 
-def shortened(text: str, limit: int = 120) -> str:
-    """The text, or its beginning."""
-    return text if len(text) <= limit else f"{text[:limit]}…"
+def key_of(path: Sequence[str | int], above: str = "") -> str:
+    """`("a", 0, "b")` → `a[0].b`, below the key `above` if that is given."""
+    for part in path:
+        above = join_key(above, part)
+    return above
 
 
 def first_line(error: Exception) -> str:
@@ -329,5 +372,5 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".")
 
 
-def _single(message: str, file: str, line: int | None = None) -> ConfigError:
-    return ConfigError([Problem("", None, message, file, line)])
+def _unreadable(message: str, file: str, line: int | None = None) -> ConfigError:
+    return ConfigError([Finding("", None, "unreadable", message).at(SourceLocation(file, line))])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config.problems import Finding
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import TasksetConfig
 from trinity_core.local_paths import expanded
@@ -55,20 +54,3 @@ def output_root(config: Config) -> Path:
     assert pipeline is not None, "only a configuration with a task pipeline has its output"
     given = pipeline.output.path
     return expanded(given).absolute() if given else config.job_dir.parent / "curated_tasks"
-
-
-def pipeline_rules(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
-    """What cannot work in the task pipeline, or in a task set that reads its output."""
-    pipeline = config.data_processor.task_pipeline
-    if pipeline is None or config.mode == "train":
-        return
-    if not pipeline.inputs:
-        yield Finding(f"{PIPELINE}.inputs", None, "must be given: the files or folders that the pipeline reads.")
-    if pipeline.top_k == 0:
-        yield Finding(f"{PIPELINE}.top_k", 0, "must be the number of rows to keep, at least 1, or -1 for all.")
-    splits = SPLITS if pipeline.test_share else SPLITS[:1]
-    for key, taskset in tasksets:
-        if reads_output(config, taskset) and taskset.split not in splits:
-            message = f"must be {' or '.join(splits)}: {key} reads the output of the task pipeline"
-            more = "." if pipeline.test_share else ", which has a split test with test_share."
-            yield Finding(f"{key}.split", taskset.split, message + more, (f"{PIPELINE}.test_share",))

@@ -8,15 +8,25 @@ text; a number is never accepted for a flag, nor a flag for a number.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Never, TypeVar
+from typing import Annotated, Any, Never, Self, TypeVar
 
 import yaml
 from annotated_types import Ge, Gt, Le
-from pydantic import AfterValidator, BaseModel, BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, Strict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Strict,
+    model_validator,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from trinity_core.config.source import parse_value
+from trinity_core.config.yaml_text import parse_value
 
 T = TypeVar("T")
 LARGEST = 2**63
@@ -47,24 +57,6 @@ class Unit:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {**handler(schema), "unit": self.name}
-
-
-@dataclass(frozen=True)
-class SameAs:
-    """Another spelling of a native setting, with its type. The native spelling wins if both are given."""
-
-    section: type[BaseModel]
-    name: str
-
-    @property
-    def annotation(self) -> Any:
-        """The annotation of the native setting."""
-        return self.section.model_fields[self.name].rebuild_annotation()
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        if source is not Any:  # the spelling has a type of its own
-            return handler(source)
-        return core_schema.nullable_schema(handler.generate_schema(self.annotation))
 
 
 @dataclass(frozen=True)
@@ -144,3 +136,39 @@ StepsOrNone = Annotated[Natural, Unit("steps")]
 Seconds = Annotated[Positive, Unit("seconds")]
 Seed = Annotated[Integer, Ge(0), Le(2**32 - 1)]
 """The range that every random generator accepts: numpy's, torch's, vLLM's."""
+
+
+class Section(BaseModel):
+    """A section of the YAML: immutable, without unknown keys; the doc of a setting stands under its field."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        defer_build=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_has_defaults(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """A copy with other values at dotted keys, such as `{"synchronizer.sync_method": "memory"}`.
+
+        Raises pydantic's ValidationError for an unknown key and for a value that does not fit.
+        """
+        changed: dict[str, Any] = {}
+        below: dict[str, dict[str, Any]] = {}
+        for key, value in values.items():
+            name, _, rest = key.partition(".")
+            if rest:
+                below.setdefault(name, {})[rest] = value
+            else:
+                changed[name] = value
+        changed |= {name: getattr(self, name).with_values(inner) for name, inner in below.items()}
+        checked = self.model_validate({**self.__dict__, **changed})
+        return self.model_copy(update={name: getattr(checked, name) for name in changed})

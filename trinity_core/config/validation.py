@@ -9,17 +9,18 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar, get_origin
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from trinity_core.config.annotations import Bounds, Type, type_at, type_of, types_of
-from trinity_core.config.fields import homes_of
-from trinity_core.config.problems import Report
+from trinity_core.config.fields import Bounds, Type, homes_of, type_at, type_of, types_of
+from trinity_core.config.findings import Finding, Report
+from trinity_core.config.foreign.table import accepted_keys
+from trinity_core.config.source import key_of
 from trinity_core.config.types import Flag, Integer, Number
-from trinity_core.slips import closest
+from trinity_core.spelling import closest
 
 T = TypeVar("T", bound=BaseModel)
 Path = tuple[str | int, ...]
@@ -42,23 +43,24 @@ EXACT = {bool: Flag, float: Number, int: Integer}
 """Plain types → those that settings have: a flag is no number, and text that reads as a number is one."""
 
 
-def bound(cls: type[T], tree: Any, report: Report) -> T:
+def typed_section(cls: type[T], tree: Any, report: Report) -> T:
     """An instance of `cls` from a mapping; a key that does not fit is reported and keeps its default."""
-    fitting = copy.deepcopy(tree)
+    fitting = tree
     while True:
         try:
             return cls.model_validate(fitting)
         except ValidationError as error:
             faults = error.errors(include_url=False)
+        fitting = copy.deepcopy(fitting)
         for fault in faults:
             path = fault["loc"]
             key = key_of(path)
             if not path:
-                report.add("", tree, f"must be a section with keys, not {show(tree)}.")
+                report.add(Finding("", tree, "wrong-type", f"must be a section with keys, not {show(tree)}."))
                 return cls()
             if not report.touched([key]):
                 value = _at(tree, path)
-                report.add(key, value, *_said(fault, value, type_at(cls, path), type_at(cls, path[:-1])))
+                report.add(_finding(key, value, fault, type_at(cls, path), type_at(cls, path[:-1])))
             _take_out(fitting, path, fault["type"])
 
 
@@ -69,8 +71,7 @@ def convert(hint: Any, value: Any, key: str, report: Report) -> Any:
     except ValidationError as error:
         for fault in error.errors(include_url=False):
             path = fault["loc"]
-            at = f"{key}{key_of(path, below=True)}"
-            report.add(at, _at(value, path), *_said(fault, _at(value, path), type_of(hint), None))
+            report.add(_finding(key_of(path, key), _at(value, path), fault, type_of(hint), None))
         return BAD
 
 
@@ -84,56 +85,33 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False))
 
 
-def as_written(cls: type[BaseModel], tree: Any, texts: Mapping[str, str], path: Path = ()) -> Any:
-    """The tree at a path with its own text (`texts`, by key) wherever text is wanted and YAML read something else.
-
-    So `name: 1.10` is called 1.10, and an environment variable keeps its leading zeros.
-    """
-    return _as_written(Type(cls, (), False), tree, path, texts)
-
-
-def _as_written(wanted: Type | None, value: Any, path: Path, texts: Mapping[str, str]) -> Any:
-    if wanted is None:
-        return value
-    if isinstance(value, list):
-        return [_as_written(wanted.entry, item, (*path, index), texts) for index, item in enumerate(value)]
-    if isinstance(value, dict):
-        model = isinstance(wanted.plain, type) and issubclass(wanted.plain, BaseModel)
-        known = types_of(wanted.plain) if model else dict.fromkeys(value, wanted.entry)
-        return {name: _as_written(known.get(name), item, (*path, str(name)), texts) for name, item in value.items()}
-    return texts.get(key_of(path), value) if wanted.plain is str and isinstance(value, int | float) else value
-
-
-def key_of(path: Sequence[str | int], below: bool = False) -> str:
-    """`("a", 0, "b")` → `a[0].b`, and `.a[0].b` if it is to stand below another key."""
-    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return key if below else key.removeprefix(".")
-
-
-def _said(fault: ErrorDetails, value: Any, wanted: Type | None, section: Type | None) -> tuple[str, str]:
-    """The message and the suggestion for one of pydantic's errors."""
+def _finding(key: str, value: Any, fault: ErrorDetails, wanted: Type | None, section: Type | None) -> Finding:
+    """What one of pydantic's errors says of the value at a key of type `wanted` within a section."""
     kind, details = fault["type"], fault.get("ctx", {})
     if kind == "extra_forbidden":
-        return _unknown(str(fault["loc"][-1]), value, section)
+        return _unknown(key, value, str(fault["loc"][-1]), section)
     if kind == "literal_error":
         choices = [text.strip("'") for text in re.split(", | or ", details["expected"])]
-        return f"must be one of {', '.join(choices)}, not {show(value)}.", closest(str(value), choices)
+        message = f"must be one of {', '.join(choices)}, not {show(value)}."
+        return Finding(key, value, "unknown-choice", message, suggestion=closest(str(value), choices))
     if kind.startswith(("greater_than", "less_than")):
         bounds = (wanted and wanted.bounds) or Bounds(details.get("ge", details.get("gt")), details.get("le"))
-        return f"must be {bounds}, not {show(value)}.", ""
-    what = WANTED.get(kind.partition("_")[0])
-    return (f"must be {what}, not {show(value)}." if what else fault["msg"]), ""
+        return Finding(key, value, "out-of-range", f"must be {bounds}, not {show(value)}.")
+    if what := WANTED.get(kind.partition("_")[0]):
+        return Finding(key, value, "wrong-type", f"must be {what}, not {show(value)}.")
+    return Finding(key, value, "out-of-range" if kind == "largest" else "wrong-type", fault["msg"])
 
 
-def _unknown(name: str, value: Any, section: Type | None) -> tuple[str, str]:
-    """The message about an unknown key, and the known key of its section that was probably meant."""
-    known = types_of(section.section) if section is not None and section.section is not None else {}
+def _unknown(key: str, value: Any, name: str, section: Type | None) -> Finding:
+    """An unknown key, and the known key of its section that was probably meant."""
+    cls = section.section if section is not None else None
+    known = types_of(cls) if cls else {}
+    others = [spelling for spelling, _, native in accepted_keys(cls) if native] if cls else []
     sections = {other for other, typed in known.items() if typed.section is not None or get_origin(typed.plain) is dict}
-    meant = closest(name, sections if isinstance(value, dict) else known)
+    meant = closest(name, sections if isinstance(value, dict) else [*known, *others])
     homes = [] if meant else homes_of(name)
-    if len(homes) == 1:
-        return f"is not a known key; `{homes[0]}` is.", ""
-    return "is not a known key.", meant
+    message = f"is not a known key; `{homes[0]}` is." if len(homes) == 1 else "is not a known key."
+    return Finding(key, value, "unknown-key", message, suggestion=meant)
 
 
 def _at(tree: Any, path: Sequence[str | int]) -> Any:

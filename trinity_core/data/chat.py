@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trinity_core.data.formats import Conversation, Message, Tool
+from trinity_core.data.formats import Conversation, Tool
+from trinity_core.data.messages import Message, with_text_arguments
+from trinity_core.data.turns import MARK, text_after_mark
 from trinity_core.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Encoding
+
+
+REWRITTEN = (
+    "the chat template writes this conversation differently once it continues, so its answers cannot be located; use a "
+    "template that keeps earlier turns as they are"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +33,7 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedConversation:
-    """tokens int32 [L]; answer bool [L], true on the tokens of answers, the end of the turn included."""
+    """tokens int32 [L]; answer bool [L], true on the tokens of answers, the token that ends the turn included."""
 
     tokens: np.ndarray
     answer: np.ndarray
@@ -34,6 +42,33 @@ class EncodedConversation:
     def prompt_length(self) -> int:
         """Number of tokens before the first answer."""
         return int(self.answer.argmax())
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What a template writes after the answer that ends a conversation."""
+
+    text: str
+    end: int | None
+    """The token that ends the answer; None if the template writes no special token."""
+    after: tuple[int, ...]
+    """Special tokens behind it that are not there once the conversation continues: no policy samples them."""
+
+
+_ASKED: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look at a place.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+    },
+}
+_CALLS = [
+    {"id": f"call0000{n}", "type": "function", "function": {"name": "look", "arguments": {"at": "here"}}}
+    for n in (1, 2)
+]
+"""Two calls of one answer. Mistral's templates want ids of nine letters and digits."""
 
 
 @dataclass(slots=True)
@@ -48,10 +83,13 @@ class ChatEncoder:
     template: str | None = None
     """Jinja text; None means the tokenizer's own."""
     template_args: dict[str, Any] = field(default_factory=dict)
-    """Further variables of the template, such as `enable_thinking`."""
-    _eos: int | None = field(init=False, repr=False)
-    _ends: frozenset[int] = field(init=False, repr=False)
-    """Special tokens, any of which may end a turn."""
+    """Further variables of the template, such as `enable_thinking`. `written_bos` is always one: the BOS token where
+    the tokenizer begins texts with it, or empty."""
+    _special: frozenset[int] = field(init=False, repr=False)
+    _closing: Closing | None = field(init=False, repr=False, default=None)
+    _ends: tuple[int, ...] | None = field(init=False, repr=False, default=None)
+    _writes_tools: bool | None = field(init=False, repr=False, default=None)
+    _written_bos: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not (self.template or self.tokenizer.chat_template):
@@ -59,8 +97,57 @@ class ChatEncoder:
                 "the model has no chat template; give one as model.custom_chat_template or chat_template_path"
             )
         added = self.tokenizer.added_tokens_decoder
-        self._eos = self.tokenizer.eos_token_id
-        self._ends = frozenset(number for number, token in added.items() if token.special)
+        special = {number for number, token in added.items() if token.special} | {self.tokenizer.eos_token_id}
+        self._special = frozenset(special - {None})
+        begins = self.tokenizer("")["input_ids"][:1] == [self.tokenizer.bos_token_id]
+        self._written_bos = self.tokenizer.bos_token if begins else ""
+
+    @property
+    def turn_ends(self) -> tuple[int, ...]:
+        """The tokens with which the template ends an answer: the usual one first, then that of tool calls if it is
+        another. Empty where the template writes no special token after an answer."""
+        if self._ends is None:
+            usual = self.closing.end
+            ends = dict.fromkeys([] if usual is None else [usual])
+            for calls in (_CALLS, _CALLS[:1]):  # some templates write only one call a turn
+                *earlier, last = self._answer_tokens({"role": "assistant", "content": "", "tool_calls": calls}) or [-1]
+                if last in self._special and last not in earlier:  # else it ends a call, not the turn
+                    ends.setdefault(last)
+                if earlier:
+                    break
+            self._ends = tuple(ends)
+        return self._ends
+
+    @property
+    def closing(self) -> Closing:
+        """What the template writes after the answer that ends a conversation."""
+        if self._closing is None:
+            text, marks = self._after_answer(_ASKED)
+            marks_before_more = self._after_answer([*_ASKED, {"role": "user", "content": "?"}])[1]
+            kept = _shared(marks, marks_before_more) or min(len(marks), 1)
+            self._closing = Closing(text, marks[kept - 1] if kept else None, tuple(marks[kept:]))
+        return self._closing
+
+    def _answer_tokens(self, answer: Message) -> list[int]:
+        """The tokens of an answer to a question, up to those that end the document; none if the template refuses it."""
+        asked = _ASKED[:1]
+        try:
+            before, text = self.render(asked, prompt=True), self.render([*asked, answer])
+        except DataError:
+            return []
+        written = text[len(before) :].rstrip() if text.startswith(before) else ""
+        tokens: list[int] = self.tokenizer(written, add_special_tokens=False)["input_ids"]
+        after = self.closing.after
+        return tokens[: -len(after)] if after and tuple(tokens[-len(after) :]) == after else tokens
+
+    def _after_answer(self, messages: list[Message]) -> tuple[str, list[int]]:
+        """The text after the mark, and the added tokens in it; nothing if the template does not write the mark."""
+        try:
+            text = text_after_mark(self.render(messages)) or ""
+        except DataError:  # it may want another kind of conversation
+            text = ""
+        added = self._special | set(self.tokenizer.added_tokens_decoder)
+        return text, [token for token in self.tokenizer(text, add_special_tokens=False)["input_ids"] if token in added]
 
     def with_template(self, template: str | None) -> ChatEncoder:
         """The same tokenizer with another template; None leaves the present one."""
@@ -68,6 +155,18 @@ class ChatEncoder:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None, prompt: bool = False) -> str:
         """The text of a conversation; with `prompt`, up to the start of the next answer."""
+        try:
+            return self._rendered(messages, tools, prompt)
+        except DataError as error:
+            texts = [with_text_arguments(message) for message in messages]
+            if texts == list(messages):
+                raise
+            try:  # DeepSeek's templates want the arguments of calls as JSON text
+                return self._rendered(texts, tools, prompt)
+            except DataError:
+                raise error from None
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool] | None, prompt: bool) -> str:
         from jinja2 import TemplateError
 
         try:
@@ -77,7 +176,7 @@ class ChatEncoder:
                 chat_template=self.template,
                 add_generation_prompt=prompt,
                 tokenize=False,
-                **self.template_args,
+                **{"written_bos": self._written_bos, **self.template_args},
             )
         except (TemplateError, TypeError, ValueError) as error:  # the latter where an expression of the template fails
             raise DataError(f"the chat template refuses a conversation: {error}") from error
@@ -91,17 +190,21 @@ class ChatEncoder:
         too_long = max_tokens is not None and len(tokens) > max_tokens
         return EncodedPrompt(tokens[:max_tokens] if too_long else tokens, too_long)
 
-    def prompts(self, given: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[list[int] | DataError]:
-        """The tokens of each prompt, tokenised in parallel; a DataError for one that the template refuses."""
-        texts = self.rendered(given)
-        encodings = iter(self._encodings([text for text in texts if isinstance(text, str)]))
-        return [next(encodings).ids if isinstance(text, str) else text for text in texts]
+    def prompts(
+        self, requests: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]
+    ) -> list[list[int] | DataError]:
+        """The tokens of each prompt, tokenised in parallel; a DataError as `rendered` gives it."""
+        texts = self.rendered(requests)
+        written = [text for text in texts if isinstance(text, str)]
+        tokens = iter(self.tokenizer(written, add_special_tokens=False, verbose=False)["input_ids"] if written else [])
+        return [next(tokens) if isinstance(text, str) else text for text in texts]
 
-    def rendered(self, given: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[str | DataError]:
-        """The text of each prompt; a DataError for one that the template refuses."""
+    def rendered(self, requests: Sequence[tuple[Sequence[Message], Sequence[Tool] | None]]) -> list[str | DataError]:
+        """The text of each prompt; a DataError for one that the template refuses or whose tools it leaves out."""
         texts: list[str | DataError] = []
-        for messages, tools in given:
+        for messages, tools in requests:
             try:
+                self._check_tools(messages, tools)
                 texts.append(self.render(messages, tools, prompt=True))
             except DataError as error:
                 texts.append(error)
@@ -110,66 +213,152 @@ class ChatEncoder:
     def conversations(self, given: Sequence[Conversation]) -> list[EncodedConversation | DataError]:
         """The tokens and answer mask of each conversation, or a DataError if its answers cannot be located."""
         results: list[EncodedConversation | DataError] = []
-        rendered: list[tuple[str, list[int]]] = []
+        rendered: list[tuple[str, list[tuple[int, int]]]] = []
         for conversation in given:
             try:
                 rendered.append(self._answers(conversation))
             except DataError as error:
                 rendered.append((str(error), []))
-        encodings = iter(self._encodings([text for text, starts in rendered if starts]))
-        for text, starts in rendered:
-            results.append(self._marked(next(encodings), starts) if starts else DataError(text))
+        encodings = iter(self._encodings([text for text, spans in rendered if spans]))
+        for text, spans in rendered:
+            results.append(self._marked(text, next(encodings), spans) if spans else DataError(text))
         return results
 
     def _encodings(self, texts: list[str]) -> list[Encoding]:
         """Tokenise texts in parallel; each encoding maps characters to tokens."""
-        return self.tokenizer(texts, add_special_tokens=False, verbose=False).encodings if texts else []
+        if not texts:
+            return []
+        encodings: list[Encoding] | None = self.tokenizer(texts, add_special_tokens=False, verbose=False).encodings
+        if encodings is None:
+            raise DataError(
+                "the model's tokenizer does not say which characters a token stands for, so answers cannot be located; "
+                "use a model folder with a tokenizer.json"
+            )
+        return encodings
 
-    def _answers(self, conversation: Conversation) -> tuple[str, list[int]]:
-        """The rendered text, and the character at which each answer that carries loss begins."""
+    def _answers(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
+        """The rendered text, and the characters [first, last + 1] of each turn that carries loss."""
         messages, tools = conversation.messages, conversation.tools
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         text = self.render(messages, tools)
-        starts = []
-        for turn in turns if conversation.every_turn else turns[-1:]:
+        self._check_tools(messages, tools)
+        spans = []
+        for turn in conversation.learned_turns:
             before = self.render(messages[:turn], tools, prompt=True)
             if not text.startswith(before):
-                raise DataError(
-                    "the chat template writes this conversation differently once it continues, so its answers cannot "
-                    "be located; use a template that keeps earlier turns as they are"
-                )
-            starts.append(len(before))
-        return text, starts
+                raise DataError(self._why_not(messages[:turn], tools, text))
+            self._check_calls(messages[: turn + 1], tools)
+            end = len(text) if turn == len(messages) - 1 else self._end_of_turn(conversation, turn, text)
+            spans.append((len(before), end))
+        return text, spans
 
-    def _marked(self, encoding: Encoding, starts: list[int]) -> EncodedConversation | DataError:
-        """Mark the tokens from each answer's first character to its end-of-turn token.
+    def _why_not(self, before: Sequence[Message], tools: Sequence[Tool] | None, text: str) -> str:
+        """Why the prompt of the answer to `before` is not how the whole conversation begins."""
+        prompt = self.render(before, tools, prompt=True)
+        shared = _shared(prompt, text)
+        if shared < _shared(prompt, self.render(before, tools)):
+            return REWRITTEN
+        return (
+            f"the chat template's prompt for an answer ends in {prompt[shared:]!r}, where this conversation has "
+            f"{text[shared:][:40]!r}, so its answers cannot be located; use a template that writes both alike"
+        )
 
-        The end is the end-of-sequence token; where the template ends turns with another special token, that one;
-        where it uses none, the end of the text. A token that straddles the first character belongs to the prompt.
+    def _check_tools(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
+        """Raise DataError if the template leaves out the tools: the policy would not know of them."""
+        if not tools:
+            return
+        if self._writes_tools is None:
+            self._writes_tools = not self._writes_alike((_ASKED, [_TOOL]), (_ASKED, None))
+        if not self._writes_tools and self._writes_alike((messages, tools), (messages, None)):
+            raise DataError(
+                "the chat template leaves out tools; use a template that writes them, or no format.tools_key"
+            )
+
+    def _check_calls(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
+        """Raise DataError if the template leaves out the tool calls of the last message."""
+        if not messages[-1].get("tool_calls"):
+            return
+        words = {"role": "assistant", "content": messages[-1].get("content") or ""}
+        if self._writes_alike((messages, tools), ([*messages[:-1], words], tools)):
+            raise DataError("the chat template leaves out tool calls; use a template that writes them")
+
+    def _writes_alike(self, *conversations: tuple[Sequence[Message], Sequence[Tool] | None]) -> bool:
+        """Whether the template makes the same of two conversations; False if it refuses one."""
+        try:
+            one, other = (self.render(messages, tools) for messages, tools in conversations)
+        except DataError:
+            return False
+        return one == other
+
+    def _end_of_turn(self, conversation: Conversation, turn: int, text: str) -> int:
+        """The character of `text` behind all that rendering up to and including `turn` adds.
+
+        A template may close the last turn of a conversation in another way than earlier ones (Harmony's `<|return|>`
+        becomes `<|end|>`): what differs is not the policy's. If it writes the answer itself in another way, as where
+        it drops the thoughts of earlier turns, the end is that of the answer which is left.
         """
-        tokens: list[int] = encoding.ids
+        messages, tools = conversation.messages, conversation.tools
+        alone = self.render(messages[: turn + 1], tools)
+        shared = _shared(alone, text)
+        if len(alone) - shared <= len(self.closing.text):
+            return shared
+        marked = {**messages[turn], "content": MARK}
+        after = text_after_mark(self.render([*messages[:turn], marked, *messages[turn + 1 :]], tools))
+        closed = text_after_mark(self.render([*messages[:turn], marked], tools))
+        if after is None or closed is None or not text.endswith(after):
+            raise DataError(REWRITTEN)
+        return len(text) - len(after) + _shared(after, closed)
+
+    def _marked(self, text: str, encoding: Encoding, spans: list[tuple[int, int]]) -> EncodedConversation | DataError:
+        """Mark the tokens of each turn up to the one that ends it.
+
+        A token that straddles the first character belongs to the prompt, one that straddles the last to what follows.
+        """
+        tokens, offsets = encoding.ids, encoding.offsets
         answer = np.zeros(len(tokens), dtype=np.bool_)
-        firsts = [_first_token(encoding, start) for start in starts]
-        for first, limit in zip(firsts, [*firsts[1:], len(tokens)], strict=True):
-            answer[first : self._end(tokens, first, limit)] = True
+        for start, end in spans:
+            first = _first_token(encoding, offsets, start)
+            behind = next((i for i in range(first, len(tokens)) if offsets[i][1] > end), len(tokens))
+            turn = [(tokens[i], text[slice(*offsets[i])]) for i in range(first, behind)]
+            answer[first : first + self._length(turn)] = True
         if not answer.any():
             return DataError("the answer is empty once the chat template has rendered it")
         if answer[0]:
             return DataError("there is nothing before the answer once the chat template has rendered it")
         return EncodedConversation(np.asarray(tokens, dtype=np.int32), answer)
 
-    def _end(self, tokens: list[int], first: int, limit: int) -> int:
-        span = tokens[first:limit]
-        if self._eos in span:
-            return first + span.index(self._eos) + 1
-        return first + next((i + 1 for i, token in enumerate(span) if token in self._ends), len(span))
+    def _length(self, turn: list[tuple[int, str]]) -> int:
+        """The number of tokens of a turn, given with their texts, up to the one that ends it.
+
+        Whitespace behind a special token is the template's, and so is a second one that ends the document. Where a
+        turn ends with no special token, all of its text is the policy's.
+        """
+
+        def trimmed(count: int) -> int:
+            while count and turn[count - 1][0] not in self._special and not turn[count - 1][1].strip():
+                count -= 1
+            return count
+
+        count, after = trimmed(len(turn)), self.closing.after
+        if after and tuple(token for token, _ in turn[:count][-len(after) :]) == after:
+            count = trimmed(count - len(after))
+        ended = count > 0 and turn[count - 1][0] in self._special | {self.closing.end}
+        return count if ended else len(turn)
 
 
-def _first_token(encoding: Encoding, start: int) -> int:
+def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """The number of items or characters with which both begin."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[:middle] == other[:middle] else (low, middle - 1)
+    return low
+
+
+def _first_token(encoding: Encoding, offsets: Sequence[tuple[int, int]], start: int) -> int:
     """The first token that begins at or after a character."""
     # A token that straddles the character begins before it. Some characters belong to no token.
-    length = len(encoding.ids)
-    end = encoding.offsets[-1][1] if length else 0
+    length = len(offsets)
+    end = offsets[-1][1] if length else 0
     token = next((t for c in range(start, end) if (t := encoding.char_to_token(c)) is not None), length)
     straddles = start > 0 and encoding.char_to_token(start - 1) == token
     return token + 1 if straddles else token

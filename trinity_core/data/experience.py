@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,8 +56,9 @@ class Experience:
     """The response hit its length limit before it ended."""
     teacher_logprobs: np.ndarray | None = None
     """float32 [T]: a teacher's log-probs of the same tokens (on-policy distillation)."""
-    temperature: float | None = None
-    """Temperature of the distribution that its log-probs belong to; None if no policy sampled it."""
+    temperature: float | np.ndarray | None = None
+    """Temperature of the distribution that its log-probs belong to: one for all tokens, or float32 [T] where turns were
+    sampled at different ones; None if no policy sampled it."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers averaged over a step: reward parts, response length; `verifier_errors` is summed."""
     info: dict[str, Json] = field(default_factory=dict)
@@ -75,16 +76,25 @@ class Experience:
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, np.ascontiguousarray(value, dtype=dtype))
+        if isinstance(self.temperature, list | np.ndarray):
+            self.temperature = np.ascontiguousarray(self.temperature, dtype=np.float32)
+            if self.temperature.shape != (length,):
+                raise DataError(
+                    f"experience.temperature has shape {self.temperature.shape}, but the response has {length} tokens"
+                )
+        if self.temperature is not None and np.any(np.asarray(self.temperature) <= 0):
+            raise DataError("experience.temperature must be positive: the log-probs of greedy answers are those at 1")
         for name in ("action_mask", *_ARRAYS):
             value = getattr(self, name)
             if value is not None and value.shape != (length,):
                 raise DataError(f"experience.{name} has shape {value.shape}, but the response has {length} tokens")
 
     def copied(self) -> Experience:
-        """Another one with the same arrays, but with metrics and info of its own. Its invariants hold already."""
+        """Another one with arrays, metrics and info of its own. Its invariants hold already."""
         other: Experience = object.__new__(Experience)
         for name in Experience.__slots__:
-            setattr(other, name, getattr(self, name))
+            value = getattr(self, name)
+            setattr(other, name, value.copy() if isinstance(value, np.ndarray) else value)
         other.metrics, other.info = dict(self.metrics), dict(self.info)
         return other
 
@@ -94,9 +104,22 @@ class Experience:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def total_reward(self) -> float | None:
+        """`reward` plus the sum of `token_rewards`; None if it has neither."""
+        if self.token_rewards is None:
+            return self.reward
+        return float(self.token_rewards.sum(dtype=np.float64)) + (0.0 if self.reward is None else self.reward)
+
+    @property
     def is_unscored(self) -> bool:
         """True if unscored and fully masked: excluded from advantages and loss."""
-        return self.reward is None and not self.action_mask.any()
+        return self.total_reward is None and not self.action_mask.any()
+
+    @property
+    def sampled(self) -> np.ndarray:
+        """bool [T]: true where a policy chose the token, also where `action_mask` takes it out of the loss; the action
+        mask if `versions` name no policy."""
+        return self.action_mask if self.versions is None or self.newest_version < 0 else self.versions >= 0
 
     @property
     def newest_version(self) -> int:
@@ -120,10 +143,10 @@ def to_bytes(experiences: Sequence[Experience]) -> bytes:
     rows: list[dict[str, Json]] = []
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for e in experiences:
-        given = {name: value for name in (*_ALWAYS, *_ARRAYS) if (value := getattr(e, name)) is not None}
-        for name, value in given.items():
+        own = {name: value for name in (*_ALWAYS, *_ARRAYS) if (value := getattr(e, name)) is not None}
+        for name, value in own.items():
             parts[name].append(value)
-        lengths = {name: len(value) for name, value in given.items()}
+        lengths = {name: len(value) for name, value in own.items()}
         rows.append({name: getattr(e, name) for name in _SCALARS} | {"lengths": lengths})
     arrays = {name: np.concatenate(values) for name, values in parts.items()}
     return save_arrays(arrays, {"experiences": json.dumps(rows, default=_as_json)})
@@ -158,15 +181,44 @@ def scalars(blob: bytes) -> list[dict[str, Json]]:
 
 def arrays_json(experience: Experience) -> dict[str, Json]:
     """The arrays of an experience as lists, and what they are read by: what `from_json` makes it from again."""
-    given = {name: getattr(experience, name) for name in (*_ALWAYS, *_ARRAYS)}
-    lists = {name: value.tolist() for name, value in given.items() if value is not None}
-    return {name: getattr(experience, name) for name in ("prompt_length", "state", "temperature")} | lists
+    values = {name: getattr(experience, name) for name in (*_ALWAYS, *_ARRAYS)}
+    lists = {name: value.tolist() for name, value in values.items() if value is not None}
+    temperature = experience.temperature
+    read_by = {
+        "prompt_length": experience.prompt_length, "state": experience.state,
+        "temperature": temperature.tolist() if isinstance(temperature, np.ndarray) else temperature,
+    }  # fmt: skip
+    return read_by | lists
 
 
 def from_json(row: dict[str, Json]) -> Experience:
     """An experience from JSON that holds `arrays_json` among other fields. Raises DataError if it does not."""
     try:
-        given: dict[str, Any] = {name: np.asarray(row[name]) for name in (*_ALWAYS, *_ARRAYS) if name in row}
-        return Experience(**given, **{name: row[name] for name in _SCALARS if name in row})
+        arrays: dict[str, Any] = {name: np.asarray(row[name]) for name in (*_ALWAYS, *_ARRAYS) if name in row}
+        return Experience(**arrays, **{name: row[name] for name in _SCALARS if name in row})
     except (TypeError, ValueError) as error:
         raise DataError(f"the row is no experience: {error}") from error
+
+
+def rollouts_of(rows: Sequence[Experience]) -> list[str]:
+    """[B] the rollout of each row within its group. Rows that share group, run and turn are not numbered: each is a
+    rollout of its own."""
+    rows_at = Counter((row.group, row.run, row.turn) for row in rows)
+    unnumbered = {(group, run) for (group, run, _), count in rows_at.items() if count > 1}
+    return [f"{row.run}" + f"/{i}" * ((row.group, row.run) in unnumbered) for i, row in enumerate(rows)]
+
+
+def rollout_rewards(rows: Sequence[Experience]) -> list[float | None]:
+    """[B] the reward of each row's rollout: the mean of its judged rows' total rewards; None if no row was judged."""
+    keys = [(row.group, rollout) for row, rollout in zip(rows, rollouts_of(rows), strict=True)]
+    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for key, row in zip(keys, rows, strict=True):
+        if row.total_reward is not None:
+            rewards[key].append(row.total_reward)
+    means = {key: mean_reward(values) for key, values in rewards.items()}
+    return [means.get(key) for key in keys]
+
+
+def mean_reward(rewards: Sequence[float]) -> float:
+    """The mean, exactly the common value of equal rewards, so that equal rollouts never differ by rounding."""
+    return rewards[0] if len(set(rewards)) == 1 else float(np.mean(rewards))

@@ -6,20 +6,24 @@ Every row keeps its file and line, so that later errors can name them.
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import logging
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trinity_core.data.hub import read_hub
-from trinity_core.data.row_validation import json_problem, row_problem
-from trinity_core.data.tables import read_table, shown, table_name
+from trinity_core.data.tables import read_hub, read_table, shown, table_name
+from trinity_core.data.values import UNDECODABLE, json_problem, row_problem, visible, without_absent
 from trinity_core.errors import DataError
 from trinity_core.local_paths import expanded
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +52,7 @@ class RejectedRow:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.location}: {self.reason}"
+        return visible(f"{self.location}: {self.reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,14 @@ class Rows:
 
 LocatedRow = tuple[RowLocation, Row | str]
 """A row, or the reason why it cannot be read, and where it was found."""
+
+
+def fingerprint(rows: Iterable[Row]) -> str:
+    """Hash of rows in their order: 12 hexadecimal digits."""
+    mark = hashlib.blake2b(digest_size=6)
+    for row in rows:
+        mark.update(json.dumps(row, default=lambda value: type(value).__name__).encode())
+    return mark.hexdigest()
 
 
 def read_rows(
@@ -191,7 +203,8 @@ def _without_duplicates(folder: Path, split: str, files: list[Path]) -> list[Pat
 def _data_files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(file for file in folder.iterdir() if file.is_file() and file.suffix in READERS)
+    files = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    return sorted(file for file in files if file.suffix in READERS)
 
 
 def _split_of(file: Path) -> str | None:
@@ -205,9 +218,17 @@ def _lines(file: Path) -> Iterator[tuple[int, Row | str]]:
     if reader is None:
         raise DataError(f"{file} is no data file that can be read; known are {', '.join(sorted(READERS))}")
     try:
+        _check_encoding(file)
         yield from reader(file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def _check_encoding(file: Path) -> None:
+    """Raise DataError for text that begins as UTF-16 does."""
+    with file.open("rb") as opened:
+        if opened.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE):
+            raise DataError(f"{file} is UTF-16, not UTF-8; save it as UTF-8")
 
 
 def _numbered(source: str, rows: Iterable[Row]) -> Iterator[LocatedRow]:
@@ -233,7 +254,7 @@ Reader = Callable[[Path], Iterator[tuple[int, Row | str]]]
 
 
 def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
-    with file.open(encoding="utf-8-sig") as lines:
+    with file.open(encoding="utf-8-sig", errors=UNDECODABLE) as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -246,7 +267,7 @@ def _jsonl(file: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
-    text = file.read_text(encoding="utf-8-sig")
+    text = file.read_text(encoding="utf-8-sig", errors=UNDECODABLE)
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -268,9 +289,11 @@ def _json(file: Path) -> Iterator[tuple[int, Row | str]]:
 
 def _csv(file: Path) -> Iterator[tuple[int, Row | str]]:
     csv.field_size_limit(MAX_FIELD)
-    with file.open(encoding="utf-8-sig", newline="") as lines:
+    with file.open(encoding="utf-8-sig", errors=UNDECODABLE, newline="") as lines:
         reader = csv.reader(lines, strict=True)  # else an unclosed quote silently swallows all lines after it
         header = next(reader, [])
+        if problem := row_problem(header):
+            raise DataError(f"{file}:1: the header {problem}")
         if twice := [name for place, name in enumerate(header) if name in header[:place]]:
             raise DataError(f"{file} has two columns '{twice[0]}'; rename one of them")
         while True:
@@ -293,10 +316,27 @@ def _parquet(file: Path) -> Iterator[tuple[int, Row | str]]:
 
     try:
         with parquet.ParquetFile(file) as table:
-            rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
+            rows = (row for batch in table.iter_batches() for row in _batch_rows(batch))
             yield from enumerate(rows, 1)
     except ArrowException as error:
         raise DataError(f"{file} is no parquet file that can be read: {error}") from error
+
+
+def _batch_rows(batch: RecordBatch) -> Iterator[Row | str]:
+    try:
+        rows: list[Row | str] = batch.to_pylist()
+    except UnicodeDecodeError:
+        rows = [_decoded(batch.slice(place, 1)) for place in range(batch.num_rows)]
+    return (row if isinstance(row, str) else without_absent(row) for row in rows)
+
+
+def _decoded(batch: RecordBatch) -> Row | str:
+    """The row of a batch of one, or why its text cannot be read."""
+    try:
+        [row] = batch.to_pylist()
+    except UnicodeDecodeError as error:
+        return f"the row holds the byte {error.object[error.start]:#04x}, which is not UTF-8"
+    return dict(row)
 
 
 READERS: dict[str, Reader] = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}

@@ -8,17 +8,18 @@ list of objects or its JSON text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from trinity_core.config.schema.buffer import FormatConfig
-from trinity_core.data import sharegpt
-from trinity_core.data.row_validation import json_problem, row_problem
+from trinity_core.data.messages import WEIGHT, Message, read_message, short, without_weight
+from trinity_core.data.values import json_problem, row_problem
 from trinity_core.errors import DataError
 
 Row = Mapping[str, Any]
-Message = dict[str, Any]
+ALPACA_PROMPT, ALPACA_INPUT = "instruction", "input"
 Tool = dict[str, Any]
 
 
@@ -30,6 +31,14 @@ class Conversation:
     tools: list[Tool] | None = None
     every_turn: bool = False
     """Loss on every answer of the conversation, not on the last alone."""
+    unlearned: frozenset[int] = frozenset()
+    """Places of answers that carry no loss all the same."""
+
+    @property
+    def learned_turns(self) -> list[int]:
+        """Places of the answers that carry loss."""
+        answers = [place for place, message in enumerate(self.messages) if message["role"] == "assistant"]
+        return [place for place in (answers if self.every_turn else answers[-1:]) if place not in self.unlearned]
 
 
 def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
@@ -38,13 +47,13 @@ def prompt_messages(row: Row, form: FormatConfig) -> list[Message]:
     Raises DataError if the column is missing or has the wrong type.
     """
     if form.prompt_type == "plaintext":
-        return [*_system(row, form), {"role": "user", "content": _text(row, form.prompt_key, "prompt_key")}]
+        return [*_system(row, form), {"role": "user", "content": _asked(row, form)}]
     messages = _messages(row, form.messages_key, "messages_key")
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
     if not messages:
         raise DataError(f"column '{form.messages_key}' has no message to answer")
-    return _begun(messages, row, form)
+    return [without_weight(message) for message in _begun(messages, row, form)]
 
 
 def truth(row: Row, form: FormatConfig) -> Any:
@@ -59,13 +68,12 @@ def truth(row: Row, form: FormatConfig) -> Any:
 
 def tools(row: Row, form: FormatConfig) -> list[Tool] | None:
     """The tools of a row, None if it has none. A bare function is wrapped as chat templates take it."""
-    given = row.get(form.tools_key) if form.tools_key else None
-    given = _parsed(given, form.tools_key)
-    if not given:
+    listed = _parsed(_optional(row, form.tools_key), form.tools_key)
+    if not listed:
         return None
-    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+    if not isinstance(listed, list) or not all(isinstance(tool, dict) for tool in listed):
         raise DataError(f"column '{form.tools_key}' must hold a list of objects, one a tool")
-    return [{"type": "function", "function": tool} if "name" in tool else tool for tool in given]
+    return [{"type": "function", "function": tool} if "name" in tool else tool for tool in listed]
 
 
 def demonstration(row: Row, form: FormatConfig) -> Conversation:
@@ -78,21 +86,38 @@ def demonstration(row: Row, form: FormatConfig) -> Conversation:
         messages.pop()
     if len(messages) < 2:
         raise DataError(f"column '{form.messages_key}' has no assistant's answer to learn from")
-    return Conversation(_begun(messages, row, form), tools(row, form), form.enable_concatenated_multi_turn)
+    messages = _begun(messages, row, form)
+    unlearned = frozenset(place for place, message in enumerate(messages) if message.get(WEIGHT) == 0)
+    plain, every_turn = [without_weight(message) for message in messages], form.enable_concatenated_multi_turn
+    conversation = Conversation(plain, tools(row, form), every_turn, unlearned)
+    if not conversation.learned_turns:
+        which = "every answer" if every_turn else "the last answer, which alone carries loss,"
+        raise DataError(f"column '{form.messages_key}': {which} has weight 0, so there is nothing to learn")
+    return conversation
 
 
 def preference(row: Row, form: FormatConfig) -> tuple[Conversation, Conversation]:
     """The preferred and the other conversation of a row of a preference data set.
 
     In `messages` rows the two answers may be whole conversations (prompt included), lists of the messages after the
-    prompt, one message, or a string. Raises DataError if a column is missing or the answers are equal.
+    prompt, one message, or a string. The loss is on the last answers. Raises DataError if a column is missing, the
+    answers are equal, or what comes before them is not.
     """
     pair = tuple(
         Conversation(_preferred(row, form, key, setting), tools(row, form))
         for key, setting in ((form.chosen_key, "chosen_key"), (form.rejected_key, "rejected_key"))
     )
-    if pair[0].messages == pair[1].messages:
-        raise DataError(f"columns '{form.chosen_key}' and '{form.rejected_key}' hold the same answer")
+    chosen, rejected = (conversation.messages for conversation in pair)
+    columns = f"columns '{form.chosen_key}' and '{form.rejected_key}'"
+    if chosen == rejected:
+        raise DataError(f"{columns} hold the same answer")
+    if chosen[:-1] != rejected[:-1]:
+        earlier = zip_longest(chosen[:-1], rejected[:-1])
+        differing = next(place for place, (one, other) in enumerate(earlier, 1) if one != other)
+        raise DataError(
+            f"{columns} differ in message {differing} already, before their last answers, on which alone the loss is; "
+            "give pairs that answer the same conversation"
+        )
     return pair[0], pair[1]
 
 
@@ -105,20 +130,48 @@ def _preferred(row: Row, form: FormatConfig, key: str, setting: str) -> list[Mes
     answer = _checked([value] if isinstance(value, dict) else value, key)
     if answer[-1]["role"] != "assistant":
         raise DataError(f"column '{key}' must end with an assistant's message")
-    if answer[0]["role"] in ("system", "user"):
-        return _begun(answer, row, form)
-    return prompt_messages(row, form) + answer
+    if answer[-1].get(WEIGHT) == 0:
+        raise DataError(f"column '{key}' ends with an answer of weight 0, so there is nothing to prefer")
+    plain = [without_weight(message) for message in answer]
+    if plain[0]["role"] in ("system", "user"):
+        return _begun(plain, row, form)
+    return prompt_messages(row, form) + plain
+
+
+def _asked(row: Row, form: FormatConfig) -> str:
+    """The prompt of a plaintext row, and behind an empty line its input, if it has one."""
+    prompt = _text(row, form.prompt_key, "prompt_key")
+    key = form.input_key or (ALPACA_INPUT if form.prompt_key == ALPACA_PROMPT else None)
+    if key is None or (form.input_key is None and not has_column(row, key)):
+        return prompt
+    text = _column(row, key, "input_key")
+    if text is not None and not isinstance(text, str):
+        raise DataError(f"column '{key}' (format.input_key) must hold text, not {short(text)}")
+    return f"{prompt}\n\n{text}" if text and text.strip() else prompt
 
 
 def _system(row: Row, form: FormatConfig) -> list[Message]:
-    text = row.get(form.system_prompt_key) if form.system_prompt_key else None
-    text = text or form.system_prompt
+    text = _optional(row, form.system_prompt_key) or form.system_prompt
     return [{"role": "system", "content": str(text)}] if text else []
 
 
 def _begun(messages: list[Message], row: Row, form: FormatConfig) -> list[Message]:
     """With the system prompt before messages that have none."""
     return messages if messages[0]["role"] == "system" else [*_system(row, form), *messages]
+
+
+def _optional(row: Row, key: str | None) -> Any:
+    return column(row, key) if key and has_column(row, key) else None
+
+
+def unread_columns(rows: Sequence[Row], form: FormatConfig) -> list[str]:
+    """What is told of columns that the configuration names and no row has, though rows may do without them."""
+    keys = {"tools_key": form.tools_key, "system_prompt_key": form.system_prompt_key}
+    return [
+        f"no row has a column '{key}' (format.{setting})"
+        for setting, key in keys.items()
+        if key and not any(has_column(row, key) for row in rows)
+    ]
 
 
 def has_column(row: Row, key: str) -> bool:
@@ -144,7 +197,7 @@ def _column(row: Row, key: str, setting: str) -> Any:
 def _text(row: Row, key: str, setting: str) -> str:
     value = _column(row, key, setting)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"column '{key}' must hold text, not {_short(value)}")
+        raise DataError(f"column '{key}' must hold text, not {short(value)}")
     return value
 
 
@@ -154,18 +207,8 @@ def _messages(row: Row, key: str, setting: str) -> list[Message]:
 
 def _checked(messages: Any, key: str) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        raise DataError(f"column '{key}' must hold a list of messages, not {_short(messages)}")
-    messages = [
-        sharegpt.as_message(each, key) if isinstance(each, dict) and sharegpt.is_turn(each) else each
-        for each in messages
-    ]
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise DataError(f"column '{key}' must hold messages with a role and content, not {_short(message)}")
-        if not (isinstance(message.get("content"), str | list) or message.get("tool_calls")):
-            raise DataError(f"column '{key}' has a message without content: {_short(message)}")
-    # Columnar files give every message every key; a null means that the key was absent.
-    return [{name: value for name, value in message.items() if value is not None} for message in messages]
+        raise DataError(f"column '{key}' must hold a list of messages, not {short(messages)}")
+    return [read_message(message, key) for message in messages]
 
 
 def _parsed(value: Any, key: str | None) -> Any:
@@ -179,8 +222,3 @@ def _parsed(value: Any, key: str | None) -> Any:
     if reason := row_problem(parsed):
         raise DataError(f"column '{key}' {reason}")
     return parsed
-
-
-def _short(value: Any, limit: int = 60) -> str:
-    text = "nothing" if value is None else repr(value)
-    return text if len(text) <= limit else text[:limit] + "…"

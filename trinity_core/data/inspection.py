@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from trinity_core.config import Config
-from trinity_core.config.experience_rules import AUXILIARY, BUFFER
 from trinity_core.config.resolve import shares
-from trinity_core.config.rules import eval_tasksets, training_tasksets
+from trinity_core.config.rules.experiences import AUXILIARY, BUFFER
+from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.files import RejectedRow, RowLocation

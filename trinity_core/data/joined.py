@@ -53,9 +53,9 @@ def open_inputs(config: Config, tasksets: Sequence[Taskset], rejected_rows: Reje
     Raises DataError if one cannot be read, more of its rows are rejected than `rejected_rows` allows, or no row of it
     belongs to a task.
     """
-    inputs = [_opened(name, given, rejected_rows) for name, given in inputs_of(config)]
-    for each in inputs:
-        _check(each, tasksets)
+    inputs = [_opened(name, settings, rejected_rows) for name, settings in inputs_of(config)]
+    for joined in inputs:
+        _check(joined, tasksets)
     return JoinedInputs(inputs)
 
 
@@ -66,14 +66,14 @@ def inputs_of(config: Config) -> Iterator[tuple[str, ExperienceInputConfig]]:
         yield from pipeline.inputs.items()
 
 
-def input_row(name: str, given: ExperienceInputConfig, row: Row) -> tuple[str, dict[str, Json]]:
+def input_row(name: str, settings: ExperienceInputConfig, row: Row) -> tuple[str, dict[str, Json]]:
     """Key and joined columns of a row. Raises DataError if it lacks one of them."""
-    if missing := [column for column in (given.join_key, *given.columns) if column not in row]:
+    if missing := [column for column in (settings.join_key, *settings.columns) if column not in row]:
         raise DataError(f"the row has no column '{missing[0]}'; its columns are {', '.join(row) or 'none'}")
-    key = comparable(row[given.join_key])
+    key = comparable(row[settings.join_key])
     if key is None:
-        raise DataError(f"the column '{given.join_key}' (join_key) holds neither text nor a whole number")
-    wanted = given.columns or [column for column in row if column != given.join_key]
+        raise DataError(f"the column '{settings.join_key}' (join_key) holds neither text nor a whole number")
+    wanted = settings.columns or [column for column in row if column != settings.join_key]
     return key, {f"{name}.{column}": _json(row[column]) for column in wanted}
 
 
@@ -82,20 +82,20 @@ def comparable(value: Any) -> str | None:
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
-def _opened(name: str, given: ExperienceInputConfig, rejected_rows: RejectedRows) -> JoinedInput:
-    read = read_rows(given.path, given.split, given.subset_name, given.storage_type, name)
+def _opened(name: str, settings: ExperienceInputConfig, rejected_rows: RejectedRows) -> JoinedInput:
+    read = read_rows(settings.path, settings.split, settings.subset_name, settings.storage_type, name)
     rows: dict[str, dict[str, Json]] = {}
     rejected = list(read.rejected)
     for location, row in zip(read.locations, read.rows, strict=True):
         try:
-            key, columns = input_row(name, given, row)
+            key, columns = input_row(name, settings, row)
             if key in rows:
-                raise DataError(f"an earlier row has the same {given.join_key}, {key!r}")
+                raise DataError(f"an earlier row has the same {settings.join_key}, {key!r}")
             rows[key] = columns
         except DataError as error:
             rejected.append(RejectedRow(location, str(error)))
     rejected_rows.settle(f"input-{name}", rejected, len(rows))
-    return JoinedInput(name, given.join_key, rows)
+    return JoinedInput(name, settings.join_key, rows)
 
 
 def _json(value: Any) -> Json:
@@ -106,12 +106,12 @@ def _json(value: Any) -> Json:
 
 def _check(joined: JoinedInput, tasksets: Sequence[Taskset]) -> None:
     """Log how many tasks have a row. Raises DataError if none has, and none can arrive later."""
-    found = 0
+    joined_tasks = 0
     for taskset in tasksets:
         count = sum(bool(joined.columns(row)) for row in taskset.rows)
         log.info("Input '%s' has rows for %d of %d tasks of '%s'", joined.name, count, len(taskset), taskset.name)
-        found += count
-    if found or any(taskset.config.storage_type == "queue" for taskset in tasksets):
+        joined_tasks += count
+    if joined_tasks or any(taskset.config.storage_type == "queue" for taskset in tasksets):
         return
     columns = dict.fromkeys(column for taskset in tasksets for row in taskset.rows[:1] for column in row)
     raise DataError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trinity_core.config.resolve import expert_share
+from trinity_core.config.resolve import draws_by, expert_share, most_repeats
 from trinity_core.config.schema import Config
 from trinity_core.data.mixture import Weighted
 from trinity_core.data.schedule import TaskSchedule
@@ -41,6 +41,22 @@ def training_steps(config: Config, schedule: TaskSchedule) -> int:
 def rollouts_taken(config: Config) -> int:
     """Rows of a batch that come from rollouts."""
     return split_rows(config.buffer.train_batch_size, expert_share(config.algorithm))[0]
+
+
+def explore_steps_taken(config: Config) -> int | None:
+    """Whole explore steps that a train step of a synchronous run takes; None: it counts rows.
+
+    A rollout may become any number of rows (turns, sequences of a session). If a train step counted them, it would take
+    a part of an explore step, and the rest would grow older from step to step. A `train_batch_size` that holds an
+    explore step of one row a rollout therefore stands for whole ones.
+    """
+    in_order = draws_by(config) in ("default", "fifo", "staleness_control")
+    if not config.is_synchronous or not in_order:
+        return None
+    buffer = config.buffer
+    explored = buffer.batch_size * most_repeats(buffer, config.algorithm)
+    taken = round(buffer.train_batch_size * (1 - expert_share(config.algorithm)))
+    return None if taken < explored else -(-taken // explored)
 
 
 def split_rows(rows: int, expert_ratio: float) -> tuple[int, int]:

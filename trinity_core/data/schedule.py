@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trinity_core.config.schema import Config
+from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.mixture import Mixture, Proportional, Weighted
-from trinity_core.data.queue_taskset import QueueTaskset
+from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.selectors import SelectorRows, TaskSelector, make_selector
 from trinity_core.data.task import Task
-from trinity_core.data.taskset import Taskset
+from trinity_core.data.task_queue import QueueTaskset
+from trinity_core.data.taskset import PromptCheck, Taskset
 from trinity_core.errors import DataError
 
 Positions = Callable[[], Iterable[Mapping[str, Any]]]
@@ -175,15 +178,15 @@ class TaskSchedule:
         """The position after the step in progress, as JSON, with the settings that it depends on."""
         for source, observed in enumerate(self._rates):
             if observed:
-                rates = {row: math.fsum(found) / len(found) for row, found in observed.items()}
+                rates = {row: math.fsum(scores) / len(scores) for row, scores in observed.items()}
                 self.selectors[source].observe(rates)
                 self._learned[self.tasksets[source].name] = {"rows": list(rates), "rates": list(rates.values())}
         self._rates = [defaultdict(list) for _ in self.tasksets]
         drawn = sum(self._drawn)
         epoch, offset = divmod(drawn, self.epoch_length or drawn + 1)
-        found = {"step": self.step, "epoch": epoch, "offset": offset, "drawn": drawn, "drawn_from": self._drawn.copy()}
+        place = {"step": self.step, "epoch": epoch, "offset": offset, "drawn": drawn, "drawn_from": self._drawn.copy()}
         learned = {"observed": self._learned, "state": self._states()} if self._learns else {}
-        return {**found, **learned, **self._order_inputs()}
+        return {**place, **learned, **self._order_inputs()}
 
     @property
     def _learns(self) -> bool:
@@ -197,20 +200,20 @@ class TaskSchedule:
 
         Raises DataError if it belongs to another order of tasks (`check_order`).
         """
-        found = dict(position or {})
-        check_order(found, self._order_inputs())
+        stored = dict(position or {})
+        check_order(stored, self._order_inputs())
         self._start()
-        drawn = found.get("drawn", found.get("step", 0) * self.batch_size)
-        if found:
-            self._drawn = list(found.get("drawn_from") or Proportional(self.sizes, self._seed(0)).counts(drawn))
-        self.step = found.get("step", 0)
+        drawn = stored.get("drawn", stored.get("step", 0) * self.batch_size)
+        if stored:
+            self._drawn = list(stored.get("drawn_from") or Proportional(self.sizes, self._seed(0)).counts(drawn))
+        self.step = stored.get("step", 0)
         self._check_queues()
-        if not found or not self._learns:
+        if not stored or not self._learns:
             return
         for each in positions():
             if each["step"] <= self.step:
                 self._relearn(each.get("observed") or {})
-        if self._states() != found.get("state"):
+        if self._states() != stored.get("state"):
             raise DataError(
                 f"the run cannot go on after explore step {self.step}: what its task selector had learned cannot be "
                 "rebuilt from the steps in its store. Start anew: with another name, or with "
@@ -234,25 +237,28 @@ class TaskSchedule:
 
     def _order_inputs(self) -> dict[str, Any]:
         """The settings that determine the order of tasks."""
-        given = {taskset.name: taskset.config for taskset in self.tasksets}
-        found: dict[str, Any] = {
+        configs = {taskset.name: taskset.config for taskset in self.tasksets}
+        settings: dict[str, Any] = {
             "batch_size": self.batch_size,
             "seed": self.seed,
             "tasksets": {
                 each.name: "queue" if isinstance(each, QueueTaskset) else size
                 for each, size in zip(self.tasksets, self.sizes, strict=True)
             },
-            "task_selector.selector_type": {name: one.task_selector.selector_type for name, one in given.items()},
-            "task_selector.seed": {name: self._seed(source) for source, name in enumerate(given)},
-            "task_selector.kwargs": {name: dict(one.task_selector.kwargs) for name, one in given.items()},
+            "fingerprint of the usable rows": {
+                each.name: each.fingerprint for each in self.tasksets if not isinstance(each, QueueTaskset)
+            },
+            "task_selector.selector_type": {name: one.task_selector.selector_type for name, one in configs.items()},
+            "task_selector.seed": {name: self._seed(source) for source, name in enumerate(configs)},
+            "task_selector.kwargs": {name: dict(one.task_selector.kwargs) for name, one in configs.items()},
             "values of task_selector.feature_keys": {
-                name: selector.rows.fingerprint for name, selector in zip(given, self.selectors, strict=True)
+                name: selector.rows.fingerprint for name, selector in zip(configs, self.selectors, strict=True)
             },
         }
         if isinstance(self.mixture, Weighted):
-            points = dict(zip(given, self.mixture.weights, strict=True))
-            found["weight"] = {name: {str(step): w for step, w in each.items()} for name, each in points.items()}
-        return found
+            points = dict(zip(configs, self.mixture.weights, strict=True))
+            settings["weight"] = {name: {str(step): w for step, w in each.items()} for name, each in points.items()}
+        return settings
 
 
 def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -271,3 +277,20 @@ def check_order(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             "it back, or start anew: with another name, or with continue_from_checkpoint: false. (Rejected rows are "
             "named in the log; a newer version may reject rows that an older one took.)"
         )
+
+
+def open_tasksets(
+    config: Config, encoder: ChatEncoder | None, rejected_rows: RejectedRows | None = None, is_eval: bool = False
+) -> list[Taskset]:
+    """The task sets of a run, for training or for evaluation. Without an encoder (an external model) prompts are not
+    rendered. Raises DataError as `Taskset.open` does."""
+    inputs, model = config.buffer.explorer_input, config.model
+    longest = None if model.enable_prompt_truncation else model.max_prompt_tokens
+    prompts = PromptCheck(encoder, longest) if encoder else None
+    configured = inputs.eval_tasksets if is_eval else inputs.tasksets
+    return [
+        QueueTaskset.of(config, one, prompts)
+        if one.storage_type == "queue"
+        else Taskset.open(one, config.seed, is_eval, prompts, rejected_rows)
+        for one in configured
+    ]

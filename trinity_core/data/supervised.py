@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,10 +13,12 @@ from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
 from trinity_core.data.experience import Experience
-from trinity_core.data.files import RejectedRow, RowLocation, read_rows
+from trinity_core.data.files import RejectedRow, Row, RowLocation, fingerprint, read_rows
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.data.selectors import SelectorRows, TaskSelector, make_selector
 from trinity_core.errors import DataError
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["demonstrations", "preferences"]
 CHUNK = 2048
@@ -145,10 +147,12 @@ def read_supervised(
     """
     encoder = encoder.with_template(config.format.chat_template)
     read = read_rows(config.path or "", config.split, config.subset_name, config.storage_type or "file", config.name)
+    for notice in formats.unread_columns(read.rows, config.format):
+        log.warning("data set '%s': %s", config.name, notice)
     kept: list[list[EncodedConversation]] = []
     locations: list[RowLocation] = []
     rejected = list(read.rejected)
-    mark = hashlib.blake2b(digest_size=6)
+    usable: list[Row] = []
     for start in range(0, len(read.rows), CHUNK):
         stretch = slice(start, start + CHUNK)
         encoded = encode_rows(read.rows[stretch], config.format, encoder, kind, max_tokens)
@@ -158,8 +162,8 @@ def read_supervised(
             else:
                 kept.append(row)
                 locations.append(location)
-                mark.update(json.dumps(given, default=lambda value: type(value).__name__).encode())
-    return SupervisedRows(kept, locations, rejected, mark.hexdigest())
+                usable.append(given)
+    return SupervisedRows(kept, locations, rejected, fingerprint(usable))
 
 
 def encode_rows(
@@ -170,20 +174,20 @@ def encode_rows(
     max_tokens: int | None = None,
 ) -> list[list[EncodedConversation] | DataError]:
     """The tokens of each row's conversations, or the error that rejects it."""
-    given: list[list[formats.Conversation] | DataError] = []
+    conversations: list[list[formats.Conversation] | DataError] = []
     for row in rows:
         try:
             pair = formats.preference(row, form) if kind == "preferences" else (formats.demonstration(row, form),)
-            given.append(list(pair))
+            conversations.append(list(pair))
         except DataError as error:
-            given.append(error)
-    encoded = iter(encoder.conversations([one for row in given if isinstance(row, list) for one in row]))
+            conversations.append(error)
+    encoded = iter(encoder.conversations([one for row in conversations if isinstance(row, list) for one in row]))
     results: list[list[EncodedConversation] | DataError] = []
-    for row_given in given:
-        if isinstance(row_given, DataError):
-            results.append(row_given)
+    for pair_or_error in conversations:
+        if isinstance(pair_or_error, DataError):
+            results.append(pair_or_error)
         else:
-            results.append(_accepted([next(encoded) for _ in row_given], max_tokens))
+            results.append(_accepted([next(encoded) for _ in pair_or_error], max_tokens))
     return results
 
 
@@ -206,3 +210,55 @@ def too_long(conversation: EncodedConversation, max_tokens: int | None) -> DataE
     if max_tokens is None or count <= max_tokens:
         return None
     return DataError(f"the row has {count} tokens, more than model.max_model_len = {max_tokens}")
+
+
+def apportioned(count: int, shares: Sequence[float]) -> list[int]:
+    """How many of the first `count` rows each set gives: whole numbers that add up to `count` and, as it grows, never
+    shrink."""
+    found, left, weight = [], count, sum(shares)
+    for share in shares[:-1]:
+        own = min(int(left * share / weight + 0.5), left)
+        found.append(own)
+        left, weight = left - own, weight - share
+    return [*found, left]
+
+
+@dataclass(frozen=True)
+class SupervisedMixture:
+    """Data sets that give rows of every batch in proportion to their shares, each in its own order.
+
+    The first is the one whose epochs count; the others are repeated, or used in part.
+    """
+
+    sets: Sequence[SupervisedSet]
+    shares: Sequence[float]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sets))
+
+    @property
+    def experiences_per_row(self) -> int:
+        """2 for preferences, else 1."""
+        return self.sets[0].experiences_per_row
+
+    def take(self, start: int, count: int, prefix: str = "") -> list[Experience]:
+        """The experiences of `count` rows after `start` rows; with `prefix` groups are numbered within it."""
+        before, after = apportioned(start, self.shares), apportioned(start + count, self.shares)
+        taken: list[Experience] = []
+        for data, first, last in zip(self.sets, before, after, strict=True):
+            for slot, row in enumerate(data.order.draw(first, last - first, ())):
+                taken += data.experiences(row, f"{data.name}/{prefix}/{slot}" if prefix else "")
+        return taken
+
+    def batch(self, step: int, size: int) -> list[Experience]:
+        """As `SupervisedSet.batch`."""
+        count = rows_of_batch(size, self.experiences_per_row)
+        return self.take((step - 1) * count, count, str(step))
+
+    def steps(self, epochs: int, size: int) -> int:
+        """The fewest batches that train each row of the first set at least `epochs` times."""
+        count, wanted = rows_of_batch(size, self.experiences_per_row), epochs * len(self.sets[0])
+        steps = max(1, int(wanted * sum(self.shares) / self.shares[0]) // count - 1)
+        while apportioned(steps * count, self.shares)[0] < wanted:
+            steps += 1
+        return steps

@@ -1,21 +1,39 @@
-"""Data sets in tables of the user's database, which is only read: nothing is created or changed there."""
+"""Data sets of the Hugging Face hub, and in tables of the user's database, which is only read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Engine, MetaData, Table, create_engine, inspect, make_url, select
+from sqlalchemy import URL, Engine, MetaData, Table, create_engine, event, inspect, make_url, select
 from sqlalchemy.exc import ArgumentError, NoSuchTableError, SQLAlchemyError
 
+from trinity_core.data.values import UNDECODABLE, without_absent
 from trinity_core.errors import DataError
 from trinity_core.local_paths import expanded
 
 LISTED = 10
 """Tables that a message names, those of a similar name if there are any."""
+
+
+def read_hub(name: str, subset: str | None, split: str) -> Iterator[dict[str, Any]]:
+    """The rows of a hub data set, downloaded or from the local cache. Raises DataError if it cannot be loaded."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    try:
+        loaded = load_dataset(name, subset, split=split)
+    except (DatasetsError, OSError, ValueError) as error:
+        where = f"data set '{name}'" + (f", subset '{subset}'" if subset else "") + f", split '{split}'"
+        raise DataError(
+            f"{where} is no local path and cannot be had from the hub: {_first_line(error)}. Check the name and the "
+            "network, or give the path of a local folder of jsonl or parquet files"
+        ) from error
+    yield from (without_absent(dict(row)) for row in loaded)
 
 
 def table_name(subset: str | None, name: str | None) -> str | None:
@@ -39,10 +57,13 @@ def read_table(url: str, table: str | None) -> Iterator[dict[str, Any]]:
     try:
         yield from _rows(engine, url, table)
     except SQLAlchemyError as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"table '{table}' of {shown(url)} cannot be read: {reason}") from error
+        raise DataError(f"table '{table}' of {shown(url)} cannot be read: {_first_line(error)}") from error
     finally:
         engine.dispose()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _rows(engine: Engine, url: str, table: str) -> Iterator[dict[str, Any]]:
@@ -66,13 +87,19 @@ def _engine(url: str) -> Engine:
     try:
         parsed = make_url(url if "://" in url else f"sqlite:///{expanded(url)}")
         if parsed.get_backend_name() == "sqlite":
-            return create_engine(_read_only_file(parsed))
+            engine = create_engine(_read_only_file(parsed))
+            event.listen(engine, "connect", _decode_all_text)
+            return engine
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         is_postgresql = parsed.get_backend_name() == "postgresql"
         return create_engine(parsed, execution_options={"postgresql_readonly": True} if is_postgresql else {})
     except (ArgumentError, SQLAlchemyError, ImportError) as error:
         raise DataError(f"{shown(url)} is no database that can be read: {type(error).__name__}: {error}") from error
+
+
+def _decode_all_text(connection: Any, _: Any) -> None:
+    connection.text_factory = partial(str, encoding="utf-8", errors=UNDECODABLE)
 
 
 def _read_only_file(url: URL) -> URL:

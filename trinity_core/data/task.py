@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trinity_core.config.schema.buffer import FormatConfig, RolloutArgs
@@ -44,6 +44,8 @@ class Task:
     """File and line of the row, for messages."""
     group: str = ""
     """Unique in a run: the explorer, its step and the task's slot in the step. All its experiences carry it."""
+    repeat_of: str = ""
+    """The group of the task whose repeats were made tasks of their own, where this is one of them."""
 
     @property
     def messages(self) -> list[formats.Message]:
@@ -63,19 +65,28 @@ class Task:
     @property
     def sampling(self) -> dict[str, Any]:
         """The sampling arguments set by the task set, out of temperature, top_p, top_k and max_tokens."""
-        given = {name: getattr(self.rollout_args, name) for name in SAMPLING_FIELDS}
-        return {name: value for name, value in given.items() if value is not None}
+        settings = {name: getattr(self.rollout_args, name) for name in SAMPLING_FIELDS}
+        return {name: value for name, value in settings.items() if value is not None}
 
     @property
     def temperature(self) -> float | None:
         """Temperature of its rollouts' log-probs: greedy ones have those of 1. None if the model's settings apply."""
-        given = self.rollout_args.temperature
-        return given if given is None else given or 1.0
+        temperature = self.rollout_args.temperature
+        return temperature if temperature is None else temperature or 1.0
 
-    def rollout_seed(self, run: int, turn: int = 0) -> int:
-        """A seed in [0, 2^31) for one request, from the run's seed, the task, its group, the repeat and the turn."""
-        key = f"{self.seed}|{self.taskset}|{self.index}|{self.group}|{run}|{turn}"
+    def rollout_seed(self, run: int, turn: int = 0, conversation: str = "") -> int:
+        """A seed in [0, 2^31) for one request, from the run's seed, the task, its group, the repeat and the turn.
+
+        `conversation` tells conversations of one rollout apart: with equal seeds they draw equal noise, and a policy
+        that debates with itself gives equal answers.
+        """
+        key = f"{self.seed}|{self.taskset}|{self.index}|{self.group}|{run}|{turn}|{conversation}".removesuffix("|")
         return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1
+
+    @property
+    def environment_seed(self) -> int:
+        """A seed in [0, 2^31) that all repeats of the task share."""
+        return replace(self, group=self.repeat_of or self.group).rollout_seed(0)
 
     def rollout_seeds(self, turn: int = 0) -> list[int]:
         """The seeds of one turn for all repeats."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,11 +12,13 @@ import numpy as np
 from trinity_core.config.schema.buffer import FormatConfig, TasksetConfig
 from trinity_core.data import formats
 from trinity_core.data.chat import ChatEncoder
-from trinity_core.data.files import RejectedRow, Row, RowLocation, read_rows
+from trinity_core.data.files import RejectedRow, Row, RowLocation, fingerprint, read_rows
 from trinity_core.data.rejected import RejectedRows
-from trinity_core.data.selectors.selector import feature_values
+from trinity_core.data.selectors import feature_values
 from trinity_core.data.task import Task
 from trinity_core.errors import DataError
+
+log = logging.getLogger(__name__)
 
 CHUNK = 2048
 """Rows checked together: their rendered prompts are held in memory."""
@@ -54,6 +57,7 @@ class Taskset:
     """Rejected rows and their reasons."""
     is_eval: bool = False
     seed: int = 0
+    _fingerprint: str = field(init=False, default="", repr=False)
 
     @classmethod
     def open(
@@ -82,6 +86,8 @@ class Taskset:
         answered = any(formats.has_column(row, config.format.response_key) for row in read.rows)
         features = () if is_eval else config.task_selector.feature_keys
         opened = cls(config, [], [], list(read.rejected), is_eval, seed)
+        for notice in formats.unread_columns(read.rows, config.format):
+            log.warning("data set '%s': %s", opened.name, notice)
         for start in range(0, len(read.rows), CHUNK):
             rows, locations = read.rows[start : start + CHUNK], read.locations[start : start + CHUNK]
             problems = row_problems(rows, config.format, answered, features, prompts)
@@ -119,6 +125,12 @@ class Taskset:
             location=str(self.locations[index]),
             group=f"eval/{self.name}/{index}" if self.is_eval else "",
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the usable rows as read, in order; it does not depend on the path. Computed once."""
+        self._fingerprint = self._fingerprint or fingerprint(self.rows)
+        return self._fingerprint
 
     def features(self) -> np.ndarray:
         """float64 [tasks, K]: the columns that its task selector reads (`feature_keys`)."""

@@ -138,9 +138,9 @@ def make_problems(
     Raises DataError where more different problems are asked for than the generator has.
     """
     rng = random.Random(seed)
-    given = difficulty or Difficulty()
-    explored = problems(rng, given.largest, _verbs(given.subtractions))
-    shown = problems(rng, given.largest, _verbs(given.sft_subtractions, given.sft_rare_verbs))
+    level = difficulty or Difficulty()
+    explored = problems(rng, level.largest, _verbs(level.subtractions))
+    shown = problems(rng, level.largest, _verbs(level.sft_subtractions, level.sft_rare_verbs))
     seen: set[str] = set()
     counts = {"test": count_test, "train": count_train, "sft": count_sft}
     return {split: _different(shown if split == "sft" else explored, count, seen) for split, count in counts.items()}
@@ -148,8 +148,8 @@ def make_problems(
 
 def make_pairs(seed: int, count: int, taken: Iterable[Row], difficulty: Difficulty | None = None) -> list[Row]:
     """Preferences (`question`, `chosen`, `rejected`) on problems as in `train` whose texts are not among `taken`."""
-    given = difficulty or Difficulty()
-    stream = pairs(random.Random(f"pairs {seed}"), given.largest, _verbs(given.subtractions))
+    level = difficulty or Difficulty()
+    stream = pairs(random.Random(f"pairs {seed}"), level.largest, _verbs(level.subtractions))
     return _different(stream, count, {row["question"] for row in taken})
 
 

@@ -8,7 +8,10 @@ from typing import Any
 
 from trinity_core.config import ModelConfig
 from trinity_core.data.chat import ChatEncoder
+from trinity_core.files import write_json
 from trinity_core.local_paths import expanded
+
+GENERATION = "generation_config.json"
 
 
 def load_tokenizer(model_path: str, trust_remote_code: bool = False) -> Any:
@@ -42,16 +45,43 @@ def policy_encoder(model: ModelConfig) -> ChatEncoder:
     return ChatEncoder(load_tokenizer(model.model_path, model.trust_remote_code), template, thinking)
 
 
-def stop_tokens(model_path: str, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end an answer: the tokenizer's end of sequence, and those that the model's
-    `generation_config.json` adds (chat models often have two)."""
-    from transformers.utils import cached_file
+def stop_tokens(model_path: str, encoder: ChatEncoder) -> tuple[int, ...]:
+    """The tokens that end an answer: the tokenizer's end of sequence, those of the model's `generation_config.json`
+    (chat models often have two), and those with which the chat template ends an answer. A base model's end of sequence
+    is not its template's: Qwen's are `<|endoftext|>` and `<|im_end|>`."""
+    path = model_file(model_path, GENERATION)
+    known = _ends_of(json.loads(Path(path).read_text(encoding="utf-8"))) if path else []
+    return tuple(sorted({encoder.tokenizer.eos_token_id, *known, *encoder.turn_ends} - {None}))
 
-    found = {tokenizer.eos_token_id}
-    if path := _has(cached_file, model_path, "generation_config.json"):
-        given = json.loads(Path(path).read_text(encoding="utf-8")).get("eos_token_id")
-        found |= set(given if isinstance(given, list) else [given])
-    return tuple(sorted(token for token in found if token is not None))
+
+def endless_answers(encoder: ChatEncoder) -> str:
+    """What users are told of a chat template that ends answers with no special token; "" for one that does."""
+    if encoder.closing.end is not None:
+        return ""
+    eos = encoder.tokenizer.eos_token
+    return (
+        "the chat template ends an answer with no special token of the tokenizer, so SFT teaches no end of an answer, "
+        f"and engines stop only at the model's own end of sequence ({eos}); to change that, set "
+        "model.custom_chat_template to one that does"
+    )
+
+
+def write_stop_tokens(folder: Path, tokenizer: Any) -> None:
+    """Add the tokens that end an answer to the `generation_config.json` of a model's folder, so that other programs
+    stop there too. Nothing is written if they are all there, or the tokenizer has no chat template."""
+    if not tokenizer.chat_template:
+        return
+    path = folder / GENERATION
+    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = _ends_of(settings)
+    ends = list(dict.fromkeys([*known, *stop_tokens(str(folder), ChatEncoder(tokenizer))]))
+    if ends != known:
+        write_json(path, settings | {"eos_token_id": ends if len(ends) > 1 else ends[0]})
+
+
+def _ends_of(settings: dict[str, Any]) -> list[int]:
+    ends = settings.get("eos_token_id")
+    return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
 def model_file(model_path: str, name: str) -> str | None:

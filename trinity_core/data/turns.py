@@ -48,6 +48,8 @@ class Call:
     prompt: np.ndarray
     """int32 [P]."""
     sample: Sampled
+    temperature: float | None = None
+    """Of its log-probs; None if not known."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -78,9 +80,12 @@ class TokenSequence:
     """First and last + 1 place in `tokens` of each answer that counts here."""
     truncated: bool
     """Whether its last answer was cut by a limit."""
+    temperature: float | np.ndarray | None = None
+    """Of the log-probs: one for all, float32 [T] where answers differ (1 where not sampled here), None if not known."""
 
     def experience(self, **fields: Any) -> Experience:
         """The experience of this sequence, with `fields` (reward, run, turn, metrics, info …) set on it."""
+        fields = {"temperature": self.temperature, **fields}
         return Experience(
             tokens=self.tokens,
             prompt_length=self.prompt_length,
@@ -101,18 +106,21 @@ def text_after_answer(render: Render, messages: Sequence[Message], count: int) -
     """
     before, answer, new = list(messages[: count - 1]), messages[count - 1], list(messages[count:])
     marked = {**answer, "content": MARK}
-    rest = _after_mark(render([*before, marked, *new], True))
-    if rest is None or not answer.get("tool_calls"):
+    rest = text_after_mark(render([*before, marked, *new], True))
+    if not answer.get("tool_calls"):
         return rest
-    end = _after_mark(render([*before, {"role": "assistant", "content": MARK}], False))
-    turn = _after_mark(render([*before, marked], False))
+    end = text_after_mark(render([*before, {"role": "assistant", "content": MARK}], False))
+    turn = text_after_mark(render([*before, marked], False))
+    if rest is None:  # the content of an answer with calls is left out
+        turn, rest = render([*before, answer], False), render([*before, answer, *new], True)
     if end is None or turn is None or not turn.endswith(end):
         return None
     calls = turn[: len(turn) - len(end)]
     return rest[len(calls) :] if rest.startswith(calls) else None
 
 
-def _after_mark(text: str) -> str | None:
+def text_after_mark(text: str) -> str | None:
+    """What follows the mark; None unless it is there once."""
     parts = text.split(MARK)
     return parts[1] if len(parts) == 2 else None
 
@@ -147,4 +155,17 @@ def joined(chain: Sequence[Call]) -> TokenSequence:
         answer = slice(len(call.prompt) - start, len(call.prompt) - start + len(call.sample.tokens))
         mask[answer], logprobs[answer], versions[answer] = True, call.sample.logprobs, call.sample.versions
     places = tuple((len(call.prompt), len(call.prompt) + len(call.sample.tokens)) for call in chain)
-    return TokenSequence(tokens, start, mask, logprobs, versions, places, chain[-1].sample.reason != "stop")
+    truncated = chain[-1].sample.reason != "stop"
+    return TokenSequence(tokens, start, mask, logprobs, versions, places, truncated, _temperature(chain, length))
+
+
+def _temperature(chain: Sequence[Call], length: int) -> float | np.ndarray | None:
+    """See `TokenSequence.temperature`."""
+    first = chain[0].temperature
+    if all(call.temperature == first for call in chain):
+        return first
+    start, temperatures = len(chain[0].prompt), np.ones(length, dtype=np.float32)
+    for call in chain:
+        begin = len(call.prompt) - start
+        temperatures[begin : begin + len(call.sample.tokens)] = np.nan if call.temperature is None else call.temperature
+    return temperatures

@@ -1,13 +1,27 @@
-"""Values of columns: which read as numbers, and what JSON makes of those that a table may hold."""
+"""Values of rows, whatever their columns mean: numbers, what JSON and Arrow make of them, and what cannot be used.
+
+Rows pass through tokenizers, pickles, JSON and UTF-8 files. A value that would fail there is found on reading.
+"""
 
 from __future__ import annotations
 
 import datetime
+import json
 import math
+import re
+import sys
 from decimal import Decimal
 from typing import Any
 
 from trinity_core.errors import DataError
+
+MAX_DEPTH = 64
+"""Levels of lists and objects in a row; JSON readers and writers fail at a few hundred."""
+
+UNDECODABLE = "surrogateescape"
+"""How text is decoded: a byte that is not UTF-8 becomes half of a character, for which `row_problem` rejects a row."""
+OBEYED = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters but for the tab, ends of lines, and marks that turn the direction of text."""
 
 
 def number_of(value: Any) -> float | None:
@@ -28,3 +42,61 @@ def plain(value: Any) -> str | float:
     if isinstance(value, Decimal):
         return float(value)
     raise DataError(f"the row holds {type(value).__name__}, which JSON cannot hold: leave that column out")
+
+
+def without_absent(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of an Arrow table with the keys that its objects were given: Arrow gives each object of a column the keys
+    of all of them, with null where there was none. Columns stay."""
+    return {name: _present(value) for name, value in row.items()}
+
+
+def _present(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _present(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list) and any(isinstance(inner, dict | list) for inner in value):
+        return [_present(inner) for inner in value]
+    return value
+
+
+def json_problem(error: ValueError | RecursionError) -> str:
+    """The reason why `json.loads` refused a text, phrased to follow "the line"."""
+    if isinstance(error, RecursionError):
+        return f"is nested more than {MAX_DEPTH} levels deep"
+    if isinstance(error, json.JSONDecodeError):
+        return f"is no JSON: {error.msg} at column {error.colno}"
+    return f"holds a number of more than {sys.get_int_max_str_digits()} digits"
+
+
+def row_problem(value: Any) -> str | None:
+    """The reason why a parsed value cannot be used, at any depth of nesting; None if it can."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        for text in level:
+            if isinstance(text, str) and (reason := _not_unicode(text)):
+                return reason
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return None
+    return f"is nested more than {MAX_DEPTH} levels deep"
+
+
+def visible(text: str) -> str:
+    """A line for a terminal or a log: what they would obey rather than show is written as Python writes it."""
+    return OBEYED.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _not_unicode(text: str) -> str | None:
+    """The reason if a text cannot be encoded: JSON can hold half a surrogate pair (a cut emoji), UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around, code = text[max(0, error.start - 20) : error.start + 20], ord(text[error.start])
+        byte = f" or the byte {code - 0xDC00:#04x}" if 0xDC80 <= code <= 0xDCFF else ""  # see `UNDECODABLE`
+        return f"holds {text[error.start]!r}, half of a character{byte}, which cannot be encoded as UTF-8: {around!r}"
+    return None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from trinity_core.errors import TrinityError
 from trinity_core.inference import vllm_types
-from trinity_core.inference.requests import Request, Sample, WeightSource
+from trinity_core.inference.engine import Engine
+from trinity_core.inference.requests import Request, Sample, SampleBatch, WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import check_there
 from trinity_core.sync.methods import open_versions
@@ -22,20 +22,16 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-@dataclass
-class AsyncLLMBackend:
-    """See `Backend` and `WeightTransfer`."""
+class AsyncLLMEngine(Engine):
+    """Also takes weights that the trainer pushes; see `trinity_core.sync.nccl_transfer`."""
 
-    settings: EngineSettings
-    version: int = 0
-    _engine: AsyncLLM | None = None
-    _finished_tokens: int = 0
-    """Tokens of the samples that are complete."""
-    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while weights change."""
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._engine: AsyncLLM | None = None
+        self._changing = asyncio.Lock()
+        """Held while weights change."""
 
-    async def start(self) -> None:
-        """See `Backend.start`."""
+    async def _start(self) -> None:
         vllm_types.check_model(self.settings.model_path)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -50,9 +46,9 @@ class AsyncLLMBackend:
         assert self._engine is not None, "the engine has not started"
         return self._engine
 
-    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """See `Backend.generate`."""
-        return list(await asyncio.gather(*(self._sample(request) for request in requests)))
+    async def generate(self, requests: Sequence[Request]) -> SampleBatch:
+        """See `Engine.generate`."""
+        return SampleBatch.pack(await asyncio.gather(*(self._sample(request) for request in requests)))
 
     async def _sample(self, request: Request) -> Sample:
         from vllm.exceptions import VLLMValidationError
@@ -68,17 +64,13 @@ class AsyncLLMBackend:
             raise TrinityError(f"the engine refuses a request: {error}") from error
         return vllm_types.ABORTED
 
-    def so_far(self, known: Mapping[str, int]) -> list[Sample | None]:
-        """See `Backend.so_far`."""
-        return [vllm_types.sample_so_far(self._vllm, key, count, self.version) for key, count in known.items()]
-
     async def abort(self, keys: Sequence[str]) -> None:
-        """See `Backend.abort`."""
+        """See `Engine.abort`."""
         await self._vllm.abort(list(keys))
 
-    async def load(self, source: WeightSource, version: int) -> None:
-        """See `Backend.load`. Generation pauses meanwhile; after a failure amid loading it stays paused, since what the
-        workers hold is then unknown."""
+    async def _load(self, source: WeightSource, version: int) -> None:
+        """Generation pauses meanwhile; after a failure amid loading it stays paused, since what the workers hold is
+        then unknown."""
         async with self._changing:
             if source.pushed:
                 self._check_received(version)
@@ -104,52 +96,48 @@ class AsyncLLMBackend:
         if self.version != version:
             raise VersionGone(f"version {version} of the weights is not what the engine holds: that is {self.version}")
 
-    async def parameter_digests(self) -> list[dict[str, int | None]]:
-        """See `Backend.parameter_digests`."""
+    async def _parameter_digests(self) -> list[dict[str, int | None]]:
         digests: list[dict[str, int | None]] = await self._vllm.collective_rpc("parameter_digests")
         return digests
 
     async def reset_prefix_cache(self) -> None:
-        """See `Backend.reset_prefix_cache`."""
+        """See `Engine.reset_prefix_cache`."""
         await self._vllm.reset_prefix_cache()
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
-        """See `Backend.score`."""
-        prompt: Any = {"prompt_token_ids": list(tokens)}
+    async def _score(self, tokens: list[int]) -> list[float]:
+        prompt: Any = {"prompt_token_ids": tokens}
         scores: Any = None
         async for output in self._vllm.generate(prompt, vllm_types.score_params(), f"score-{uuid4().hex}"):
             scores = output.prompt_logprobs if output.prompt_logprobs is not None else scores
         return vllm_types.prompt_logprobs(scores)
 
-    async def join(self, init_info: dict[str, Any]) -> None:
-        """See `WeightTransfer.join`."""
+    # ---- weights that the trainer pushes; see `trinity_core.sync.nccl_transfer` ----
+
+    async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Enter the trainer's NCCL group."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         await self._vllm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
 
-    async def begin_update(self) -> None:
-        """See `WeightTransfer.begin_update`."""
+    async def start_weight_update(self) -> None:
+        """Pause generation and make ready to receive."""
         await self._changing.acquire()
         await self._vllm.pause_generation(mode="keep", clear_cache=False)
         await self._vllm.start_weight_update()
 
-    async def update(self, update_info: dict[str, Any]) -> None:
-        """See `WeightTransfer.update`."""
+    async def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive what the trainer sends now."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self._vllm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
 
-    async def end_update(self, version: int) -> None:
-        """See `WeightTransfer.end_update`."""
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Put the received weights in use as this version. The weight check follows when the explorer calls `load`."""
         await self._vllm.finish_weight_update()
-        await self._put_in_use(version)
+        await self._put_in_use(int(weight_version or 0))
         self._changing.release()
 
-    def sampled(self) -> int:
-        """See `Backend.sampled`."""
-        return self._finished_tokens + vllm_types.tokens_in_flight(self._vllm)
-
     async def stop(self) -> None:
-        """See `Backend.stop`."""
+        """See `Engine.stop`."""
         if self._engine is not None:
             self._engine.shutdown()

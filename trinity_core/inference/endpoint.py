@@ -1,4 +1,4 @@
-"""An external OpenAI-compatible endpoint: chat completions over HTTP, with time limits, retries and honest failure.
+"""An external OpenAI-compatible endpoint, asked by the `openai` client, with time limits, retries and honest failure.
 
 A request that fails for good raises `Unanswered` and costs one answer. An endpoint that is down, or that answers none
 of its first requests, is a `TransientFault`; one that refuses all requests (a wrong key, an unknown model) an
@@ -11,15 +11,18 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 from pydantic import BaseModel, Field, ValidationError
 
-from trinity_core.config.schema.external import ExternalModelConfig
+from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.errors import EndpointError, TransientFault, Unanswered
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,8 @@ failed together do not come back together."""
 LONGEST_DELAY = 30.0
 LONGEST_ASKED = 120.0
 """Longest pause that an endpoint may ask for (`Retry-After`), seconds."""
+NO_KEY = "none"
+"""The key of an endpoint that has none, since clients insist on one."""
 CONNECT_SECONDS = 20.0
 GIVE_UP = 8
 """Requests that fail for good, before any is answered, until the endpoint counts as broken."""
@@ -103,16 +108,18 @@ class Endpoint:
     """Attempts that were made again."""
     _answered: int = 0
     _failed: int = 0
-    _client: httpx.AsyncClient | None = None
-    _gate: asyncio.Semaphore | None = None
+    _client: AsyncOpenAI | None = None
+    _free: asyncio.Semaphore | None = None
+    """Requests that may be sent now."""
 
     def __str__(self) -> str:
         return endpoint_name(self.settings)
 
     async def ask(self, body: dict[str, Any]) -> Answer:
         """The answer to one request. Raises `Unanswered`, `EndpointError` or `TransientFault`."""
-        self._gate = self._gate or asyncio.Semaphore(self.settings.requests_at_once)
-        async with self._gate:
+        self._free = self._free or asyncio.Semaphore(self.settings.requests_at_once)
+        async with self._free:
+            self._openai()  # its import takes a second, which is not the endpoint's
             answered, deadline = self._answered, time.monotonic() + self.budget
             for attempt in range(self.settings.max_retry_times + 1):
                 try:
@@ -134,40 +141,53 @@ class Endpoint:
         """Close its connections."""
         client, self._client = self._client, None
         if client is not None:
-            await client.aclose()
+            await client.close()
 
     async def _attempt(self, body: dict[str, Any], deadline: float) -> Answer:
+        from httpx2 import ConnectError, ConnectTimeout
+        from openai import APIConnectionError, APIStatusError, Omit
+
         seconds = min(self.settings.timeout, max(deadline - time.monotonic(), 0.0))
+        arguments = {name: value for name, value in body.items() if name not in ("model", "messages")}
         try:
             async with asyncio.timeout(seconds):
-                response = await self._connections().post("chat/completions", json=body)
+                response = await self._openai().chat.completions.with_raw_response.create(
+                    model=body["model"],
+                    messages=body["messages"],
+                    extra_body=arguments,
+                    extra_headers=None if self.key else {"Authorization": Omit()},
+                )
         except TimeoutError:
             raise _Fault(f"no answer within {seconds:.3g} s") from None
-        except httpx.TransportError as error:
-            met = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-            raise _Fault(f"{type(error).__name__} {error}".strip(), met=met) from None
-        if not response.is_success:
-            raise self._refusal(response)
+        except APIConnectionError as error:
+            cause = error.__cause__ or error
+            met = not isinstance(cause, ConnectError | ConnectTimeout)
+            raise _Fault(f"{type(cause).__name__} {cause}".strip(), met=met) from None
+        except APIStatusError as error:
+            status, headers = error.status_code, error.response.headers
+            again = status in RETRIED or status >= 500
+            raise _Fault(
+                f"HTTP {status}: {self._shown(error.response.text)}", again, asked_pause(headers), status
+            ) from None
         try:
             return read_answer(response.content)
         except ValidationError:
             raise _Fault(f"no chat completion but {self._shown(response.text)}") from None
 
-    def _connections(self) -> httpx.AsyncClient:
-        if self._client is None:
-            size = self.settings.requests_at_once
-            self._client = httpx.AsyncClient(
-                base_url=self.settings.base_url.rstrip("/") + "/",
-                headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
-                timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-                limits=httpx.Limits(max_connections=size, max_keepalive_connections=size),
-            )
-        return self._client
+    def _openai(self) -> AsyncOpenAI:
+        """The client. It makes one attempt: the retries of `ask` also count, and end with the budget."""
+        from openai import AsyncOpenAI, Timeout
 
-    def _refusal(self, response: httpx.Response) -> _Fault:
-        status = response.status_code
-        again = status in RETRIED or status >= 500
-        return _Fault(f"HTTP {status}: {self._shown(response.text)}", again, asked_pause(response.headers), status)
+        if self._client is None:
+            self._client = AsyncOpenAI(
+                base_url=self.settings.base_url,
+                api_key=self.key or NO_KEY,
+                timeout=Timeout(None, connect=CONNECT_SECONDS),
+                max_retries=0,
+            )
+            # The client reads them from OPENAI_ORG_ID and OPENAI_PROJECT_ID, which are for OpenAI and for another key.
+            self._client.organization = self._client.project = None
+        return self._client
 
     def _failure(self, fault: _Fault, answered: int, attempts: int) -> Exception:
         """What a request that failed for good raises; `answered` had been answered when it began."""
@@ -211,14 +231,14 @@ def read_answer(content: bytes) -> Answer:
     return Answer(content_parts, choice.finish_reason or "stop", usage.prompt_tokens, usage.completion_tokens)
 
 
-def asked_pause(headers: httpx.Headers) -> float | None:
+def asked_pause(headers: Mapping[str, str]) -> float | None:
     """Seconds of a `Retry-After` header, a number or a date; None without a usable one."""
-    given = headers.get("retry-after", "")
+    value = headers.get("retry-after", "")
     try:
-        return max(float(given), 0.0)
+        return max(float(value), 0.0)
     except ValueError:
         pass
     try:
-        return max(parsedate_to_datetime(given).timestamp() - time.time(), 0.0)
+        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
     except ValueError:
         return None

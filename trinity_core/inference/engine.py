@@ -1,5 +1,6 @@
 """Engine: one vLLM that generates for the explorer. A plain class; as a Ray actor it is an asynchronous one.
 
+Two implementations: vLLM in this process (`in_process.py`, CPU), and in processes of its own (`async_llm.py`, GPU).
 Any number of calls may be in flight. After every load the engine shows that it holds the version: its parameters must
 be made of the published tensors, and its log-probs of the weight check's tokens must agree with the trainer's.
 """
@@ -9,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from trinity_core.errors import InputError, TrinityError
-from trinity_core.inference.async_llm import AsyncLLMBackend
-from trinity_core.inference.backend import Backend, WeightTransfer
-from trinity_core.inference.in_process import InProcessBackend
+from trinity_core.inference import vllm_types
 from trinity_core.inference.requests import Request, Sample, SampleBatch, WeightSource, WeightSyncReport
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import EMBEDDINGS, HEAD
@@ -27,72 +27,80 @@ from trinity_core.sync.versions import WeightVersions
 from trinity_core.sync.weight_check import TOLERANCES, verify_weights
 from trinity_core.tracking.logs import Logged, present_log_environment, start_log
 
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.llm_engine import LLMEngine
+
 log = logging.getLogger(__name__)
 
 
-class Engine:
-    """One engine on a backend: vLLM in this process on the CPU, in processes of its own on a GPU.
+class Engine(ABC):
+    """One running vLLM.
 
     Raises `TrinityError` for what no retry can fix (a missing model, an invalid request), `WeightSyncError` if its
-    weights are not the trainer's. After any other error the engine is unusable.
+    weights are not the trainer's. After any other error except `TransientFault` the engine is unusable.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         start_log()
         self.settings = settings
-        self._backend: Backend = AsyncLLMBackend(settings) if settings.on_gpu else InProcessBackend(settings)
+        self.version = 0
+        """The version of the weights in use; 0 is the model folder itself."""
         self._starting: asyncio.Task[float] | None = None
-        self._held: tuple[int, RankDigests] = (0, ())
+        self._finished_tokens = 0
+        """Tokens of the samples that are complete."""
+        self._checked: tuple[int, RankDigests] = (0, ())
         """The version that was checked last, and the digests of the parameters then."""
 
     async def start(self) -> float:
         """Load the model; returns the seconds that took when it can generate. A second call waits for the first."""
         if self._starting is None:
-            self._starting = asyncio.get_running_loop().create_task(self._start())
+            self._starting = asyncio.get_running_loop().create_task(self._timed_start())
         if self._starting.done():
             return self._starting.result()
         return await asyncio.shield(self._starting)
 
-    async def _start(self) -> float:
+    async def _timed_start(self) -> float:
         began = time.perf_counter()
         with Logged(f"the start of an engine with {self.settings.model_path}", log):
-            await self._backend.start()
+            await self._start()
         return time.perf_counter() - began
 
     async def describe(self) -> tuple[EngineSettings, float, dict[str, str]]:
         """Its settings, its share of GPUs if it is a Ray actor, and the environment of its log."""
         import ray
 
-        given = ray.get_runtime_context().get_assigned_resources() if ray.is_initialized() else {}
-        return self.settings, float(given.get("GPU", 0.0)), present_log_environment()
+        resources = ray.get_runtime_context().get_assigned_resources() if ray.is_initialized() else {}
+        return self.settings, float(resources.get("GPU", 0.0)), present_log_environment()
 
-    async def successor(self, model_path: str) -> Engine:
+    async def successor(self, model_path: str) -> Self:
         """Stop this engine; return a new one with the same settings, not started."""
         await self.stop()
-        return Engine(replace(self.settings, model_path=model_path))
+        return type(self)(replace(self.settings, model_path=model_path))
 
+    @abstractmethod
     async def generate(self, requests: Sequence[Request]) -> SampleBatch:
         """Sample all requests; the batch is in their order."""
-        return SampleBatch.pack(await self._backend.generate(requests))
 
     async def so_far(self, known: Mapping[str, int]) -> dict[str, Sample]:
         """By key, what was sampled for the requests that are in flight after the tokens that are `known`, but for the
         newest token of each."""
-        samples = zip(known, self._backend.so_far(known), strict=True)
-        return {key: sample for key, sample in samples if sample is not None}
+        samples = {key: vllm_types.sample_so_far(self._vllm, key, count, self.version) for key, count in known.items()}
+        return {key: sample for key, sample in samples.items() if sample is not None}
 
+    @abstractmethod
     async def abort(self, keys: Sequence[str]) -> None:
-        """Give requests up."""
-        await self._backend.abort(keys)
+        """Give requests up; their samples carry the stop reason `abort`."""
 
     async def load(self, source: WeightSource, version: int) -> WeightSyncReport:
-        """Load `version` of the weights and check that the engine holds it.
+        """Load `version` of the weights between two tokens, and check that the engine holds it.
 
-        Requests in flight continue: each token records its version. Raises `WeightSyncError` if what arrived, a
-        parameter or a log-prob is not the trainer's, `VersionGone` if the version no longer exists.
+        Requests in flight continue: their KV cache is computed again, and each token keeps the version that sampled it.
+        Raises `VersionGone` or `DataError`, without any change, if the weights are not there, `WeightSyncError` if what
+        arrived, a parameter or a log-prob is not the trainer's.
         """
         began = time.perf_counter()
-        await self._backend.load(source, version)
+        await self._load(source, version)
         loaded = time.perf_counter()
         published = _published(source, version)
         gap = None if published is None else await self._check(*published)
@@ -102,24 +110,25 @@ class Engine:
     async def _check(self, versions: WeightVersions, version: int) -> float | None:
         """The parameter check, and the gap of the weight check if `version` has one."""
         if values := await asyncio.to_thread(versions.values, version, self.settings.compute_dtype):
-            ranks = await self._backend.parameter_digests()
+            ranks = await self._parameter_digests()
             if EMBEDDINGS in values:
                 values.setdefault(HEAD, values[EMBEDDINGS])
-            held, before = self._held
-            verify_parameters(version, values, ranks, before, held)
-            self._held = (version, ranks)
+            checked, before = self._checked
+            verify_parameters(version, values, ranks, before, checked)
+            self._checked = (version, ranks)
         if (check := versions.check(version)) is None:
             return None
         tolerance = max(check.allowed, TOLERANCES[self.settings.compute_dtype])
         return verify_weights(check, await self.score(check.tokens), tolerance)
 
+    @abstractmethod
     async def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache, so that the next prompts are computed as by an engine that has just started."""
-        await self._backend.reset_prefix_cache()
+        """Empty the prefix cache, so that the next prompts are computed as by an engine that has just started. Called
+        while no request is in flight."""
 
     async def sampled(self) -> int:
         """A number that grows with every token sampled: a sign of life."""
-        return self._backend.sampled()
+        return self._finished_tokens + vllm_types.tokens_in_flight(self._vllm)
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Log-probs (temperature 1, nats) of tokens 1 … of a sequence, each after the tokens before it.
@@ -129,39 +138,46 @@ class Engine:
         most = self.settings.max_model_len - 1
         if len(tokens) > most:
             raise InputError(f"a sequence of {len(tokens)} tokens cannot be scored: max_model_len allows {most}")
-        return await self._backend.score(tokens)
-
-    async def version(self) -> int:
-        """The version of the weights in use."""
-        return self._backend.version
-
-    # ---- weights that the trainer pushes; see `trinity_core.sync.nccl_transfer` ----
+        return await self._score(list(tokens))
 
     async def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Enter the trainer's NCCL group."""
-        await self._transfer.join(init_info)
+        """Enter the group in which the trainer pushes weights; see `trinity_core.sync.nccl_transfer`."""
+        raise TrinityError("weights cannot be pushed to an engine on the CPU; set synchronizer.sync_method: memory")
 
-    async def start_weight_update(self) -> None:
-        """Pause generation and make ready to receive."""
-        await self._transfer.begin_update()
+    @abstractmethod
+    async def stop(self) -> None:
+        """End vLLM; requests in flight fail. An engine that has not started may be stopped too."""
 
-    async def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive what the trainer sends now."""
-        await self._transfer.update(update_info)
-
-    async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Put the received weights in use as this version. The weight check follows when the explorer calls `load`."""
-        await self._transfer.end_update(int(weight_version or 0))
+    # ---- vLLM ----
 
     @property
-    def _transfer(self) -> WeightTransfer:
-        if not isinstance(self._backend, WeightTransfer):
-            raise TrinityError("weights cannot be pushed to an engine on the CPU; set synchronizer.sync_method: memory")
-        return self._backend
+    @abstractmethod
+    def _vllm(self) -> LLMEngine | AsyncLLM:
+        """vLLM's engine, once it has started."""
 
-    async def stop(self) -> None:
-        """End the engine; requests in flight fail."""
-        await self._backend.stop()
+    @abstractmethod
+    async def _start(self) -> None:
+        """Start vLLM; returns when it can generate."""
+
+    @abstractmethod
+    async def _load(self, source: WeightSource, version: int) -> None:
+        """Put `version` of the weights in use."""
+
+    @abstractmethod
+    async def _parameter_digests(self) -> list[dict[str, int | None]]:
+        """For each rank, the value digests of its parameters; see `trinity_core.sync.parameter_check`."""
+
+    @abstractmethod
+    async def _score(self, tokens: list[int]) -> list[float]:
+        """See `score`."""
+
+
+def engine_class(settings: EngineSettings) -> type[Engine]:
+    """The kind of engine that these settings need."""
+    from trinity_core.inference.async_llm import AsyncLLMEngine
+    from trinity_core.inference.in_process import InProcessEngine
+
+    return AsyncLLMEngine if settings.on_gpu else InProcessEngine
 
 
 def _published(source: WeightSource, version: int) -> tuple[WeightVersions, int] | None:

@@ -6,16 +6,20 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from trinity_core.config import AuxiliaryModelConfig, Config
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.formats import Message, Tool
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, InputError
+from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, Sampling
-from trinity_core.workflows.rollout_model import Completion, plain_message
+from trinity_core.inference.settings import EngineSettings
+from trinity_core.inference.tool_parsing import ToolCallReader
+from trinity_core.loops import RunsElsewhere, in_this_loop
+from trinity_core.workflows.rollout_model import Completion, FinishReason, plain_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +32,25 @@ class Limits:
     sampling: Sampling
     truncate_prompts: bool = True
     """True: a prompt that is too long is cut and its response carries no loss; False: it raises `DataError`."""
-
-
-class Generates(Protocol):
-    """What a model asks of its engines (`EnginePool`)."""
-
-    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """The samples, in the order of the requests."""
-
-    async def score(self, tokens: Sequence[int]) -> list[float]:
-        """See `EnginePool.score`."""
-
-
-class ReadsToolCalls(Protocol):
-    """Finds the tool calls of an answer (`ToolCallReader`)."""
-
-    def message(self, answer: Completion, tools: Sequence[Tool]) -> Message:
-        """The answer as an assistant's message."""
+    engine: EngineSettings | None = None
+    """The engines, where it matters which log-probs they report; None: those that the trainer computes."""
 
 
 @dataclass
 class EngineModel:
     """A `RolloutModel`. Its coroutines run in one event loop; the `…_sync` methods are for other threads."""
 
-    pool: Generates
+    pool: EnginePool
     encoder: ChatEncoder
     limits: Limits
     name: str = "policy"
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    reader: ReadsToolCalls | None = None
+    reader: ToolCallReader | None = None
     """None: tool calls are text like any other."""
     version: int = 0
     """Version of the weights in the engines; recorded for responses of prompts that are too long."""
+    outside: RunsElsewhere = in_this_loop
+    """Runs what the pool is asked in the pool's loop, where that is not the workflow's."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _encoders: dict[str, ChatEncoder] = field(default_factory=dict)
 
@@ -82,10 +73,16 @@ class EngineModel:
         prompt = self._encoder(chat_template).prompt(messages, tools, self.limits.max_prompt_tokens)
         if prompt.too_long:
             return self._too_long(prompt.tokens, n)
-        return await self.generate(prompt.tokens, n, seeds=seeds, **sampling)
+        return await self.generate(prompt.tokens, n, seeds=seeds, chat_template=chat_template, **sampling)
 
     async def generate(
-        self, prompt_tokens: Sequence[int], n: int = 1, *, seeds: Sequence[int] | None = None, **sampling: Any
+        self,
+        prompt_tokens: Sequence[int],
+        n: int = 1,
+        *,
+        seeds: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        **sampling: Any,
     ) -> list[Completion]:
         """See `RolloutModel.generate`. `n` requests share their prompt, each with its own seed."""
         prompt = np.asarray(prompt_tokens, dtype=np.int32)
@@ -94,14 +91,19 @@ class EngineModel:
             return self._too_long(prompt_tokens[: self.limits.max_model_len - 1], n)
         if seeds is not None and len(seeds) != n:
             raise ValueError(f"{len(seeds)} seeds were given for {n} answers")
-        wanted = self._sampling(room, sampling)
+        encoder = self._encoder(chat_template)
+        wanted = self._sampling(room, encoder, sampling)
         requests = [
             Request(f"{self.name}/{next(self._numbers)}", prompt, wanted, None if seeds is None else seeds[i])
             for i in range(n)
         ]
-        samples = await self.pool.generate(requests)
-        texts = self.tokenizer.batch_decode([sample.tokens for sample in samples], skip_special_tokens=True)
-        return [self._completion(prompt, sample, text) for sample, text in zip(samples, texts, strict=True)]
+        samples = await self.outside(self.pool.generate(requests))
+        answers = [_without_end(sample, encoder.turn_ends) for sample in samples]
+        texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        temperature = self._logprob_temperature(wanted)
+        return [
+            self._completion(prompt, sample, text, temperature) for sample, text in zip(samples, texts, strict=True)
+        ]
 
     def render(
         self,
@@ -120,7 +122,8 @@ class EngineModel:
 
     async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
         """See `RolloutModel.logprobs`."""
-        return np.asarray(await self.pool.score([int(token) for token in tokens]), dtype=np.float32)
+        scores = await self.outside(self.pool.score([int(token) for token in tokens]))
+        return np.asarray(scores, dtype=np.float32)
 
     def chat_sync(self, messages: Sequence[Message], n: int = 1, *arguments: Any, **named: Any) -> list[Completion]:
         """`chat` from another thread."""
@@ -140,8 +143,11 @@ class EngineModel:
             self._encoders[template] = ChatEncoder(self.tokenizer, template, self.encoder.template_args)
         return self._encoders[template]
 
-    def _sampling(self, room: int, given: dict[str, Any]) -> Sampling:
-        """The sampling of one call. Raises `TypeError` for an unknown argument."""
+    def _sampling(self, room: int, encoder: ChatEncoder, given: dict[str, Any]) -> Sampling:
+        """The sampling of one call, whose answers also end as the template of `encoder` ends them.
+
+        Raises `InputError` for an unknown argument, or a value that cannot be.
+        """
         usual = self.limits.sampling
         chosen: dict[str, Any] = {
             "temperature": usual.temperature,
@@ -149,16 +155,29 @@ class EngineModel:
             "top_k": usual.top_k,
             "max_tokens": self.limits.max_response_tokens,
             "min_tokens": usual.min_tokens,
-            "stop_token_ids": usual.stop_token_ids,
-        } | {name: value for name, value in given.items() if value is not None}
+            "stop_token_ids": dict.fromkeys([*usual.stop_token_ids, *encoder.turn_ends]),
+        }
+        if unknown := given.keys() - chosen.keys():
+            raise InputError(
+                f"the policy cannot be sampled with {', '.join(sorted(unknown))}: log-probs of that distribution would "
+                f"be missing; it takes {', '.join(chosen)}"
+            )
+        chosen |= {name: value for name, value in given.items() if value is not None}
         chosen["max_tokens"] = min(chosen["max_tokens"], room)
         chosen["min_tokens"] = min(chosen["min_tokens"], chosen["max_tokens"])
         chosen["stop_token_ids"] = tuple(chosen["stop_token_ids"])
-        return Sampling(**chosen)
+        sampling = Sampling(**chosen)
+        sampling.check()
+        return sampling
 
-    def _completion(self, prompt: np.ndarray, sample: Sample, text: str) -> Completion:
-        reason = "stop" if sample.reason == "stop" else "length"
-        return Completion(prompt, sample.tokens, sample.logprobs, sample.versions, text, reason)  # type: ignore[arg-type]
+    def _logprob_temperature(self, sampling: Sampling) -> float:
+        """See `Completion.temperature`."""
+        engine = self.limits.engine
+        return sampling.logprob_temperature if engine is None or engine.reports_logprobs_of(sampling) else np.nan
+
+    def _completion(self, prompt: np.ndarray, sample: Sample, text: str, temperature: float) -> Completion:
+        reason: FinishReason = "stop" if sample.reason == "stop" else "length"
+        return Completion(prompt, sample.tokens, sample.logprobs, sample.versions, text, reason, temperature)
 
     def _too_long(self, prompt: Sequence[int], n: int) -> list[Completion]:
         if not self.limits.truncate_prompts:
@@ -170,7 +189,14 @@ class EngineModel:
         kept = np.asarray(prompt, dtype=np.int32)
         token = np.array([self.tokenizer.eos_token_id or 0], dtype=np.int32)
         nothing = np.zeros(1, dtype=np.float32)
-        return [Completion(kept, token, nothing, self.version, "", "prompt_too_long") for _ in range(n)]
+        temperature = self.limits.sampling.logprob_temperature
+        return [Completion(kept, token, nothing, self.version, "", "prompt_too_long", temperature) for _ in range(n)]
+
+
+def _without_end(sample: Sample, ends: Sequence[int]) -> np.ndarray:
+    """int32: the tokens without the one that ends the turn, which some tokenizers do not know as special."""
+    ended = sample.reason == "stop" and len(sample.tokens) > 0 and sample.tokens[-1] in ends
+    return sample.tokens[:-1] if ended else sample.tokens
 
 
 def policy_limits(config: Config, stop_token_ids: tuple[int, ...]) -> Limits:

@@ -6,24 +6,30 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Never, Protocol
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Never, Self
+
+import numpy as np
 
 from trinity_core.config import Config
-from trinity_core.config.schema.external import ExternalModelConfig
-from trinity_core.data.formats import Message, Tool
-from trinity_core.errors import TrinityError
-from trinity_core.inference.endpoint import Answer
-from trinity_core.inference.external_session import ExternalSession, text_completion
+from trinity_core.config.schema.explorer import ExternalModelConfig
+from trinity_core.data.experience import Experience
+from trinity_core.data.formats import Tool
+from trinity_core.data.messages import Message, with_text_arguments
+from trinity_core.errors import EndpointError, TrinityError, Unanswered
+from trinity_core.inference.endpoint import NO_KEY, REFUSED, Answer, Endpoint, endpoint_name, without_key
+from trinity_core.loops import RunsElsewhere, in_this_loop
+from trinity_core.workflows.rewards import Reward
 from trinity_core.workflows.rollout_model import Completion, plain_message
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
 
 log = logging.getLogger(__name__)
 
-
-class Asks(Protocol):
-    """What a model asks of its endpoint (`Endpoint`)."""
-
-    async def ask(self, body: dict[str, Any]) -> Answer:
-        """The answer to one request."""
+CUT_SHORT = ("length", "content_filter")
+"""Finish reasons of answers that did not come to their end."""
 
 
 @dataclass
@@ -33,13 +39,11 @@ class ExternalModel:
     Their token ids are -1 and their log-probs NaN. What needs token ids or a tokenizer raises TrinityError.
     """
 
-    endpoint: Asks
-    settings: ExternalModelConfig
-    key: str = field(default="", repr=False)
+    endpoint: Endpoint
     usual: dict[str, Any] = field(default_factory=dict)
     """Sampling of calls that do not say."""
-    budget: float = 800.0
-    """Seconds for a request of an agent's client with all its retries."""
+    outside: RunsElsewhere = in_this_loop
+    """Runs what the endpoint is asked in its loop, where that is not the workflow's."""
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     version: int = 0
     _warned: bool = False
@@ -60,9 +64,9 @@ class ExternalModel:
         **sampling: Any,
     ) -> list[Completion]:
         """See `RolloutModel.chat`; each answer is a request of its own. The endpoint has its own chat template."""
-        given = self.usual | {name: value for name, value in sampling.items() if value is not None}
-        bodies = [self._body(messages, tools, None if seeds is None else seeds[run], given) for run in range(n)]
-        answers = await asyncio.gather(*(self.endpoint.ask(body) for body in bodies))
+        sampled_with = self.usual | {name: value for name, value in sampling.items() if value is not None}
+        bodies = [self._body(messages, tools, None if seeds is None else seeds[run], sampled_with) for run in range(n)]
+        answers = await asyncio.gather(*(self.outside(self.endpoint.ask(body)) for body in bodies))
         return [self._completion(answer) for answer in answers]
 
     async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **_: Any) -> list[Completion]:
@@ -91,22 +95,29 @@ class ExternalModel:
 
     def session(self, run: int = 0) -> ExternalSession:
         """The endpoint for an agent: address, key and clients."""
-        return ExternalSession(self.settings, self.key, self.budget)
+        return ExternalSession(self.endpoint.settings, self.endpoint.key, self.endpoint.budget)
 
     def _body(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, seed: int | None, sampling: dict[str, Any]
     ) -> dict[str, Any]:
-        body = {"model": self.settings.model_name, "messages": list(messages), "seed": seed, **sampling}
+        body = {
+            "model": self.endpoint.settings.model_name,
+            "messages": [with_text_arguments(message) for message in messages],
+            "seed": seed,
+            **sampling,
+        }
         if tools:
             body["tools"] = list(tools)
         if (body.get("top_k") or 0) < 1:  # all tokens; OpenAI's own API knows no top_k
             body["top_k"] = None
-        return {name: value for name, value in (body | self.settings.request_args).items() if value is not None}
+        return {
+            name: value for name, value in (body | self.endpoint.settings.request_args).items() if value is not None
+        }
 
     def _completion(self, answer: Answer) -> Completion:
         if not answer.tokens and answer.text and not self._warned:
             self._warned = True
-            log.warning("the endpoint %s counts no tokens: lengths of responses are not known", self.settings.base_url)
+            log.warning("the %s counts no tokens: lengths of responses are not known", self.endpoint)
         return text_completion(answer)
 
     def _refuse(self, does: str) -> Never:
@@ -125,3 +136,88 @@ def usual_sampling(config: Config) -> dict[str, Any]:
         "top_k": model.top_k,
         "max_tokens": model.max_response_tokens,
     }
+
+
+def text_completion(answer: Answer) -> Completion:
+    """An answer of which only text and lengths are known: token ids are -1, log-probs NaN."""
+    length = max(answer.tokens, 1)
+    return Completion(
+        np.full(max(answer.prompt_tokens, 1), -1, dtype=np.int32),
+        np.full(length, -1, dtype=np.int32),
+        np.full(length, np.nan, dtype=np.float32),
+        0,
+        answer.text,
+        "length" if answer.finish_reason in CUT_SHORT else "stop",
+    )
+
+
+@dataclass(eq=False)
+class ExternalSession:
+    """Address, key and clients for an agent. Safe to use from any thread.
+
+    As a context it turns an error of the endpoint that the agent lets through into `Unanswered` (`EndpointError` for a
+    wrong key): the answer is missing, not wrong.
+    """
+
+    settings: ExternalModelConfig
+    key: str = field(repr=False)
+    budget: float = 800.0
+    """Seconds for a request of a client with all its retries."""
+
+    @property
+    def api_key(self) -> str:
+        """The endpoint's key; any text where it has none, since clients insist on one."""
+        return self.key or NO_KEY
+
+    @property
+    def base_url(self) -> str:
+        """The endpoint's own address."""
+        return self.settings.base_url
+
+    @property
+    def model_name(self) -> str:
+        """The model's name at the endpoint."""
+        return self.settings.model_name
+
+    @cached_property
+    def openai_client(self) -> OpenAI:
+        """An `openai.OpenAI` for it, with the retries and the time limit of `explorer.external_model`."""
+        from openai import OpenAI
+
+        return OpenAI(**self._client_args)
+
+    @cached_property
+    def openai_async_client(self) -> AsyncOpenAI:
+        """An `openai.AsyncOpenAI` for it."""
+        from openai import AsyncOpenAI
+
+        return AsyncOpenAI(**self._client_args)
+
+    @property
+    def _client_args(self) -> dict[str, Any]:
+        retries = self.settings.max_retry_times
+        return {
+            "base_url": self.base_url,
+            "api_key": self.api_key,
+            "timeout": min(self.settings.timeout, self.budget / (retries + 1)),
+            "max_retries": retries,
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        from openai import APIError, APIStatusError
+
+        if isinstance(error, APIError):
+            why = f"{endpoint_name(self.settings)} failed an agent: {without_key(str(error), self.key)}"
+            refused = isinstance(error, APIStatusError) and error.status_code in REFUSED
+            raise (EndpointError if refused else Unanswered)(why) from None
+
+    def experiences(self, reward: Reward | float | None = None, **fields: Any) -> list[Experience]:
+        """One experience that holds the reward and `fields`; its tokens are not known."""
+        return [text_completion(Answer("", "stop", 0, 0)).experience(reward, **fields)]

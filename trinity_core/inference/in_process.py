@@ -1,4 +1,4 @@
-"""vLLM inside the engine's own process, stepped by one thread: the backend on the CPU.
+"""vLLM inside the engine's own process, stepped by one thread: the engine on the CPU.
 
 It starts ten times sooner than `AsyncLLM` with its processes. Only the stepping thread touches vLLM (OpenMP keeps a
 team of threads for each thread that enters it); callers queue jobs and await their futures. The queued jobs run between
@@ -12,15 +12,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.imports import lean_imports
 from trinity_core.inference import vllm_types
-from trinity_core.inference.requests import EngineLost, Request, Sample, WeightSource
+from trinity_core.inference.engine import Engine
+from trinity_core.inference.requests import EngineLost, Request, Sample, SampleBatch, WeightSource
 from trinity_core.inference.settings import EngineSettings
 from trinity_core.inference.weight_receiver import check_there
 from trinity_core.threads import DaemonThreads
@@ -41,7 +42,7 @@ T = TypeVar("T")
 class _Call:
     """One `generate`: its samples so far and the future of all of them."""
 
-    future: Future[list[Sample]]
+    future: Future[Sequence[Sample]]
     samples: list[Sample | None]
     left: int
 
@@ -52,71 +53,56 @@ class _Call:
             self.future.set_result([sample for sample in self.samples if sample is not None])
 
 
-@dataclass
-class InProcessBackend:
-    """See `Backend`. The stepping thread and what it holds; the coroutines only queue jobs for it."""
+class InProcessEngine(Engine):
+    """The stepping thread and what it holds; the coroutines only queue jobs for it."""
 
-    settings: EngineSettings
-    version: int = 0
-    _jobs: queue.SimpleQueue[Job | None] = field(default_factory=queue.SimpleQueue)
-    _waiting: dict[str, tuple[_Call, int]] = field(default_factory=dict)
-    """By request key: its call and its index in the call. Touched by the stepping thread only."""
-    _pending: set[Future[Any]] = field(default_factory=set)
-    """Futures not done yet; all fail when the thread ends."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _stepping: Future[None] | None = None
-    """Done when the thread has ended."""
-    _engine: LLMEngine | None = None
-    _finished_tokens: int = 0
-    """Tokens of the samples that are complete."""
-    _fault: BaseException | None = None
-    _stopped: bool = False
+    def __init__(self, settings: EngineSettings) -> None:
+        super().__init__(settings)
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._waiting: dict[str, tuple[_Call, int]] = {}
+        """By request key: its call and its index in the call. Touched by the stepping thread only."""
+        self._pending: set[Future[Any]] = set()
+        """Futures not done yet; all fail when the thread ends."""
+        self._lock = threading.Lock()
+        self._stepping: Future[None] | None = None
+        """Done when the thread has ended."""
+        self._engine: LLMEngine | None = None
+        self._fault: BaseException | None = None
+        self._stopped = False
 
-    async def start(self) -> None:
-        """Build the engine on its thread; returns when it can generate."""
+    async def _start(self) -> None:
         started: Future[None] = Future()
         self._stepping = DaemonThreads("vllm").submit(self._run, started)
         self._stepping.add_done_callback(lambda stepping: self._ended(stepping, started))
         await asyncio.wrap_future(started)
 
-    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """See `Backend.generate`. All requests enter vLLM between the same two steps."""
+    async def generate(self, requests: Sequence[Request]) -> SampleBatch:
+        """See `Engine.generate`. All requests enter vLLM between the same two steps."""
         if not requests:
-            return []
+            return SampleBatch.pack([])
         call = _Call(Future(), [None] * len(requests), len(requests))
-        return await self._submit(call.future, lambda: self._add(call, requests))
-
-    def so_far(self, known: Mapping[str, int]) -> list[Sample | None]:
-        """See `Backend.so_far`."""
-        return [vllm_types.sample_so_far(self._vllm, key, count, self.version) for key, count in known.items()]
+        return SampleBatch.pack(await self._submit(call.future, lambda: self._add(call, requests)))
 
     async def abort(self, keys: Sequence[str]) -> None:
-        """See `Backend.abort`; returns before the stepping thread has seen it. The samples are empty."""
+        """See `Engine.abort`; returns before the stepping thread has seen it. The samples are empty."""
         self._jobs.put(lambda: self._abort(keys))
 
-    async def load(self, source: WeightSource, version: int) -> None:
-        """See `Backend.load`. Generation goes on while the bytes are compared."""
-        await asyncio.to_thread(check_there, source.method, source.path, version)
-        await self._call(lambda: self._load(source, version))
+    async def _load(self, source: WeightSource, version: int) -> None:
+        await asyncio.to_thread(check_there, source.method, source.path, version)  # generation goes on meanwhile
+        await self._call(lambda: self._receive(source, version))
 
-    async def parameter_digests(self) -> list[dict[str, int | None]]:
-        """See `Backend.parameter_digests`."""
+    async def _parameter_digests(self) -> list[dict[str, int | None]]:
         return await self._call(lambda: self._vllm.collective_rpc("parameter_digests"))
 
     async def reset_prefix_cache(self) -> None:
-        """See `Backend.reset_prefix_cache`."""
+        """See `Engine.reset_prefix_cache`."""
         await self._call(lambda: self._vllm.reset_prefix_cache())
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
-        """See `Backend.score`."""
-        return await self._call(lambda: self._score(list(tokens)))
-
-    def sampled(self) -> int:
-        """See `Backend.sampled`."""
-        return self._finished_tokens + vllm_types.tokens_in_flight(self._vllm)
+    async def _score(self, tokens: list[int]) -> list[float]:
+        return await self._call(lambda: self._step_until_scored(tokens))
 
     async def stop(self) -> None:
-        """See `Backend.stop`; returns once the thread, after the step in progress, has let go of the engine and ended.
+        """See `Engine.stop`; returns once the thread, after the step in progress, has let go of the engine and ended.
 
         A thread that is amid vLLM's code when the process ends would end it by a signal.
         """
@@ -222,19 +208,19 @@ class InProcessBackend:
             self._place(output)
 
     def _place(self, output: Any) -> None:
-        if output.finished and (found := self._waiting.pop(output.request_id, None)):
-            call, slot = found
+        if output.finished and (waiting := self._waiting.pop(output.request_id, None)):
+            call, slot = waiting
             sample = vllm_types.sample(output.outputs[0], self.version)
             self._finished_tokens += len(sample.tokens)
             call.place(slot, sample)
 
-    def _load(self, source: WeightSource, version: int) -> None:
+    def _receive(self, source: WeightSource, version: int) -> None:
         self._vllm.collective_rpc("receive_weights", args=(source.method, source.path, version))
         self._vllm.reset_prefix_cache(reset_running_requests=True)
         self._vllm.set_weight_version(str(version))
         self.version = version
 
-    def _score(self, tokens: list[int]) -> list[float]:
+    def _step_until_scored(self, tokens: list[int]) -> list[float]:
         """Step the engine until the score is there; other requests in flight continue."""
         prompt: Any = {"prompt_token_ids": tokens}
         key = f"score-{time.monotonic_ns()}"

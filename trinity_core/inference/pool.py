@@ -22,8 +22,8 @@ from heapq import heapify, heapreplace
 from typing import Any, TypeVar
 
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.inference.asks import Ask, Growth
-from trinity_core.inference.remote import EngineHandle
+from trinity_core.inference.engine import Engine
+from trinity_core.inference.pending_requests import GrowingSample, PendingRequests
 from trinity_core.inference.requests import EngineLost, Request, Sample, WeightSource, WeightSyncReport
 from trinity_core.sync.versions import VersionGone
 from trinity_core.timing import BusyTimer
@@ -51,7 +51,7 @@ class _Slot:
     """The slot of one engine and of the engines that replace it. `replacing` is set while the slot is empty."""
 
     index: int
-    handle: EngineHandle
+    handle: Engine
     load: int = 0
     """Requests in flight."""
     scoring: int = 0
@@ -68,7 +68,7 @@ class _Slot:
 class EnginePool:
     """The `engines` of the model in `model_path`. Used from one event loop."""
 
-    engines: Sequence[EngineHandle]
+    engines: Sequence[Engine]
     model_path: str
     """The model folder with which a replacement starts."""
     max_restarts: int = MAX_RESTARTS
@@ -80,12 +80,12 @@ class EnginePool:
     tokens: int = 0
     """Tokens sampled so far."""
     _slots: list[_Slot] = field(default_factory=list)
-    _asked: list[Ask] = field(default_factory=list)
+    _asked: list[PendingRequests] = field(default_factory=list)
     _held: tuple[WeightSource, int] | None = None
     _may_have_cached: bool = True
     """False if no engine was asked for samples since its prefix cache was last emptied."""
     _serving: set[asyncio.Task[None]] = field(default_factory=set)
-    _streamed: dict[str, tuple[_Slot, Growth]] = field(default_factory=dict)
+    _streamed: dict[str, tuple[_Slot, GrowingSample]] = field(default_factory=dict)
     """By key: streamed requests in flight."""
     _looking: asyncio.Task[None] | None = None
     _fault: Exception | None = None
@@ -115,7 +115,7 @@ class EnginePool:
         What was handed out stays: if the engine is lost, another one continues after it. Raises what `generate` raises;
         closing gives the request up.
         """
-        growth, sent = Growth(), 0
+        growth, sent = GrowingSample(), 0
         asking = asyncio.get_running_loop().create_task(self._samples([request], growth))
         asking.add_done_callback(lambda _: growth.changed.set())
         try:
@@ -149,17 +149,17 @@ class EnginePool:
             finally:
                 slot.scoring -= 1
 
-    async def _samples(self, requests: Sequence[Request], growth: Growth | None = None) -> list[Sample]:
+    async def _samples(self, requests: Sequence[Request], growth: GrowingSample | None = None) -> list[Sample]:
         self.check()
         loop = asyncio.get_running_loop()
         self._may_have_cached = True
-        ask = Ask(requests, loop.create_future(), growth)
+        pending = PendingRequests(requests, loop.create_future(), growth)
         if not self._asked:
             loop.call_soon(self._dispatch)
-        self._asked.append(ask)
+        self._asked.append(pending)
         with self.busy:
             try:
-                samples = await ask.future
+                samples = await pending.future
             except asyncio.CancelledError:
                 self._give_up(requests)
                 raise
@@ -212,15 +212,15 @@ class EnginePool:
     # ---- sending ----
 
     def _dispatch(self) -> None:
-        asked, self._asked = [ask for ask in self._asked if not ask.future.done()], []
+        asked, self._asked = [pending for pending in self._asked if not pending.future.done()], []
         slots = [slot for slot in self._slots if slot.replacing is None] or self._slots
-        shares = assign([len(ask.requests) for ask in asked], [slot.load for slot in slots])
+        shares = assign([len(pending.requests) for pending in asked], [slot.load for slot in slots])
         for slot, share in zip(slots, shares, strict=True):
             if share:
                 self._spawn(slot, [asked[i] for i in share])
 
-    def _spawn(self, slot: _Slot, asks: list[Ask]) -> None:
-        self._begin(self._serve(slot, asks))
+    def _spawn(self, slot: _Slot, batch: list[PendingRequests]) -> None:
+        self._begin(self._serve(slot, batch))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -228,49 +228,49 @@ class EnginePool:
         task.add_done_callback(self._serving.discard)
         return task
 
-    async def _serve(self, slot: _Slot, asks: list[Ask]) -> None:
-        requests = [request for ask in asks for request in ask.requests]
+    async def _serve(self, slot: _Slot, batch: list[PendingRequests]) -> None:
+        requests = [request for pending in batch for request in pending.requests]
         slot.load += len(requests)
         try:
             if slot.replacing is not None:
                 await slot.replacing
             if slot.watching is None or slot.watching.done():
                 slot.watching = self._begin(self._watch(slot))
-            self._look_at(slot, asks)
+            self._look_at(slot, batch)
             samples = (await _answer(slot, slot.handle.generate(requests))).unpack()
         except EngineLost as lost:
             self._replace(slot, lost)
-            self._again(asks)
+            self._again(batch)
             return
         except (TrinityError, TransientFault) as error:
-            for ask in asks:
-                ask.fail(error)
+            for pending in batch:
+                pending.fail(error)
             return
         finally:
             slot.load -= len(requests)
             for request in requests:
                 self._streamed.pop(request.key, None)
-        for ask in asks:
-            count = len(ask.requests)
-            ask.finish(samples[:count])
+        for pending in batch:
+            count = len(pending.requests)
+            pending.finish(samples[:count])
             samples = samples[count:]
 
-    def _again(self, asks: list[Ask]) -> None:
+    def _again(self, batch: list[PendingRequests]) -> None:
         if self._fault is not None:
-            for ask in asks:
-                ask.fail(self._fault)
+            for pending in batch:
+                pending.fail(self._fault)
             return
-        for ask in asks:
-            ask.resume()
-        self._asked += asks
+        for pending in batch:
+            pending.resume()
+        self._asked += batch
         self._dispatch()
 
     # ---- streaming: one look at each engine serves all its streamed requests; others pay nothing ----
 
-    def _look_at(self, slot: _Slot, asks: list[Ask]) -> None:
-        for ask in asks:
-            if ask.growth is not None:
-                self._streamed[ask.requests[0].key] = (slot, ask.growth)
+    def _look_at(self, slot: _Slot, batch: list[PendingRequests]) -> None:
+        for pending in batch:
+            if pending.growth is not None:
+                self._streamed[pending.requests[0].key] = (slot, pending.growth)
         if self._streamed and (self._looking is None or self._looking.done()):
             self._looking = self._begin(self._look())
 
@@ -395,16 +395,16 @@ async def _answer(slot: _Slot, call: Coroutine[Any, Any, T], seconds: float | No
 
 
 def assign(sizes: Sequence[int], loads: Sequence[int]) -> list[list[int]]:
-    """Indices of the asks for each engine: each ask in turn goes to the least loaded engine, the first of several.
+    """Indices of the batch for each engine: each pending in turn goes to the least loaded engine, the first of several.
 
-    `sizes`: requests of each ask; `loads`: requests in flight in each engine. An ask is never split.
+    `sizes`: requests of each pending; `loads`: requests in flight in each engine. An pending is never split.
     """
     least = [(load, engine) for engine, load in enumerate(loads)]
     heapify(least)
     shares: list[list[int]] = [[] for _ in loads]
-    for ask, size in enumerate(sizes):
+    for pending, size in enumerate(sizes):
         load, engine = least[0]
-        shares[engine].append(ask)
+        shares[engine].append(pending)
         heapreplace(least, (load + size, engine))
     return shares
 

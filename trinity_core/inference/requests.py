@@ -12,10 +12,14 @@ from typing import Any, Literal
 import numpy as np
 
 from trinity_core.config.sync_methods import SYNC_METHODS
-from trinity_core.errors import TransientFault
+from trinity_core.errors import InputError, TransientFault
 
 StopReason = Literal["stop", "length", "abort"]
 STOP_REASONS: tuple[StopReason, ...] = ("stop", "length", "abort")
+
+
+LEAST_TEMPERATURE = 0.01
+"""vLLM raises lower ones to this, but for 0."""
 
 
 class EngineLost(TransientFault):
@@ -36,6 +40,27 @@ class Sampling:
     min_tokens: int = 0
     """Shortest response, the end token included."""
     stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def logprob_temperature(self) -> float:
+        """The temperature of the distribution that the log-probs belong to."""
+        return max(self.temperature, LEAST_TEMPERATURE) if self.temperature else 1.0
+
+    @property
+    def is_restricted(self) -> bool:
+        """True if not every token of the vocabulary may be chosen."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_tokens > 1
+
+    def check(self) -> None:
+        """Raise InputError for a value that an engine would refuse: its other requests must not suffer."""
+        for name, wrong, allowed in (
+            ("temperature", not 0 <= self.temperature < float("inf"), "0 (greedy) or more"),
+            ("top_p", not 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k < -1, "the number of tokens to choose from, or -1 for all"),
+            ("max_tokens", self.max_tokens < 1, "at least 1"),
+        ):
+            if wrong:
+                raise InputError(f"sampling with {name} {getattr(self, name)}: it must be {allowed}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import AuxiliaryModelConfig, Config, RolloutModelConfig
-from trinity_core.config.rules import RESTRICTED_ON_GPU, restricted_sampling
+from trinity_core.config.rules.algorithm import restricted_sampling, unreported_temperatures
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
+from trinity_core.inference.requests import Sampling
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU. vLLM's default of 128 is longer than a short prompt, so that the samples of a group
@@ -28,6 +31,8 @@ default, 2.4 s with 20000 turns, 0.66 s with 1000, 0.92 s with none (`benchmarks
 SPIN_COUNT_ALONE = 60000
 """The same while no other process computes. On a quiet machine waking a thread costs more than letting it spin: 0.52 s
 instead of 1.09 s."""
+GIB = 1 << 30
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class EngineSettings:
     """Whether nothing is compiled; None: compiled on a GPU, not on the CPU."""
     enable_prefix_caching: bool = True
     trust_remote_code: bool = False
+    model_overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Changes to the model's own configuration; the trainer makes the same."""
     seed: int = 0
     threads: int = 1
     """OpenMP threads of a CPU engine."""
@@ -72,6 +79,12 @@ class EngineSettings:
     def compute_dtype(self) -> str:
         """The number format of weights and activations."""
         return ("bfloat16" if self.on_gpu else "float32") if self.dtype == "auto" else self.dtype
+
+    def reports_logprobs_of(self, sampling: Sampling) -> bool:
+        """True if the log-probs are those over the whole vocabulary at `sampling.logprob_temperature`."""
+        if not self.on_gpu:
+            return True
+        return sampling.logprob_temperature == 1 if self.raw_logprobs else not sampling.is_restricted
 
     def environment(self) -> dict[str, str]:
         """Environment variables to set before the engine's process starts: they are read at import."""
@@ -99,9 +112,8 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
     Raises `TrinityError` for sampling whose log-probs a GPU engine cannot report as the trainer computes them.
     """
     sampled = _samples_at_once(config)
-    restricted = restricted_sampling(config) if on_gpu else []
-    if off_one := [key for key, temperature in restricted if temperature not in (0.0, 1.0)]:
-        raise TrinityError(f"{off_one[0]}: {RESTRICTED_ON_GPU}")
+    for key, value, message in unreported_temperatures(config) if on_gpu else []:
+        raise TrinityError(f"{key}: is {value:g}, but {message}")
     model = config.explorer.rollout_model
     return _settings(
         model,
@@ -113,8 +125,9 @@ def policy_engine(config: Config, on_gpu: bool, threads: int = 1, spin_count: in
         spin_count=spin_count,
         seed=config.seed if model.seed is None else model.seed,
         trust_remote_code=config.model.trust_remote_code,
+        model_overrides=config.trainer.trainer_config.actor_rollout_ref.model.override_config,
         weight_transfer=SYNC_METHODS[config.synchronizer.sync_method].vllm_backend if on_gpu else "",
-        raw_logprobs=bool(restricted),
+        raw_logprobs=on_gpu and bool(restricted_sampling(config)),
     )
 
 
@@ -164,3 +177,29 @@ def _samples_at_once(config: Config) -> int:
     tasksets = [*([given.taskset] if given.taskset else []), *given.tasksets, *given.eval_tasksets]
     repeats = max((t.repeat_times or 1 for t in tasksets), default=config.algorithm.repeat_times or 1)
     return max(1, config.explorer.runner_per_model * repeats)
+
+
+def kv_bytes_per_token(layers: int, kv_heads: int, channels: int, dtype: str) -> int:
+    """Bytes of the keys and values of one token in all layers; `channels` are those of one head."""
+    return 2 * layers * kv_heads * channels * DTYPE_BYTES[dtype]
+
+
+def kv_bytes(settings: EngineSettings, per_token: int, free: int) -> int:
+    """Bytes of KV cache on the CPU: `max_num_seqs` sequences of full length, at most a quarter of the free memory, at
+    least one sequence. The cache is allocated at once, so it should not be larger than needed.
+
+    `per_token` are the bytes of one token, `free` those of the machine's free memory. Raises TrinityError if one
+    sequence takes more than half of them.
+    """
+    if settings.kv_cache_gib is not None:
+        return int(settings.kv_cache_gib * GIB)
+    block = settings.block_size or CPU_BLOCK_TOKENS
+    tokens = -(-settings.max_model_len // block) * block
+    longest = tokens * per_token
+    if longest > free // 2:
+        raise TrinityError(
+            f"one sequence of {settings.max_model_len} tokens needs {longest / GIB:.1f} GiB of KV cache, and "
+            f"{free / GIB:.1f} GiB of memory are free; lower model.max_model_len"
+        )
+    # vLLM keeps one block for itself.
+    return max(longest, min(settings.max_num_seqs * longest, free // 4)) + block * per_token

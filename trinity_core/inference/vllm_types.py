@@ -13,9 +13,14 @@ import numpy as np
 
 from trinity_core.compiler import prepare_to_compile
 from trinity_core.errors import TrinityError
-from trinity_core.inference.kv_cache import kv_bytes, kv_bytes_per_token
 from trinity_core.inference.requests import STOP_REASONS, Request, Sample, TopLogprobs
-from trinity_core.inference.settings import CPU_BATCH_TOKENS, CPU_BLOCK_TOKENS, EngineSettings
+from trinity_core.inference.settings import (
+    CPU_BATCH_TOKENS,
+    CPU_BLOCK_TOKENS,
+    EngineSettings,
+    kv_bytes,
+    kv_bytes_per_token,
+)
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -36,11 +41,12 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
         "max_num_seqs": settings.max_num_seqs,
         "enable_prefix_caching": settings.enable_prefix_caching,
         "trust_remote_code": settings.trust_remote_code,
+        "hf_overrides": dict(settings.model_overrides),
         "seed": settings.seed,
         # The trainer's log-probs are log_softmax(logits / temperature). On the CPU `SeededSampler` reports the same.
         "logprobs_mode": "raw_logprobs" if settings.raw_logprobs else "processed_logprobs",
         "disable_log_stats": True,
-        "worker_extension_cls": "trinity_core.inference.vllm_worker.WorkerExtension",
+        "worker_extension_cls": "trinity_core.inference.weight_receiver.WorkerExtension",
     }
     if settings.block_size is not None:
         arguments["block_size"] = settings.block_size
@@ -77,7 +83,9 @@ def _kv_bytes(settings: EngineSettings) -> int:
     import psutil
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(settings.model_path, trust_remote_code=settings.trust_remote_code)
+    config = AutoConfig.from_pretrained(
+        settings.model_path, trust_remote_code=settings.trust_remote_code, **settings.model_overrides
+    )
     text = config.get_text_config().to_dict()
     heads = text.get("num_key_value_heads") or text["num_attention_heads"]
     channels = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]

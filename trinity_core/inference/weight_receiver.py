@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,6 +15,7 @@ from trinity_core.errors import DataError
 from trinity_core.sync.digest import value_digest
 from trinity_core.sync.methods import open_versions
 from trinity_core.sync.parameter_check import COMPUTED, PACKED, SAME
+from trinity_core.threads import end_with
 
 if TYPE_CHECKING:
     import torch
@@ -175,3 +177,22 @@ def with_head(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str
         yield name, tensor
     if head is None and embeddings is not None:
         yield HEAD, embeddings
+
+
+class WorkerExtension(WeightReceiver):
+    """Loads weights and, on the CPU, replaces vLLM's sampler."""
+
+    def end_with(self, actor: int) -> None:
+        """End this worker, and vLLM's engine process above it, as soon as the process `actor` has ended.
+
+        vLLM's engine process does not notice a parent that was killed, and would keep the GPU.
+        """
+        above = [] if os.getppid() == actor else [os.getppid()]
+        end_with(actor, above)
+
+    def use_seeded_sampler(self) -> None:
+        """Sample tokens with `trinity_core.inference.seeded_sampler` from now on. CPU only."""
+        from trinity_core.inference.seeded_sampler import SeededSampler
+
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
+        runner.sampler = SeededSampler(runner)

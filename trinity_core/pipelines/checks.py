@@ -5,14 +5,16 @@ A name that is looked up only when a task needs it fails that task alone, and th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 from trinity_core.config import Config, OperatorConfig, TasksetConfig
-from trinity_core.config.external_rules import is_http
-from trinity_core.config.named import fitting
-from trinity_core.config.problems import Report
-from trinity_core.config.rules import INPUT, eval_tasksets, training_tasksets
+from trinity_core.config.arguments import fitting
+from trinity_core.config.findings import Finding, Report
+from trinity_core.config.rules.explorer import is_http
+from trinity_core.config.rules.tasks import INPUT, eval_tasksets, training_tasksets
 from trinity_core.config.schema.buffer import TaskSelectorConfig
 from trinity_core.config.schema.monitor import DataJuicerConfig
 from trinity_core.config.task_output import uses_pipeline
@@ -20,16 +22,17 @@ from trinity_core.data.selectors import SELECTORS, check_columns
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.pipelines import operators, shaping
 from trinity_core.pipelines.data_juicer.client import steps_of
-from trinity_core.pipelines.data_juicer.installed import installed_operators
-from trinity_core.pipelines.data_juicer.local import starts_own
+from trinity_core.pipelines.data_juicer.local import installed_operators, starts_own
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.pipelines.shaping import taskset_balance_filter
 from trinity_core.pipelines.tasks import TASK_OPERATORS
 from trinity_core.pipelines.tasks.curation import made_operator
 from trinity_core.pipelines.tasks.models import unknown_model
-from trinity_core.slips import closest
+from trinity_core.spelling import closest
 from trinity_core.workflows import REWARD_FNS, WORKFLOWS, Registry, SimpleWorkflow
-from trinity_core.workflows.elsewhere import unknown_workflow
+from trinity_core.workflows.agent import AgentWorkflow
+from trinity_core.workflows.base import unknown_workflow
+from trinity_core.workflows.conversation import ConversationWorkflow
 from trinity_core.workflows.environments.workflow import EnvWorkflow
 from trinity_core.workflows.rewards.models import MODEL_REWARDS
 
@@ -52,36 +55,51 @@ def require_names(config: Config) -> Config:
     return typed
 
 
-def check_names(config: Config, report: Report) -> None:
-    """Report names that are not found, arguments that do not fit, and judges and teachers that the run does not have.
+def check_names(config: Config, report: Report) -> Config:
+    """The configuration with the arguments of workflows, rewards and operators in the types that they take.
 
-    A dotted path is trusted.
+    Names that are not found, arguments that do not fit, and judges and teachers that the run does not have are
+    reported. A dotted path is trusted (`missing_names` imports it).
     """
     typed = _typed(config, report, imports=False)
     if config.mode != "train":
         tasksets = [*training_tasksets(typed), *eval_tasksets(typed)]
         for key, taskset in tasksets:
             _check_models(config, key, taskset, report)
+        for key, taskset in training_tasksets(typed):
             _check_turns(config, key, taskset, report)
         _check_unread_rewards(config, tasksets, report)
-    given = typed.data_processor
+    section = typed.data_processor
     for key, pipeline, runs in (
-        (OPERATED, given.experience_pipeline, config.explores), (CURATED, given.task_pipeline, uses_pipeline(config)),
-    ):  # fmt: skip
+        (OPERATED, section.experience_pipeline, config.explores),
+        (CURATED, section.task_pipeline, uses_pipeline(config)),
+    ):
         if pipeline is not None and runs:
             _check_data_juicer(key, pipeline.operators, typed.service.data_juicer, report)
+    return typed
 
 
-def typed_arguments(config: Config) -> Config:
-    """The configuration with the arguments of workflows, rewards and operators in the types that they take."""
-    return _typed(config, Report(), imports=False)
+def missing_names(config: Config) -> list[Finding]:
+    """Names of a run that explores which cannot be found, of dotted paths too, which are imported also from the folder
+    that this process is in: there Ray's workers look for modules."""
+    if config.mode == "train":
+        return []
+    report, here = Report(), str(Path.cwd())
+    is_added = here not in sys.path
+    sys.path += [here] * is_added
+    try:
+        _typed(config, report, imports=True)
+    finally:
+        if is_added:
+            sys.path.remove(here)
+    return report.problems
 
 
 def _typed(config: Config, report: Report, imports: bool) -> Config:
-    """`typed_arguments`; what does not fit is reported, and stays as it is."""
+    """The configuration with typed arguments; what does not fit is reported, and stays as it is."""
     for key, section in ((INPUT, config.buffer.explorer_input), ("buffer", config.buffer)):
-        _found(WORKFLOWS, section.default_workflow_type, f"{key}.default_workflow_type", report, imports)
-        _found(REWARD_FNS, section.default_reward_fn_type, f"{key}.default_reward_fn_type", report, imports)
+        _resolved(WORKFLOWS, section.default_workflow_type, f"{key}.default_workflow_type", report, imports)
+        _resolved(REWARD_FNS, section.default_reward_fn_type, f"{key}.default_reward_fn_type", report, imports)
     values: dict[str, Any] = {
         f"{INPUT}.{name}": [_typed_taskset(config, key, taskset, report, imports) for key, taskset in tasksets]
         for name, tasksets in (("tasksets", training_tasksets(config)), ("eval_tasksets", eval_tasksets(config)))
@@ -102,10 +120,10 @@ def _typed(config: Config, report: Report, imports: bool) -> Config:
 def _typed_operator(
     registry: Registry[T], operator: OperatorConfig, key: str, report: Report, imports: bool
 ) -> OperatorConfig:
-    found = _found(registry, operator.name, f"{key}.name", report, imports)
-    if found is None:
+    operator_fn = _resolved(registry, operator.name, f"{key}.name", report, imports)
+    if operator_fn is None:
         return operator
-    args = fitting(registry, found, operator.name, operator.args, f"{key}.args", report)
+    args = fitting(registry, operator_fn, operator.name, operator.args, f"{key}.args", report)
     return operator.with_values({"args": args})
 
 
@@ -121,14 +139,21 @@ def _tried_operator(
     try:
         ours([], **typed.args)
     except InputError as error:
-        report.add(f"{key}.args", dict(operator.args), f"{error}.")
+        report.add(Finding(f"{key}.args", dict(operator.args), "invalid", f"{error}."))
     names = [taskset.name for _, taskset in training_tasksets(config)]
     is_balance = ours is taskset_balance_filter and config.mode in ("both", "explore")
     shares = (typed.args.get("shares") or {}) if is_balance else {}
     for name in shares:
         if name not in names:
             there = ", ".join(map(str, names))
-            report.add(f"{key}.args.shares.{name}", shares[name], f"is the share of no task set; there is {there}.")
+            report.add(
+                Finding(
+                    f"{key}.args.shares.{name}",
+                    shares[name],
+                    "unknown-name",
+                    f"is the share of no task set; there is {there}.",
+                )
+            )
     return typed
 
 
@@ -140,70 +165,74 @@ def _made_operator(config: Config, operator: OperatorConfig, key: str, report: R
         try:
             asked = made_operator(typed).asks
         except TrinityError as error:
-            report.add(f"{key}.args", dict(operator.args), f"{error}.")
+            report.add(Finding(f"{key}.args", dict(operator.args), "invalid", f"{error}."))
         else:
             for model in asked:
                 if why := unknown_model(config, model):
-                    report.add(f"{key}.args.api_or_hf_model", model.name, why)
+                    report.add(Finding(f"{key}.args.api_or_hf_model", model.name, "unknown-name", why))
     return typed
 
 
 def _typed_taskset(config: Config, key: str, taskset: TasksetConfig, report: Report, imports: bool) -> TasksetConfig:
     flow, reward = taskset.default_workflow_type, taskset.default_reward_fn_type
-    workflow = _found(WORKFLOWS, flow, _place(config, key, "default_workflow_type", flow), report, imports)
+    workflow = _resolved(WORKFLOWS, flow, _place(config, key, "default_workflow_type", flow), report, imports)
     where = _place(config, key, "default_reward_fn_type", reward)
     if reward is None and isinstance(workflow, type) and issubclass(workflow, SimpleWorkflow):
         reward = workflow.own_reward(taskset.workflow_args)
         if reward is None and _is_scored(workflow):
-            report.add(where, None, f"must be given: workflow '{flow}' has no reward function of its own.")
+            report.add(
+                Finding(where, None, "missing", f"must be given: workflow '{flow}' has no reward function of its own.")
+            )
     values: dict[str, Any] = {}
     for registry, part, name, args in (
         (WORKFLOWS, workflow, flow, "workflow_args"),
-        (REWARD_FNS, _found(REWARD_FNS, reward, where, report, imports), reward, "reward_fn_args"),
+        (REWARD_FNS, _resolved(REWARD_FNS, reward, where, report, imports), reward, "reward_fn_args"),
     ):
         if part is not None:
             values[args] = fitting(registry, part, str(name), getattr(taskset, args), f"{key}.{args}", report)
     return taskset.with_values(values | _typed_selector(key, taskset.task_selector, report, imports))
 
 
-def _typed_selector(key: str, given: TaskSelectorConfig, report: Report, imports: bool) -> dict[str, Any]:
+def _typed_selector(key: str, section: TaskSelectorConfig, report: Report, imports: bool) -> dict[str, Any]:
     """The arguments of a task selector, by their key in the task set."""
-    key, name = f"{key}.task_selector", given.selector_type
-    selector = _found(SELECTORS, name, f"{key}.selector_type", report, imports)
+    key, name = f"{key}.task_selector", section.selector_type
+    selector = _resolved(SELECTORS, name, f"{key}.selector_type", report, imports)
     if selector is None:
         return {}
     try:
-        check_columns(name, len(given.feature_keys))
+        check_columns(name, len(section.feature_keys))
     except TrinityError as error:
-        report.add(f"{key}.feature_keys", given.feature_keys, f"{error}.")
-    return {"task_selector.kwargs": fitting(SELECTORS, selector, name, given.kwargs, f"{key}.kwargs", report)}
+        report.add(Finding(f"{key}.feature_keys", section.feature_keys, "invalid", f"{error}."))
+    return {"task_selector.kwargs": fitting(SELECTORS, selector, name, section.kwargs, f"{key}.kwargs", report)}
 
 
 def _check_data_juicer(
-    operated: str, given: Sequence[OperatorConfig], service: DataJuicerConfig | None, report: Report
+    operators_key: str, listed: Sequence[OperatorConfig], service: DataJuicerConfig | None, report: Report
 ) -> None:
     """Report operators that use Data-Juicer wrongly, or where the run has none."""
-    used = [(index, operator) for index, operator in enumerate(given) if operator.name == "data_juicer"]
+    used = [(index, operator) for index, operator in enumerate(listed) if operator.name == "data_juicer"]
     if used and service is not None and not starts_own(service) and not is_http(str(service.server_url)):
         message = "must be the address of a Data-Juicer server, such as http://127.0.0.1:5005."
-        report.add("service.data_juicer.server_url", service.server_url, message)
+        report.add(Finding("service.data_juicer.server_url", service.server_url, "invalid", message))
     for index, operator in used:
-        key = f"{operated}[{index}]"
+        key = f"{operators_key}[{index}]"
         if service is None:
-            told = "needs a server: give service.data_juicer, with `auto_start: true` or the `server_url` of one."
-            report.add(f"{key}.name", operator.name, told)
+            message = "needs a server: give service.data_juicer, with `auto_start: true` or the `server_url` of one."
+            report.add(Finding(f"{key}.name", operator.name, "missing", message))
         try:
             steps = steps_of(operator.args.get("operators"), operator.args.get("config_path"))
             known = installed_operators() if service is not None and starts_own(service) else None
         except TrinityError as error:
             named = ".config_path" if "config_path" in operator.args else ""
-            report.add(f"{key}.args{named}", operator.args, f"{str(error).rstrip('.')}.")
+            report.add(Finding(f"{key}.args{named}", operator.args, "invalid", f"{str(error).rstrip('.')}."))
             continue
         for place, name in enumerate(name for step in steps for name in step):
             if known is not None and name not in known:
                 named = "config_path" if "config_path" in operator.args else f"operators[{place}]"
-                told = f"Data-Juicer has no operator '{name}'."
-                report.add(f"{key}.args.{named}", name, told, closest(name, known))
+                message = f"Data-Juicer has no operator '{name}'."
+                report.add(
+                    Finding(f"{key}.args.{named}", name, "unknown-name", message, suggestion=closest(name, known))
+                )
 
 
 def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:
@@ -216,44 +245,81 @@ def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Repo
         (workflow is not None and workflow.asks_models, "default_workflow_type", flow, "workflow_args"),
         (reward in MODEL_REWARDS, "default_reward_fn_type", reward, "reward_fn_args"),
     ):
-        given = getattr(taskset, args)
+        arguments = getattr(taskset, args)
         if not asks:
             continue
-        _check_endpoint(f"{key}.{args}", given, report)
-        if given.get("base_url"):
+        _check_endpoint(f"{key}.{args}", arguments, report)
+        if arguments.get("base_url"):
             continue
         if not names:
             where = _place(config, key, default, getattr(taskset, default))
             report.add(
-                where, name, f"'{name}' asks another model than the policy: add it to explorer.auxiliary_models."
+                Finding(
+                    where,
+                    name,
+                    "missing",
+                    f"'{name}' asks another model than the policy: add it to explorer.auxiliary_models.",
+                )
             )
-        elif given.get("model") and given["model"] not in names:
-            told = f"is the name of no auxiliary model; there is {', '.join(names)}."
-            report.add(f"{key}.{args}.model", given["model"], told)
+        elif arguments.get("model") and arguments["model"] not in names:
+            message = f"is the name of no auxiliary model; there is {', '.join(names)}."
+            report.add(Finding(f"{key}.{args}.model", arguments["model"], "unknown-name", message))
 
 
-def _check_endpoint(key: str, given: Mapping[str, Any], report: Report) -> None:
+def _check_endpoint(key: str, arguments: Mapping[str, Any], report: Report) -> None:
     """Report arguments of a judge behind an endpoint without one, and those of another judge beside one."""
-    url = given.get("base_url")
-    if url and not given.get("model_name"):
-        report.add(f"{key}.model_name", given.get("model_name"), "must be given with base_url: the endpoint's model.")
-    if url and given.get("model"):
+    url = arguments.get("base_url")
+    if url and not arguments.get("model_name"):
         report.add(
-            f"{key}.model", given["model"], "names an auxiliary model, but the judge is at base_url: leave one out."
+            Finding(
+                f"{key}.model_name",
+                arguments.get("model_name"),
+                "missing",
+                "must be given with base_url: the endpoint's model.",
+            )
+        )
+    if url and arguments.get("model"):
+        report.add(
+            Finding(
+                f"{key}.model",
+                arguments["model"],
+                "conflict",
+                "names an auxiliary model, but the judge is at base_url: leave one out.",
+            )
         )
     for name in ("model_name", "api_key_env"):
-        if given.get(name) and not url:
-            report.add(f"{key}.{name}", given[name], "belongs to an endpoint: give its base_url too.")
+        if arguments.get(name) and not url:
+            report.add(
+                Finding(f"{key}.{name}", arguments[name], "missing", "belongs to an endpoint: give its base_url too.")
+            )
 
 
 def _check_turns(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:
-    """Report an environment whose turns have rewards that the algorithm cannot compare."""
-    workflow, args = WORKFLOWS.get(taskset.default_workflow_type or ""), taskset.workflow_args
-    if workflow is None or not issubclass(workflow, EnvWorkflow) or not args.get("step_wise"):
+    """Report turns whose rewards are not those that the algorithm compares or adds up."""
+    flow, args = taskset.default_workflow_type, taskset.workflow_args
+    workflow, advantage = WORKFLOWS.get(flow or ""), config.algorithm.advantage_fn
+    if workflow is None or advantage not in ("step_wise_grpo", "gigpo"):
         return
-    if config.algorithm.advantage_fn == "step_wise_grpo" and args.get("turn_rewards", "return") != "rollout":
+    if advantage == "gigpo" and issubclass(workflow, AgentWorkflow):
+        message = (
+            "gives each sequence of a session the rollout's reward, and gigpo would add these up: take grpo or rloo."
+        )
+        report.add(Finding(_place(config, key, "default_workflow_type", flow), flow, "conflict", message))
+    if not args.get("step_wise") or not issubclass(workflow, EnvWorkflow | ConversationWorkflow):
+        return
+    whole = args.get("turn_rewards") == "rollout"
+    if advantage == "step_wise_grpo" and issubclass(workflow, EnvWorkflow) and not whole:
         message = "must be rollout for step_wise_grpo, which compares the rewards of last turns."
-        report.add(f"{key}.workflow_args.turn_rewards", args.get("turn_rewards"), message)
+        report.add(Finding(f"{key}.workflow_args.turn_rewards", args.get("turn_rewards"), "conflict", message))
+    elif advantage == "gigpo" and whole:
+        message = "must be return, with discount 0, for gigpo, which adds up the rewards of turns itself."
+        report.add(Finding(f"{key}.workflow_args.turn_rewards", "rollout", "conflict", message))
+    elif advantage == "gigpo" and args.get("discount") != 0:
+        message = (
+            "must be 0 for gigpo, which adds up later rewards itself, discounted by advantage_fn_args.gamma: "
+            "else they count twice, and a late success is worth more than an early one."
+        )
+        report.add(Finding(f"{key}.workflow_args.discount", args.get("discount"), "conflict", message))
 
 
 def _check_unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]], report: Report) -> None:
@@ -268,14 +334,14 @@ def _check_unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetC
         if reward is not None:
             where = _place(config, key, "default_reward_fn_type", reward)
             if where.startswith(key) or len(unread) == len(tasksets):
-                report.add(where, reward, message)
+                report.add(Finding(where, reward, "conflict", message))
         if taskset.reward_fn_args:
-            report.add(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), message)
+            report.add(Finding(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), "conflict", message))
     for key, taskset in tasksets:
         alone = taskset.default_workflow_type == "command_workflow" and taskset.default_reward_fn_type is None
         if alone and taskset.reward_fn_args:
-            told = "is read with a default_reward_fn_type alone: without one the command reports the reward."
-            report.add(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), told)
+            message = "is read with a default_reward_fn_type alone: without one the command reports the reward."
+            report.add(Finding(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), "conflict", message))
 
 
 def _is_played(taskset: TasksetConfig) -> bool:
@@ -302,14 +368,14 @@ def _place(config: Config, key: str, name: str, value: str | None) -> str:
     return f"{key}.{name}"
 
 
-def _found(registry: Registry[T], name: str | None, key: str, report: Report, imports: bool) -> T | None:
+def _resolved(registry: Registry[T], name: str | None, key: str, report: Report, imports: bool) -> T | None:
     if name is None or (name not in registry and "." in name and not imports):
         return None
     if registry is WORKFLOWS and name not in registry and "." not in name:
-        report.add(key, name, unknown_workflow(name))
+        report.add(Finding(key, name, "unknown-name", unknown_workflow(name)))
         return None
     try:
         return registry.resolve(name)
     except TrinityError as error:
-        report.add(key, name, f"{error}.")
+        report.add(Finding(key, name, "unknown-name", f"{error}."))
         return None

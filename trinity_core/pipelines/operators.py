@@ -16,7 +16,7 @@ from typing import Annotated, Protocol
 from annotated_types import Ge
 
 from trinity_core.config import OperatorConfig
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, rollout_rewards, rollouts_of
 from trinity_core.data.rejected import FAILED_IN_A_ROW
 from trinity_core.errors import InputError, TransientFault, TrinityError
 from trinity_core.workflows import Registry
@@ -32,20 +32,25 @@ OPERATORS: Registry[Operator] = Registry("experience operator", inputs=("data_ju
 def reward_filter(
     experiences: list[Experience], min_reward: float = float("-inf"), max_reward: float = float("inf")
 ) -> list[Experience]:
-    """Keep experiences whose reward lies within the bounds."""
+    """Keep rollouts whose reward, the mean of their experiences', lies within the bounds."""
     if max_reward < min_reward:
         raise InputError(f"reward_filter: max_reward {max_reward:g} is below min_reward {min_reward:g}")
-    return [e for e in experiences if e.reward is not None and min_reward <= e.reward <= max_reward]
+    rewards = rollout_rewards(experiences)
+    return [
+        e
+        for e, reward in zip(experiences, rewards, strict=True)
+        if reward is not None and min_reward <= reward <= max_reward
+    ]
 
 
 @OPERATORS.register("zero_variance_group_filter")
 @OPERATORS.register("flat_group_filter")  # old name, still valid in YAML
 def zero_variance_group_filter(experiences: list[Experience]) -> list[Experience]:
-    """Drop groups whose rewards are all equal: relative to each other their answers are neither good nor bad."""
+    """Drop groups whose rollouts have equal rewards: relative to each other they are neither good nor bad."""
     rewards: dict[str, set[float]] = {e.group: set() for e in experiences}
-    for e in experiences:
-        if e.reward is not None:
-            rewards[e.group].add(e.reward)
+    for e, reward in zip(experiences, rollout_rewards(experiences), strict=True):
+        if reward is not None:
+            rewards[e.group].add(reward)
     return [e for e in experiences if len(rewards[e.group]) > 1]
 
 
@@ -55,7 +60,8 @@ def dynamic_sampling(
     std_threshold: Annotated[float, Ge(0)] = 0.0,
     rows: Annotated[int, Ge(1)] | None = None,
 ) -> list[Experience]:
-    """DAPO's dynamic sampling (arXiv 2503.14476, eq. 11): keep groups whose rewards deviate by more than the threshold.
+    """DAPO's dynamic sampling (arXiv 2503.14476, eq. 11): keep groups whose rollouts' rewards deviate by more than
+    the threshold.
 
     Where `rows` is given (that of a batch), groups beyond what fills them are dropped too: explore more tasks a step
     than a batch needs and no answer waits, growing old, for a later one. Where too few are left the trainer takes them
@@ -69,11 +75,11 @@ def dynamic_sampling(
     from trinity_core.algorithms.sampling import fill_batch, groups_with_variance
 
     experiences = [e for e in experiences if not e.is_unscored]
-    rewards = [e.reward for e in experiences if e.reward is not None]
+    rewards = [e.total_reward for e in experiences if e.total_reward is not None]
     if len(rewards) < len(experiences):
         raise TrinityError("dynamic_sampling compares rewards, but the workflow gave an experience without one")
     groups: list[str | int] = [e.group or i for i, e in enumerate(experiences)]
-    keep = groups_with_variance(torch.tensor(rewards), groups, std_threshold)
+    keep = groups_with_variance(torch.tensor(rewards), groups, std_threshold, rollouts_of(experiences))
     chosen, _ = fill_batch(keep, groups, len(experiences) if rows is None else rows)
     return [experiences[i] for i in chosen.tolist()]
 
@@ -135,26 +141,34 @@ class OperatorPipeline:
         fails with all groups, and with `FAILED_IN_A_ROW` of them.
         """
         dropped: dict[str, dict[str, int]] = {}
-        for name, operator in self.operators:
-            self.running = name
-            before = _groups(experiences)
-            wrong: list[FailedGroup] = []
-            try:
-                left = operator(_copies(experiences))
-            except TransientFault:
-                raise
-            except Exception as error:
-                log.warning("the experience operator '%s' fails; groups are tried one by one", name, exc_info=error)
-                fine, wrong = self._tried(name, operator, experiences, error)
-                left = operator(_copies(fine)) if fine else []
-            for each in wrong:
-                failed(each)
-                dropped.setdefault(each.group, {})[f"{name} failed"] = before.pop(each.group)
-            for group, number in (before - _groups(left)).items():
-                by_operator = dropped.setdefault(group, {})
-                by_operator[name] = by_operator.pop(name, 0) + number
-            experiences = left
+        for place in range(len(self.operators)):
+            experiences = self.apply(place, experiences, failed, dropped)
         return experiences, dropped
+
+    def apply(
+        self, place: int, experiences: list[Experience], failed: Callable[[FailedGroup], object],
+        dropped: dict[str, dict[str, int]],
+    ) -> list[Experience]:  # fmt: skip
+        """Run the operator at one place; adds to `dropped`. See `run`."""
+        name, operator = self.operators[place]
+        self.running = name
+        before = _groups(experiences)
+        wrong: list[FailedGroup] = []
+        try:
+            left = operator(_copies(experiences))
+        except TransientFault:
+            raise
+        except Exception as error:
+            log.warning("the experience operator '%s' fails; groups are tried one by one", name, exc_info=error)
+            fine, wrong = self._tried(name, operator, experiences, error)
+            left = operator(_copies(fine)) if fine else []
+        for failure in wrong:
+            failed(failure)
+            dropped.setdefault(failure.group, {})[f"{name} failed"] = before.pop(failure.group)
+        for group, number in (before - _groups(left)).items():
+            by_operator = dropped.setdefault(group, {})
+            by_operator[name] = by_operator.pop(name, 0) + number
+        return left
 
     def _tried(
         self, name: str, operator: Callable[[list[Experience]], list[Experience]], given: list[Experience],

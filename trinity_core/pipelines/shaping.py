@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge
 
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, rollouts_of
 from trinity_core.data.values import number_of
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.pipelines.operators import OPERATORS
@@ -39,11 +39,12 @@ def reward_shaping_mapper(
     shapings = [Shaping.model_validate(each) for each in reward_shaping_configs or ()]
     if not shapings:
         raise InputError("reward_shaping_mapper: reward_shaping_configs must name at least one statistic")
-    return [one if one.reward is None else _shaped(one, shapings) for one in experiences]
+    return [one if (total := one.total_reward) is None else _shaped(one, total, shapings) for one in experiences]
 
 
-def _shaped(one: Experience, shapings: Sequence[Shaping]) -> Experience:
-    reward = float(one.reward or 0.0)
+def _shaped(one: Experience, total: float, shapings: Sequence[Shaping]) -> Experience:
+    """The row with its `total` reward changed. Token rewards are scaled with it; what is added goes to the sequence."""
+    reward, scale = (0.0 if one.reward is None else one.reward), 1.0
     for shaping in shapings:
         value = shaping.weight * _statistic(one, shaping.stats_key)
         match shaping.op_type:
@@ -52,12 +53,14 @@ def _shaped(one: Experience, shapings: Sequence[Shaping]) -> Experience:
             case "SUB":
                 reward -= value
             case "MUL":
-                reward *= value
+                reward, scale = reward * value, scale * value
             case _ if value:
-                reward /= value
+                reward, scale = reward / value, scale / value
             case _:
                 raise TrinityError(f"reward_shaping_mapper would divide by the statistic '{shaping.stats_key}', a 0")
-    return replace(one, reward=reward, metrics={**one.metrics, "unshaped_reward": float(one.reward or 0.0)})
+    token_rewards = None if one.token_rewards is None else one.token_rewards * scale
+    metrics = {**one.metrics, "unshaped_reward": total}
+    return replace(one, reward=reward, token_rewards=token_rewards, metrics=metrics)
 
 
 def _statistic(one: Experience, name: str) -> float:
@@ -76,14 +79,18 @@ def _statistic(one: Experience, name: str) -> float:
 def pass_rate_calculator(experiences: list[Experience]) -> list[Experience]:
     """Note the pass rate of each group as the metric `pass_rate` of its experiences.
 
-    It is the mean over the group's runs of the reward's part `accuracy`, or of the reward where there is none, cut to
-    0 … 1. Answers without a verdict do not count, and a group of none but those has no pass rate.
+    It is the mean over the group's rollouts of the reward's part `accuracy`, or of the reward where there is none, of
+    the last turn that was judged, cut to 0 … 1. Answers without a verdict do not count, and a group of none but those
+    has no pass rate.
     """
-    scores: dict[str, dict[int, float]] = defaultdict(dict)
-    for one in experiences:
-        if one.reward is not None:
-            scores[one.group][one.run] = min(1.0, max(0.0, one.metrics.get("accuracy", one.reward)))
-    rates = {group: sum(runs.values()) / len(runs) for group, runs in scores.items()}
+    judged: dict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
+    for one, rollout in zip(experiences, rollouts_of(experiences), strict=True):
+        last, _ = judged[one.group].get(rollout, (one.turn, 0.0))
+        if one.total_reward is not None and one.turn >= last:
+            score = min(1.0, max(0.0, one.metrics.get("accuracy", one.total_reward)))
+            judged[one.group][rollout] = one.turn, score
+    scores = {group: [score for _, score in rollouts.values()] for group, rollouts in judged.items() if rollouts}
+    rates = {group: sum(of_group) / len(of_group) for group, of_group in scores.items()}
     return [
         replace(one, metrics={**one.metrics, "pass_rate": rates[one.group]}) if one.group in rates else one
         for one in experiences
@@ -100,17 +107,17 @@ def overlong_penalty(
     """Add DAPO's soft punishment of long answers to the reward (arXiv 2503.14476, eq. 13).
 
     It is 0 up to `max_response_length - cache_length` sampled tokens, and falls to `-penalty_factor` at
-    `max_response_length`.
+    `max_response_length`. Sampled tokens count, also those that `mask_response_truncated` took out of the loss.
     """
     if cache_length > max_response_length:
         raise InputError(f"overlong_penalty: cache_length {cache_length} is over max_response_length")
 
     def punished(one: Experience) -> Experience:
-        if one.reward is None:
+        if one.total_reward is None:
             return one
-        tokens = int(one.action_mask.sum())
-        punishment = overlong_punishment(tokens, max_response_length, cache_length, penalty_factor)
-        return replace(one, reward=one.reward + punishment, metrics={**one.metrics, "overlong_penalty": punishment})
+        punishment = overlong_punishment(int(one.sampled.sum()), max_response_length, cache_length, penalty_factor)
+        reward = punishment + (0.0 if one.reward is None else one.reward)
+        return replace(one, reward=reward, metrics={**one.metrics, "overlong_penalty": punishment})
 
     return [punished(one) for one in experiences]
 

@@ -12,40 +12,39 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from trinity_core.config import Config
 from trinity_core.data.rejected import RejectedRows
 from trinity_core.errors import DataError
 from trinity_core.inference.requests import WeightSource
-from trinity_core.rollout.admission import AdmissionWait, staleness_bound
-from trinity_core.rollout.filling import filled
-from trinity_core.rollout.in_flight import loading_meanwhile
-from trinity_core.rollout.ledger import drawn_tasks
+from trinity_core.rollout.dynamic_sampling import sample_step
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
-from trinity_core.rollout.records import StepRecords, StepRollouts
+from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
 from trinity_core.rollout.resources import Resources, open_resources
 from trinity_core.rollout.runner import FailureWatch, check_failures
-from trinity_core.rollout.score_fingerprint import score_fingerprint
 from trinity_core.rollout.step_source import StepSource
-from trinity_core.rollout.trainer_watch import TrainerWatch, VersionWait, present
+from trinity_core.rollout.trainer_watch import AdmissionWait, TrainerWatch, VersionWait, present, staleness_bound
 from trinity_core.store.store import LineageChanged
 from trinity_core.sync.schedule import dynamic_version, look_interval, required_version
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log
 from trinity_core.tracking.metrics_file import MetricsFile
+from trinity_core.tracking.scores import score_fingerprint, unscored_sets
 
 log = logging.getLogger(__name__)
 
 NEWER_THAN_DUE = (
-    "explore step %d uses version %d, as version %d is gone: the schedule has changed since the checkpoint, or train "
-    "steps take fewer rows than an explore step gives. A resumed run may use another one"
+    "explore step %d uses version %d, as version %d is gone: the schedule has changed since the checkpoint, or "
+    "buffer.train_batch_size is smaller than an explore step. A resumed run may use another one"
 )
 PULL_ATTEMPTS = 3
 """Attempts to load a version, since the one that was found may be removed before it is loaded."""
 LINEAGE = "lineage"
-"""Key of a stored position."""
+METRICS = "metrics"
+"""Keys of a stored position."""
+T = TypeVar("T")
 
 
 class Explorer:
@@ -287,7 +286,7 @@ class Explorer:
     async def generate_and_score(self, step: int) -> StepRollouts:
         """Run the workflows of a step, which generate answers and score them; then the experience operators.
 
-        Raises `TrinityError` if every one of its tasks fails, and those before it (`FailureWatch`).
+        Raises `TrinityError` if every one of its tasks fails, and those before it or all of the run (`FailureWatch`).
         """
         self._state = f"exploring step {step}"
         resources, began = self._open, time.perf_counter()
@@ -295,7 +294,7 @@ class Explorer:
         if self.is_synchronous:
             await resources.pool.reset_prefix_cache()
         rounds, in_flight = self.config.explorer.max_refill_rounds, self.config.synchronizer.sync_in_flight
-        answering = filled(self._steps, self._open.operators, step, self.version or 0, rounds, self._failures)
+        answering = sample_step(self._steps, self._open.operators, step, self.version or 0, rounds, self._failures)
         found = await (loading_meanwhile(answering, self._load_newest) if in_flight else answering)
         outcomes, experiences, dropped = found.outcomes, found.experiences, found.dropped
         generate, reward, tokens = (now - then for now, then in zip(resources.usage(), before, strict=True))
@@ -310,10 +309,13 @@ class Explorer:
     async def store(self, rollouts: StepRollouts) -> None:
         """Store the rollouts of a step with the position after it, and write its metrics.
 
+        The position holds the metrics too: `_start_over` writes them if this process ends before it does.
         A synchronous explorer also says which version it waits for next, so that the trainer need not wait for more.
         """
         store, step = self._open.store, rollouts.step
-        position = self._steps.position(step) | {"evaluated": self._evaluated, LINEAGE: self._lineage}
+        numbers = self._records.numbers(rollouts, self._open.pool.restarts)
+        position = self._steps.position(step)
+        position |= {"evaluated": self._evaluated, LINEAGE: self._lineage, METRICS: numbers}
         waits = self.is_synchronous and step < (self.total_steps or 0)
         with self._records.spent("store"):
             await asyncio.to_thread(self._open.operator_input.append, step, rollouts.given)
@@ -330,7 +332,7 @@ class Explorer:
         self._step = step
         await asyncio.to_thread(self._open.explored_file.stored, step)
         await asyncio.to_thread(self._steps.stored)
-        await asyncio.to_thread(self._records.write, rollouts, self._open.pool.restarts)
+        await asyncio.to_thread(self._records.write, rollouts, numbers)
 
     # ---- inside ----
 
@@ -414,6 +416,10 @@ class Explorer:
         self._evaluated = position.get("evaluated")
         self._open.operator_input.resume(found.step)
         self._open.explored_file.resume(found.step)
+        if METRICS in position:
+            self._records.restore(self._step, position[METRICS])
+        known = self._open.store.stats().explorers.get(self.name, {})
+        self._failures.any_succeeded = found.step > known.get("empty_steps", 0)
         if self._step:
             log.info("explorer %s resumes after step %d", self.name, self._step)
 
@@ -428,6 +434,10 @@ class Explorer:
             sampled = experiences_of(outcomes)
             await asyncio.to_thread(self._records.sample, f"eval_{taskset.name}", version, sampled)
         numbers["eval/seconds"] = time.perf_counter() - began
+        if missing := unscored_sets(numbers):
+            log.warning(
+                "version %d has no score: no answer of the eval sets %s has a verdict", version, ", ".join(missing)
+            )
         made_with = await asyncio.to_thread(score_fingerprint, self.config, version)
         metrics = MetricsFile(self.config.job_dir, "eval")
         await asyncio.to_thread(metrics.write, version, numbers, made_with=made_with)
@@ -438,3 +448,17 @@ class Explorer:
         steps = self._resources.steps if self._resources else None
         total = steps.total_steps if steps else None
         return {"step": self._step, "total_steps": total, "version": self.version or 0, "evaluated": self._evaluated}
+
+
+async def loading_meanwhile(work: Awaitable[T], load_newest: Callable[[], Awaitable[None]]) -> T:
+    """The result of `work`, during which `load_newest` is called again and again; the last call ends before this does.
+
+    Raises what either raises. If a load fails, `work` is cancelled.
+    """
+    working = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait({working}, timeout=0.05))[0]:
+            await load_newest()
+        return working.result()
+    finally:
+        working.cancel()

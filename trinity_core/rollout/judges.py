@@ -1,4 +1,5 @@
-"""The models of a run that judge answers: reward models, language models, endpoints."""
+"""The models of a run beside its engines: the endpoint of an evaluation, and judges (reward models, language models,
+endpoints)."""
 
 from __future__ import annotations
 
@@ -8,22 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trinity_core.config import AuxiliaryModelConfig, Config
-from trinity_core.config.external_rules import key_in
-from trinity_core.config.schema.external import ExternalModelConfig
+from trinity_core.config.rules.explorer import key_in, key_of_endpoint
+from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.formats import Message
 from trinity_core.errors import TrinityError
 from trinity_core.inference.endpoint import Endpoint
-from trinity_core.inference.external_model import ExternalModel
+from trinity_core.inference.external_model import ExternalModel, usual_sampling
 from trinity_core.inference.pool import START_SECONDS
 from trinity_core.inference.reward_engine import RewardEngines, is_reward_model
-from trinity_core.rollout.external_evaluation import SHARE, EndpointOutside
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.workflows import WORKFLOWS, RolloutModel
 
 log = logging.getLogger(__name__)
 
-ENDPOINT_SHARE = SHARE / 2
-"""Of `explorer.max_timeout`, for a request to a judge: the policy's answer takes its time too."""
+EXTERNAL_SHARE = 0.9
+"""Of `explorer.max_timeout`, for a request to `explorer.external_model` with its retries: a slow endpoint is not a
+workflow that takes too long."""
+JUDGE_SHARE = EXTERNAL_SHARE / 2
+"""The same for a judge: the policy's answer takes its time too."""
 
 
 @dataclass
@@ -46,14 +49,20 @@ class Judges:
         if known not in self._endpoints:
             settings = ExternalModelConfig(base_url=base_url, model_name=model_name, api_key_env=api_key_env)
             key = key_in(self.config, api_key_env, "reward_fn_args.api_key_env")
-            budget = ENDPOINT_SHARE * self.config.explorer.max_timeout
+            budget = JUDGE_SHARE * self.config.explorer.max_timeout
             endpoint = Endpoint(settings, key, budget, section="reward_fn_args")
-            self._endpoints[known] = ExternalModel(EndpointOutside(endpoint, self.loops), settings, key)
+            self._endpoints[known] = ExternalModel(endpoint, outside=self.loops.outside)
         return self._endpoints[known]
 
     async def rated(self, name: str | None, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
         """See `RewardModels.rated`."""
         return await self.loops.outside(_named(self.reward_models, name, "reward model").rate(conversations))
+
+
+def external_model(config: Config, external: ExternalModelConfig, loops: WorkflowLoops) -> ExternalModel:
+    """The model of `explorer.external_model`. Raises TrinityError if its key is not set."""
+    endpoint = Endpoint(external, key_of_endpoint(config), EXTERNAL_SHARE * config.explorer.max_timeout)
+    return ExternalModel(endpoint, usual_sampling(config), loops.outside)
 
 
 def _named(models: Mapping[str, Any], name: str | None, kind: str) -> Any:

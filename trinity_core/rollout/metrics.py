@@ -1,22 +1,25 @@
-"""The metrics of an explore step or an evaluation, computed from the outcomes of its tasks. Pure."""
+"""The metrics of an explore step or an evaluation, computed from its outcomes, with pass@k and intervals. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from math import comb, sqrt
 
 import numpy as np
 
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, mean_reward
 from trinity_core.errors import Unanswered
-from trinity_core.rollout.estimates import deviation, expected_best, interval, sizes
 from trinity_core.rollout.runner import Outcome
 from trinity_core.workflows.rewards.base import VERIFIER_ERRORS
 from trinity_core.workflows.unscored import runs_of
 
 COUNTED = frozenset({VERIFIER_ERRORS})
 """Metrics of experiences that are added up; all others are averaged over the rollouts that have them."""
+Z95 = 1.959963984540054
+"""97.5 % quantile of the normal distribution: two-sided intervals of 95 %."""
 
 
 def experiences_of(outcomes: Iterable[Outcome]) -> list[Experience]:
@@ -25,11 +28,11 @@ def experiences_of(outcomes: Iterable[Outcome]) -> list[Experience]:
 
 
 def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Rewards, lengths, reward parts, failures, sessions of the OpenAI API.
+    """Rewards, lengths, reward parts, failures, sequences of a rollout, sessions of the OpenAI API.
 
     A rollout counts once in the mean of its reward and its metrics, however many experiences it became.
-    `reward/zero_variance_groups` is the share of groups whose rewards are all equal: a group-relative algorithm learns
-    nothing from them.
+    `reward/zero_variance_groups` is the share of groups whose rollouts' rewards are all equal: a group-relative
+    algorithm learns nothing from them.
     """
     experiences = experiences_of(outcomes)
     numbers = {
@@ -39,6 +42,10 @@ def step_numbers(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "experiences": float(len(experiences)),
     }
     runs = rollouts_of(outcomes)
+    if runs:
+        sequences = [len(run) for run in runs]
+        numbers["sequences_per_rollout/mean"] = float(np.mean(sequences))
+        numbers["sequences_per_rollout/max"] = float(np.max(sequences))
     rewards = _rewards(runs)
     if rewards:
         numbers |= {
@@ -175,14 +182,13 @@ def scores_of(experiences: Sequence[Experience]) -> list[float]:
 
 
 def _rewards(runs: Iterable[Sequence[Experience]]) -> list[float]:
-    given = [[one.reward for one in run if one.reward is not None] for run in runs]
-    return [float(np.mean(rewards)) for rewards in given if rewards]
+    totals = [[total for one in run if (total := one.total_reward) is not None] for run in runs]
+    return [mean_reward(rewards) for rewards in totals if rewards]
 
 
 def _zero_variance_groups(outcomes: Sequence[Outcome]) -> float:
-    runs = [runs_of(outcome.experiences) for outcome in outcomes]
-    groups = [{one.reward for run in group for one in run} for group in runs if len(group) > 1]
-    return sum(len(rewards - {None}) < 2 for rewards in groups) / len(groups) if groups else 0.0
+    groups = [runs for outcome in outcomes if len(runs := runs_of(outcome.experiences)) > 1]
+    return sum(len(set(_rewards(runs))) < 2 for runs in groups) / len(groups) if groups else 0.0
 
 
 def _is_unanswered(outcome: Outcome) -> bool:
@@ -190,7 +196,75 @@ def _is_unanswered(outcome: Outcome) -> bool:
 
 
 def _score(experience: Experience) -> float | None:
-    """The score of an answer, None if its verifier failed; of a turn of a rollout with a `return`, that."""
+    """The score of an answer, None if it has no verdict; of a turn of a rollout with a `return`, that."""
     if experience.metrics.get(VERIFIER_ERRORS):
         return None
-    return experience.metrics.get("accuracy", experience.metrics.get("return", experience.reward or 0.0))
+    return experience.metrics.get("accuracy", experience.metrics.get("return", experience.total_reward))
+
+
+def expected_best(scores: Sequence[float], k: int) -> float:
+    """The best of k answers drawn without replacement from these n >= k, in expectation: unbiased for k new answers.
+
+    With scores of 0 and 1 it is pass@k of Chen et al. 2021 (arXiv 2107.03374, equation 1): 1 - C(n-c, k) / C(n, k)
+    for c right answers. With other scores, the i-th lowest is the best of C(i-1, k-1) of the C(n, k) draws.
+    """
+    if not 1 <= k <= len(scores):
+        raise ValueError(f"the best of {k} answers needs at least {k}, not {len(scores)}")
+    ordered, draws = sorted(scores), comb(len(scores), k)
+    return math.fsum(score * (comb(rank, k - 1) / draws) for rank, score in enumerate(ordered))
+
+
+def sizes(n: int) -> list[int]:
+    """The k for which pass@k is reported, given n answers to a question: powers of two below n, and n."""
+    return [k for k in (1 << power for power in range(n.bit_length())) if k < n] + [n]
+
+
+def standard_error(questions: Sequence[Sequence[float]]) -> float | None:
+    """Standard error of the mean over all answers, clustered by question; None with fewer than two questions.
+
+    Answers to one question are not independent: many answers to few questions say less than as many to different ones.
+    The residuals of a question are added up before they are squared (clustered standard errors, Miller 2024, arXiv
+    2411.00640), with the factor Q / (Q - 1) for Q questions. With one answer a question it is the usual standard error.
+    """
+    count = len(questions)
+    if count < 2:
+        return None
+    mean = float(np.mean([score for question in questions for score in question]))
+    answers = sum(map(len, questions))
+    sums = [math.fsum(score - mean for score in question) for question in questions]
+    return sqrt(math.fsum(each**2 for each in sums) * count / (count - 1)) / answers
+
+
+def interval(questions: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    """The interval of 95 % of the mean over all answers, None with fewer than two questions.
+
+    Scores from 0 to 1: Wilson's interval (1927) at the effective number of answers, p (1 - p) / SE² with the clustered
+    standard error, as Franco et al. 2019 (PMC6690503) recommend for clustered samples; where all answers are equal, at
+    the number of questions. It stays within 0 and 1, and does not shrink to nothing at either. Other scores: mean ±
+    1.96 SE.
+    """
+    error = standard_error(questions)
+    if error is None:
+        return None
+    scores = [score for question in questions for score in question]
+    mean = float(np.mean(scores))
+    if min(scores) < 0 or max(scores) > 1:
+        return mean - Z95 * error, mean + Z95 * error
+    effective = mean * (1 - mean) / error**2 if error > 0 else float(len(questions))
+    return wilson(mean, min(effective, float(len(scores))))
+
+
+def wilson(share: float, n: float) -> tuple[float, float]:
+    """Wilson's interval of 95 % for a share that was seen in n trials."""
+    centre = (share + Z95**2 / (2 * n)) / (1 + Z95**2 / n)
+    half = Z95 / (1 + Z95**2 / n) * sqrt(share * (1 - share) / n + Z95**2 / (4 * n**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def deviation(repeats: Sequence[Sequence[float]]) -> float | None:
+    """Standard deviation of the mean score between repeats (n - 1 in the denominator); None with fewer than two.
+
+    A repeat is one answer to every question: how much a score of one answer each moves when it is measured again.
+    """
+    means = [float(np.mean(scores)) for scores in repeats if scores]
+    return float(np.std(means, ddof=1)) if len(means) > 1 else None

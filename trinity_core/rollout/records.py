@@ -1,15 +1,22 @@
-"""What is written down of an explorer's steps: metrics, the seconds of each activity, sampled rollouts."""
+"""What is written down of an explorer's steps: metrics, sampled rollouts, ledger entries, JSON lines."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 
 from trinity_core.config import Config
+from trinity_core.config.paths import explored_file, operator_input_file
 from trinity_core.data.experience import Experience
 from trinity_core.inference.requests import WeightSyncReport
+from trinity_core.rollout.runner import Outcome, cause
+from trinity_core.store.archive import Archive, whole_line
 from trinity_core.store.ledger import DrawnTask
+from trinity_core.store.run_store import file_owner
+from trinity_core.store.store import ExperienceStore
 from trinity_core.timing import StepTimer
 from trinity_core.tracking.metrics_file import MetricsFile, explorer_source
 from trinity_core.tracking.rollouts import SampledRollout, save_rollouts, traces_dir
@@ -19,6 +26,8 @@ SAMPLED = 16
 SAMPLE_EVERY = 10
 """Explore steps between two such samples; every evaluation is sampled."""
 GAP = "weight_sync/check_gap"
+LONGEST_CAUSE = 300
+"""Characters of a failure's cause that are kept."""
 
 
 @dataclass
@@ -47,6 +56,10 @@ class StepRecords:
         self._timer = StepTimer()
         """Of the step in progress."""
 
+    @property
+    def _metrics(self) -> MetricsFile:
+        return MetricsFile(self._job_dir, self._source)
+
     def spent(self, activity: str) -> AbstractContextManager[None]:
         """Add the time within this context to `timing_s/<activity>` of the step in progress."""
         return self._timer.part(activity)
@@ -61,22 +74,29 @@ class StepRecords:
         if done.gap is not None:
             self.last[GAP] = done.gap
 
-    def write(self, rollouts: StepRollouts, engine_restarts: int) -> None:
-        """Write the metrics of a step, with the seconds that each activity took, and now and then some rollouts."""
+    def numbers(self, rollouts: StepRollouts, engine_restarts: int) -> dict[str, float]:
+        """The metrics of a step, without those of its storing."""
+        gap = {name: value for name, value in self.last.items() if name == GAP}
+        return rollouts.numbers | gap | self._timer.seconds | {"engine_restarts": float(engine_restarts)}
+
+    def write(self, rollouts: StepRollouts, numbers: Mapping[str, float]) -> None:
+        """Write the `numbers` of a step, with the seconds that each activity took, and now and then some rollouts."""
         seconds, self._timer = self._timer.seconds, StepTimer()
         before = seconds.get("timing_s/wait", 0.0) + seconds.get("timing_s/weight_sync", 0.0)
         seconds["timing_s/step"] = time.perf_counter() - rollouts.began + before
-        gap = {name: value for name, value in self.last.items() if name == GAP}
-        numbers = rollouts.numbers | gap | seconds
-        numbers["experiences_per_second"] = rollouts.numbers["experiences/kept"] / seconds["timing_s/step"]
-        numbers["engine_restarts"] = float(engine_restarts)
-        self.last = numbers
-        MetricsFile(self._job_dir, self._source).write(rollouts.step, numbers)
+        self.last = {**numbers, **seconds}
+        self.last["experiences_per_second"] = rollouts.numbers["experiences/kept"] / seconds["timing_s/step"]
+        self._metrics.write(rollouts.step, self.last)
         if self._traced:
             traced = map(SampledRollout.of, _spread(rollouts.experiences, self._traced))
             save_rollouts(self._job_dir, self._source, rollouts.step, traced, traces_dir(self._job_dir))
         if rollouts.step % SAMPLE_EVERY == 1:
             self.sample(self._source, rollouts.step, rollouts.experiences)
+
+    def restore(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Write the `numbers` of a step that was stored by a process which ended before it wrote them."""
+        if not self._metrics.has(step):
+            self._metrics.write(step, numbers)
 
     def sample(self, source: str, step: int, experiences: list[Experience]) -> None:
         """Save some of these rollouts, evenly spread."""
@@ -86,3 +106,65 @@ class StepRecords:
 def _spread(experiences: list[Experience], count: int) -> list[Experience]:
     """As many of them at most, evenly spread."""
     return experiences[:: max(1, len(experiences) // count)][:count]
+
+
+def drawn_tasks(outcomes: Sequence[Outcome], dropped: Mapping[str, Mapping[str, int]]) -> list[DrawnTask]:
+    """The entries of a step's tasks, in order. `dropped`: group -> operator -> experiences it dropped."""
+    return [
+        DrawnTask(
+            group=outcome.task.group,
+            task=f"{outcome.task.taskset}/{outcome.task.index}",
+            produced=len(outcome.experiences),
+            tries=outcome.retries + 1,
+            dropped=dropped.get(outcome.task.group, {}),
+            failure=_failure(outcome),
+        )
+        for outcome in outcomes
+    ]
+
+
+def _failure(outcome: Outcome) -> str | None:
+    """Why a task has no experience; None if it has some."""
+    if outcome.failed:
+        return " ".join(cause(outcome.error).split())[:LONGEST_CAUSE]
+    return None if outcome.experiences else "its workflow returned no experience"
+
+
+class OperatorInput:
+    """The file of one explorer. A step is written before it is stored, and cut off again if that does not happen."""
+
+    def __init__(self, config: Config) -> None:
+        path = operator_input_file(config)
+        self._archive = Archive(path, whole_line, file_owner(config, path)) if path else None
+        """None: no file is wanted."""
+
+    def resume(self, step: int) -> None:
+        """Cut the file after `step`, the last one that is stored."""
+        if self._archive is not None:
+            self._archive.rewind(step)
+
+    def append(self, step: int, experiences: Sequence[Experience]) -> None:
+        """Append what the operators were given in this step."""
+        if self._archive is not None:
+            self._archive.extend(step, lambda each: experiences if each == step else ())
+
+
+class ExploredFile:
+    """The file of one explorer. Its lines are read back from the store, so that they are what was stored."""
+
+    def __init__(self, config: Config, store: ExperienceStore) -> None:
+        path = explored_file(config)
+        self._archive = Archive(path, whole_line, file_owner(config, path)) if path else None
+        """None: no file is wanted."""
+        self._explored = partial(store.explored, config.explorer.name)
+
+    def resume(self, step: int) -> None:
+        """Make the file that of the explore steps up to `step`, whatever became of it."""
+        if self._archive is not None:
+            self._archive.rewind(step)
+            self.stored(step)
+
+    def stored(self, step: int) -> None:
+        """Append the steps up to `step`."""
+        if self._archive is not None:
+            self._archive.extend(step, self._explored)

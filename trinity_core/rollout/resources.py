@@ -6,40 +6,38 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from trinity_core.config import Config, store_url
+from trinity_core.config import Config
 from trinity_core.config.paths import api_address_file
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.joined import JoinedInputs, open_inputs
 from trinity_core.data.lengths import explore_steps
 from trinity_core.data.rejected import RejectedRows
-from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.schedule import TaskSchedule, open_tasksets
 from trinity_core.data.task import Task
 from trinity_core.data.taskset import Taskset
-from trinity_core.data.tasksets import open_tasksets
-from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
+from trinity_core.data.tokenizer import endless_answers, load_tokenizer, policy_encoder, stop_tokens
 from trinity_core.inference.engine_model import EngineModel, auxiliary_limits, policy_limits
 from trinity_core.inference.external_model import ExternalModel
 from trinity_core.inference.openai_api import served
 from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import EnginePool
-from trinity_core.inference.remote import as_handle
-from trinity_core.inference.requests import Request, Sample, WeightSource
+from trinity_core.inference.remote import RemoteEngine, as_handle
+from trinity_core.inference.requests import WeightSource
 from trinity_core.inference.tool_parsing import ToolCallReader
 from trinity_core.pipelines.checks import require_names
 from trinity_core.pipelines.data_juicer import DataJuicer, LocalDataJuicer, open_data_juicer
 from trinity_core.pipelines.operators import Operators, pipeline
 from trinity_core.pipelines.own_process import OwnProcess
-from trinity_core.rollout.explored_file import ExploredFile
-from trinity_core.rollout.external_evaluation import external_model, one_answer_each
-from trinity_core.rollout.judges import Judges, apart, name_of
-from trinity_core.rollout.operator_input import OperatorInput
+from trinity_core.rollout.judges import Judges, apart, external_model, name_of
+from trinity_core.rollout.records import ExploredFile, OperatorInput
 from trinity_core.rollout.runner import TaskRunner, TimedRewards
-from trinity_core.rollout.served_steps import ServedSteps
-from trinity_core.rollout.step_source import StepSource, TaskSteps
+from trinity_core.rollout.step_source import ServedSteps, StepSource, TaskSteps, one_answer_each
 from trinity_core.rollout.workflow_loops import WorkflowLoops
+from trinity_core.store.run_store import open_run_store
 from trinity_core.store.store import ExperienceStore
 from trinity_core.sync.methods import run_versions
 from trinity_core.sync.versions import WeightVersions
@@ -65,16 +63,24 @@ class Resources:
     steps: StepSource | None
     """None without a task set to explore: then the explorer only evaluates."""
     eval_tasksets: list[Taskset]
-    store: ExperienceStore
     weights: WeightVersions
     source: WeightSource
     operators: Operators
     data_juicer: DataJuicer | LocalDataJuicer | None
     """For operators that use it, if the run has one."""
     operator_input: OperatorInput
-    explored_file: ExploredFile
     api: ApiServer | None
     """The server of the OpenAI API, if one is wanted."""
+
+    @cached_property
+    def store(self) -> ExperienceStore:
+        """Made when exploring begins: an evaluation leaves no empty store, which would look like a run's."""
+        return open_run_store(self.config)
+
+    @cached_property
+    def explored_file(self) -> ExploredFile:
+        """What is stored, as JSON lines too."""
+        return ExploredFile(self.config, self.store)
 
     def usage(self) -> tuple[float, float, float]:
         """What was spent so far: seconds of engines and of verifiers, sampled tokens."""
@@ -103,7 +109,8 @@ class Resources:
         self.operators.close()
         if isinstance(self.data_juicer, LocalDataJuicer):
             self.data_juicer.close()
-        self.store.close()
+        if "store" in vars(self):
+            self.store.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,20 +145,18 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
     read, api = reading.result(), serving.result()
     config = read.config
     loops = WorkflowLoops()
-    model = _model(config, read, pool, loops)
+    policy = _model(config, read, pool, loops)
     language_models = [
-        EngineModel(
-            PoolOutside(other, loops), encoder, auxiliary_limits(config, given, stops), given.name or given.model_path
-        )
-        for other, given, (encoder, stops) in zip(others, config.explorer.auxiliary_models, read.others, strict=True)
+        EngineModel(other, encoder, auxiliary_limits(config, model, stops), name_of(model), outside=loops.outside)
+        for model, other, (encoder, stops) in zip(config.explorer.auxiliary_models, others, read.others, strict=True)
     ]
+    by_name = {model.name: model for model in language_models}
     reward_pool = RewardPool(max(1, min(4, (os.cpu_count() or 2) // 2)), REWARD_SECONDS, config.plugin_dir)
-    named = {name_of(given): one for given, one in zip(config.explorer.auxiliary_models, language_models, strict=True)}
-    rewards = TimedRewards(ModelRewards(reward_pool, Judges(config, named, reward_models, loops)))
+    rewards = TimedRewards(ModelRewards(reward_pool, Judges(config, by_name, reward_models, loops)))
     external = config.external_model
     at_once = external.requests_at_once if external else config.explorer.runner_per_model * len(engines)
     runner = TaskRunner(
-        model,
+        policy,
         rewards,
         at_once,
         config.explorer.max_timeout,
@@ -162,23 +167,20 @@ async def open_resources(config: Config, engines: Sequence[Any], auxiliary: Sequ
         loops,
     )
     data_juicer = open_data_juicer(config, serves_models=True)
-    store = _open_store(config)
     return Resources(
         config=config,
         pool=pool,
-        model=model,
+        model=policy,
         runner=runner,
         rewards=rewards,
         reward_pool=reward_pool,
         steps=_steps(config, read, runner, api),
         eval_tasksets=read.eval_tasksets,
-        store=store,
         weights=run_versions(config),
         source=WeightSource(config.synchronizer.sync_method, str(config.job_dir)),
         operators=_operators(config, data_juicer),
         data_juicer=data_juicer,
         operator_input=OperatorInput(config),
-        explored_file=ExploredFile(config, store),
         api=api,
     )
 
@@ -192,10 +194,9 @@ def _operators(config: Config, data_juicer: DataJuicer | LocalDataJuicer | None)
 
 def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | None) -> StepSource | None:
     batch_size, name = config.buffer.batch_size or 1, config.explorer.name
-    if api is not None and api.book is not None and read.encoder is not None:
+    if api is not None and api.served_sessions is not None and read.encoder is not None:
         repeats = config.algorithm.repeat_times or 1
-        tokenizer, temperature = read.encoder.tokenizer, config.model.temperature
-        return ServedSteps(api, api.book, tokenizer, name, batch_size, repeats, temperature)
+        return ServedSteps(api, api.served_sessions, read.encoder.tokenizer, name, batch_size, repeats)
     if not read.tasksets:
         return None
     schedule = TaskSchedule(read.tasksets, batch_size, config.seed, name)
@@ -203,26 +204,12 @@ def _steps(config: Config, read: _Read, runner: TaskRunner, api: ApiServer | Non
     return TaskSteps(schedule, runner, steps, in_waves=config.is_synchronous, joined=read.joined)
 
 
-@dataclass(frozen=True)
-class PoolOutside:
-    """A pool of engines in the explorer's own loop, asked by workflows from theirs."""
-
-    pool: EnginePool
-    loops: WorkflowLoops
-
-    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """See `EnginePool.generate`."""
-        return await self.loops.outside(self.pool.generate(requests))
-
-    async def score(self, tokens: Sequence[int]) -> list[float]:
-        """See `EnginePool.score`."""
-        return await self.loops.outside(self.pool.score(tokens))
-
-
 def _model(config: Config, read: _Read, pool: EnginePool, loops: WorkflowLoops) -> EngineModel | ExternalModel:
     if read.encoder is not None:
-        limits = policy_limits(config, read.stop_token_ids)
-        return EngineModel(PoolOutside(pool, loops), read.encoder, limits, reader=read.reader)
+        engine = pool.engines[0] if pool.engines else None
+        settings = engine.settings if isinstance(engine, RemoteEngine) else None
+        limits = replace(policy_limits(config, read.stop_token_ids), engine=settings)
+        return EngineModel(pool, read.encoder, limits, reader=read.reader, outside=loops.outside)
     assert config.external_model is not None, "only an external model has no encoder"
     return external_model(config, config.external_model, loops)
 
@@ -261,13 +248,10 @@ def _read(config: Config) -> _Read:
         tokenizer = load_tokenizer(model.model_path, model.trust_remote_code)
         thinking = {} if model.enable_thinking is None else {"enable_thinking": model.enable_thinking}
         other = ChatEncoder(tokenizer, None, thinking)
-        others.append((other, stop_tokens(model.model_path, tokenizer)))
-    stops = stop_tokens(config.model.model_path, encoder.tokenizer) if encoder else ()
+        others.append((other, stop_tokens(model.model_path, other)))
+    stops = stop_tokens(config.model.model_path, encoder) if encoder else ()
+    if encoder and (warning := endless_answers(encoder)):
+        log.warning("%s: %s", config.model.model_path, warning)
     rollout = config.explorer.rollout_model
     reader = ToolCallReader.of(rollout, encoder.tokenizer, config.model.model_path) if encoder else None
     return _Read(config, encoder, stops, tasksets, joined, evals, others, reader)
-
-
-def _open_store(config: Config) -> ExperienceStore:
-    (config.job_dir / "buffer").mkdir(parents=True, exist_ok=True)
-    return ExperienceStore.open(store_url(config), str(config.job_dir))

@@ -10,18 +10,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from trinity_core.data.experience import Experience
 from trinity_core.data.files import RejectedRow, RowLocation
 from trinity_core.data.rejected import FAILED_IN_A_ROW, RejectedRows
 from trinity_core.data.task import Task
-from trinity_core.errors import EndpointError, TransientFault, TrinityError, WeightSyncError
+from trinity_core.errors import EndpointError, RewardError, TransientFault, TrinityError, WeightSyncError
 from trinity_core.inference.openai_api.model import ApiModel, ApiModels, SessionCounts
 from trinity_core.rollout.workflow_loops import WorkflowLoops
 from trinity_core.threads import InterruptibleThreads
 from trinity_core.timing import BusyTimer
 from trinity_core.workflows import RecordingModel, Reward, RewardItem, RewardRunner, RolloutModel, run_workflow
+from trinity_core.workflows.base import all_of
 
 log = logging.getLogger(__name__)
+
+OTHER_DISTRIBUTION = (
+    "samples with top_p, top_k, min_tokens or a temperature of its own, for which vLLM on a GPU reports no log-probs "
+    "over the whole vocabulary; set top_p and top_k in `model` or in `rollout_args` of the task set, with a "
+    "temperature of 1, and leave them out of the workflow's call"
+)
 
 
 @dataclass(slots=True)
@@ -65,7 +74,8 @@ class TaskRunner:
     """Runs the others."""
 
     async def run(self, tasks: Sequence[Task], at_once: int | None = None, in_waves: bool = False) -> list[Outcome]:
-        """One outcome for each task, in their order. Raises what no retry of a task can fix: lost engines.
+        """One outcome for each task, in their order. Raises what no retry of a task can fix: lost engines,
+        a reward function that gives an impossible accuracy.
 
         With `in_waves`, the next `at_once` tasks begin together once all tasks before them have ended; without, each
         task begins as soon as one ends. In waves, what the engines compute together, and with it the last bits of
@@ -79,13 +89,7 @@ class TaskRunner:
 
     async def _run(self, tasks: Sequence[Task], at_once: int) -> list[Outcome]:
         gate = asyncio.Semaphore(at_once)
-        running = [asyncio.ensure_future(self._one(task, gate)) for task in tasks]
-        try:
-            return list(await asyncio.gather(*running))
-        except BaseException:
-            for future in running:
-                future.cancel()
-            raise
+        return await all_of([self._one(task, gate) for task in tasks])
 
     async def _one(self, task: Task, gate: asyncio.Semaphore) -> Outcome:
         outcome = Outcome(task)
@@ -105,9 +109,10 @@ class TaskRunner:
         model = self._model(outcome.task)
         work = partial(run_workflow, outcome.task, model, self.auxiliary, self.rewards, self.threads)
         try:
-            outcome.experiences, outcome.error = await self.loops.run(work, self.timeout), None
-            _set_temperature(outcome)
-        except (TransientFault, WeightSyncError, EndpointError):
+            experiences = await self.loops.run(work, self.timeout)
+            _set_temperature(outcome.task, experiences)
+            outcome.experiences, outcome.error = experiences, None
+        except (TransientFault, WeightSyncError, EndpointError, RewardError):
             raise
         except Exception as error:  # noqa: BLE001 - it costs this task only
             outcome.error = error
@@ -124,11 +129,18 @@ class TaskRunner:
         return RecordingModel(self.model) if self.records else self.model
 
 
-def _set_temperature(outcome: Outcome) -> None:
-    """Experiences carry their task's temperature, unless the workflow sampled at one of its own and said so."""
-    for experience in outcome.experiences:
+def _set_temperature(task: Task, experiences: Sequence[Experience]) -> None:
+    """Experiences that a workflow made without the temperature of its answers carry their task's.
+
+    Raises TrinityError if one is to be trained on whose log-probs are of no distribution that the trainer computes.
+    """
+    for experience in experiences:
         if experience.temperature is None and not experience.is_expert:
-            experience.temperature = outcome.task.temperature
+            experience.temperature = task.temperature
+        elif experience.temperature is not None and np.isnan(experience.temperature).any():
+            if not task.is_eval:
+                raise TrinityError(f"workflow '{task.workflow}' {OTHER_DISTRIBUTION}")
+            experience.temperature = None
 
 
 def cause(error: BaseException | None) -> str:
@@ -156,18 +168,22 @@ class FailureWatch:
     """Where rows are written down that fail."""
     in_a_row: int = 0
     """Tasks that have failed since the last one that did not."""
+    any_succeeded: bool = False
+    """Whether any task of the run did not fail."""
 
-    def check(self, step: int, outcomes: Sequence[Outcome]) -> None:
+    def check(self, step: int, outcomes: Sequence[Outcome], is_last: bool = False) -> None:
         """Note the rows of failed tasks.
 
-        Raises `TrinityError` if every task of explore step `step` failed, and `FAILED_IN_A_ROW` tasks in a row.
+        Raises `TrinityError` if every task of explore step `step` failed, and `FAILED_IN_A_ROW` tasks in a row, or
+        all tasks of a run of which it `is_last`.
         """
         self.note(outcomes)
         if not outcomes or not all(outcome.failed for outcome in outcomes):
             self.in_a_row = 0
+            self.any_succeeded |= bool(outcomes)
             return
         self.in_a_row += len(outcomes)
-        if self.in_a_row >= FAILED_IN_A_ROW:
+        if self.in_a_row >= FAILED_IN_A_ROW or (is_last and not self.any_succeeded):
             check_failures(f"explore step {step}", outcomes)
 
     def note(self, outcomes: Sequence[Outcome]) -> None:

@@ -1,20 +1,30 @@
-"""Where the rollouts of explore steps come from: the tasks of a schedule, or (`served_steps.py`) users."""
+"""Where the rollouts of explore steps come from: the tasks of a schedule or, in mode `serve`, the sessions of users."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from trinity_core.data.joined import JoinedInputs
 from trinity_core.data.schedule import Positions, TaskSchedule
+from trinity_core.data.task import Task
+from trinity_core.inference.openai_api.model import OpenSession, SessionCounts
+from trinity_core.inference.openai_api.served import POLICY
+from trinity_core.inference.openai_api.served_sessions import WITHOUT_FEEDBACK, ServedGroup, ServedSessions
+from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.rollout.metrics import scores_of
 from trinity_core.rollout.runner import Outcome, TaskRunner
-from trinity_core.waits import Wait
+from trinity_core.waits import Wait, poll_async
 
-LOOK_SECONDS = 0.2
-"""Between two looks for tasks that are waited for."""
+GATHER_SECONDS = 2.0
+"""A step that is not full begins so long after its first group was complete."""
+DROPPED_HELD = 100
+"""Sessions without feedback that wait for a step with experiences; of more, a step of their own is made."""
+SERVED = "served"
+"""The task set of users' sessions in the ledger."""
 
 
 class StepSource(Protocol):
@@ -89,13 +99,15 @@ class TaskSteps:
     async def _arrived(self, is_over: Callable[[], bool]) -> bool:
         step, wait = self.schedule.step + 1, Wait("tasks")
         try:
-            while lacking := await asyncio.to_thread(self.schedule.missing, step):
+            async for _ in poll_async(pause=0.2):
+                lacking = await asyncio.to_thread(self.schedule.missing, step)
+                if not lacking:
+                    return not self.is_exhausted
                 if await asyncio.to_thread(is_over):
-                    return False
+                    break
                 named = ", ".join(f"{count} more of '{name}'" for name, count in lacking.items())
                 self.text = wait.note(f"explore step {step} takes {named}: `trinity tasks add` adds some")
-                await asyncio.sleep(LOOK_SECONDS)
-            return not self.is_exhausted
+            return False
         finally:
             self.text = ""
 
@@ -127,3 +139,111 @@ class TaskSteps:
 
     def went_back(self, version: int) -> None:
         """Nothing to do: all steps after the one of `version` are made again."""
+
+
+@dataclass
+class ServedSteps:
+    """A step is what has come: up to `batch_size` groups, and all sessions that were dropped meanwhile."""
+
+    server: ApiServer
+    served_sessions: ServedSessions
+    tokenizer: Any
+    explorer: str
+    batch_size: int
+    repeats: int
+    total_steps: None = None
+    is_exhausted: bool = False
+    text: str = ""
+    _count: int = 0
+    """Groups of all steps so far."""
+    _names: tuple[str, ...] = ()
+    """Sessions of the step in progress."""
+
+    def rows(self, step: int) -> int:
+        """See `StepSource`."""
+        return self.batch_size * self.repeats
+
+    async def arrival(self, is_over: Callable[[], bool]) -> bool:
+        """See `StepSource`. Ends sessions whose time is over meanwhile."""
+        wait = Wait("feedback")
+        try:
+            async for _ in poll_async(pause=0.2):
+                if await asyncio.to_thread(self._has_come):
+                    return True
+                if await asyncio.to_thread(is_over):
+                    break
+                waiting, judged, dropped = self.served_sessions.counts
+                self.text = wait.note(f"sessions: {waiting} open, {judged} with feedback, {dropped} dropped")
+            return False
+        finally:
+            self.text = ""
+
+    def _has_come(self) -> bool:
+        for session in self.served_sessions.expire():
+            self.server.close(session, WITHOUT_FEEDBACK)
+        groups, seconds = self.served_sessions.complete()
+        gathered = bool(groups) and seconds >= GATHER_SECONDS
+        return groups >= self.batch_size or gathered or self.served_sessions.counts[2] >= DROPPED_HELD
+
+    async def outcomes(self, step: int, version: int) -> list[Outcome]:
+        """See `StepSource`."""
+        return await asyncio.to_thread(self._outcomes, step, version)
+
+    async def further(self, step: int, count: int) -> list[Outcome]:
+        """See `StepSource`: users come by themselves."""
+        return []
+
+    def _outcomes(self, step: int, version: int) -> list[Outcome]:
+        groups = self.served_sessions.take(self.batch_size, version)
+        self._names = tuple(mine.name for group in groups for mine in group.sessions)
+        return [self._outcome(f"{self.explorer}/{step}/{slot}", group) for slot, group in enumerate(groups)]
+
+    def _outcome(self, name: str, group: ServedGroup) -> Outcome:
+        self._count += 1
+        task = Task(self._count, {}, SERVED, "serve", repeat_times=len(group.sessions), group=name)
+        outcome = Outcome(task, dropped=group.dropped, sessions=SessionCounts())
+        for run, mine in enumerate(group.sessions):
+            session, feedback = OpenSession(self.server, mine.session, POLICY, self.tokenizer), mine.feedback
+            fields: dict[str, Any] = {"group": name, "run": run, "task_index": self._count}
+            if feedback is not None:
+                fields["metrics"] = {f"feedback/{name}": value for name, value in feedback.metrics.items()}
+                fields["info"] = {"task": mine.task, "comment": feedback.comment}
+            outcome.experiences += session.experiences(None if feedback is None else feedback.reward, **fields)
+            sampled = mine.session.sampled_tokens + mine.session.dropped_tokens
+            assert outcome.sessions is not None
+            outcome.sessions.add(SessionCounts(1, session.taken_tokens, sampled), succeeded=not group.dropped)
+        return outcome
+
+    def position(self, step: int) -> dict[str, Any]:
+        """See `StepSource`: also the sessions of the step, by which a restarted explorer knows that they are stored."""
+        return {"step": step, "served": self._count, "sessions": list(self._names)}
+
+    def resume(self, position: Mapping[str, Any] | None, positions: Positions) -> None:
+        """See `StepSource`."""
+        found = position or {}
+        self._count = found.get("served", 0)
+        for session in self.served_sessions.resume(found.get("sessions", ())):
+            self.server.close(session, WITHOUT_FEEDBACK)
+
+    def stored(self) -> None:
+        """See `StepSource`."""
+        self.served_sessions.stored()
+
+    def went_back(self, version: int) -> None:
+        """See `StepSource`: what was sampled by weights that are gone is not trained on."""
+        self.served_sessions.take_back(version)
+
+
+def one_answer_each(tasks: Sequence[Task]) -> list[Task]:
+    """Each repeat as a task of its own, so that a request that fails costs one answer and not all of its question."""
+    return [
+        replace(
+            task,
+            repeat_times=1,
+            group=f"{task.group}/{run}",
+            repeat_of=task.group,
+            workflow_args=copy.deepcopy(task.workflow_args),
+        )
+        for task in tasks
+        for run in range(task.repeat_times)
+    ]

@@ -14,9 +14,9 @@ from trinity_core.config.paths import actor_prefix, engine_name, trainer_name
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
+from trinity_core.runtime.heartbeat import SILENCE_SECONDS, within
 from trinity_core.runtime.placement import Placement
 from trinity_core.runtime.progress import ProgressReport
-from trinity_core.runtime.pulse import SILENCE_SECONDS, within
 from trinity_core.runtime.ray_node import RayDied
 from trinity_core.tracking.logs import log_environment
 
@@ -142,7 +142,7 @@ def start_explorer(cluster: Cluster, config: Config, engines: list[Any], auxilia
 
 def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
     """The trainer's workers, one per rank: those kept from an earlier stage if they fit, or new ones."""
-    from trinity_core.runtime.trainer_actor import TrainerActor
+    from trinity_core.training.worker import TrainerActor
 
     kept = cluster.take("trainers", trainer_key(placement))
     if kept and _are_ready(cluster, kept, lambda: renew(kept, config, cluster.check)):
@@ -242,10 +242,10 @@ def trainer_environment(placement: Placement) -> dict[str, str]:
 
 
 def _start_engine(cluster: Cluster, config: Config, name: str, settings: EngineSettings, gpus: float) -> Any:
-    from trinity_core.inference.engine import Engine
+    from trinity_core.inference.engine import engine_class
 
     env = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
     env |= log_environment(config, name)
-    engine = cluster.actor(Engine, name, settings, gpus=gpus, env=env, concurrency=CALLS_AT_ONCE)
+    engine = cluster.actor(engine_class(settings), name, settings, gpus=gpus, env=env, concurrency=CALLS_AT_ONCE)
     engine.start.remote()
     return engine

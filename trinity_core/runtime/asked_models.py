@@ -1,33 +1,41 @@
-"""Models of the configuration that task operators ask: their engines run for as long as a curation needs them."""
+"""The models that task operators ask: those of the configuration, whose engines run for as long as a curation needs
+them, and OpenAI-compatible endpoints."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+from trinity_core.addresses import API_KEY, BASE_URL
 from trinity_core.config import AuxiliaryModelConfig, Config
+from trinity_core.config.schema.explorer import ExternalModelConfig
 from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.tokenizer import load_tokenizer, policy_encoder, stop_tokens
-from trinity_core.errors import DataError, InputError, ModelError, TransientFault
+from trinity_core.errors import DataError, InputError, ModelError, TransientFault, Unanswered
+from trinity_core.inference.endpoint import Endpoint
 from trinity_core.inference.engine_model import EngineModel, auxiliary_limits
+from trinity_core.inference.external_model import ExternalModel
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.remote import as_handle
 from trinity_core.inference.reward_engine import is_reward_model
-from trinity_core.inference.task_models import EndpointModels
 from trinity_core.pipelines.tasks import asked_models
 from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question, policy_as_judge
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.faults import first_error_stays
 from trinity_core.runtime.placement import alone
+from trinity_core.workflows.rollout_model import RolloutModel
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
 """Between two looks at whether Ray is alive, while a model is asked."""
+ENDPOINT_SECONDS = 800.0
+"""For a question to an endpoint, with all its retries."""
 T = TypeVar("T")
 
 
@@ -36,7 +44,6 @@ class RunModels:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._endpoints = EndpointModels()
         self._runner = asyncio.Runner()
         self._cluster: Cluster | None = None
         self._engines: list[Any] = []
@@ -58,7 +65,7 @@ class RunModels:
         """See `TaskModels.ask`. Raises ModelError where engines cannot start, TransientFault where they are lost."""
         own = {} if model.base_url else asked_models(self._config)
         if model.name not in own:
-            return self._endpoints.ask(model, questions)
+            return EndpointModels().ask(model, questions)
         if not self._models:
             try:
                 self._start(own)
@@ -66,8 +73,7 @@ class RunModels:
                 raise
             except Exception as error:
                 raise ModelError(f"the model {model.name} cannot be started: {error}") from error
-        asked = self._models[model.name]
-        return self._run(_answers(asked, questions))
+        return self._run(_answers(self._models[model.name], questions))
 
     def _start(self, asked: dict[str, AuxiliaryModelConfig]) -> None:
         """Start the engines of all models that are asked, so that none of them waits for another's place."""
@@ -117,22 +123,49 @@ async def _started(
     made = {}
     for model, pool in zip(models, pools, strict=True):
         encoder = encoders[model.model_path]
-        limits = auxiliary_limits(config, model, stop_tokens(model.model_path, encoder.tokenizer))
+        limits = auxiliary_limits(config, model, stop_tokens(model.model_path, encoder))
         made[model.model_path] = EngineModel(pool, encoder, limits, model.name or model.model_path)
     return made
 
 
-async def _answers(model: EngineModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
+class EndpointModels:
+    """See `TaskModels`: asks endpoints alone, also without a run."""
+
+    def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
+        """See `TaskModels.ask`. Raises ModelError where nothing says the address or the key."""
+        return asyncio.run(self._ask(model, questions))
+
+    async def _ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
+        endpoint = _endpoint(model)
+        try:
+            return await _answers(ExternalModel(endpoint), questions)
+        finally:
+            await endpoint.close()
+
+
+def _endpoint(model: AskedModel) -> Endpoint:
+    address = model.base_url or os.environ.get(BASE_URL, "")
+    if not address:
+        raise ModelError(f"nothing says where the model {model.name} is: give base_url, or set {BASE_URL}")
+    variable = model.api_key_env or (API_KEY if API_KEY in os.environ else None)
+    key = "" if variable is None else os.environ.get(variable, "")
+    if variable is not None and not key:
+        raise ModelError(f"the variable {variable}, which is to hold the key of {address}, is not set")
+    settings = ExternalModelConfig(base_url=address, model_name=model.name, api_key_env=variable)
+    return Endpoint(settings, key, ENDPOINT_SECONDS, section="the operator")
+
+
+async def _answers(model: RolloutModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
     return list(await asyncio.gather(*(_answer(model, question) for question in questions)))
 
 
-async def _answer(model: EngineModel, question: Question) -> str | NoAnswer:
+async def _answer(model: RolloutModel, question: Question) -> str | NoAnswer:
     system = [{"role": "system", "content": question.system}] if question.system else []
     seeds = None if question.seed is None else [question.seed]
-    chosen: dict[str, Any] = {"temperature": question.temperature, "max_tokens": question.max_tokens}
+    sampling: dict[str, Any] = {"temperature": question.temperature, "max_tokens": question.max_tokens}
     try:
-        [answer] = await model.chat([*system, {"role": "user", "content": question.text}], seeds=seeds, **chosen)
-    except DataError as error:
+        [answer] = await model.chat([*system, {"role": "user", "content": question.text}], seeds=seeds, **sampling)
+    except (DataError, Unanswered) as error:
         return NoAnswer(str(error))
     if answer.finish_reason != "stop":
         return NoAnswer(f"it did not come to its end ({answer.finish_reason}); give it more max_tokens")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trinity_core.checkpoints.resume import whole_steps
@@ -55,19 +55,27 @@ def audit_text(name: str, audit: Audit) -> str:
         *([f"  sessions    sampled {audit.sampled_tokens} tokens with a loss"] if audit.sampled_tokens else []),
         *(f"  problem: {problem}" for problem in audit.problems),
     ]
-    verdict = "Every task is accounted for." if audit.clean else "NOT every task is accounted for."
-    return "\n".join([*lines, f"  {verdict}"])
+    verdict = (
+        "Every task is accounted for." if audit.tasks_drawn else "No task has been drawn: nothing is accounted for."
+    )
+    return "\n".join([*lines, f"  {verdict if audit.clean else 'NOT every task is accounted for.'}"])
+
+
+def accounts_for_all(audits: Mapping[str, Audit]) -> bool:
+    """True if every task is accounted for and there are some: a proof of nothing is none."""
+    return all(audit.clean for audit in audits.values()) and any(audit.tasks_drawn for audit in audits.values())
 
 
 def audit_json(audits: dict[str, Audit]) -> dict[str, object]:
     """One run's audit; the stages of a pipeline under their names, with sums of their counts (lineage: the highest)."""
+    clean = {"clean": accounts_for_all(audits)}
     if len(audits) == 1:
         [audit] = audits.values()
-        return audit.to_dict() | {"clean": audit.clean}
+        return audit.to_dict() | clean
     sums: dict[str, object] = {name: sum(getattr(each, name) for each in audits.values()) for name in COUNTS[:-1]}
     sums["lineage"] = max(each.lineage for each in audits.values())
     each_stage = {name: each.to_dict() | {"clean": each.clean} for name, each in audits.items()}
-    return sums | {"clean": all(each.clean for each in audits.values()), "stages": each_stage}
+    return sums | clean | {"stages": each_stage}
 
 
 def _dropped_experiences(by_operator: Counter[str]) -> list[str]:

@@ -19,12 +19,11 @@ from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.processes import die_with_parent, end, families
 from trinity_core.runtime.gpus import GpuLocks, only, wait_until_free
-from trinity_core.runtime.own_ray import start_ray
-from trinity_core.runtime.patience import gpu_seconds, note_room, until_back
 from trinity_core.runtime.placement import Machine, Placement, place, weakest
-from trinity_core.runtime.processes import end, families
-from trinity_core.runtime.ray_node import ClusterAway, RayDied, RayNode, reach
+from trinity_core.runtime.ray_node import ClusterAway, RayDied, RayNode, reach, start_ray
+from trinity_core.runtime.wait_for_cluster import gpu_seconds, note_room, wait_for_cluster
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +163,8 @@ class Cluster:
         remote: Any = ray.remote(cls).options(**options)
         handle = self._when_free(name, lambda: remote.remote(*args, **kwargs))
         self._started.append(handle)
-        self._placing[handle.__ray_ready__.remote()] = name, time.monotonic()
+        # A busy worker notices a minute late that its raylet was killed, and would hold the run's locks until then.
+        self._placing[handle.__ray_call__.remote(_end_with_raylet)] = name, time.monotonic()
         return handle
 
     def _when_free(self, name: str, start: Callable[[], Any]) -> Any:
@@ -251,6 +251,11 @@ class Cluster:
         self._locks.release()
 
 
+def _end_with_raylet(actor: object) -> None:
+    """In an actor's process, whose parent is the raylet of its node."""
+    die_with_parent()
+
+
 def machine(gpus: int | None) -> Machine:
     """The cores that this process may use and the GPUs of this machine, once so many (None: all) are free.
 
@@ -272,7 +277,7 @@ def machine_of(resources: dict[str, float]) -> Machine:
 def placement_of(config: Config) -> Placement:
     """Where the processes of a run go on this machine, or on the Ray cluster that it joins."""
     cluster = config.cluster
-    return until_back(cluster.ray_address, lambda: place(config, weakest(_nodes(config), cluster.node_num)))
+    return wait_for_cluster(cluster.ray_address, lambda: place(config, weakest(_nodes(config), cluster.node_num)))
 
 
 def _nodes(config: Config) -> list[Machine]:
@@ -292,7 +297,7 @@ def open_cluster(config: Config, gpu_per_node: int) -> Cluster:
     Raises TrinityError if a run of this configuration needs more GPUs than the cluster has. A configuration with stages
     is not checked: each stage calls this itself.
     """
-    opened = until_back(config.cluster.ray_address, lambda: _opened_with_room(config, gpu_per_node))
+    opened = wait_for_cluster(config.cluster.ray_address, lambda: _opened_with_room(config, gpu_per_node))
     note_room(config.cluster.ray_address)
     return opened
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trinity_core.config import Config, load_config, store_url
 from trinity_core.config.algorithm_types import ALGORITHMS
-from trinity_core.config.load import Check
-from trinity_core.config.problems import Report
-from trinity_core.pipelines.checks import check_names, typed_arguments
+from trinity_core.config.findings import Finding, Report
+from trinity_core.pipelines.checks import check_names
 from trinity_core.store import database
 from trinity_core.tracking import mlflow_writer
 from trinity_core.workflows import load_plugins
@@ -20,32 +19,37 @@ NAMES_STORE = (STORE, "buffer.trainer_input.experience_buffer.storage_type", "al
 MLFLOW = "monitor.monitor_args.uri"
 
 
-def load_checked(path: Path | str, overrides: Sequence[str] = (), more: Check | None = None) -> Config:
+def load_checked(
+    path: Path | str, overrides: Sequence[str] = (), more: Callable[[Config, Report], None] | None = None
+) -> Config:
     """`load_config` with the user's modules loaded, so that the names they bring are known and all others refused.
 
     Refused are also databases, of the experience store and of MLflow, that do not work on this machine, and what `more`
     reports of each stage.
     """
 
-    def check(config: Config, report: Report) -> None:
-        _check(config, report)
+    def check(config: Config, report: Report) -> Config:
+        typed = check_names(config, report)
+        _check_databases(typed, report)
         if more is not None:
-            more(config, report)
+            more(typed, report)
+        return typed
 
-    return typed_arguments(load_config(path, overrides, load_plugins, check))
+    return load_config(path, overrides, load_plugins, check)
 
 
 def start_from(config: Config, model_path: str) -> Config:
-    """The configuration of a stage that begins with the model of the stage before."""
-    return config.with_values({"model.model_path": model_path, "model.critic_model_path": model_path})
+    """The configuration of a stage that begins with the model of the stage before; a critic of its own stays."""
+    model = config.model
+    critic = model_path if model.critic_model_path == model.model_path else model.critic_model_path
+    return config.with_values({"model.model_path": model_path, "model.critic_model_path": critic})
 
 
-def _check(config: Config, report: Report) -> None:
-    check_names(config, report)
+def _check_databases(config: Config, report: Report) -> None:
     known = ALGORITHMS.get(config.algorithm.algorithm_type)
     uses_store = config.mode != "bench" and known is not None and known.uses_rollouts
     if uses_store and not report.touched(NAMES_STORE) and (fault := database.fault_of(store_url(config))):
-        report.add(STORE, config.buffer.trainer_input.experience_buffer.path, fault)
+        report.add(Finding(STORE, config.buffer.trainer_input.experience_buffer.path, "unavailable", fault))
     uri = config.monitor.monitor_args.get("uri")
     if config.monitor.monitor_type == "mlflow" and (fault := mlflow_writer.fault_of(uri, config.checkpoint_root_dir)):
-        report.add(MLFLOW, uri, fault)
+        report.add(Finding(MLFLOW, uri, "unavailable", fault))

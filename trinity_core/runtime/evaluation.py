@@ -6,16 +6,22 @@ training, the model. It is a line of source `eval` in the run's metrics file, an
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trinity_core.checkpoints.huggingface import huggingface_folder
-from trinity_core.checkpoints.resume import whole_steps
-from trinity_core.config import Config, store_url
+from trinity_core.checkpoints.manifest import damage
+from trinity_core.checkpoints.resume import latest_whole, whole_steps
+from trinity_core.config import Config
 from trinity_core.errors import TrinityError
-from trinity_core.rollout.score_fingerprint import valid_scores
-from trinity_core.runtime.session import Session
-from trinity_core.store.store import ExperienceStore
+from trinity_core.layout import JobLayout
+from trinity_core.runtime.run_attempt import RunAttempt
+from trinity_core.store.run_store import open_run_store
+from trinity_core.tracking.scores import valid_scores
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,54 +37,76 @@ class Target:
 def unscored_targets(config: Config, which: str) -> list[Target]:
     """The targets that `which` means and that have no score yet.
 
-    `base`, `latest`, `missing`, `all` (scored ones too) or a step. Raises TrinityError if a step has no whole
-    checkpoint. An external model has no steps: each word means it.
+    Empty means what mode `bench` is configured to: the latest checkpoint (without any, the model that the engines start
+    with), or with `bench_on_latest_checkpoint: false` every one. Else it is `base`, `latest`, `missing`, `all`
+    (scored ones too) or a step. Damaged checkpoints are passed over with a warning, as in a resume; raises TrinityError
+    if the step that is named has no whole one. An external model has no steps: each word means it.
     """
     if not config.buffer.explorer_input.eval_tasksets:
         raise TrinityError("There is nothing to evaluate on: buffer.explorer_input.eval_tasksets is empty.")
+    if not which:
+        every = not config.explorer.bench_on_latest_checkpoint and bool(whole_steps(config.job_dir))
+        which = "missing" if every else "latest"
     external = config.external_model is not None and not which.isdigit()
-    steps = [0] if external else steps_meant(which, whole_steps(config.job_dir))
+    steps = [0] if external else steps_meant(which, config.job_dir)
     scored = {} if which == "all" else valid_scores(config)
-    missing = [step for step in steps if step not in scored]
-    return [Target(step, huggingface_folder(config, step) if step else None) for step in missing]
+    unscored = [step for step in steps if step not in scored]
+    if which in ("missing", "all"):
+        unscored = [step for step in unscored if not step or not _is_damaged(JobLayout(config.job_dir).step(step))]
+    return [Target(step, huggingface_folder(config, step) if step else None) for step in unscored]
 
 
-def unscored_result(session: Session) -> list[Target]:
+def unscored_result(attempt: RunAttempt) -> list[Target]:
     """The run's last checkpoint, if it has no score yet and the run has engines and eval sets; else nothing.
 
-    In mode `bench` every checkpoint without a score, unless `bench_on_latest_checkpoint`, and the model that the
-    engines start with if there is no checkpoint. In `explore` and `serve` nothing while the trainer may make further
+    In mode `bench` what `unscored_targets` says. In `explore` and `serve` nothing while the trainer may make further
     checkpoints, and remove this one.
     """
-    config = session.config
+    config = attempt.config
     if config.mode == "bench":
-        every = not config.explorer.bench_on_latest_checkpoint and bool(whole_steps(config.job_dir))
-        return unscored_targets(config, "missing" if every else "latest")
+        return unscored_targets(config, "")
     if config.explores_alone and not trainer_has_finished(config):
         return []
-    steps = whole_steps(config.job_dir)
-    if not steps or not session.placement.engines or not config.buffer.explorer_input.eval_tasksets:
+    if not attempt.placement.engines or not config.buffer.explorer_input.eval_tasksets:
         return []
-    if steps[-1] in valid_scores(config):
+    step = latest_whole(config.job_dir)
+    if step is None or step in valid_scores(config):
         return []
-    return [Target(steps[-1], session.huggingface_folder(steps[-1]))]
+    return [Target(step, attempt.huggingface_folder(step))]
+
+
+def score_targets(attempt: RunAttempt, targets: Sequence[Target]) -> dict[int, dict[str, float]]:
+    """Score each target on every eval set: step -> metric name -> value."""
+    scores = {}
+    for target in targets:
+        scores[target.step] = attempt.score(target.step, target.folder)
+        log.info("step %s: %s", target.step, scores[target.step])
+    return scores
 
 
 def trainer_has_finished(config: Config) -> bool:
     """Whether a checkpoint of the run holds its trainer's last step."""
-    with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
+    with open_run_store(config) as store:
         return store.trainer().finished
 
 
-def steps_meant(which: str, whole: list[int]) -> list[int]:
-    """The steps that a word means, given those with a whole checkpoint; 0 is the model before training."""
+def steps_meant(which: str, job_dir: Path) -> list[int]:
+    """The steps of a run that a word means; 0 is the model before training."""
     if which == "base":
         return [0]
     if which == "latest":
-        return whole[-1:] or [0]
+        return [latest_whole(job_dir) or 0]
+    whole = whole_steps(job_dir)
     if which in ("missing", "all"):
         return whole
     if int(which) not in whole:
         there = ", ".join(map(str, whole)) or "none"
         raise TrinityError(f"There is no whole checkpoint of step {which}; whole ones: {there}.")
     return [int(which)]
+
+
+def _is_damaged(folder: Path) -> bool:
+    wrong = damage(folder)
+    if wrong:
+        log.warning("the checkpoint %s is skipped: %s", folder, wrong)
+    return wrong is not None

@@ -1,4 +1,4 @@
-"""Which failures are worth another attempt, and what they say."""
+"""Which failures are worth another attempt, what they say, and how runs beside each other are asked to end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from trinity_core.errors import TransientFault, TrinityError
@@ -27,6 +28,37 @@ class Stopped(TransientFault):
 
 class ProcessLost(TransientFault):
     """A process of the run is gone. Its message ends with `AGAIN`."""
+
+
+class CancelToken:
+    """Once cancelled, every run that was opened in its context saves and ends."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def stop(self) -> None:
+        """Ask all runs to save and end."""
+        self.cancelled = True
+
+    def check(self) -> None:
+        """Do nothing: each run watches its own processes."""
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `Stopped` in a run that has saved and ended because it was asked to."""
+        if self.cancelled:
+            raise Stopped("The run has saved and ended: a run beside it failed, or all of them were cancelled.")
+
+
+CANCEL_TOKEN: ContextVar[CancelToken | None] = ContextVar("cancel_token", default=None)
+"""Shared by the runs that the present context opens."""
+ANOTHER_FOLLOWS: ContextVar[Callable[[], bool]] = ContextVar("another_follows", default=lambda: False)
+"""True if another attempt at the run of the present context follows, should this one end by a transient fault."""
+
+
+def is_cancelled() -> bool:
+    """True if all runs of the present context have been asked to save and end."""
+    token = CANCEL_TOKEN.get()
+    return token is not None and token.cancelled
 
 
 def is_transient(error: BaseException) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from trinity_core.config import Config, stages
 from trinity_core.errors import TransientFault
+from trinity_core.files import write_json
+from trinity_core.layout import JobLayout
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.faults import first_error_stays
@@ -17,7 +19,7 @@ from trinity_core.runtime.placement import flow_of
 from trinity_core.runtime.stage import stage_names
 from trinity_core.runtime.summary import digest_of, read_summary
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
-from trinity_core.tracking.run_outcome import RunOutcome
+from trinity_core.tracking.writers import RunOutcome
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +96,9 @@ def pipeline_summary(plan: Plan, before: dict[str, Any], summaries: dict[str, di
 @contextmanager
 def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
     """Within this context Ray stays up between the stages; at its end it is closed, and the pipeline's run in MLflow
-    ends too."""
+    ends too. The folders of its stages are recorded first; a stage that gets a fresh folder records it itself."""
+    plan.config.job_dir.mkdir(parents=True, exist_ok=True)
+    write_json(JobLayout(plan.config.job_dir).stages, {each.name: each.config.name for each in plan.stages})
     keep_parent_open(plan.config.job_dir)
     outcome = RunOutcome.FINISHED
     try:
@@ -108,22 +112,6 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
                 close_cluster(opened)
             finally:
                 close_parent(plan.config.job_dir, outcome)
-
-
-def run_stages(config: Config, run: Callable[[str, str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The summaries of the stages, each `run(name, model_path)` from the model of the stage before, on one Ray.
-
-    Stages that an earlier attempt has finished are not run again. A configuration without stages is one of no name.
-    """
-    if not config.stages:
-        yield run("", "")
-        return
-    plan, model_path = plan_stages(config), ""
-    with pipeline_cluster(plan, open_cluster(plan.config, plan.gpu_per_node)):
-        for stage in plan.stages:
-            summary = stage.done or run(stage.name, model_path)
-            model_path = summary["hf_dir"] or model_path
-            yield summary
 
 
 @contextmanager

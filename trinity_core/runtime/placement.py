@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trinity_core.config import Config
-from trinity_core.config.rules import SHARED_GPU_MEMORY, shares_a_gpu
+from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, shares_a_gpu
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
 from trinity_core.inference.settings import SPIN_COUNT, SPIN_COUNT_ALONE

@@ -4,26 +4,20 @@
 
 Two loops work beside each other, each in processes of its own, and meet in two places: rollouts go from the explorer to
 the trainer through the store, weights come back by weight sync. Version n is the weights after train step n. The verbs
-are those of `rollout/explorer.py`, `training/trainer.py` and `runtime/session.py`; their order stands here. The Prefect
-flows (`flows/`) run these same functions as tasks, with retries and a UI.
+are those of `rollout/explorer.py`, `training/trainer.py` and `runtime/run_attempt.py`; their order stands here. Every
+way to start a run leads here (`runtime/driver.py`); an adapter calls the steps as they are, or as Prefect tasks.
 """
 
 from __future__ import annotations
 
-import argparse
-import logging
-from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.evaluation import unscored_result
-from trinity_core.runtime.pipeline import run_stages
-from trinity_core.runtime.session import Session, open_session
-from trinity_core.runtime.signals import ending_on_sigterm
-from trinity_core.runtime.stage import Stage, resolve_stage
-from trinity_core.runtime.summary import summarise, summary_text
-from trinity_core.runtime.together import run_together
+from trinity_core.program import ending_on_sigterm, run_app
+from trinity_core.runtime.adapter import PLAIN, Adapter
+from trinity_core.runtime.evaluation import score_targets, unscored_result
+from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
+from trinity_core.runtime.stage import Stage
+from trinity_core.runtime.summary import publish
 
 if TYPE_CHECKING:
     from trinity_core.rollout.explorer import Explorer
@@ -58,41 +52,38 @@ def train(trainer: Trainer) -> None:
     while (batch := trainer.next_batch()) is not None:
         trainer.update(batch)
         trainer.publish_if_due()
-        trainer.save_if_due()
         trainer.write_metrics()
+        trainer.save_if_due()
     trainer.finish()
 
 
-def evaluate(session: Session) -> dict[int, dict[str, float]]:
+def evaluate(attempt: RunAttempt) -> dict[int, dict[str, float]]:
     """Score the run's last checkpoint (`mode: bench`: or the model itself) if it has no score yet: step -> metrics."""
-    return {target.step: session.score(target.step, target.folder) for target in unscored_result(session)}
+    return score_targets(attempt, unscored_result(attempt))
 
 
-def run(stage: Stage) -> dict[str, Any]:
+def run(stage: Stage, adapter: Adapter = PLAIN) -> dict[str, Any]:
     """Run one stage, resuming from its latest checkpoint: explore and train, evaluate the result, sum up."""
-    with open_session(stage) as session:
-        loops = {"explore": partial(session.explore, explore), "train": partial(session.train, train)}
-        results = run_together(session, loops)
-        evaluate(session)
-        return summarise(session, results)
+    with adapter.call("cluster", lambda: open_attempt(stage)) as attempt:
+        loops = {
+            "explore": lambda: attempt.explore(explore, adapter.report),
+            "train": lambda: attempt.train(train, adapter.report),
+        }
+        components = {name: loop for name, loop in loops.items() if name in attempt.components}
+        results = adapter.run_components(attempt, components)
+        attempt.raise_if_cancelled()
+        if stage.placement.engines:
+            adapter.call("evaluate", lambda: evaluate(attempt))
+        return adapter.call("publish", lambda: publish(attempt, results, adapter))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Run a configuration with all its stages without Prefect."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, help="YAML file of the run")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")
-    given = parser.parse_intermixed_args(arguments)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    logging.getLogger("trinity_core").setLevel(logging.INFO)
-    loaded = load_checked(given.config, given.overrides)
-    for summary in run_stages(loaded, lambda name, model_path: run(resolve_stage(loaded, name, model_path))):
-        print(summary_text(summary))
+    from trinity_core.runtime import driver
+
+    driver.main()
 
 
 if __name__ == "__main__":
-    from trinity_core.cli import run_app
-    from trinity_core.runtime import run as page  # Ray's workers import the loops by name, not from __main__
-
     with ending_on_sigterm():
-        run_app(page.main)
+        run_app(main)

@@ -9,8 +9,10 @@ from trinity_core.config import Config, stages, store_url
 from trinity_core.config.paths import DATABASES
 from trinity_core.errors import DataError
 from trinity_core.files import read_json
+from trinity_core.layout import JobLayout
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.store.database import Database, namespaces
+from trinity_core.store.run_store import read_identity
 from trinity_core.store.schema import tables
 
 
@@ -37,16 +39,19 @@ def open_store(folder: Path, url: str) -> Database:
 
 
 def runs_in(folder: Path) -> Sequence[Path]:
-    """The folder itself if a run lies in it, else those of the stages of its pipeline, which lie beside it.
+    """The folder itself if it is a run's, else those of the stages of its pipeline, which lie beside it.
 
-    Before a pipeline's summary names them, all folders named after it count as its stages.
+    A pipeline's folder may hold a store too, without rollouts: evaluations of older releases made one. The pipeline
+    records its stages' folders at its start. One of an older release names them in its summary; before that, all
+    folders named after it count.
     """
-    if _sqlite(folder) or any(folder.glob(".training.lock")) or any(folder.glob(".explorer_*.lock")):
+    if any(folder.glob(".training.lock")) or any(folder.glob(".explorer_*.lock")):
         return [folder]
     named = (read_json(folder / "summary.json") or {}).get("steps")
-    if isinstance(named, dict):
-        return [folder.with_name(f"{folder.name}_{stage}") for stage in named]
-    return sorted(folder.parent.glob(f"{folder.name}_*"))
+    usual = {stage: f"{folder.name}_{stage}" for stage in named} if isinstance(named, dict) else {}
+    if stages := usual | (read_json(JobLayout(folder).stages) or {}):
+        return [folder.with_name(name) for name in stages.values()]
+    return [folder] if _sqlite(folder) else sorted(folder.parent.glob(f"{folder.name}_*"))
 
 
 def _sqlite(folder: Path) -> str | None:
@@ -76,8 +81,14 @@ def _configured(folder: Path, config: Config) -> dict[str, str]:
 
 
 def _namespace(folder: Path, known: Sequence[str], url: str) -> str:
-    """The run's name in a database: its folder, or the only one there is (a folder may have been moved)."""
-    mine = [name for name in known if name and Path(name).resolve() == folder]
-    if mine or (len(known) == 1 and url.startswith("sqlite")):
+    """The run's name in a database, as its folder says.
+
+    In the folder of an older release, which says nothing: the folder's path, or the only name (it may have been moved).
+    """
+    identity = read_identity(folder)
+    if identity is not None and identity.namespace in known:
+        return identity.namespace
+    mine = [] if identity else [name for name in known if name and Path(name).resolve() == folder]
+    if mine or (identity is None and len(known) == 1 and url.startswith("sqlite")):
         return (mine or list(known))[0]
     raise DataError(f"the database has no run of {folder}, but of {', '.join(known) or 'none'}")

@@ -8,20 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trinity_core.checkpoints.resume import claim, fresh_name, latest_whole, other_beginning
+from trinity_core.algorithms.objective import Objective
+from trinity_core.checkpoints.beginning import begin_from, other_beginning, refuse_other_reference
+from trinity_core.checkpoints.resume import fresh_folder, latest_whole, newest_run, update_meta
 from trinity_core.config import Config, notices, stages, store_url
-from trinity_core.config.external_rules import key_of_endpoint
-from trinity_core.errors import TrinityError
+from trinity_core.config.public import without_password
+from trinity_core.config.rules.explorer import key_of_endpoint
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.layout import JobLayout
 from trinity_core.pipelines.tasks import with_curated_tasks
 from trinity_core.runlock import LINGER_SECONDS, TRAINER, hold, release
-from trinity_core.runtime.agreement import agree
 from trinity_core.runtime.asked_models import RunModels
 from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.placement import Placement, components_of, flow_of, sync_method
-from trinity_core.runtime.readiness import require_ready
-from trinity_core.runtime.verdicts import with_verdicts
-from trinity_core.store.store import ExperienceStore
+from trinity_core.runtime.preflight.checks import require_ready
+from trinity_core.runtime.shared_settings import check_shared_settings
+from trinity_core.store.run_store import identify, open_run_store
 from trinity_core.sync.methods import run_versions
 from trinity_core.tracking import rewind
 
@@ -30,6 +33,13 @@ log = logging.getLogger(__name__)
 OTHER_MODEL = (
     "The checkpoints of this run began from the model %s; those weights are trained further, and not those of model."
     "model_path %s. To start from that model, give the run another `name` or set `continue_from_checkpoint: false`."
+)
+
+OTHER_STORE = (
+    "The run in %s has a checkpoint of step %s, but the store at %s has no batch of that step: it is another one, or "
+    "was emptied. Bring the run's database back, or correct buffer.trainer_input.experience_buffer.path. To train "
+    "these weights further with a new store, give the run another `name` and set model.model_path to "
+    ".../global_step_N/actor/huggingface."
 )
 
 
@@ -49,53 +59,64 @@ class Stage:
     """What the user should know before the stage starts, such as settings without effect."""
 
 
-def resolve_stage(loaded: Config, stage: str = "", model_path: str = "") -> Stage:
-    """`choose_stage`, then `resume`: one stage of a checked configuration, ready to start. Its warnings are logged."""
-    resolved = resume(choose_stage(loaded, stage, model_path))
-    resolved = replace(resolved, config=with_verdicts(resolved.config))
-    for warning in resolved.warnings:
-        log.warning(warning)
-    if resolved.resumed_step:
-        log.info("Resuming from the checkpoint of step %s in %s", resolved.resumed_step, resolved.config.job_dir)
-    return resolved
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A stage to run, or to evaluate, of a configuration that has been loaded and checked."""
+
+    config: Config
+    """Of the whole pipeline, where it has stages."""
+    kind: str = ""
+    """`rft`, `sft` or `evaluate`; "" for what runs the stage (`flow_of`)."""
+    stage: str = ""
+    """The stage's name; "" for a configuration without stages."""
+    model_path: str = ""
+    """The model of the stage before, if any."""
+    which: str = ""
+    """The weights to evaluate: base, latest, missing, all, or a step; "" for what mode `bench` is configured to."""
+    run: str = ""
+    """The run's name where it is not the configuration's: one in a fresh folder."""
+    is_ready: bool = False
+    """True if preflight has passed just now (`load_ready`)."""
+
+    @property
+    def is_base(self) -> bool:
+        """True if the model before all stages is meant, whose scores belong to the pipeline."""
+        return self.kind == "evaluate" and self.which == "base"
 
 
-def choose_stage(
-    loaded: Config,
-    stage: str = "",
-    model_path: str = "",
-    kind: str = "",
-    base: bool = False,
-    run: str = "",
-    begun_by: str = "",
-) -> Stage:
+def choose_stage(request: Request, begun_by: str = "") -> Stage:
     """Pick a stage of a checked configuration, open what it names, and share out the machine. Raises TrinityError.
 
-    `kind` is the flow's name; by default, the one that runs the stage. `model_path` is the model of the stage before,
-    if any. With `base`, the model before all stages is meant, whose scores belong to the pipeline. `run` is the run's
-    name where it is not the configuration's: one in a fresh folder. `begun_by` identifies the attempts at one run,
-    which share a fresh folder. A task pipeline whose output the stage reads is run here, unless that is there already.
+    `begun_by` identifies the attempts at one run, which share a fresh folder. A task pipeline whose output the stage
+    reads is run here, unless that is there already.
     """
-    config, parent_dir = pick_stage(loaded, stage)
-    kind = kind or flow_of(config)
-    if base and parent_dir:
-        config, parent_dir = config.with_values({"name": loaded.name}), None
-    if run:
-        config = config.with_values({"name": run})
-    if model_path:
-        config = start_from(config, model_path)
-    if kind != "evaluate" or (parent_dir and model_path):
+    config, parent_dir = pick_stage(request.config, request.stage)
+    evaluates = (request.kind or flow_of(config)) == "evaluate"
+    if request.is_base and parent_dir:
+        config, parent_dir = config.with_values({"name": request.config.name}), None
+    if request.run:
+        config = config.with_values({"name": request.run})
+    if request.model_path:
+        config = start_from(config, request.model_path)
+    if not evaluates or (parent_dir and request.model_path):
         config = in_fresh_folder(config, begun_by)
-    if kind == "evaluate":
-        config = for_evaluation(config, base)
-    require_ready(config)
+    elif not request.run:
+        config = in_newest_folder(config)
+    if evaluates:
+        config = for_evaluation(config, request.is_base)
+    if parent_dir and (not evaluates or request.model_path):
+        parent_dir.mkdir(parents=True, exist_ok=True)
+        update_meta(JobLayout(parent_dir).stages, **{request.stage: config.name})
+    if request.model_path or not request.is_ready:
+        require_ready(config)
     placement = placement_of(config)
     method, notice = sync_method(config, placement)
     config = config.with_values({"synchronizer.sync_method": method})
     warnings = (*notices(config), *([notice] if notice else []))
     with RunModels(config) as models:
         config = with_curated_tasks(config, models)
-    return Stage(config, placement, stage or kind, parent_dir, warnings=warnings)
+    name = request.stage or request.kind or flow_of(config)
+    return Stage(config, placement, name, parent_dir, warnings=warnings)
 
 
 def for_evaluation(config: Config, base: bool = False) -> Config:
@@ -115,14 +136,30 @@ def for_evaluation(config: Config, base: bool = False) -> Config:
 
 
 def resume(stage: Stage) -> Stage:
-    """Lock the run and find the checkpoint that it resumes from. Raises TrinityError if the run is in progress."""
+    """Lock the run and find the checkpoint that it resumes from.
+
+    Raises TrinityError if the run is in progress, or if it began with another model and needs that: as its reference,
+    or, before its first checkpoint, because that model sampled what waits in its store.
+    """
     config = stage.config
-    step = 0 if config.mode == "bench" else resume_step(config, components_of(config, stage.placement))
-    if step and (began := other_beginning(config.job_dir, config.model.model_path)):
-        return replace(
-            stage, resumed_step=step, warnings=(*stage.warnings, OTHER_MODEL % (began, config.model.model_path))
-        )
-    return replace(stage, resumed_step=step)
+    if config.mode == "bench":
+        return stage
+    step = resume_step(config, components_of(config, stage.placement))
+    if not step and config.model.model_path:
+        begin_from(config.job_dir, config.model.model_path, not config.is_supervised and _has_rows(config))
+    began = other_beginning(config.job_dir, step, config.model.model_path) if step else None
+    if began is None:
+        return replace(stage, resumed_step=step)
+    if config.mode in ("both", "train") and Objective(config.algorithm).needs_reference:
+        refuse_other_reference(began, config.model.model_path, config.job_dir)
+    warning = OTHER_MODEL % (began.model, config.model.model_path)
+    return replace(stage, resumed_step=step, warnings=(*stage.warnings, warning))
+
+
+def _has_rows(config: Config) -> bool:
+    """Whether an explorer has stored rollouts for the run."""
+    with open_run_store(config) as store:
+        return any(store.explorer_steps().values())
 
 
 def stage_names(config: Config) -> Sequence[str]:
@@ -146,10 +183,10 @@ def pick_stage(config: Config, stage: str) -> tuple[Config, Path | None]:
 def job_dir_of(config: Config, stage: str = "") -> Path:
     """The folder of a configuration's run; of several stages, that of `stage`, or of the last one that trains."""
     if stage:
-        return pick_stage(config, stage)[0].job_dir
-    found = stages(config)
-    trained = [each for each in found if each.mode in ("both", "train")]
-    return (trained or found)[-1].job_dir
+        return in_newest_folder(pick_stage(config, stage)[0]).job_dir
+    every = stages(config)
+    trained = [each for each in every if each.mode in ("both", "train")]
+    return in_newest_folder((trained or every)[-1]).job_dir
 
 
 def in_fresh_folder(config: Config, begun_by: str) -> Config:
@@ -159,9 +196,16 @@ def in_fresh_folder(config: Config, begun_by: str) -> Config:
     """
     if config.continue_from_checkpoint:
         return config
-    fresh = config.with_values({"name": fresh_name(config.job_dir.parent, config.name, begun_by)})
-    claim(fresh.job_dir, config.name, begun_by)
-    return fresh
+    return config.with_values({"name": fresh_folder(config.job_dir.parent, config.name, begun_by)})
+
+
+def in_newest_folder(config: Config) -> Config:
+    """The run that is evaluated or converted: with `continue_from_checkpoint: false` the newest one of that name."""
+    if config.continue_from_checkpoint:
+        return config
+    newest = config.with_values({"name": newest_run(config.job_dir.parent, config.name)})
+    log.info("The newest run of %s is in %s", config.name, newest.job_dir)
+    return newest
 
 
 def lock_names(config: Config, components: set[str]) -> list[str]:
@@ -173,13 +217,13 @@ def lock_names(config: Config, components: set[str]) -> list[str]:
 def lock_run(config: Config, components: set[str]) -> None:
     """Keep others from starting the same run: they would take back steps that this one has done.
 
-    Waits for a trainer that has outlived its flow. Raises TrinityError if the run is in progress, or if an explorer or
-    trainer of it is at work whose settings do not go with these.
+    Waits for a trainer that has outlived its flow; raises TransientFault if it does not end. Raises TrinityError if the
+    run is in progress, or if an explorer or trainer of it is at work whose settings do not go with these.
     """
     names = lock_names(config, components)
     for name in names:
         hold(config.job_dir, name)
-    agree(config, names)
+    check_shared_settings(config, names)
     if "train" in components:
         hold(config.job_dir, TRAINER, LINGER_SECONDS)
         release(config.job_dir, TRAINER)
@@ -194,11 +238,15 @@ def resume_step(config: Config, components: set[str]) -> int:
     """
     begun = config.job_dir.exists()
     lock_run(config, components)
+    identify(config)
     step = latest_whole(config.job_dir) or 0
-    if "explore" not in components or not begun:
+    if not begun or config.is_supervised or not (step or "explore" in components):
         return step
-    (config.job_dir / "buffer").mkdir(exist_ok=True)
-    with ExperienceStore.open(store_url(config), str(config.job_dir)) as store:
+    with open_run_store(config) as store:
+        if not store.reaches(step):
+            raise DataError(OTHER_STORE % (config.job_dir, step, without_password(store_url(config))))
+        if "explore" not in components:
+            return step
         store.expect(config.explorer.name)
         if "train" in components:
             store.expect_trainer()

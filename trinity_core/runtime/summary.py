@@ -14,25 +14,33 @@ from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.config import Config, to_dict
 from trinity_core.config.task_output import curated_folder
 from trinity_core.files import read_json, when_room, write_atomically
-from trinity_core.rollout.score_fingerprint import valid_metrics, valid_scores
-from trinity_core.runtime.session import Session
+from trinity_core.runtime.adapter import Adapter
+from trinity_core.runtime.run_attempt import RunAttempt
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import run_note
 from trinity_core.tracking.metrics_file import explorer_source
+from trinity_core.tracking.scores import valid_metrics, valid_scores
 
 OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
 """Sections of a configuration that decide what a run makes."""
 
 
-def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
+def publish(attempt: RunAttempt, results: dict[str, Any], adapter: Adapter) -> dict[str, Any]:
+    """`summarise`, and show the summary."""
+    summary = summarise(attempt, results)
+    adapter.show(attempt.config, summary)
+    return summary
+
+
+def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
     """Convert the last checkpoint, sum up the run and write that to the job's folder (`summary_path`); returns it.
 
     A run that only evaluates has its scores as its summary, which is not written: the one of the training stays. One
     that only explores converts nothing: its trainer does. An external model's summary is written: it has no training.
     """
-    config = session.config
+    config = attempt.config
     if config.mode == "bench":
-        return summary_of_scores(config, time.monotonic() - session.began)
+        return summary_of_scores(config, time.monotonic() - attempt.began)
     step = latest_whole(config.job_dir) or 0
     scores = valid_scores(config)
     curve = draw_curve(config.job_dir, f"{config.project} / {config.name}")
@@ -44,11 +52,11 @@ def summarise(session: Session, results: dict[str, Any]) -> dict[str, Any]:
         "score": scores.get(step),
         "evaluation": evaluation_of(config, step),
         "checkpoint_dir": str(config.job_dir / f"global_step_{step}") if step else None,
-        "hf_dir": str(session.huggingface_folder(step)) if step and not config.explores_alone else None,
-        "tracking": session.tracking_link(),
+        "hf_dir": str(attempt.huggingface_folder(step)) if step and not config.explores_alone else None,
+        "tracking": attempt.tracking_link(),
         "tracking_uri": run_note(config.job_dir).get("uri"),
         "curve": None if curve is None else str(curve),
-        "seconds": round(time.monotonic() - session.began, 2),
+        "seconds": round(time.monotonic() - attempt.began, 2),
         "made_from": digest_of(config),
         "curated_tasks": curated_folder(config),
         "results": results,

@@ -16,10 +16,9 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster
 from trinity_core.runtime.faults import AGAIN, POLL_SECONDS, ProcessLost, Stopped, get, result_of
+from trinity_core.runtime.heartbeat import Heartbeat, StartWait
 from trinity_core.runtime.placement import Placement
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
-from trinity_core.runtime.pulse import Pulse
-from trinity_core.runtime.starting import StartWait
 
 log = logging.getLogger(__name__)
 
@@ -94,13 +93,13 @@ class Trainers:
     def convert(self, step: int) -> Path:
         """The checkpoint of `step` in Hugging Face format."""
         worker = self.workers[0]
-        check = Pulse({trainer_name(self._config, 0): worker}, self._check).check
+        check = Heartbeat({trainer_name(self._config, 0): worker}, self._check).check
         return Path(result_of(worker.convert.remote(step), check))
 
     def _attempt(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
         self.workers = actors.start_trainers(self._cluster, self._config, self._placement)
         names = {trainer_name(self._config, rank): worker for rank, worker in enumerate(self.workers)}
-        check = Pulse(names, self._check).check
+        check = Heartbeat(names, self._check).check
         starting = StartWait("the trainer's workers", self._cluster.unplaced, check)
         progress = actors.connect_trainers(self.workers, starting.check, self._stopping)
         self._connected += 1

@@ -11,14 +11,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from trinity_core.config import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
+from trinity_core.data.chat import ChatEncoder
 from trinity_core.data.experience import Experience
-from trinity_core.data.tokenizer import load_tokenizer
+from trinity_core.data.tokenizer import policy_encoder
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import write_atomically
 from trinity_core.store.archive import whole_line
@@ -92,12 +93,12 @@ def _shown(group: Sequence[EarlierRollout], count: int) -> ShownTask | None:
             distinct.setdefault(each.text, each.experience)
     if len(distinct) < 2:
         return None
-    ranked = sorted(distinct.values(), key=lambda one: -(one.reward or 0.0))
+    ranked = sorted(distinct.values(), key=lambda one: -(one.total_reward or 0.0))
     chosen = [ranked[0], ranked[-1], *ranked[1:-1]][:count]
     return ShownTask(str(chosen[0].info.get("prompt", "")), chosen)
 
 
-def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], tokenizer: Any) -> list[Experience]:
+def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], encoder: ChatEncoder) -> list[Experience]:
     """The answers with the person's verdict as their reward; those without one are left out.
 
     Beside an answer that the person wrote, an answer without a verdict counts as dropped.
@@ -110,15 +111,17 @@ def judged_rows(shown: Sequence[ShownTask], verdicts: Sequence[TaskVerdict], tok
             if said in rewards:
                 rows.append(replace(answer, reward=rewards[said], token_rewards=None))
         if verdict.better.strip():
-            rows.append(_written(verdict.better.strip(), task.answers, tokenizer))
+            rows.append(_written(verdict.better.strip(), task.answers, encoder))
     return rows
 
 
-def _written(text: str, answers: Sequence[Experience], tokenizer: Any) -> Experience:
-    """An answer in a person's words, which ends as the sampled ones do."""
-    first = answers[0]
-    ends = [int(each.tokens[-1]) for each in answers if not each.truncated and each.action_mask[-1]]
-    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], ends[0] if ends else tokenizer.eos_token_id]
+def _written(text: str, answers: Sequence[Experience], encoder: ChatEncoder) -> Experience:
+    """An answer in a person's words, which ends as the sampled ones do; if none came to its end, as the template ends
+    answers."""
+    first, tokenizer = answers[0], encoder.tokenizer
+    sampled = [int(each.tokens[-1]) for each in answers if not each.truncated and each.sampled[-1]]
+    [end, *_] = [*sampled, *encoder.turn_ends, tokenizer.eos_token_id]
+    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
     said = {"response": tokenizer.decode(ids, skip_special_tokens=True), "written_by": "a person"}
     return Experience(
         tokens=np.concatenate([first.tokens[: first.prompt_length], ids]),
@@ -138,8 +141,7 @@ def keep_verdicts(config: Config, shown: Sequence[ShownTask], verdicts: Sequence
 
     Nothing is written if there is no verdict at all.
     """
-    tokenizer = load_tokenizer(config.model.model_path, config.model.trust_remote_code)
-    rows = judged_rows(shown, verdicts, tokenizer)
+    rows = judged_rows(shown, verdicts, policy_encoder(config.model))
     if rows:
         path = verdicts_file(config)
         path.parent.mkdir(parents=True, exist_ok=True)

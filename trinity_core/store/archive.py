@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trinity_core.data.experience import Experience, arrays_json
-from trinity_core.files import clear_errors, sync_file, when_room
+from trinity_core.errors import TrinityError
+from trinity_core.files import clear_errors, read_json, sync_file, when_room, write_json
+from trinity_core.runlock import one_at_a_time
 
 Line = dict[str, Any]
 
@@ -24,9 +26,15 @@ Line = dict[str, Any]
 class Archive:
     """The only writer of the file."""
 
-    def __init__(self, path: Path, line: Callable[[int, Experience], Line] | None = None) -> None:
-        """`line` makes a line, which names its `step`; by default `as_line`."""
+    def __init__(
+        self, path: Path, line: Callable[[int, Experience], Line] | None = None, owner: Mapping[str, str] | None = None
+    ) -> None:
+        """`line` makes a line, which names its `step`; by default `as_line`.
+
+        `owner` says who writes the file, where others might be given the same path; it is recorded beside the file.
+        """
         self.path = path
+        self._owner = dict(owner or {})
         self._line = line or as_line
         self._last: int | None = None
         """The last step in the file; None: not read yet."""
@@ -52,12 +60,38 @@ class Archive:
         sync_file(self.path)
 
     def rewind(self, step: int) -> None:
-        """Cut the file after `step`: its writer always calls this first."""
+        """Cut the file after `step`: its writer always calls this first.
+
+        Raises TrinityError if it is another owner's.
+        """
+        if self._owner:
+            with clear_errors("writing", self.path):
+                self._claim(is_mine=step > 0 or "run" not in self._owner)
         self._last, size = self._kept(step)
         if self.path.exists() and size < self.path.stat().st_size:
             with clear_errors("writing", self.path):
                 os.truncate(self.path, size)
                 sync_file(self.path)
+
+    def _claim(self, is_mine: bool) -> None:
+        """Record who writes the file; `is_mine` if a file without a record is from before there were records.
+
+        Such a file lies in the run's own folder, or the run has begun already.
+        """
+        record = self.path.with_name(f".{self.path.name}.owner.json")
+        with one_at_a_time(record.with_suffix(".lock")):
+            recorded = read_json(record) if self.path.exists() else self._owner
+            if recorded is None and (is_mine or not self.path.stat().st_size):
+                recorded = self._owner
+            if recorded != self._owner:
+                writer = ", ".join(f"{key} {value}" for key, value in (recorded or {}).items()) or "somebody unknown"
+                raise TrinityError(
+                    f"{self.path} is written by {writer}, and this is {', '.join(self._owner.values())}: each run, and "
+                    "each explorer of a run, needs a file of its own. Give another path (or a folder, in which it is "
+                    "called after the explorer), or move that file away if it is no longer needed."
+                )
+            self.path.touch()
+            write_json(record, self._owner)
 
     def _kept(self, upto: int | None) -> tuple[int, int]:
         """The last step up to `upto` (None: no limit) with whole lines, and the byte offset of their end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import URL, Connection, Engine, Table
 
-from trinity_core.config.store_backends import STORE_BACKENDS
+from trinity_core.config.paths import STORE_BACKENDS
 
 BUSY_TIMEOUT = 60.0
 """Seconds that a writer waits for the others; a transaction takes milliseconds, so this long means something hangs."""
@@ -50,6 +51,10 @@ class StoreBackend(ABC):
     @abstractmethod
     def connect_read_only(self, url: URL) -> Engine:
         """Connections to an existing database that can change nothing in it."""
+
+    def now(self, connection: Connection) -> float:
+        """Unix seconds by the clock that all processes of a run share: where the database is a file, its machine's."""
+        return time.time()
 
     def lock_schema(self, connection: Connection) -> None:  # noqa: B027 - most need nothing
         """Called first in the transaction that creates the tables: keeps others from doing so at the same time."""

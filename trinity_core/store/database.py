@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -23,9 +22,13 @@ from trinity_core.files import when_room
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend, backend_of
 from trinity_core.store.schema import META_TABLE, SCHEMA_VERSION, Tables
 from trinity_core.store.statements import statements
+from trinity_core.waits import retry
 
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger(__name__)
+CREATE_SECONDS = 10.0
+"""For other processes that open a new store at the same time."""
+SQLITE_FILE = "sqlite:///"
 
 
 class StoreAway(TransientFault):
@@ -40,9 +43,18 @@ def _unusable(url: str) -> TrinityError:
     )
 
 
+def parsed_url(url: str) -> URL:
+    """`make_url`, where a `?` in the folder of a SQLite file is part of its name: a run's folder is called after it."""
+    folder, slash, name = url.removeprefix(SQLITE_FILE).rpartition("/")
+    if not url.startswith(SQLITE_FILE) or "?" not in folder:
+        return make_url(url)
+    parsed = make_url(SQLITE_FILE + name)
+    return parsed.set(database=f"{folder}{slash}{parsed.database or ''}")
+
+
 def fault_of(url: str) -> str:
     """Why the database at `url` must not be used, to follow its key in a sentence; empty if nothing is known."""
-    parsed = make_url(url)
+    parsed = parsed_url(url)
     backend = backend_of(parsed)
     return backend.fault(parsed) if backend else ""
 
@@ -73,7 +85,7 @@ def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception 
 
 def _connect(url: str, read_only: bool) -> tuple[URL, StoreBackend, Engine]:
     try:
-        parsed = make_url(url)
+        parsed = parsed_url(url)
         backend = backend_of(parsed)
         if backend is None:
             raise _unusable(parsed.render_as_string(hide_password=True))
@@ -183,6 +195,10 @@ class Database:
         with self.read() as connection:
             return int(connection.execute(select(self.tables.meta.c.clock)).scalar_one())
 
+    def now(self, connection: Connection) -> float:
+        """Unix seconds by the database's clock, by which everything in the store is dated."""
+        return self._backend.now(connection)
+
     @contextmanager
     def watching(self) -> Iterator[Callable[[], int]]:
         """A cheap way to poll the store: a function whose number changes with every commit by others."""
@@ -212,24 +228,19 @@ class Database:
 
     def _create(self, namespace: str) -> None:
         meta = self.tables.meta
+
+        def create() -> int | None:
+            with self._engine.connect() as connection, connection.begin():
+                self._backend.lock_schema(connection)
+                self.tables.metadata.create_all(connection)
+                known = connection.execute(select(meta.c.schema)).scalar()
+                if known is None:
+                    first = {"clock": 0, "lineage": 0, "committed": 0}
+                    connection.execute(insert(meta).values(id=1, namespace=namespace, schema=SCHEMA_VERSION, **first))
+            return known
+
         with self._translated():
-            for attempt in range(20):
-                try:
-                    with self._engine.connect() as connection, connection.begin():
-                        self._backend.lock_schema(connection)
-                        self.tables.metadata.create_all(connection)
-                        known = connection.execute(select(meta.c.schema)).scalar()
-                        if known is None:
-                            first = {"clock": 0, "lineage": 0, "committed": 0}
-                            connection.execute(
-                                insert(meta).values(id=1, namespace=namespace, schema=SCHEMA_VERSION, **first)
-                            )
-                    break
-                except OperationalError as error:
-                    # Switching a new file to WAL is refused at once, without the busy timeout, while others open it.
-                    if "locked" not in str(error.orig) or attempt == 19:
-                        raise
-                    time.sleep(0.05 * (attempt + 1))
+            known = retry(create, _is_locked, CREATE_SECONDS, 0.1)
         if known is not None:
             self._check_schema(known)
 
@@ -255,3 +266,8 @@ def waits_for_room(method: F) -> F:
         return when_room(partial(method, store, *given, **named), store._database.name)
 
     return cast(F, call)
+
+
+def _is_locked(error: Exception) -> bool:
+    """Switching a new SQLite file to WAL is refused at once, without the busy timeout, while others open it."""
+    return isinstance(error, OperationalError) and "locked" in str(error.orig)

@@ -19,7 +19,7 @@ from trinity_core.config.paths import BACKUPS, DATABASES
 from trinity_core.config.public import without_password
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, ExperienceBufferConfig
 from trinity_core.data.chat import ChatEncoder, EncodedConversation
-from trinity_core.data.experience import Experience, from_bytes, from_json
+from trinity_core.data.experience import Experience, from_bytes, from_json, rollout_rewards, rollouts_of
 from trinity_core.data.files import RejectedRow, RowLocation, read_rows
 from trinity_core.data.supervised import Kind, SupervisedRows, read_supervised, too_long
 from trinity_core.errors import DataError
@@ -32,17 +32,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EarlierRollout:
-    """A rollout, where it was found, and its text if that is known."""
+    """A rollout, or one row (turn, sequence) of several; where it was found, and its text if that is known."""
 
     location: RowLocation
     experience: Experience
     text: str | None
-
-    @property
-    def reward(self) -> float:
-        """The reward of a rollout that was judged."""
-        assert self.experience.reward is not None, "only judged rollouts are chosen from"
-        return self.experience.reward
 
     @property
     def prompt(self) -> bytes:
@@ -51,9 +45,23 @@ class EarlierRollout:
 
     @property
     def conversation(self) -> EncodedConversation:
-        """Its tokens, with the policy's own as the answer."""
+        """Its tokens, with those that the policy sampled as the answer, also where they carried no loss."""
         before = np.zeros(self.experience.prompt_length, dtype=np.bool_)
-        return EncodedConversation(self.experience.tokens, np.concatenate([before, self.experience.action_mask]))
+        return EncodedConversation(self.experience.tokens, np.concatenate([before, self.experience.sampled]))
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """The judged rows of one rollout."""
+
+    rows: list[EarlierRollout]
+    reward: float
+    """The mean of its rows' rewards, as in the run that sampled it."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if no row was cut off at its length limit."""
+        return not any(row.experience.truncated for row in self.rows)
 
 
 def read_answers(
@@ -67,8 +75,11 @@ def read_answers(
     for found in find_rollouts(config.path or "", config.subset_name):
         if isinstance(found, RejectedRow):
             rejected.append(found)
-        elif found.experience.reward is not None and not found.experience.is_unscored:
-            groups[found.experience.group].append(found)
+        elif found.experience.total_reward is not None:
+            if found.experience.sampled.any():
+                groups[found.experience.group].append(found)
+            else:
+                rejected.append(RejectedRow(found.location, "no token of the answer is known to be sampled"))
     _check_tokenizer(groups, encoder, config)
     rows: list[list[EncodedConversation]] = []
     locations: list[RowLocation] = []
@@ -83,34 +94,55 @@ def read_answers(
         for each in conversations:
             mark.update(each.tokens.tobytes())
     count = sum(map(len, groups.values()))
-    log.info("%d rows from %d judged rollouts of %d tasks in %s", len(rows), count, len(groups), config.path)
+    log.info("%d rows from %d judged answers of %d tasks in %s", len(rows), count, len(groups), config.path)
     return SupervisedRows(rows, locations, rejected, mark.hexdigest())
 
 
 def _chosen(
     groups: dict[str, list[EarlierRollout]], wanted: EarlierRolloutsConfig, kind: Kind
 ) -> Iterator[list[EarlierRollout]]:
-    """For each row of the data set its rollouts: one, or the preferred and the other one of a task.
+    """For each row of the data set: one row of a rollout, or the preferred row and another one with its prompt.
 
-    An answer that was cut off at its length limit is never imitated or preferred.
+    Rollouts are compared by their rewards, and all rows of a chosen one are taken. A rollout that was cut off at its
+    length limit is never imitated or preferred.
     """
     for group in groups.values():
-        whole = sorted((each for each in group if not each.experience.truncated), key=lambda each: -each.reward)
+        runs = _runs(group)
+        whole = sorted((run for run in runs if run.is_whole), key=lambda run: -run.reward)
         if kind == "preferences":
-            yield from _pair(whole[:1], group, wanted.min_gap)
-        elif wanted.min_reward is not None:
-            yield from ([each] for each in whole if each.reward >= wanted.min_reward)
-        elif whole and whole[0].reward > min(each.reward for each in group):
-            yield [whole[0]]
+            yield from _pairs(whole[:1], runs, wanted.min_gap)
+            continue
+        if wanted.min_reward is not None:
+            chosen = [run for run in whole if run.reward >= wanted.min_reward]
+        else:
+            least = min(run.reward for run in runs)
+            chosen = [run for run in whole[:1] if run.reward > least]
+        yield from ([row] for run in chosen for row in run.rows)
 
 
-def _pair(
-    best: Sequence[EarlierRollout], group: Sequence[EarlierRollout], min_gap: float
-) -> Iterator[list[EarlierRollout]]:
+def _runs(group: Sequence[EarlierRollout]) -> list[JudgedRun]:
+    """The rollouts of a group, in order of their first rows; each with its rows in order of turns."""
+    experiences = [row.experience for row in group]
+    rows: dict[str, list[EarlierRollout]] = defaultdict(list)
+    rewards: dict[str, float] = {}
+    for row, rollout, reward in zip(group, rollouts_of(experiences), rollout_rewards(experiences), strict=True):
+        assert reward is not None, "only judged rows are chosen from"
+        rows[rollout].append(row)
+        rewards[rollout] = reward
+    return [
+        JudgedRun(sorted(of_run, key=lambda row: row.experience.turn), rewards[rollout])
+        for rollout, of_run in rows.items()
+    ]
+
+
+def _pairs(best: Sequence[JudgedRun], runs: Sequence[JudgedRun], min_gap: float) -> Iterator[list[EarlierRollout]]:
+    """Each row of the best rollout with the row of the worst one that answers the same prompt, if there is any."""
     for chosen in best:
-        others = [each for each in group if each.prompt == chosen.prompt and chosen.reward - each.reward > min_gap]
-        if others:
-            yield [chosen, min(others, key=lambda each: each.reward)]
+        worse = sorted((run for run in runs if chosen.reward - run.reward > min_gap), key=lambda run: run.reward)
+        for row in chosen.rows:
+            others = [other for run in worse for other in run.rows if other.prompt == row.prompt]
+            if others:
+                yield [row, others[0]]
 
 
 def _check_tokenizer(
@@ -119,7 +151,7 @@ def _check_tokenizer(
     """Raise DataError if the tokens are not those of this model: they would be other text."""
     for each in (each for group in groups.values() for each in group):
         one, text = each.experience, each.text
-        if text is None or not one.action_mask.all():
+        if text is None or not one.sampled.all():
             continue
         known = int(one.tokens.max()) < len(encoder.tokenizer)
         if not known or encoder.tokenizer.decode(one.tokens[one.prompt_length :], skip_special_tokens=True) != text:

@@ -9,7 +9,7 @@ from typing import Protocol, TypedDict
 import numpy as np
 
 from trinity_core.data.experience import Experience
-from trinity_core.data.supervised_mixture import SupervisedMixture
+from trinity_core.data.supervised import SupervisedMixture
 from trinity_core.errors import DataError
 
 

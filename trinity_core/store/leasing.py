@@ -11,12 +11,15 @@ from sqlalchemy import Connection, and_, func, or_, select, update
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.errors import TrinityError
 from trinity_core.store.expert import START, ExpertPosition, ExpertSource
+from trinity_core.store.priorities import Candidate
 from trinity_core.store.schema import State, Tables, in_queue
 from trinity_core.store.statements import statements
-from trinity_core.store.strategies import Candidate, Choice, Strategy
+from trinity_core.store.strategies import Choice, Strategy
 
 CHUNK = 500
 """Ids in one IN list: SQLite's and PostgreSQL's limits on parameters are far above."""
+EVERY_ROW = 2**31 - 1
+"""More rows than any queue has."""
 
 
 def leased_experiences(connection: Connection, t: Tables, step: int) -> list[Experience]:
@@ -39,7 +42,7 @@ def candidates(connection: Connection, t: Tables, strategy: Strategy, rows: int,
     )
     used = uses.group_by(t.lease_groups.c.group_id).subquery()
     g = t.groups.c
-    columns = (g.id, g.size, g.newest, g.oldest)
+    columns = (g.id, g.size, g.newest, g.oldest, g.explorer, g.step)
     if strategy.cooldown is None:
         query = select(*columns).where(in_queue(t.groups))
     else:

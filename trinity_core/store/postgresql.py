@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, func, sele
 
 from trinity_core.store import backend
 from trinity_core.store.backend import StoreBackend
+from trinity_core.waits import retry
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,6 @@ LIMITS = {
 """Seconds, the last in milliseconds, of libpq: a server whose machine has gone is noticed after a minute, not hours."""
 AWAY_SECONDS = 120.0
 """For a server that has answered before to do so again, as after a restart; of another the address may be wrong."""
-ASK_SECONDS = 1.0
 _answered: set[str] = set()
 """URLs, without passwords, of servers that have answered this process."""
 SCHEMA_LOCK = 7_240_031
@@ -69,6 +68,10 @@ class PostgreSQL(StoreBackend):
         """As `StoreBackend`."""
         return self.connect(url).execution_options(postgresql_readonly=True)
 
+    def now(self, connection: Connection) -> float:
+        """As `StoreBackend`: the server's clock, since those of the machines may differ by more than `LOST_SECONDS`."""
+        return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+
     def lock_schema(self, connection: Connection) -> None:
         """As `StoreBackend`: `CREATE TABLE IF NOT EXISTS` fails if two processes run it at once."""
         connection.execute(select(func.pg_advisory_xact_lock(SCHEMA_LOCK)))
@@ -76,18 +79,12 @@ class PostgreSQL(StoreBackend):
 
 def _connected(connect: Callable[[], Any], url: URL) -> Any:
     """What `connect` returns; tried again if the server at `url` has answered before."""
-    where, deadline, told = url.render_as_string(hide_password=True), time.monotonic() + AWAY_SECONDS, False
-    while True:
-        try:
-            connection = connect()
-        except psycopg.OperationalError as error:
-            refused = any(sign in str(error) for sign in PostgreSQL.advice)
-            if refused or where not in _answered or time.monotonic() > deadline:
-                raise
-            if not told:
-                log.warning("%s does not answer and is waited for, %g s at most: %s", where, AWAY_SECONDS, error)
-            told = True
-            time.sleep(ASK_SECONDS)
-        else:
-            _answered.add(where)
-            return connection
+    where = url.render_as_string(hide_password=True)
+
+    def is_away(error: Exception) -> bool:
+        refused = any(sign in str(error) for sign in PostgreSQL.advice)
+        return isinstance(error, psycopg.OperationalError) and not refused and where in _answered
+
+    connection = retry(connect, is_away, AWAY_SECONDS, pause=1.0, notice=f"{where} does not answer")
+    _answered.add(where)
+    return connection

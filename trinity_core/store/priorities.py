@@ -7,14 +7,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge
 
 from trinity_core.registry import Registry
 
-if TYPE_CHECKING:
-    from trinity_core.store.strategies import Candidate
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group that may be taken, as strategies and priority functions see it."""
+
+    id: int
+    """Ascending in order of insertion."""
+    size: int
+    """Rows."""
+    newest: int
+    """The newest policy version among its tokens; -1: none (given data)."""
+    oldest: int
+    """The oldest one."""
+    explorer: str = ""
+    """Who put it."""
+    step: int = 0
+    """The explore step that it is of."""
+    uses: int = 0
+    """Trainer steps that have used it."""
 
 
 class PriorityFunction(ABC):

@@ -20,7 +20,7 @@ from sqlalchemy import URL, Connection, Engine, Table, create_engine, event
 
 from trinity_core.errors import DataError, TrinityError
 from trinity_core.files import clear_errors
-from trinity_core.filesystems import networked
+from trinity_core.local_paths import networked
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend
 
 

@@ -87,7 +87,7 @@ class Statements:
         )
         """Newest final step; rows and experts of the batch that a step has, if any."""
         self.oldest_ready = Statement(
-            select(g.id, g.size, g.newest, g.oldest)
+            select(g.id, g.size, g.newest, g.oldest, g.explorer, g.step)
             .where(in_queue(t.groups))
             .order_by(g.id)
             .limit(bindparam("count", type_=Integer))

@@ -26,12 +26,14 @@ class Stats:
     """The newest trainer step whose batch is final."""
     leased_step: int
     """The newest trainer step that has a batch."""
+    now: float
+    """Unix seconds by the store's clock, which also dates `seen`."""
     explorers: dict[str, dict[str, Any]]
     """By name: `step`, `waiting` (a version or None), `finished`, `total` (steps in all), `seen` (Unix seconds),
     `left` (before its last step), and `empty_steps`, the number of its last steps without a row."""
 
 
-def stats_of(connection: Connection, t: Tables) -> Stats:
+def stats_of(connection: Connection, t: Tables, now: float) -> Stats:
     """The counts within one transaction."""
     g = t.groups.c
     by_state = select(g.state, func.count(), func.sum(g.size), func.min(g.oldest)).where(
@@ -46,6 +48,6 @@ def stats_of(connection: Connection, t: Tables) -> Stats:
     return Stats(
         ready=rows[State.READY], leased=rows[State.LEASED], trained=rows[State.TRAINED], stale=rows[State.STALE],
         ready_groups=ready[1] if ready else 0, oldest_ready_version=ready[3] if ready else None,
-        lineage=meta.lineage, committed=meta.committed, leased_step=leased_step,
+        lineage=meta.lineage, committed=meta.committed, leased_step=leased_step, now=now,
         explorers=presence.explorers(connection, t),
     )  # fmt: skip

@@ -12,19 +12,18 @@ Invariants, for any order in which explorers and trainer start, stop and crash:
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.data.lengths import split_rows
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.store import admission, leasing, ledger, lineage, presence
+from trinity_core.store import leasing, ledger, lineage, presence
 from trinity_core.store.database import Database, Unchanged, again_if_away, waits_for_room
 from trinity_core.store.expert import ExpertSource
 from trinity_core.store.ledger import DrawnTask
@@ -33,7 +32,7 @@ from trinity_core.store.presence import Contribution, TrainerPresence
 from trinity_core.store.schema import EXPLORER, TRAINER, tables
 from trinity_core.store.statements import statements
 from trinity_core.store.stats import Stats, stats_of
-from trinity_core.store.strategies import Fifo, Strategy
+from trinity_core.store.strategies import Fifo, Strategy, whole_steps
 
 Awaited = Callable[[int, int, int, int, list[tuple[int, int]]], int | None]
 """Version and rows of a step, newest leased train step, rows ready, (rows, version) of others' steps -> version."""
@@ -67,7 +66,7 @@ class ExperienceStore:
     def open(cls, url: str | Path, namespace: str = "") -> ExperienceStore:
         """Open or create the store at a SQLAlchemy `url` (or the path of a SQLite file).
 
-        `namespace` keeps runs apart that share one database (a PostgreSQL server): the job's folder is a good one.
+        `namespace` keeps runs apart that share one database; `open_run_store` says which one is a run's.
         """
         if isinstance(url, Path) or "://" not in url:
             url = f"sqlite:///{url}"
@@ -174,7 +173,8 @@ class ExperienceStore:
         then a trainer with more steps is expected too.
         """
         with self._database.write() as connection:
-            return presence.join_explorer(connection, self._tables, explorer, total_steps, time.time())
+            now = self._database.now(connection)
+            return presence.join_explorer(connection, self._tables, explorer, total_steps, now)
 
     @waits_for_room
     def waiting(self, explorer: str, version: int | None) -> None:
@@ -198,13 +198,13 @@ class ExperienceStore:
         step that has its batch. None: the step counts as begun until it is put, or until its explorer starts anew or is
         not seen for `LOST_SECONDS`. Raises `LineageChanged` as `waiting` does.
         """
-        now = time.time() if now is None else now
         needed, leased = None, 0
         with self._database.write() as connection:
+            now = self._database.now(connection) if now is None else now
             self._check_lineage(connection, explorer)
-            leased, ready, begun = admission.on_their_way(connection, self._tables, explorer, now)
+            leased, ready, begun = presence.on_their_way(connection, self._tables, explorer, now)
             needed = awaited(version, rows, leased, ready, begun)
-            if needed is not None and needed == admission.recorded_wait(connection, self._tables, explorer):
+            if needed is not None and needed == presence.recorded_wait(connection, self._tables, explorer):
                 raise Unchanged
             step = {"begun_rows": rows, "begun_version": version} if needed is None else {"begun_rows": 0}
             self._set_explorer(connection, explorer, waiting=needed, finished=False, **step)
@@ -264,14 +264,17 @@ class ExperienceStore:
         If these are more than before, explorers that have finished count as unfinished until they say it again.
         """
         with self._database.write() as connection:
-            presence.begin_trainer(connection, self._tables, trainer, total_steps, time.time())
+            presence.begin_trainer(connection, self._tables, trainer, total_steps, self._database.now(connection))
 
     @waits_for_room
     def lease(
         self, step: int, rows: int, newest_version: int, strategy: Strategy | None = None,
         expert: ExpertSource | None = None, final: bool = False, now: float | None = None,
+        explore_steps: int | None = None,
     ) -> list[Experience] | None:  # fmt: skip
         """The batch of trainer step `step`: at least `rows` rows in whole groups; None: wait for more.
+
+        With `explore_steps`, the groups of so many explore steps instead, however many rows they are.
 
         The batch is recorded, and the same step gets the same one again. It is short (or empty: the trainer then makes
         an empty step) only when every explorer has finished or waits for a version newer than `newest_version`, the
@@ -281,7 +284,6 @@ class ExperienceStore:
         """
         strategy, t = strategy or Fifo(), self._tables
         wanted, experts = split_rows(rows, strategy.expert_ratio if expert else 0.0)
-        now = time.time() if now is None else now
         with self._database.write() as connection:
             committed, rows_before, experts_before = statements(t).lease.run(connection, key=step).fetchone()
             if rows_before is not None:
@@ -289,10 +291,16 @@ class ExperienceStore:
                 return rollouts + (leasing.expert_rows(expert, experts_before) if expert and experts_before else [])
             if step <= committed:
                 raise TrinityError(f"trainer step {step} lies before checkpoint {committed}: rewind the store first")
-            choice = strategy.choose(leasing.candidates(connection, t, strategy, wanted, now), wanted, newest_version)
+            now = self._database.now(connection) if now is None else now
+            most = wanted if explore_steps is None else leasing.EVERY_ROW
+            choice = strategy.choose(leasing.candidates(connection, t, strategy, most, now), most, newest_version)
+            full = choice.rows >= wanted
+            if explore_steps is not None:
+                take, full = whole_steps(choice.take, explore_steps)
+                choice = replace(choice, take=take)
             leasing.check_lineage(choice.take, newest_version)
             leasing.mark_stale(connection, t, choice.stale, step)
-            enough = choice.rows >= wanted or final or admission.nothing_more_comes(connection, t, newest_version, now)
+            enough = full or final or presence.nothing_more_comes(connection, t, newest_version, now)
             if not enough and not choice.stale:
                 raise Unchanged
             if not enough:
@@ -349,13 +357,28 @@ class ExperienceStore:
     def seen(self, role: str, name: str) -> None:
         """Record that the explorer or trainer (`role`) of that name is at work."""
         with self._database.write() as connection:
-            presence.note(connection, self._tables, role, name, seen=time.time())
+            presence.note(connection, self._tables, role, name, seen=self._database.now(connection))
+
+    @again_if_away
+    def now(self) -> float:
+        """Unix seconds by the clock that dates what is in the store."""
+        with self._database.read() as connection:
+            return self._database.now(connection)
 
     @again_if_away
     def trainer(self) -> TrainerPresence:
         """The trainer's progress, when it was last seen, and whether it has finished; with the present lineage."""
         with self._database.read() as connection:
             return presence.trainer_state(connection, self._tables)
+
+    @again_if_away
+    def reaches(self, step: int) -> bool:
+        """True if trainer step `step` has had its batch from this store, or a checkpoint of it is recorded."""
+        meta, leases = self._tables.meta.c, self._tables.leases.c
+        with self._database.read() as connection:
+            committed = connection.execute(select(meta.committed)).scalar_one()
+            leased = connection.execute(select(func.max(leases.step))).scalar()
+        return max(committed, leased or 0) >= step
 
     @again_if_away
     def contributions(self, step: int | None = None) -> dict[str, Contribution]:
@@ -379,7 +402,8 @@ class ExperienceStore:
     def awaited(self, version: int) -> bool:
         """True if every explorer has finished or waits for `version` or a newer one, so that none is within a step."""
         with self._database.read() as connection:
-            return admission.nothing_more_comes(connection, self._tables, version - 1, time.time())
+            now = self._database.now(connection)
+            return presence.nothing_more_comes(connection, self._tables, version - 1, now)
 
     def exhausted(self) -> bool:
         """True if every explorer has finished and the queue is empty.
@@ -398,4 +422,4 @@ class ExperienceStore:
     def stats(self) -> Stats:
         """Counts from one snapshot of the store."""
         with self._database.read() as connection:
-            return stats_of(connection, self._tables)
+            return stats_of(connection, self._tables, self._database.now(connection))

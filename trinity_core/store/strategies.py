@@ -12,23 +12,7 @@ import numpy as np
 from trinity_core.errors import TrinityError
 from trinity_core.registry import Registry
 from trinity_core.signatures import Choices
-from trinity_core.store.priorities import PRIORITY_FNS, PriorityFunction
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A group that may be taken."""
-
-    id: int
-    """Ascending in order of insertion."""
-    size: int
-    """Rows."""
-    newest: int
-    """The newest policy version among its tokens; -1: none (given data)."""
-    oldest: int
-    """The oldest one."""
-    uses: int = 0
-    """Trainer steps that have used it."""
+from trinity_core.store.priorities import PRIORITY_FNS, Candidate, PriorityFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +54,13 @@ class Strategy(ABC):
     @abstractmethod
     def choose(self, candidates: Sequence[Candidate], rows: int, version: int) -> Choice:
         """Choose at least `rows` rows in whole groups, or all candidates. `version` is the trainer's."""
+
+
+def whole_steps(groups: Sequence[Candidate], count: int) -> tuple[list[Candidate], bool]:
+    """The groups of the first `count` explore steps among `groups`, and whether there are so many."""
+    steps = dict.fromkeys((group.explorer, group.step) for group in groups)
+    first = set(list(steps)[:count])
+    return [group for group in groups if (group.explorer, group.step) in first], len(first) == count
 
 
 STRATEGIES: Registry[type[Strategy]] = Registry("sample strategy")

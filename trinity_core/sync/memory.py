@@ -21,7 +21,6 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from trinity_core.files import clear_errors, write_atomically
 from trinity_core.sync.tensorfile import Layout, TensorSpec, fill, read_layout
 from trinity_core.sync.version_record import VersionRecord, gather
 from trinity_core.sync.versions import DEFAULT_KEEP, WeightVersions
+from trinity_core.waits import poll
 
 if TYPE_CHECKING:
     import torch
@@ -198,17 +198,12 @@ class MemoryVersions(WeightVersions):
         if self._owner is not None:
             return
         sweep(self.root)
-        deadline = time.monotonic() + LOCK_SECONDS
-        while True:
+        for _ in poll(LOCK_SECONDS, 0.02):
             with suppress(FileNotFoundError):  # another run's sweep has just removed the folder
                 self._owner = _hold(_private(self.root), "wb")
             if self._owner is not None:
                 return
-            if time.monotonic() > deadline:
-                raise TrinityError(
-                    f"another process publishes weights to {self.root}; is this run already in progress?"
-                )
-            time.sleep(0.02)
+        raise TrinityError(f"another process publishes weights to {self.root}; is this run already in progress?")
 
     def _named_slots(self) -> set[Path]:
         records = (self.record(version) for version in self.versions())

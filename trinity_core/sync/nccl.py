@@ -10,7 +10,6 @@ resume exactly it needs them in its checkpoints, so each push also copies the te
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from trinity_core.config.paths import engine_name
 from trinity_core.errors import TransientFault
 from trinity_core.sync.digest import digest
 from trinity_core.sync.memory import MemoryVersions
+from trinity_core.waits import poll
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from trinity_core.sync.publisher import TrainerRank
     from trinity_core.sync.versions import WeightVersions
     from trinity_core.sync.weight_check import WeightCheck
-
-POLL_SECONDS = 0.02
-"""Between two looks at whether the explorers wait."""
 
 
 class PushedVersions(MemoryVersions):
@@ -109,16 +106,12 @@ class PushPublisher:
 
     def _wait(self, version: int, awaited: int) -> bool:
         """Wait until every explorer waits for version `awaited`. False if the run is asked to stop first."""
-        deadline = time.monotonic() + self._timeout
-        while not self._trainer.explorers_wait(awaited):
+        for _ in poll(self._timeout, pause=0.02):
+            if self._trainer.explorers_wait(awaited):
+                return True
             if self._trainer.stopping():
                 return False
-            if time.monotonic() > deadline:
-                raise TransientFault(
-                    f"no explorer asked for version {version} of the weights within synchronizer.sync_timeout"
-                )
-            time.sleep(POLL_SECONDS)
-        return True
+        raise TransientFault(f"no explorer asked for version {version} of the weights within synchronizer.sync_timeout")
 
 
 def needs_copies(config: Config) -> bool:

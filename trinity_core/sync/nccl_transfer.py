@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trinity_core.addresses import rendezvous
+from trinity_core.addresses import own_address, reserve_port
 from trinity_core.errors import TransientFault
 from trinity_core.sync.digest import TensorDigest, digest
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
@@ -199,11 +199,13 @@ class NcclSender:
 
         self._versions, self._engines, self._source = versions, engines, source
         world_size = engines.world_size if engines is not None else 1
-        info = NCCLTrainerInitInfo(*rendezvous(), world_size, rank=rank)
         # vLLM's annotations ask for its own classes, but duck typing is enough.
         client: Any = engines
         weights: Any = source
-        self._engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=weights)
+        with reserve_port(own_address()) as holder:  # until vLLM listens there
+            address, port = holder.getsockname()
+            info = NCCLTrainerInitInfo(address, port, world_size, rank=rank)
+            self._engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=weights)
 
     def send(
         self, version: int, check: WeightCheck | None = None, kept: Mapping[str, torch.Tensor] | None = None

@@ -36,7 +36,7 @@ def versions_kept(interval: int, offset: int = 0) -> int:
 
     With `done` explore steps stored, the next one needs a version of `done - offset - interval + 1` or newer, and the
     trainer is at step `done` at most, if an explore step fills no more than one train step. A trainer that runs further
-    ahead (workflows of several turns) removes versions that are due; explorers then take the oldest newer one.
+    ahead (`train_batch_size` is smaller) removes versions that are due; explorers then take the oldest newer one.
     """
     _check(interval, offset)
     return offset // interval + 2

@@ -11,9 +11,9 @@ One process publishes at a time; any number of processes load.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,7 +24,7 @@ from trinity_core.sync.digest import byte_digest, value_digest
 from trinity_core.sync.schedule import versions_kept
 from trinity_core.sync.tensorfile import TensorSpec, views
 from trinity_core.sync.version_record import VersionRecord
-from trinity_core.waits import Pauses
+from trinity_core.waits import poll
 
 if TYPE_CHECKING:
     import mmap
@@ -141,23 +141,18 @@ class WeightVersions(ABC):
 
         Returns None once `stop()` is true. Raises `TransientFault` after `timeout` seconds.
         """
-        deadline = time.monotonic() + timeout
-        pauses, looks = Pauses(), 0
-        while True:
+        for look, _ in enumerate(poll(timeout)):
             if self.has(version):
                 return version
-            newer = [v for v in self.versions() if v > version] if looks % LIST_EVERY == 0 else []
+            newer = [v for v in self.versions() if v > version] if look % LIST_EVERY == 0 else []
             if newer and not self.has(version):
                 return newer[0]
             if stop is not None and stop():
                 return None
-            if time.monotonic() > deadline:
-                raise TransientFault(
-                    f"version {version} of the weights did not appear in {self.root} within {timeout:g} s (the newest "
-                    f"there is {self.latest()}); see whether the trainer is alive, or raise synchronizer.sync_timeout"
-                )
-            pauses.sleep()
-            looks += 1
+        raise TransientFault(
+            f"version {version} of the weights did not appear in {self.root} within {timeout:g} s (the newest "
+            f"there is {self.latest()}); see whether the trainer is alive, or raise synchronizer.sync_timeout"
+        )
 
     def load(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors of `version` by name, as views of the mapped file: no copy is made.
@@ -197,16 +192,11 @@ class WeightVersions(ABC):
 
     def _open(self, version: int) -> tuple[VersionRecord, dict[str, torch.Tensor]]:
         path = self._record_path(version)
-        for attempt in range(LOAD_ATTEMPTS):
+        for _ in poll(LOAD_SECONDS):
             record = VersionRecord.read(path)
-            if record is not None:
-                try:
-                    buffer, layout = self._map(record, path)
-                except FileNotFoundError:
-                    time.sleep(0.01 * attempt)
-                    continue
-                return record, self._named(record, buffer, layout)
-            time.sleep(0.01 * attempt)
+            with suppress(FileNotFoundError):
+                if record is not None:
+                    return record, self._named(record, *self._map(record, path))
         raise VersionGone(f"version {version} of the weights is no longer in {self.root}")
 
     def _named(self, record: VersionRecord, buffer: mmap.mmap, layout: Layout) -> dict[str, torch.Tensor]:
@@ -235,9 +225,9 @@ class WeightVersions(ABC):
             write_atomically(path, f"{version}\n".encode(), durable)
 
 
-LOAD_ATTEMPTS = 12
-"""Looks at a version's record before the version counts as gone, 0.7 s in all. While a full checkpoint replaces a
-folder that holds only weights, the folder does not exist for an instant."""
+LOAD_SECONDS = 0.7
+"""Until a version whose record is missing counts as gone. While a full checkpoint replaces a folder that holds only
+weights, the folder does not exist for an instant."""
 
 
 class VersionPublisher:

@@ -1,14 +1,13 @@
 """Tracking: a metrics file per job, sampled rollouts, and their way to MLflow, TensorBoard or W&B."""
 
 from trinity_core.tracking.metrics_file import MetricLine, MetricsFile, Tail, read_metrics, rewind, series
-from trinity_core.tracking.rollouts import SampledRollout, latest_rollouts, read_rollouts, rollouts_table, save_rollouts
+from trinity_core.tracking.rollouts import SampledRollout, read_rollouts, rollouts_table, save_rollouts
 
 __all__ = [
     "MetricLine",
     "MetricsFile",
     "SampledRollout",
     "Tail",
-    "latest_rollouts",
     "read_metrics",
     "read_rollouts",
     "rewind",

@@ -10,11 +10,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trinity_core.config.public import without_secrets
+from trinity_core.config.public import without_password, without_secrets
+from trinity_core.config.schema.monitor import MonitorConfig
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import temporary_sibling
 from trinity_core.layout import MANIFEST, JobLayout
@@ -29,8 +31,18 @@ from trinity_core.tracking.metrics_file import (
 from trinity_core.tracking.monitors import MONITORS
 from trinity_core.tracking.prometheus import PrometheusPage
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table, traces_dir
-from trinity_core.tracking.run_outcome import RunOutcome
-from trinity_core.tracking.writers import RunInfo, RunPerExplorer, TracingWriter, Writer, is_away, read_note
+from trinity_core.tracking.scores import latest_scores
+from trinity_core.tracking.writers import (
+    RankingWriter,
+    RunInfo,
+    RunOutcome,
+    RunPerExplorer,
+    TracingWriter,
+    Writer,
+    is_away,
+    read_note,
+)
+from trinity_core.waits import poll
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +80,20 @@ class Forwarder:
     """Forwards what has appeared since the last `poll`. Not thread-safe.
 
     `explorer` is the name of this flow's own one. Where each explorer has a run of its own in the tracking system, the
-    flow forwards that one alone. `page` shows the same metrics, also while the tracking system is away.
+    flow forwards that one alone. `page` shows the same metrics, also while the tracking system is away. `target` tells
+    tracking systems apart: one that has been given nothing yet gets everything. `scores` gives the scores that count,
+    by step; without it, `latest_scores`.
     """
 
     def __init__(
-        self, job_dir: Path, writer: Writer, role: str = "both", explorer: str = "", page: PrometheusPage | None = None
+        self,
+        job_dir: Path,
+        writer: Writer,
+        role: str = "both",
+        explorer: str = "",
+        page: PrometheusPage | None = None,
+        target: str = "",
+        scores: Callable[[], dict[int, float]] | None = None,
     ) -> None:
         self.job_dir = Path(job_dir)
         self.writer = writer
@@ -80,9 +101,13 @@ class Forwarder:
         self._streams = ROLES[role]
         self._registers = role in REGISTERING
         self._own = explorer_source(explorer) if explorer and isinstance(writer, RunPerExplorer) else ""
-        self._tails = [Tail(self.job_dir, stream, self._own) for stream in self._streams]
+        self._tails = [Tail(self.job_dir, stream, self._own, target) for stream in self._streams]
         self._rollouts_seen: set[Path] = set()
         self._checkpoints_seen: set[int] = set()
+        self._read_scores = scores or partial(latest_scores, self.job_dir)
+        self._scores: dict[int, float] = {}
+        self._evaluations: list[MetricLine] = []
+        """The evaluations when `_scores` was read: what they were made with takes a while to find out."""
         self._scores_sent: dict[int, float] = {}
         self.dropped_traces = 0
         """Steps whose rollouts were not sent as traces, and never will be."""
@@ -160,8 +185,14 @@ class Forwarder:
             if self._registers and step not in self._checkpoints_seen:
                 self.writer.checkpoint(step, path)
                 self._checkpoints_seen.add(step)
-        for step, value in eval_scores(read_evaluations(self.job_dir)).items():
-            if step in whole and self._scores_sent.get(step) != value and self.writer.score(step, value):
+        if (lines := read_evaluations(self.job_dir)) != self._evaluations:
+            self._scores, self._evaluations = self._read_scores(), lines
+        if isinstance(self.writer, RankingWriter):
+            self.writer.counting = self._scores.keys()
+        for step, value in self._scores.items():
+            if step not in whole or self._scores_sent.get(step) == value:
+                continue
+            if self.writer.score(step, value):
                 self._scores_sent[step] = value
 
 
@@ -193,20 +224,18 @@ class ForwarderThread:
         patience = CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS
         deadline = time.monotonic() + patience
         self._thread.join(patience)
-        while True:
+        for _ in poll(deadline - time.monotonic(), self._seconds):
             try:
                 if self._thread.is_alive():
                     raise TimeoutError("it does not answer")
                 self._forwarder.close(outcome)
+                return
             except self._faults as error:
-                if time.monotonic() < deadline and is_away(error):
-                    self._warn(error)
-                    time.sleep(self._seconds)
-                    continue
                 if not is_away(error):
                     raise
-                warn_unsent(error, self._forwarder.job_dir)
-            return
+                self._warn(error)
+                fault = error
+        warn_unsent(fault, self._forwarder.job_dir)
 
     def _run(self) -> None:
         while not self._done.wait(self._seconds):
@@ -244,6 +273,12 @@ def warn_unsent(why: object, job_dir: Path) -> None:
     )  # fmt: skip
 
 
+def target_of(monitor: MonitorConfig) -> str:
+    """The monitor and, where it has one, the address of its store without a password."""
+    address = monitor.monitor_args.get("uri") or monitor.monitor_args.get("base_url") or ""
+    return f"{monitor.monitor_type} {without_password(str(address))}".strip()
+
+
 def complete_checkpoints(job_dir: Path) -> dict[int, Path]:
     """step -> folder of each complete checkpoint: those with a manifest.
 
@@ -251,22 +286,6 @@ def complete_checkpoints(job_dir: Path) -> dict[int, Path]:
     """
     layout = JobLayout(job_dir)
     return {step: layout.step(step) for step in layout.steps() if (layout.step(step) / MANIFEST).exists()}
-
-
-def eval_scores(lines: list[MetricLine]) -> dict[int, float]:
-    """step -> the mean over the eval sets of their accuracy (or, if none has one, of their reward)."""
-    scores: dict[int, float] = {}
-    for line in lines:
-        if line.source.startswith("eval"):
-            values = _scores_of(line.metrics, "accuracy") or _scores_of(line.metrics, "reward")
-            if values:
-                scores[line.step] = sum(values) / len(values)
-    return scores
-
-
-def _scores_of(metrics: Mapping[str, float], kind: str) -> list[float]:
-    names = [name for name in metrics if kind in name.split("/") and name.split("/")[-1] in (kind, "mean")]
-    return [metrics[name] for name in names]
 
 
 def run_note(job_dir: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ line that begins with a time, and the lines below it that do not, as of a traceb
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,11 +14,11 @@ from pathlib import Path
 
 from trinity_core.errors import TrinityError
 from trinity_core.layout import JobLayout
+from trinity_core.waits import poll
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 """From the least severe one."""
 _BEGIN = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (?P<level>[A-Z]+) +")
-POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +93,12 @@ class LogStream:
         return data[:whole].decode(errors="replace")
 
 
-def stream_entries(stream: LogStream, goes_on: Callable[[], bool]) -> Iterator[LogEntry]:
-    """What is there, and then what is added while `goes_on`."""
-    yield from stream.read()
-    while goes_on():
-        time.sleep(POLL_SECONDS)
+def stream_entries(stream: LogStream, follow: bool) -> Iterator[LogEntry]:
+    """The entries so far and, with `follow`, those to come."""
+    for _ in poll(pause=0.5):
         yield from stream.read()
+        if not follow:
+            return
 
 
 def entry_filter(level: str, actors: Sequence[str]) -> Callable[[LogEntry], bool]:

@@ -19,13 +19,15 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from trinity_core.errors import TransientFault
-from trinity_core.files import read_json, temporary_sibling, when_room
+from trinity_core.files import read_json, sync_file, temporary_sibling, when_room
 
 LOCK_POLL = 0.01
 """Seconds between attempts to lock the file; a line is written in well under a millisecond."""
 LOCK_SECONDS = 60.0
 """For the others that use the file."""
 FORWARDED_PREFIX = "forwarded_"
+ANY_TARGET = "*"
+"""What older releases forwarded counts for every tracking system that has no position of its own."""
 STREAMS = ("trainer", "explorer", "eval")
 """Groups of sources that are forwarded independently of each other."""
 
@@ -77,6 +79,15 @@ class MetricsFile:
         if made_with:
             line["made_with"] = made_with
         when_room(lambda: self._append(line), self.path)
+
+    def flush(self) -> None:
+        """Put what has been written on the disk, where a power cut cannot take it."""
+        if self.path.exists():
+            sync_file(self.path)
+
+    def has(self, step: int) -> bool:
+        """True if this source has written a line for the step."""
+        return any(line.step == step and line.source == self.source for line in read_metrics(self.path.parent.parent))
 
     def _append(self, line: dict[str, object]) -> None:
         with _locked(self.path):
@@ -132,9 +143,11 @@ class Tail:
     With `own`, the source of one explorer, the stream `explorer` is that explorer's alone. The position is saved in
     `monitor/forwarded_<stream>.json` (`forwarded_<own>.json`), so that no line is forwarded twice, neither by a resumed
     run nor by several flows of one job. Call `advance` after the lines have arrived, within the same `exclusive`.
+    `target` names the tracking system that they are forwarded to: another one gets all lines from the first on.
     """
 
-    def __init__(self, job_dir: Path | str, stream: str, own: str = "") -> None:
+    def __init__(self, job_dir: Path | str, stream: str, own: str = "", target: str = "") -> None:
+        self._target = target
         self.path = metrics_path(job_dir)
         self._stream = stream
         self._own = own if stream == "explorer" else ""
@@ -156,9 +169,9 @@ class Tail:
     def read(self) -> tuple[list[MetricLine], int]:
         """The stream's new whole lines, and the position after them."""
         if not self.path.exists():
-            return [], _position(self._state)
+            return [], self._position
         with _locked(self.path):  # `rewind` changes file and position together
-            start, file = _position(self._state), self.path.open("rb")
+            start, file = self._position, self.path.open("rb")
         with file:
             self._read_from = os.fstat(file.fileno()).st_ino
             file.seek(start)
@@ -173,8 +186,13 @@ class Tail:
         """
         with _locked(self.path):
             rewound = self._read_from is not None and self.path.stat().st_ino != self._read_from
-            if not rewound and position != _position(self._state):
-                _replace({self._state: _state(position)})
+            if not rewound and position != self._position:
+                _replace({self._state: _state(_positions(self._state) | {self._target: position})})
+
+    @property
+    def _position(self) -> int:
+        positions = _positions(self._state)
+        return positions.get(self._target, positions.get(ANY_TARGET, 0))
 
 
 def was_tracked(job_dir: Path | str) -> bool:
@@ -206,8 +224,8 @@ def _explores(line: MetricLine) -> bool:
 
 def _drop(path: Path, is_later: Callable[[MetricLine], bool]) -> int:
     """Delete the lines that are broken or for which `is_later` is true, and move the positions of all tails."""
-    states = {state: _position(state) for state in path.parent.glob(f"{FORWARDED_PREFIX}*.json")}
-    positions = dict.fromkeys(states, 0)
+    states = {state: _positions(state) for state in path.parent.glob(f"{FORWARDED_PREFIX}*.json")}
+    moved = {state: dict.fromkeys(positions, 0) for state, positions in states.items()}
     kept: list[bytes] = []
     offset = dropped = 0
     for raw in path.read_bytes().splitlines(keepends=True):
@@ -217,10 +235,10 @@ def _drop(path: Path, is_later: Callable[[MetricLine], bool]) -> int:
             dropped += 1
             continue
         kept.append(raw)
-        for state, position in states.items():
-            if offset <= position:
-                positions[state] += len(raw)
-    _replace({state: _state(position) for state, position in positions.items()} | {path: b"".join(kept)})
+        for state, positions in states.items():
+            for target, position in positions.items():
+                moved[state][target] += len(raw) * (offset <= position)
+    _replace({state: _state(positions) for state, positions in moved.items()} | {path: b"".join(kept)})
     return dropped
 
 
@@ -245,13 +263,15 @@ def _finite(value: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _position(state: Path) -> int:
-    """0, from where all is sent again, if the file is missing or was damaged by a power cut."""
-    return int((read_json(state) or {}).get("position", 0))
+def _positions(state: Path) -> dict[str, int]:
+    """Tracking system -> up to which byte it has the lines; none, so that all are sent again, if the file is missing or
+    was damaged by a power cut."""
+    kept = read_json(state) or {}
+    return kept.get("positions") or ({ANY_TARGET: int(kept["position"])} if "position" in kept else {})
 
 
-def _state(position: int) -> bytes:
-    return json.dumps({"position": position}).encode()
+def _state(positions: Mapping[str, int]) -> bytes:
+    return json.dumps({"positions": positions}).encode()
 
 
 def _replace(files: Mapping[Path, bytes]) -> None:

@@ -26,12 +26,20 @@ from filelock import FileLock, Timeout
 from trinity_core.config.public import without_password
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.files import write_json
-from trinity_core.filesystems import networked
+from trinity_core.local_paths import networked
 from trinity_core.page_notes import read_page_note
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.params import flatten
-from trinity_core.tracking.run_outcome import RunOutcome
-from trinity_core.tracking.writers import MONITORS, RunInfo, TracingWriter, full_names, is_away, read_note
+from trinity_core.tracking.writers import (
+    MONITORS,
+    RankingWriter,
+    RunInfo,
+    RunOutcome,
+    TracingWriter,
+    flatten,
+    full_names,
+    is_away,
+    read_note,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -45,9 +53,13 @@ CHAMPION = "champion"
 KIND, TRAINING = "mlflow.experimentKind", "custom_model_development"
 """A tag of the experiment, by which MLflow's page opens its runs and their charts. Without it the page infers a kind:
 from our sampled rollouts, that of an agent's evaluations."""
+SIGNS = {"@": "at", "<": "lt", ">": "gt", "%": "pct"}
+"""Words for signs that MLflow allows in no name: names that differ in one stay apart."""
 BATCH = 1000
 """MLflow's limit of metrics in one `log_batch`."""
 PARAMS_BATCH = 100
+STARTS = "trinity.starts"
+"""A tag: how many starts of the run had settings of their own. Absent: one."""
 HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """Of MLflow's client, unless the user has set them; its own: 7 attempts of 120 s. The forwarder tries again itself."""
 LOCK_SECONDS = 180.0
@@ -86,12 +98,13 @@ def registered_name(project: str, name: str) -> str:
 
 
 def metric_name(name: str) -> str:
-    """A metric's name with the characters that MLflow allows: `pass@4` becomes `pass_at_4`."""
-    return re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_"), flags=re.ASCII)
+    """A metric's name with the characters that MLflow allows, letters of any script among them: `pass@4` becomes
+    `pass_at_4`."""
+    return re.sub(r"[^\w\-. :/]", "_", re.sub("[@<>%]", lambda sign: f"_{SIGNS[sign[0]]}_", name))
 
 
 @MONITORS.register("mlflow")
-class MlflowWriter(TracingWriter):
+class MlflowWriter(TracingWriter, RankingWriter):
     """One MLflow run. Opening it creates the store, the experiment and the run if they do not exist."""
 
     def __init__(
@@ -170,7 +183,7 @@ class MlflowWriter(TracingWriter):
         )
 
     def score(self, step: int, value: float) -> bool:
-        """Record a checkpoint's score; the highest so far is the champion (the earlier one where two are equal)."""
+        """Record a checkpoint's score; the highest that counts is the champion (the earlier one of equals)."""
         versions = self._versions()
         if step not in versions:
             return False
@@ -178,7 +191,8 @@ class MlflowWriter(TracingWriter):
         if version.tags.get("score") != score:
             self._client.log_metric(self.run_id, "eval/score", value, step=step, model_id=version.model_id)
             self._client.set_model_version_tag(self._registered, version.version, "score", score)
-        scores = {each: float(found.tags["score"]) for each, found in versions.items() if "score" in found.tags}
+        scored = {each: found for each, found in versions.items() if "score" in found.tags}
+        scores = {each: float(found.tags["score"]) for each, found in scored.items() if self.counts(each)}
         scores[step] = float(score)
         best = max(sorted(scores), key=lambda candidate: scores[candidate])
         self._client.set_registered_model_alias(self._registered, CHAMPION, versions[best].version)
@@ -249,16 +263,42 @@ class MlflowWriter(TracingWriter):
         if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
+                if job_dir == self._info.job_dir and self._info.config.get("mode") != "explore":
+                    self._log_changes(kept["run_id"])
                 self._begin(job_dir, kept)
             return kept["run_id"]
-        tags = {"project": self._info.project, "job_dir": str(job_dir), **self._info.tags}
+        tags = {"project": self._info.project, "job_dir": str(job_dir)}
+        if job_dir == self._info.job_dir:
+            tags |= self._info.tags
         if parent:
             tags["mlflow.parentRunId"] = parent
         run_id = self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id
-        for params in _batches(flatten(self._info.config), PARAMS_BATCH):
-            self._client.log_batch(run_id, params=params)
+        if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
+            self._log_params(run_id, flatten(self._info.config))
         self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
         return run_id
+
+    def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        for batch in _batches(params, PARAMS_BATCH):
+            self._client.log_batch(run_id, params=batch)
+
+    def _log_changes(self, run_id: str) -> None:
+        """Add the settings that differ from those of the starts before, as `start_<n>.<name>`: MLflow changes none.
+
+        Explorers that share the trainer's run add nothing: each has settings of its own.
+        """
+        run, now = self._client.get_run(run_id), flatten(self._info.config)
+        starts = int(run.data.tags.get(STARTS, "1"))
+        known = dict(run.data.params)
+        for start in range(2, starts + 1):
+            before = f"start_{start}."
+            known |= {name.removeprefix(before): v for name, v in run.data.params.items() if name.startswith(before)}
+        changed = {name: value for name, value in now.items() if known.get(name) != value[:VALUE_LENGTH]}
+        if changed:
+            self._log_params(run_id, {f"start_{starts + 1}.{name}": value for name, value in changed.items()})
+            self._client.set_tag(run_id, STARTS, str(starts + 1))
+        for name, value in self._info.tags.items():
+            self._client.set_tag(run_id, name, value)
 
     def _begin(self, job_dir: Path, kept: Mapping[str, Any]) -> None:
         """Note the run, which ends with this writer unless another one reopens it meanwhile."""
@@ -347,7 +387,7 @@ def _locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _batches(params: dict[str, str], size: int) -> Iterator[list[Any]]:
+def _batches(params: Mapping[str, str], size: int) -> Iterator[list[Any]]:
     from mlflow.entities import Param
 
     rows = (Param(name, value[:VALUE_LENGTH]) for name, value in params.items())

@@ -14,8 +14,7 @@ from trinity_core.config.public import without_secrets
 from trinity_core.errors import TrinityError
 from trinity_core.files import write_json
 from trinity_core.tracking.metrics_file import MetricLine
-from trinity_core.tracking.run_outcome import RunOutcome
-from trinity_core.tracking.writers import MONITORS, RunInfo, RunPerExplorer, full_names, read_note
+from trinity_core.tracking.writers import MONITORS, RunInfo, RunOutcome, RunPerExplorer, full_names, read_note
 
 
 @MONITORS.register("tensorboard")

@@ -95,15 +95,6 @@ def rollout_files(job_dir: Path | str, folder: Path | None = None) -> list[tuple
     return sorted(((match["source"], int(match["step"]), path) for match, path in found), key=lambda entry: entry[1:])
 
 
-def latest_rollouts(job_dir: Path | str) -> tuple[str, int, list[SampledRollout]] | None:
-    """The newest sampled step; None if nothing was sampled."""
-    files = rollout_files(job_dir)
-    if not files:
-        return None
-    source, step, path = max(files, key=lambda entry: (entry[1], entry[0].startswith("eval")))
-    return source, step, read_rollouts(path)
-
-
 def rollouts_table(rollouts: list[SampledRollout], limit: int = 16, width: int = 400) -> str:
     """A Markdown table: prompt, response, reward with its parts, reference answer."""
     lines = ["| prompt | response | reward | reference |", "| --- | --- | --- | --- |"]

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trinity_core.config.public import without_secrets
 from trinity_core.registry import Registry
 from trinity_core.tracking.metrics_file import MetricLine, stream_of
-from trinity_core.tracking.run_outcome import RunOutcome
 
 if TYPE_CHECKING:
     from trinity_core.tracking.rollouts import SampledRollout
+
+
+class RunOutcome(Enum):
+    """The end of a run or of one attempt of it."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    """By a person or by SIGTERM; it may be resumed."""
+
+    @classmethod
+    def of(cls, error: BaseException | None) -> RunOutcome:
+        """From what ended the run: cancellation is an exception that is no `Exception`, as with Ctrl+C."""
+        if error is None:
+            return cls.FINISHED
+        return cls.FAILED if isinstance(error, Exception) else cls.CANCELLED
+
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +99,17 @@ class TracingWriter:
         raise NotImplementedError
 
 
+class RankingWriter:
+    """A base of writers that mark the best checkpoint."""
+
+    counting: Collection[int] | None = None
+    """The steps whose scores count now (None: all). Others were made with other eval sets, prompts or sampling."""
+
+    def counts(self, step: int) -> bool:
+        """True if the score of a step counts."""
+        return self.counting is None or step in self.counting
+
+
 MONITORS: Registry[Callable[..., Writer]] = Registry("monitor", leading=2)
 """By name: (info, checkpoint_root_dir, **monitor_args) -> Writer. Libraries are imported when a writer opens."""
 
@@ -116,3 +145,19 @@ def full_names(line: MetricLine) -> dict[str, float]:
     below = stream_of(line.source) == "explorer"
     own = {name: f"{line.source}/{name}" if below or "/" not in name else name for name in line.metrics}
     return {own[name]: value for name, value in line.metrics.items()}
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, str]:
+    """`{"a": {"b": 1}}` -> `{"a.b": "1"}`, secrets masked. Empty values and None are left out."""
+    return dict(_pairs(without_secrets(dict(config)), ""))
+
+
+def _pairs(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _pairs(part, f"{prefix}.{name}" if prefix else str(name))
+    elif isinstance(value, list) and any(isinstance(part, Mapping) for part in value):
+        for position, part in enumerate(value):
+            yield from _pairs(part, f"{prefix}.{position}")
+    elif value is not None and value not in ("", [], {}):
+        yield prefix, str(value)

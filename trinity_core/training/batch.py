@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trinity_core.data.experience import Experience
-from trinity_core.errors import DataError
+from trinity_core.data.experience import Experience, rollout_rewards, rollouts_of
+from trinity_core.errors import DataError, InputError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +24,15 @@ class Batch:
     mask: Tensor
     """bool [B, T]: action tokens."""
     rollout_logprobs: Tensor | None
-    """float32 [B, T], 0 in rows without log-probs (expert data); None if no row has any."""
+    """float32 [B, T], to be read where `has_rollout_logprobs`; None if no row has any."""
+    has_rollout_logprobs: Tensor
+    """bool [B]."""
     rewards: Tensor
-    """float32 [B]; 0 for a row without a reward."""
+    """float32 [B], to be read in rows that are not `excluded`; 0 for one with token rewards alone, which add to it."""
     token_rewards: Tensor | None
-    """float32 [B, T], without the sequence's reward; None if no row has any."""
+    """float32 [B, T], without the sequence's reward; 0 in rows without any, None if no row has any."""
     teacher_logprobs: Tensor | None
-    """float32 [B, T]; None if no row has any."""
+    """float32 [B, T], to be read in rows that are not `excluded`; None if no row has any."""
     is_expert: Tensor
     """bool [B]."""
 
@@ -50,22 +55,55 @@ class Batch:
         return [e.group for e in self.experiences]
 
 
-def make_batch(experiences: Sequence[Experience], device: torch.device) -> Batch:
-    """The batch of these rows, in this order. Raises DataError for no rows.
+def make_batch(experiences: Sequence[Experience], device: torch.device, needs: Collection[str] = ()) -> Batch:
+    """The batch of these rows, in this order.
 
-    A row may have no token that carries loss: its answer is unscored, or its prompt was cut.
+    A row may have no token that carries loss: its answer is unscored, or its prompt was cut. So is a rollout that lacks
+    a verdict of `needs` (`Objective.needs_of_rows`): it is masked, with a warning. Raises DataError for no rows, and
+    InputError if all rollouts lack one.
     """
     if not experiences:
         raise DataError("a training batch has no rows")
-    width = max(e.response_length for e in experiences)
+    rows = _judged(experiences, needs)
+    width = max(e.response_length for e in rows)
     return Batch(
-        list(experiences),
-        _grid([e.action_mask for e in experiences], width, np.bool_).to(device),
-        _optional([e.logprobs for e in experiences], width, device),
-        torch.tensor([e.reward or 0.0 for e in experiences], device=device),
-        _optional([e.token_rewards for e in experiences], width, device),
-        _optional([e.teacher_logprobs for e in experiences], width, device),
-        torch.tensor([e.is_expert for e in experiences], device=device),
+        rows,
+        _grid([e.action_mask for e in rows], width, np.bool_).to(device),
+        _optional([e.logprobs for e in rows], width, device),
+        torch.tensor([e.logprobs is not None for e in rows], device=device),
+        torch.tensor([0.0 if e.reward is None else e.reward for e in rows], device=device),
+        _optional([e.token_rewards for e in rows], width, device),
+        _optional([e.teacher_logprobs for e in rows], width, device),
+        torch.tensor([e.is_expert for e in rows], device=device),
+    )
+
+
+def _judged(experiences: Sequence[Experience], needs: Collection[str]) -> list[Experience]:
+    """The rows, those that lack a verdict of `needs` as unscored ones: nothing that is missing is read as a 0."""
+    rollouts = [e for e in experiences if not e.is_expert and e.action_mask.any()]
+    lacking = {id(e): absent for e in rollouts if (absent := [name for name in needs if _lacks(e, name)])}
+    if not lacking:
+        return list(experiences)
+    first = next(e for e in rollouts if id(e) in lacking)
+    message = (
+        f"{len(lacking)} of {len(rollouts)} rollouts have no {lacking[id(first)][0]}, which the algorithm needs; the "
+        f"first is run {first.run} of group '{first.group}' ({first.info.get('taskset', 'no task set')})"
+    )
+    if len(lacking) == len(rollouts):
+        raise InputError(f"{message}. Choose a workflow that gives it, or another algorithm.algorithm_type")
+    log.warning("%s. They are left out of the loss, as answers that no verifier judged", message)
+    return [_unscored(e) if id(e) in lacking else e for e in experiences]
+
+
+def _lacks(row: Experience, name: str) -> bool:
+    if name == "reward":
+        return row.total_reward is None
+    return getattr(row, name) is None
+
+
+def _unscored(row: Experience) -> Experience:
+    return replace(
+        row, reward=None, token_rewards=None, teacher_logprobs=None, action_mask=np.zeros_like(row.action_mask)
     )
 
 
@@ -82,7 +120,10 @@ def _optional(rows: Sequence[np.ndarray | None], width: int, device: torch.devic
 
 
 def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
-    """Metrics of a batch as it was drawn: lengths, rewards, and the staleness of its tokens in train steps."""
+    """Metrics of a batch as it was drawn: lengths, rewards, and the staleness of its tokens in train steps.
+
+    A rollout of several rows has one reward, the mean of theirs, as in the explorer's metrics.
+    """
     rows = batch.experiences
     lengths = np.array([e.response_length for e in rows])
     metrics = {
@@ -94,9 +135,13 @@ def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
         "response_length/truncated": float(np.mean([e.truncated for e in rows])),
         "prompt_length/mean": float(np.mean([e.prompt_length for e in rows])),
     }
-    rewards = [e.reward for e in rows if e.reward is not None]
+    own = [e for e in rows if not e.is_expert]
+    keys = zip((e.group for e in own), rollouts_of(own), strict=True)
+    reward_of = dict(zip(keys, rollout_rewards(own), strict=True))
+    rewards = [reward for reward in reward_of.values() if reward is not None]
     if rewards:
         metrics |= {
+            "experience/rollouts": float(len(reward_of)),
             "reward/mean": float(np.mean(rewards)),
             "reward/max": float(np.max(rewards)),
             "reward/min": float(np.min(rewards)),
@@ -105,6 +150,10 @@ def batch_metrics(batch: Batch, version: int) -> dict[str, float]:
     if sampled:
         lag = version - np.concatenate(sampled)
         metrics |= {"staleness/mean": float(lag.mean()), "staleness/max": float(lag.max())}
+    unscored = sum(e.is_unscored for e in rows)
+    without = sum(e.logprobs is None and not e.is_expert and not e.is_unscored for e in rows)
+    metrics |= {"experience/unscored_rows": float(unscored)} if unscored else {}
+    metrics |= {"experience/rows_without_logprobs": float(without)} if without else {}
     if experts := sum(e.is_expert for e in rows):
         metrics["experience/expert_rows"] = float(experts)
     return metrics

@@ -13,6 +13,7 @@ import socket
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trinity_core.errors import DataError
+from trinity_core.checkpoints.beginning import STATE, Beginning
+from trinity_core.errors import DataError, on_failure
 from trinity_core.files import clear_errors, when_room
 from trinity_core.layout import shard_name
 from trinity_core.training.distributed import Ranks, barrier, sum_over_ranks
@@ -28,7 +30,6 @@ from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner
 from trinity_core.training.state import optimizer_state, optimizer_steps, restore, weights
 
-STATE = "trainer_state.json"
 UNRESTRICTED = "unrestricted"
 """The `trainer.save_strategy` with which all ranks write at once."""
 
@@ -42,6 +43,8 @@ class TrainerState:
     """Updates made, by folder (`actor`, `critic`)."""
     objective: dict[str, float] = field(default_factory=dict)
     """Adaptive coefficients."""
+    began: dict[str, str] = field(default_factory=dict)
+    """The `Beginning` of the run."""
 
 
 def engines_by_folder(learner: Learner) -> dict[str, TrainingEngine]:
@@ -52,7 +55,9 @@ def engines_by_folder(learner: Learner) -> dict[str, TrainingEngine]:
     return engines
 
 
-def save(learner: Learner, step: int, folder: Path, strategy: str = UNRESTRICTED) -> None:
+def save(
+    learner: Learner, step: int, folder: Path, strategy: str = UNRESTRICTED, began: Beginning | None = None
+) -> None:
     """Write the whole state after `step` to `folder`, which exists. Collective.
 
     `strategy` says which ranks may write at once; see `writing_turns`. Raises TrinityError if the disk is full or not
@@ -70,7 +75,7 @@ def save(learner: Learner, step: int, folder: Path, strategy: str = UNRESTRICTED
             _save(random_state(ranks), target / shard_name("extra_state", ranks.world_size, ranks.rank))
     if ranks.first:
         counts = {part: optimizer_steps(engine) for part, engine in engines_by_folder(learner).items()}
-        state = TrainerState(step, counts, learner.objective.state())
+        state = TrainerState(step, counts, learner.objective.state(), asdict(began) if began else {})
         text = json.dumps(asdict(state), indent=1) + "\n"
         when_room(lambda: (folder / STATE).write_text(text), folder)
 
@@ -103,11 +108,8 @@ def _save_share(tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks,
 
 def _save(state: dict[str, Any], path: Path) -> None:
     def write() -> None:
-        try:
+        with on_failure(partial(path.unlink, missing_ok=True)):
             torch.save(state, path)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
 
     when_room(write, path)
 

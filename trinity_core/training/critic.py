@@ -7,6 +7,7 @@ from torch import Tensor
 
 from trinity_core.algorithms import AGGREGATIONS, MetricAccumulator
 from trinity_core.algorithms.value import value_tokens
+from trinity_core.config.schema import ModelConfig
 from trinity_core.config.training import CriticSettings
 from trinity_core.training.batch import Batch
 from trinity_core.training.compiled import compile_layers
@@ -23,25 +24,26 @@ class Critic:
     """Estimates the return of each state and is fitted to the observed returns."""
 
     def __init__(
-        self, settings: CriticSettings, zero_stage: int, dtype: torch.dtype, total_steps: int, trust_remote_code: bool,
+        self, settings: CriticSettings, zero_stage: int, dtype: torch.dtype, total_steps: int, model: ModelConfig,
         ranks: Ranks,
     ) -> None:  # fmt: skip
         self.settings = settings
         self.ranks = ranks
         self.dtype = dtype
         optimizer = settings.optimizer
-        lm = load_causal_lm(settings.model_path, dtype, trust_remote_code, settings.model_overrides)
+        trust, longest = model.trust_remote_code, model.max_model_len
+        lm = load_causal_lm(settings.model_path, dtype, trust, settings.model_overrides, longest)
         fast_paths = find_fast_paths(lm)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         if settings.torch_compile:
             compile_layers(lm, ranks.device)
-        model = ValueModel(lm, fast_paths, lm.config.get_text_config().hidden_size, dtype)
+        value_model = ValueModel(lm, fast_paths, lm.config.get_text_config().hidden_size, dtype)
         head = lm.get_output_embeddings()
         if head.weight is not lm.get_input_embeddings().weight:
             head.weight.requires_grad_(False)
         self.engine = TrainingEngine(
-            model,
+            value_model,
             TrainingEngineSettings(
                 optimizer.betas, optimizer.eps, optimizer.weight_decay, settings.grad_clip, zero_stage, dtype,
                 settings.param_offload, settings.optimizer_offload,
@@ -66,15 +68,17 @@ class Critic:
     def update(
         self, batch: Batch, micros: list[Micro], old_values: Tensor, returns: Tensor, step: int
     ) -> dict[str, float]:
-        """One optimiser step on the clipped squared error (token mean). Metrics are exact over micro-batches and ranks.
+        """One optimiser step on the clipped squared error (token mean) of the rows that have returns, which excluded
+        ones (expert rows, unscored answers) have not. Metrics are exact over micro-batches and ranks.
 
         Raises TrinityError for a loss or gradient that is not finite.
         """
-        weights = AGGREGATIONS["token-mean"].weights(batch.mask)
+        judged = batch.mask & ~batch.excluded[:, None]
+        weights = AGGREGATIONS["token-mean"].weights(judged)
         accumulator = MetricAccumulator()
         for i, micro in enumerate(micros):
             values = micro.grid(self.engine(micro))
-            mask = batch.mask[micro.rows] if len(micro.cells) else batch.mask[micro.rows] & False
+            mask = judged[micro.rows] if len(micro.cells) else judged[micro.rows] & False
             losses, stats = value_tokens(
                 values, returns[micro.rows], mask, old_values[micro.rows], self.settings.cliprange_value
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,8 +50,7 @@ class Learner:
         self.temperature = sampling_temperature(config)
         """Of rows that do not carry their own."""
         stage = zero_stage(settings, ranks, self.dtype)
-        trust = config.model.trust_remote_code
-        lm = load_causal_lm(config.model.model_path, self.dtype, trust, settings.model_overrides)
+        lm = self._load(config)
         fast_paths = find_fast_paths(lm)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
@@ -64,14 +64,17 @@ class Learner:
             offloaded = replace(engine_settings, param_offload=settings.reference_offload)
             self.reference = FrozenModule(self._load_reference(config, fast_paths), offloaded, ranks)
         self.critic = (
-            Critic(settings.critic, stage, self.dtype, total_steps, trust, ranks)
+            Critic(settings.critic, stage, self.dtype, total_steps, config.model, ranks)
             if settings.critic is not None
             else None
         )
         optimizer = settings.optimizer
-        warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, total_steps)
+        self.critic_alone = self.critic.settings.warmup_steps if self.critic else 0
+        """First steps in which the policy rests; its learning rate counts the steps after them."""
+        actor_steps = max(1, total_steps - self.critic_alone)
+        warmup = warmup_steps(optimizer.lr_warmup_steps, optimizer.lr_warmup_steps_ratio, actor_steps)
         self.schedule = LearningRateSchedule(
-            optimizer.lr, total_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio
+            optimizer.lr, actor_steps, warmup, optimizer.warmup_style, optimizer.min_lr_ratio
         )
         dynamic = settings.use_dynamic_bsz
         rows = None if dynamic else settings.micro_batch_size
@@ -79,11 +82,16 @@ class Learner:
         rows = None if dynamic else settings.reference_micro_batch_size
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens, rows=rows)
 
+    def _load(self, config: Config) -> Any:
+        """The model that training started from."""
+        model = config.model
+        overrides = self.settings.model_overrides
+        longest = None if config.is_supervised else model.max_model_len  # there is no engine to agree with
+        return load_causal_lm(model.model_path, self.dtype, model.trust_remote_code, overrides, longest)
+
     def _load_reference(self, config: Config, fast_paths: FastPaths) -> Policy:
         """The reference model: the policy before the first step."""
-        lm = load_causal_lm(
-            config.model.model_path, self.dtype, config.model.trust_remote_code, self.settings.model_overrides
-        )
+        lm = self._load(config)
         lm.set_attn_implementation(self.model_config._attn_implementation)
         if self.settings.torch_compile:
             compile_layers(lm, self.ranks.device)
@@ -93,7 +101,7 @@ class Learner:
         """Train step `step` (from 1) on a batch; returns its metrics."""
         watch = StepTimer()
         with watch.part("lay_out"):
-            batch = make_batch(experiences, self.ranks.device)
+            batch = make_batch(experiences, self.ranks.device, self.objective.needs_of_rows)
             micros = micro_batches(batch, self.cut, self.ranks, self.dtype)
         metrics = batch_metrics(batch, step - 1)
         with watch.part("log_probs"):
@@ -108,9 +116,9 @@ class Learner:
             with watch.part("update_critic"):
                 for _ in range(self.critic.settings.epochs):
                     metrics |= self.critic.update(batch, critic_micros, values, prepared.returns, step)
-        if self.critic is None or step > self.critic.settings.warmup_steps:
+        if step > self.critic_alone:
             with watch.part("update_actor"):
-                lr = self.schedule.at(step)
+                lr = self.schedule.at(step - self.critic_alone)
                 for _ in range(self.settings.epochs):
                     updated = update(self.engine, self.objective, prepared, micros, self.temperature, step, lr)
             metrics |= {_actor(name): value for name, value in self.objective.after_batch(updated, len(batch)).items()}

@@ -93,16 +93,21 @@ def build_micro(experiences: Sequence[Experience], rows: Sequence[int], width: i
         torch.from_numpy(np.concatenate([r[c] for r, c in zip(responses, columns, strict=True)]).astype(np.int64)),
         torch.from_numpy(np.concatenate([c + i * width for i, c in enumerate(columns)])),
         width,
-        _temperature([e.temperature for e in chosen], list(map(len, columns))),
+        _temperature([e.temperature for e in chosen], columns),
     )
 
 
-def _temperature(given: Sequence[float | None], lengths: Sequence[int]) -> float | Tensor | None:
-    """The temperature of each token's row, NaN where the row does not say; one number, or None, if all are alike."""
-    if len(set(given)) == 1:
-        return given[0]
-    rows = np.array([np.nan if each is None else each for each in given], dtype=np.float32)
-    return torch.from_numpy(np.repeat(rows, lengths))
+def _temperature(rows: Sequence[float | np.ndarray | None], columns: Sequence[np.ndarray]) -> float | Tensor | None:
+    """The temperature of each token in `columns` of its row, NaN where the row does not say; one number, or None, if
+    all are alike."""
+    first = rows[0]
+    if not isinstance(first, np.ndarray) and all(not isinstance(row, np.ndarray) and row == first for row in rows):
+        return first
+    tokens = [
+        row[places] if isinstance(row, np.ndarray) else np.full(len(places), np.nan if row is None else row, np.float32)
+        for row, places in zip(rows, columns, strict=True)
+    ]
+    return torch.from_numpy(np.concatenate(tokens))
 
 
 def _pad(experiences: Sequence[Experience]) -> tuple[Padded, np.ndarray, np.ndarray]:

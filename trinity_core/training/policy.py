@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -45,6 +46,18 @@ class Backbone(nn.Module):
         super().__init__()
         self.lm: Any = lm
         self.fast_paths = fast_paths
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of this module; the LM's parts evaluate, except for layers that recompute their activations.
+
+        Log-probs are compared with those of engines, the reference and earlier passes, so nothing may be drawn at
+        random: training parts jitter the input of routers (Mixtral) or draw the experts (Phi-MoE).
+        """
+        super().train(mode)
+        for part in self.lm.modules():
+            part.training = mode and getattr(part, "gradient_checkpointing", False)
+        return self
 
     def hidden(self, micro: Micro) -> Tensor:
         """[K, H]: the states that predict the loss-carrying tokens."""
@@ -140,11 +153,16 @@ def _logprobs(
 
 
 def load_causal_lm(
-    path: str, dtype: torch.dtype, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None
+    path: str,
+    dtype: torch.dtype,
+    trust_remote_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    max_model_len: int | None = None,
 ) -> Any:
-    """A Hugging Face causal LM from a folder or the hub, in training mode; `overrides` change its configuration.
+    """A Hugging Face causal LM from a folder or the hub, in evaluation mode; `overrides` change its configuration.
 
-    Dropout is removed; see `without_dropout`. Raises TrinityError if `path` holds no model.
+    Dropout is removed; see `without_dropout`. With `max_model_len`, rotary frequencies are those of sequences of that
+    length; see `fix_rotary_frequencies`. Raises TrinityError if `path` holds no model.
     """
     from transformers import AttentionInterface, AutoModelForCausalLM
 
@@ -157,14 +175,53 @@ def load_causal_lm(
         )
     except OSError as error:
         raise TrinityError(f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}") from error
-    return without_dropout(lm).train()
+    if max_model_len is not None:
+        fix_rotary_frequencies(lm, max_model_len)
+    return without_dropout(lm).eval()
+
+
+def fix_rotary_frequencies(lm: Any, max_model_len: int) -> None:
+    """Choose the rotary frequencies of `lm` once, by `max_model_len`, as vLLM does.
+
+    Transformers chooses those of `longrope` (Phi-3, Phi-4) and `dynamic` anew in each forward pass, by its longest
+    position: the log-probs of a row would depend on the other rows of its micro-batch. vLLM's `dynamic` frequencies
+    are those of sequences within `max_position_embeddings` and undefined beyond. Raises TrinityError for a
+    `max_model_len` beyond it, and for `longrope` in a model's own code.
+    """
+    config = lm.config.get_text_config()
+    kinds = _rope_types(config)
+    long = [module for module in lm.modules() if vars(module).get("rope_type") == "longrope"]
+    if "dynamic" in kinds and max_model_len > config.max_position_embeddings:
+        raise TrinityError(
+            f"model.max_model_len is {max_model_len}, but {config.model_type} has rotary embeddings of type 'dynamic' "
+            f"for {config.max_position_embeddings} positions, and engine and trainer would scale them differently "
+            f"beyond; set max_model_len to at most {config.max_position_embeddings}, or choose another rope_type"
+        )
+    if "longrope" in kinds and not long:
+        raise TrinityError(
+            f"the code of {config.model_type} chooses its 'longrope' frequencies anew for each micro-batch, so that "
+            "log-probs would depend on the micro-batch; set model.trust_remote_code to false to use transformers' code"
+        )
+    weight = next(lm.parameters())
+    for module in long:
+        module(weight.new_zeros(1), torch.tensor([[max_model_len - 1]], device=weight.device))
+        module.rope_type = "default"  # transformers leaves the frequencies of this type as they are
+
+
+def _rope_types(config: Any) -> set[str]:
+    """The types of a model's rotary embeddings: one, one for each kind of layer, or none."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in settings.values() if isinstance(value, dict)]
+    return {part["rope_type"] for part in (settings, *nested) if "rope_type" in part}
 
 
 def without_dropout(lm: Any) -> Any:
     """`lm` with every dropout probability set to 0, in its configuration and its modules.
 
-    Its log-probs are compared with those of engines, the reference and earlier passes, so they must be deterministic.
+    `lm.config_as_given` is the configuration before, which checkpoints get. Layers that recompute their activations
+    stay in training mode; see `Backbone.train`.
     """
+    lm.config_as_given = copy.deepcopy(lm.config)
     for part in (*_configs(lm.config), *lm.modules()):
         for name, value in vars(part).items():
             if isinstance(value, float) and "drop" in name:
@@ -187,28 +244,30 @@ def _configs(config: Any) -> Iterator[Any]:
 def find_fast_paths(lm: Any) -> FastPaths:
     """Try the fast paths on a few tokens; the model keeps the attention implementation that fits.
 
-    Models with other attention (windows, sinks, soft caps) or a custom head use the plain path, with a warning.
+    Models with other attention (windows, soft caps) or a custom head use the plain path, with a warning; where scores
+    have a soft cap, with `eager` attention.
     """
     rows = sample(lm.config.get_text_config().vocab_size)
     dtype = next(lm.parameters()).dtype
     device = next(lm.parameters()).device
     plain = build_micro(rows, range(len(rows)), SAMPLE_WIDTH, packing=False).to(device, dtype)
     shared = build_micro(rows, range(len(rows)), SAMPLE_WIDTH).to(device, dtype)
-    training = lm.training
-    lm.eval()
+    text = lm.config.get_text_config()
+    attention_capped, head_capped = _soft_caps(text)
+    padded = "eager" if attention_capped else "sdpa"  # which leaves soft caps out
     with torch.no_grad():
+        lm.set_attn_implementation(padded)
         truth, _ = Policy(lm, FastPaths(False, False))(plain, 1.0, False)
-        own_head = _same(Policy(lm, FastPaths(False, True))(plain, 1.0, False)[0], truth, dtype)
-        packing = own_head and _windowless(lm.config.get_text_config())
+        own_head = not head_capped and _same(Policy(lm, FastPaths(False, True))(plain, 1.0, False)[0], truth, dtype)
+        packing = own_head and padded == "sdpa" and _windowless(text)
         if packing:
             lm.set_attn_implementation(ATTENTION)
             packing = _same(Policy(lm, FastPaths(True, True))(shared, 1.0, False)[0], truth, dtype)
         if not packing:
-            lm.set_attn_implementation("sdpa")
+            lm.set_attn_implementation(padded)
             log.warning(
                 "%s: rows cannot share prompts with this model's attention; training pads them", lm.config.model_type
             )
-    lm.train(training)
     return FastPaths(packing, own_head)
 
 
@@ -218,6 +277,14 @@ def _windowless(config: Any) -> bool:
     if settings.get("layer_types"):
         return set(settings["layer_types"]) == {"full_attention"}
     return not settings.get("sliding_window") or settings.get("use_sliding_window") is False
+
+
+def _soft_caps(config: Any) -> tuple[bool, bool]:
+    """Whether attention scores and whether logits have a soft cap, as Gemma-2's: the small ones of a sample would not
+    show it."""
+    caps = [name for name, value in config.to_dict().items() if value and "cap" in name and "soft" in name]
+    attention = [name for name in caps if "attn" in name or "attention" in name]
+    return bool(attention), len(caps) > len(attention)
 
 
 def _same(a: Tensor, b: Tensor, dtype: torch.dtype) -> bool:

@@ -11,17 +11,18 @@ import numpy as np
 
 from trinity_core.config.schema import Config
 from trinity_core.data.experience import Experience
-from trinity_core.files import write_atomically
+from trinity_core.files import clear_errors, when_room, write_atomically
 from trinity_core.layout import JobLayout
 from trinity_core.sync.schedule import publish_interval, publishes_after, required_version, resumed_versions
 from trinity_core.sync.weight_check import WeightCheck
-from trinity_core.training import kept_weights
 from trinity_core.training.compiled import uncompiled
 from trinity_core.training.distributed import broadcast_bytes
 from trinity_core.training.learner import Learner
 from trinity_core.training.micro import build_micro
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trinity_core.sync.publisher import WeightPublisher
     from trinity_core.sync.versions import WeightVersions
 
@@ -76,12 +77,12 @@ class Publisher:
         Versions that are gone come from the checkpoint. Where it lacks them (the schedule may have changed), explorers
         get the oldest newer one, which may be the present weights as version `step`. Collective.
         """
-        found = kept_weights.kept(checkpoint) if self.learner.ranks.first else {}
+        found = kept_versions(checkpoint) if self.learner.ranks.first else {}
         for version in self._to_publish(step, found):
             if version == step:
                 self.publish(step)
             else:
-                check, tensors = kept_weights.read(found[version]) if self.learner.ranks.first else (None, {})
+                check, tensors = read_version(found[version]) if self.learner.ranks.first else (None, {})
                 self._publisher.publish_kept(version, check, tensors)
         self._write_latest()
 
@@ -100,7 +101,7 @@ class Publisher:
         oldest = self._oldest_needed(step)
         for version in self.versions.whole():
             if oldest <= version < step:
-                kept_weights.keep(self.versions, version, checkpoint)
+                keep_version(self.versions, version, checkpoint)
 
     def _oldest_needed(self, step: int) -> int:
         """The oldest version that explorers still ask for: that of the next explore step, or just the newest one."""
@@ -121,3 +122,42 @@ def make_weight_check(learner: Learner, length: int) -> WeightCheck:
         logprobs, _ = learner.engine(micro, 1.0, False)
     dtype = str(learner.dtype).removeprefix("torch.")
     return WeightCheck(tuple(tokens.tolist()), tuple(logprobs.tolist()), dtype)
+
+
+KEPT_WEIGHTS = "rollout_weights"
+"""Beginning of the names of the files, which hold one version each; checkpoints of older releases have one file."""
+
+
+def keep_version(versions: WeightVersions, version: int, checkpoint: Path) -> None:
+    """Copy `version` with its weight check into the folder `checkpoint`."""
+    from safetensors.torch import save_file
+
+    check = versions.check(version)
+    metadata = {"version": str(version), "check": json.dumps(None if check is None else check.to_json())}
+    tensors = {name: tensor.clone() for name, tensor in versions.load(version)}
+    path = checkpoint / f"{KEPT_WEIGHTS}_{version}.safetensors"
+    with clear_errors("writing", path):
+        when_room(lambda: save_file(tensors, path, metadata), path)
+
+
+def kept_versions(checkpoint: Path) -> dict[int, Path]:
+    """The file of each version that `checkpoint` holds. A file without a version is of no use."""
+    from safetensors import safe_open
+
+    found: dict[int, Path] = {}
+    for path in checkpoint.glob(f"{KEPT_WEIGHTS}*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            if version := (file.metadata() or {}).get("version"):
+                found[int(version)] = path
+    return found
+
+
+def read_version(path: Path) -> tuple[WeightCheck | None, dict[str, Tensor]]:
+    """Weight check and tensors of the version in `path`."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        check = json.loads(metadata.get("check") or metadata["probe"])  # "probe" in checkpoints of older releases
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+    return None if check is None else WeightCheck.from_json(check), tensors

@@ -5,30 +5,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 from trinity_core.checkpoints.resume import read_meta, update_meta
-from trinity_core.config.paths import store_url
 from trinity_core.config.resolve import replay_args, shares
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import ExperienceBufferConfig
 from trinity_core.data.experience import Experience
-from trinity_core.data.lengths import training_steps
+from trinity_core.data.lengths import explore_steps_taken, training_steps
 from trinity_core.data.rejected import RejectedRows
-from trinity_core.data.schedule import TaskSchedule, check_order
-from trinity_core.data.supervised import Kind, SupervisedSet
-from trinity_core.data.supervised_mixture import SupervisedMixture
-from trinity_core.data.tasksets import open_tasksets
-from trinity_core.data.tokenizer import policy_encoder
+from trinity_core.data.schedule import TaskSchedule, check_order, open_tasksets
+from trinity_core.data.supervised import Kind, SupervisedMixture, SupervisedSet
+from trinity_core.data.tokenizer import endless_answers, policy_encoder
 from trinity_core.errors import DataError, TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.store.archive import Archive
 from trinity_core.store.earlier import read_answers
 from trinity_core.store.expert import ExpertData, ExpertMixture, ExpertSource
 from trinity_core.store.presence import SEEN_SECONDS, TRAINER, Contribution, describe_explorers
-from trinity_core.store.store import ExperienceStore
+from trinity_core.store.run_store import open_run_store
 from trinity_core.store.strategies import make_strategy
 from trinity_core.store.waiting import wait_lease
 from trinity_core.waits import Wait
@@ -148,16 +145,20 @@ class SupervisedSource:
 class RolloutSource:
     """The experience store, with expert data if the sampling strategy takes some."""
 
-    def __init__(self, config: Config, expert: ExpertSource | None) -> None:
+    def __init__(self, config: Config, expert: ExpertSource | None, order: Mapping[str, Any] | None = None) -> None:
+        """`order` are the settings that the order of the expert rows depends on."""
         buffer, algorithm = config.buffer.trainer_input.experience_buffer, config.algorithm
-        self.store = open_store(config)
+        self.store = open_run_store(config)
         self.name = config.trainer.name
         self.explorer = config.explorer.name
         self.explorer_meta = JobLayout(config.job_dir).explorer_meta
         self.archive = Archive(JobLayout(config.job_dir).archive)
         self.rows = config.buffer.train_batch_size
+        self.explore_steps = explore_steps_taken(config)
         self.timeout = buffer.max_read_timeout
         self.expert = expert
+        self.meta = JobLayout(config.job_dir).trainer_meta
+        self.order = dict(order or {})
         self.strategy = make_strategy(
             algorithm.sample_strategy,
             algorithm.sample_strategy_args,
@@ -166,9 +167,12 @@ class RolloutSource:
         )
 
     def draw(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> list[Experience] | None:
-        """Whole groups of at least `train_batch_size` rows; none if explorers wait for newer weights instead."""
+        """Whole groups of at least `train_batch_size` rows, in a synchronous run those of whole explore steps; none if
+        explorers wait for newer weights instead."""
         telling = self._telling(step, stop, tell)
-        batch = wait_lease(self.store, step, self.rows, step - 1, self.strategy, self.expert, self.timeout, telling)
+        batch = wait_lease(
+            self.store, step, self.rows, step - 1, self.strategy, self.expert, self.timeout, telling, self.explore_steps
+        )
         return None if batch == [] and self.store.exhausted() else batch
 
     def _telling(self, step: int, stop: Callable[[], bool], tell: Callable[[str], None]) -> Callable[[], bool]:
@@ -181,7 +185,7 @@ class RolloutSource:
             if time.monotonic() >= looked + LOOK_SECONDS:
                 looked = time.monotonic()
                 stats = self.store.stats()
-                known = describe_explorers(stats.explorers, time.time())
+                known = describe_explorers(stats.explorers, stats.now)
                 tell(wait.note(f"{stats.ready} of {self.rows} rows are there; {known}"))
             return stop()
 
@@ -220,7 +224,12 @@ class RolloutSource:
         return self.store.contributions(step)
 
     def rewind(self, step: int) -> None:
-        """Return later batches to the queue and drop rows that newer policies sampled."""
+        """Return later batches to the queue and drop rows that newer policies sampled.
+
+        Raises DataError if expert data or its order changed, so that its rows would repeat or be skipped.
+        """
+        if step:
+            check_order(read_meta(self.meta).get("order", {}), self.order)
         self.store.rewind(step)
         self.archive.rewind(step)
 
@@ -237,7 +246,9 @@ class RolloutSource:
         return int(self.store.stats().explorers.get(self.explorer, {"step": 0})["step"] or 0)
 
     def before_save(self, step: int) -> None:
-        """Flush the store, and archive the batches up to `step`."""
+        """Flush the store, archive the batches up to `step`, and record what the order of expert rows depends on."""
+        if self.order:
+            update_meta(self.meta, order=self.order)
         self.store.flush()
         self.archive.extend(step, self.store.batch)
 
@@ -253,15 +264,12 @@ class RolloutSource:
             self.store.prune(min(oldest, step - RETENTION), uses)
 
 
-def open_store(config: Config) -> ExperienceStore:
-    """The experience store of a run."""
-    JobLayout(config.job_dir).create()
-    return ExperienceStore.open(store_url(config), str(config.job_dir))
-
-
 def open_supervised(config: Config, buffer: ExperienceBufferConfig, kind: Kind, number: int = 0) -> SupervisedSet:
     """Data set `number` of the trainer, tokenised; rows beyond `model.max_model_len` are rejected."""
-    read = read_answers(buffer, policy_encoder(config.model), kind, config.model.max_model_len)
+    encoder = policy_encoder(config.model)
+    if warning := endless_answers(encoder.with_template(buffer.format.chat_template)):
+        log.warning("%s: %s", buffer.name, warning)
+    read = read_answers(buffer, encoder, kind, config.model.max_model_len)
     rejected = RejectedRows.of(config, config.trainer.name)
     return SupervisedSet.of(read, buffer.name or "dataset", kind, config.seed, rejected_rows=rejected, number=number)
 
@@ -274,21 +282,24 @@ def open_source(config: Config, kind: Kind) -> BatchSource:
         joined = [inputs.auxiliary_buffers[key] for key in shares(config) if key]
         others = [open_supervised(config, buffer, kind, number) for number, buffer in enumerate(joined, 1)]
         return SupervisedSource(config, data, others)
-    return RolloutSource(config, _expert(config))
+    return RolloutSource(config, *_expert(config))
 
 
-def _expert(config: Config) -> ExpertSource | None:
-    """The auxiliary buffers, if the sampling strategy takes rows from them."""
+def _expert(config: Config) -> tuple[ExpertSource | None, dict[str, Any]]:
+    """The auxiliary buffers, if the sampling strategy takes rows from them, and what their order depends on."""
     buffers = config.buffer.trainer_input.auxiliary_buffers
     wanted = make_strategy(config.algorithm.sample_strategy, config.algorithm.sample_strategy_args).expert_ratio > 0
     if not wanted:
-        return None
+        return None, {}
     opened = [open_supervised(config, each, "demonstrations", number) for number, each in enumerate(buffers.values())]
     if not opened:
         raise DataError(f"sample_strategy '{config.algorithm.sample_strategy}' has no auxiliary buffer to draw from")
+    order = {"seed": config.seed, "buffer.trainer_input.auxiliary_buffers": [each.fingerprint for each in opened]}
     if len(opened) == 1:
-        return ExpertData(len(opened[0]), opened[0].experiences, config.seed)
-    return ExpertMixture(SupervisedMixture(opened, list(shares(config).values())))
+        return ExpertData(len(opened[0]), opened[0].experiences, config.seed), order
+    weights = list(shares(config).values())
+    order["share of each data set"] = weights
+    return ExpertMixture(SupervisedMixture(opened, weights)), order
 
 
 def total_steps(config: Config, source: BatchSource) -> int:

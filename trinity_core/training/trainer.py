@@ -64,7 +64,8 @@ class Trainer:
         self._untrained: int | None = None
         self._explorers: dict[str, dict[str, Any]] = {}
         self._timer = StepTimer()
-        self._step_began = 0.0
+        self._since: float | None = None
+        """When the metrics of the last step were written; before the first one, when the loop began."""
 
     def next_batch(self) -> list[Experience] | None:
         """The batch of the next step on every rank (empty: the step is skipped).
@@ -73,7 +74,7 @@ class Trainer:
         """
         if self.progress.step >= self.progress.total_steps:
             return None
-        self._timer, self._step_began = StepTimer(), time.perf_counter()
+        self._since = self._since or time.perf_counter()
         self.progress.state = "waiting"
         with self._timer.part("wait"):
             batch = self._draw(self.progress.step + 1)
@@ -96,20 +97,25 @@ class Trainer:
             with self._timer.part("publish"):
                 self.publisher.publish(self.progress.step)
 
+    def write_metrics(self) -> None:
+        """Write the metrics of the step and where the time since those of the step before went.
+
+        They come before the checkpoint of the step: a run that resumes from it does not take the step again.
+        """
+        now = time.perf_counter()
+        seconds = self._timer.seconds | {"timing_s/step": now - (self._since or now)}
+        self._timer, self._since = StepTimer(), now
+        self.progress.metrics = (self.progress.metrics or {}) | seconds
+        if self.metrics is not None:
+            self.progress.metrics |= self._by_explorer()
+            self.metrics.write(self.progress.step, self.progress.metrics)
+
     def save_if_due(self) -> None:
         """Save a checkpoint every `save_interval` steps and after the last one."""
         step = self.progress.step
         if step == self.progress.total_steps or (self.save_interval and step % self.save_interval == 0):
             with self._timer.part("save"):
                 self._save()
-
-    def write_metrics(self) -> None:
-        """Write the metrics of the step and where its time went."""
-        elapsed = {"timing_s/step": time.perf_counter() - self._step_began}
-        self.progress.metrics = (self.progress.metrics or {}) | self._timer.seconds | elapsed
-        if self.metrics is not None:
-            self.progress.metrics |= self._by_explorer()
-            self.metrics.write(self.progress.step, self.progress.metrics)
 
     def finish(self) -> None:
         """Save the last step, unless it is saved, and note why training ends and how many rows are left."""
@@ -176,9 +182,11 @@ class Trainer:
     def _save(self) -> None:
         """Save a checkpoint of the present step. Collective.
 
-        It is named only when the checkpoint and all it builds on are on the disk.
+        It is named only when the checkpoint and all it builds on are on the disk, the metrics of its steps included.
         """
         self.progress.state = "saving"
+        if self.metrics is not None:
+            self.metrics.flush()
         if self.source is not None:
             self.source.before_save(self.progress.step)
         last = self.progress.step == self.progress.total_steps

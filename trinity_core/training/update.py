@@ -6,18 +6,19 @@ from the whole batch on every rank, and everything else is a sum over rows.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trinity_core.algorithms import ADVANTAGES, MetricAccumulator
 from trinity_core.algorithms.calls import keywords
 from trinity_core.algorithms.objective import Objective
-from trinity_core.data.experience import Experience
+from trinity_core.data.experience import Experience, rollouts_of
+from trinity_core.errors import InputError
 from trinity_core.training.batch import Batch
 from trinity_core.training.batching import LARGEST_MASK, pairs_of, plan, units_of
 from trinity_core.training.distributed import Ranks, sum_over_ranks
@@ -111,11 +112,16 @@ def prepare(
     ref_logprobs: Tensor | None,
     values: Tensor | None,
 ) -> tuple[Prepared, dict[str, float]]:
-    """The whole batch with its advantages, and their metrics."""
+    """The whole batch with its advantages, and their metrics.
+
+    Raises InputError for a row that was sampled at another temperature than its teacher's log-probs are of.
+    """
     rows = batch.experiences
+    if "teacher_logprobs" in objective.needs_of_rows:
+        _require_teachers_temperature(rows)
     rewards, token_rewards = batch.rewards, None
     if batch.token_rewards is not None:
-        token_rewards = batch.token_rewards.clone()
+        token_rewards = at_actions(batch.token_rewards, batch.mask)
         last = (batch.mask * torch.arange(1, batch.width + 1, device=batch.mask.device)).argmax(-1, keepdim=True)
         token_rewards.scatter_add_(1, last, batch.rewards[:, None])
         rewards = token_rewards.sum(-1)
@@ -133,16 +139,32 @@ def prepare(
         teacher_logprobs=batch.teacher_logprobs,
         old_logprobs=old_logprobs,
         ref_logprobs=ref_logprobs,
+        lengths=torch.tensor([int(e.sampled.sum()) for e in rows], device=batch.mask.device),
     )
     prepared = Prepared(batch, result.advantages, result.returns, old_logprobs, ref_logprobs, values)
     return prepared, result.metrics
 
 
-def rollouts_of(rows: Sequence[Experience]) -> list[str]:
-    """[B] the rollout of each row. Rows that share group, run and turn are not numbered: each is one of its own."""
-    rows_at = Counter((row.group, row.run, row.turn) for row in rows)
-    unnumbered = {(group, run) for (group, run, _), count in rows_at.items() if count > 1}
-    return [f"{row.run}" + f"/{i}" * ((row.group, row.run) in unnumbered) for i, row in enumerate(rows)]
+def at_actions(token_rewards_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """[B, T] each token reward at the last action token up to its token, those before all actions at the first action.
+
+    Advantages by token then add up the same rewards as those by sequence. Sums of rows are unchanged.
+    """
+    columns = torch.arange(mask_BT.shape[1], device=mask_BT.device)
+    first = mask_BT.int().argmax(-1, keepdim=True)
+    place = torch.maximum((mask_BT * columns).cummax(-1).values, first)
+    return torch.zeros_like(token_rewards_BT).scatter_add_(1, place, token_rewards_BT)
+
+
+def _require_teachers_temperature(rows: Sequence[Experience]) -> None:
+    for row in rows:
+        sampled = np.asarray(1.0 if row.temperature is None else row.temperature)
+        if row.teacher_logprobs is not None and not np.isin(sampled[~np.isnan(sampled)], 1.0).all():
+            raise InputError(
+                f"run {row.run} of group '{row.group}' was sampled at temperature {sampled.max():g}, but its teacher's "
+                "log-probs are at 1: the student would be trained away from its teacher; set the task set's "
+                "rollout_args.temperature to 1"
+            )
 
 
 def update(
@@ -170,6 +192,7 @@ def update(
             entropy=micro.grid(entropy),
             mask=_present(batch.mask, micro),
             rollout_logprobs=_take(batch.rollout_logprobs, micro),
+            has_rollout_logprobs=_take(batch.has_rollout_logprobs, micro),
             ref_logprobs=_take(prepared.ref_logprobs, micro),
             old_logprobs=_take(prepared.old_logprobs, micro),
             advantages=_take(prepared.advantages, micro),

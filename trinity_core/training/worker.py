@@ -1,4 +1,4 @@
-"""`TrainerWorker`: one rank of the trainer, from start to end. A plain class; others make it a Ray actor.
+"""`TrainerWorker`: one rank of the trainer, from start to end. `TrainerActor` is its Ray actor.
 
 Order of calls: `rendezvous` on rank 0, `start` on all ranks at once, `run` on all ranks at once. `stop` and `progress`
 may be called from another thread at any time.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
+import threading
 from collections.abc import Callable
 from threading import Event
 from typing import TYPE_CHECKING, Any
@@ -93,3 +95,12 @@ class TrainerWorker:
         if self._trainer is None:
             return {"step": 0, "total_steps": self.config.buffer.total_steps, "state": "starting", "waits": ""}
         return asdict(self._trainer.progress)
+
+
+class TrainerActor(TrainerWorker):
+    """SIGTERM, as a machine that is taken away sends it to every process, lets it save at the next step boundary."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda number, frame: self.stop())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,8 @@ STATIC = Path(__file__).parent / "static"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"
 """What a browser lets the page do: nothing from elsewhere, no code within its HTML."""
 HEADERS = {
-    "Content-Security-Policy": f"{POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    # Studio, which serves this page under its own address, shows it in a frame.
+    "Content-Security-Policy": f"{POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -42,7 +43,10 @@ Number = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 
 
 def make_app(runs: Mapping[str, ViewedRun], hosts: list[str]) -> FastAPI:
-    """The application; it answers requests for these hosts only, so that no other site's page can read through it."""
+    """The application, of runs by name; a run is looked up when its page is asked for.
+
+    It answers requests for these hosts only, so that no other site's page can read through it.
+    """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
     app.mount("/static", StaticFiles(directory=STATIC))
@@ -71,15 +75,36 @@ def make_app(runs: Mapping[str, ViewedRun], hosts: list[str]) -> FastAPI:
 
 def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
     def run_named(name: str) -> ViewedRun:
-        if name not in runs:
-            raise HTTPException(404, f"there is no run {name}")
-        return runs[name]
+        try:
+            return runs[name]
+        except KeyError:
+            raise HTTPException(404, f"there is no run {name}") from None
+
+    _add_groups(app, run_named)
 
     @app.get("/api/runs")
-    def all_runs() -> dict[str, Any]:
-        return {name: _run(run) for name, run in runs.items()}
+    def names() -> list[str]:
+        return list(runs)
 
-    @app.get("/api/runs/{name}/groups")
+    @app.get("/api/runs/{name:path}/samples/{source}/{step}")
+    def samples(name: str, source: str, step: int, beside: int | None = None, other: str = "") -> dict[str, Any]:
+        """Those of a step, next to those of step `beside` of the run `other` (default: this run) if that is given."""
+        left = read_samples(run_named(name).folder, source, step)
+        right = [] if beside is None else read_samples(run_named(other or name).folder, source, beside)
+        return {"pairs": side_by_side(left, right)}
+
+    @app.get("/api/runs/{name:path}")  # after the others: this path matches theirs too
+    def about(name: str) -> dict[str, Any]:
+        run = run_named(name)
+        shown: dict[str, Any] = {"folder": str(run.folder), "samples": sample_steps(run.folder), "store": None}
+        if run.has_store:
+            with run.read() as (connection, t):
+                shown["store"] = overview(connection, t)
+        return shown
+
+
+def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
+    @app.get("/api/runs/{name:path}/groups")
     def groups(
         name: str, step: Number | None = None, version: Number | None = None, taskset: str = "", group: str = "",
         state: str = "", reward_min: float | None = None, reward_max: float | None = None, before: Id | None = None,
@@ -92,7 +117,7 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
             found = find_groups(connection, t, wanted, before, limit)
         return {"groups": found.groups, "before": found.before}
 
-    @app.get("/api/runs/{name}/groups/{group_id}")
+    @app.get("/api/runs/{name:path}/groups/{group_id}")
     def one_group(name: str, group_id: Id) -> dict[str, Any]:
         run = run_named(name)
         with run.read() as (connection, t):
@@ -110,7 +135,7 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
         values: Sequence[np.ndarray] | repeat[None] = shown.values or repeat(None)
         return row | {"rollouts": list(map(_rollout, experiences, values)), "note": shown.note}
 
-    @app.get("/api/runs/{name}/groups/{group_id}/rollouts/{place}/tokens")
+    @app.get("/api/runs/{name:path}/groups/{group_id}/rollouts/{place}/tokens")
     def tokens(
         name: str, group_id: Id, place: Id, offset: Id = 0, limit: Annotated[int, Query(ge=1, le=PAGE)] = PAGE
     ) -> dict[str, Any]:
@@ -120,22 +145,6 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
             raise HTTPException(404, f"group {group_id} has no stored rollout {place}")
         values = run.advantages(group_id).values
         return token_page(experiences[place], run.tokenizer, values[place] if values else None, offset, limit)
-
-    @app.get("/api/runs/{name}/samples/{source}/{step}")
-    def samples(name: str, source: str, step: int, beside: int | None = None) -> dict[str, Any]:
-        """Those of a step; with `beside`, those of that step next to them."""
-        folder = run_named(name).folder
-        left = read_samples(folder, source, step)
-        right = [] if beside is None else read_samples(folder, source, beside)
-        return {"source": source, "step": step, "beside": beside, "pairs": side_by_side(left, right)}
-
-
-def _run(run: ViewedRun) -> dict[str, Any]:
-    found: dict[str, Any] = {"folder": str(run.folder), "samples": sample_steps(run.folder), "store": None}
-    if run.has_store:
-        with run.read() as (connection, t):
-            found["store"] = overview(connection, t)
-    return found
 
 
 def _rollout(experience: Experience, advantages: np.ndarray | None) -> dict[str, Any]:

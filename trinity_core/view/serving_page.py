@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import threading
-import time
 import webbrowser
 from collections.abc import Callable, Mapping
 
 from trinity_core.errors import TrinityError
 from trinity_core.view.viewed_run import ViewedRun
+from trinity_core.waits import poll
 
 OWN_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 
@@ -46,7 +46,7 @@ def serve(
 
 def _open(server: object, address: str) -> None:
     """Open a browser once the page is there."""
-    deadline = time.monotonic() + 10.0
-    while not vars(server).get("started") and time.monotonic() < deadline:
-        time.sleep(0.05)
+    for _ in poll(10.0, 0.05):
+        if vars(server).get("started"):
+            break
     webbrowser.open(address)

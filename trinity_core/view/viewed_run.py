@@ -5,25 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from sqlalchemy import Connection, select
 
 from trinity_core.checkpoints.resume import read_meta
-from trinity_core.config import stages, to_dict
+from trinity_core.config import AlgorithmConfig, stages, to_dict
 from trinity_core.data.experience import Experience, from_bytes
 from trinity_core.data.tokenizer import load_tokenizer
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, InputError
 from trinity_core.layout import JobLayout
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.run_stores import open_store, runs_in, stores_of
 from trinity_core.store.database import Database
 from trinity_core.store.schema import Tables
 from trinity_core.tracking.rollouts import rollouts_dir
-from trinity_core.view.advantages_shown import GroupAdvantages, group_advantages
+
+if TYPE_CHECKING:
+    from trinity_core.algorithms.objective import Objective
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +96,40 @@ class ViewedRun:
                 yield path
 
 
+class RunFolders(Mapping[str, ViewedRun]):
+    """All runs in a folder of checkpoints, by `project/name`: looked up anew each time, opened when asked for."""
+
+    def __init__(self, checkpoints: Path) -> None:
+        self._checkpoints = checkpoints
+        self._open = lru_cache(maxsize=32)(self._opened)
+
+    def __iter__(self) -> Iterator[str]:
+        folders = (path for path in self._checkpoints.glob("*/*") if _has_something(path))
+        return iter(sorted(folder.relative_to(self._checkpoints).as_posix() for folder in folders))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, name: object) -> bool:
+        parts = name.split("/") if isinstance(name, str) else []
+        is_plain = len(parts) == 2 and not {"", ".", ".."} & {*parts}
+        folder = self._checkpoints.joinpath(*parts)
+        return is_plain and folder.is_dir() and _has_something(folder)
+
+    def __getitem__(self, name: str) -> ViewedRun:
+        if name not in self:
+            raise KeyError(name)
+        return self._open(name, *stores_of(self._checkpoints / name).values())
+
+    def _opened(self, name: str, store: str | None = None) -> ViewedRun:
+        return ViewedRun(self._checkpoints / name, store)
+
+
+def _has_something(folder: Path) -> bool:
+    """True if there are experiences or samples in a run's own folder."""
+    return rollouts_dir(folder).is_dir() or (runs_in(folder) == [folder] and bool(stores_of(folder)))
+
+
 def viewed_runs(
     folder: Path, config: Path | None = None, overrides: Sequence[str] = (), url: str | None = None
 ) -> dict[str, ViewedRun]:
@@ -112,3 +150,58 @@ def viewed_runs(
         name: ViewedRun(folder.parent / name, stores.get(name), settings.get(name, only))
         for name in sorted({*stores, *sampled})
     }
+
+
+PARTS = ("algorithm_type", "advantage_fn", "advantage_fn_args", "kl_penalty_fn", "kl_penalty_fn_args")
+"""Keys of the algorithm section that advantages follow from."""
+
+
+@dataclass(frozen=True)
+class GroupAdvantages:
+    """Advantages of the rollouts of a group, or None, and a sentence on where they come from, or why there are none."""
+
+    values: Sequence[np.ndarray] | None
+    """float32 [T] for each experience."""
+    note: str
+
+
+def group_advantages(experiences: Sequence[Experience], algorithm: Mapping[str, Any] | None) -> GroupAdvantages:
+    """The advantages that the trainer's own function gives this group.
+
+    None where it needs what the store does not hold (a critic's values, a reference model), or where the other groups
+    of the batch have a part in them.
+    """
+    from trinity_core.algorithms.objective import Objective
+
+    if algorithm is None:
+        return GroupAdvantages(None, "Advantages: the run's folder does not say which algorithm; give --config.")
+    name = algorithm.get("advantage_fn")
+    if name in (None, "none"):
+        return GroupAdvantages(None, f"Advantages: {algorithm.get('algorithm_type')} has none.")
+    try:
+        objective = Objective(AlgorithmConfig(**{key: algorithm[key] for key in PARTS if key in algorithm}))
+        values = _computed(objective, experiences)
+        beside_another = _computed(objective, [*experiences, *map(_another, experiences)])[: len(values)]
+    except InputError as error:
+        return GroupAdvantages(None, f"Advantages: '{name}' cannot be computed here: {error}")
+    if not all(np.allclose(one, other, atol=1e-6) for one, other in zip(values, beside_another, strict=True)):
+        return GroupAdvantages(None, f"Advantages: '{name}' depends on the whole batch, which is not kept together.")
+    return GroupAdvantages(values, f"Advantages: computed by '{name}' from the rewards stored, as the trainer does.")
+
+
+def _another(experience: Experience) -> Experience:
+    """A row of a group with other rewards."""
+    reward = None if experience.reward is None else 3.0 * experience.reward + 1.0 + experience.run
+    return replace(experience, group=f"{experience.group} beside", reward=reward)
+
+
+def _computed(objective: Objective, experiences: Sequence[Experience]) -> list[np.ndarray]:
+    import torch
+
+    from trinity_core.training.batch import make_batch
+    from trinity_core.training.update import prepare
+
+    batch = make_batch(experiences, torch.device("cpu"), objective.needs_of_rows)
+    prepared, _ = prepare(objective, batch, None, None, None)
+    rows = prepared.advantages.float().numpy()
+    return [row[: each.response_length] for row, each in zip(rows, experiences, strict=True)]

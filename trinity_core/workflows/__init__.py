@@ -2,21 +2,22 @@
 
 from trinity_core.plugins import load_plugins
 from trinity_core.registry import Registry
-from trinity_core.workflows.agent import AgentWorkflow, RolloutSession
+from trinity_core.workflows.agent import AgentWorkflow, CommandWorkflow, RolloutSession
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, Workflow, run_workflow
-from trinity_core.workflows.boxed import MathBoxedWorkflow
-from trinity_core.workflows.builtin import MathWorkflow, SimpleChatWorkflow
-from trinity_core.workflows.calculator import calculate
-from trinity_core.workflows.command import CommandWorkflow
-from trinity_core.workflows.conversation import ConversationWorkflow, MultiTurnWorkflow
-from trinity_core.workflows.distill import DistillMathWorkflow
+from trinity_core.workflows.builtin import (
+    DistillMathWorkflow,
+    MathBoxedWorkflow,
+    MathRewardModelWorkflow,
+    MathRulerWorkflow,
+    MathWorkflow,
+    RubricJudgeWorkflow,
+    SimpleChatWorkflow,
+)
+from trinity_core.workflows.conversation import ConversationWorkflow, MultiTurnWorkflow, ToolCallWorkflow
 from trinity_core.workflows.environments import ENVIRONMENTS, Environment, EnvironmentFailed, Step
-from trinity_core.workflows.environments.workflow import EnvWorkflow, FrozenLakeWorkflow
-from trinity_core.workflows.history import RecordingModel
-from trinity_core.workflows.judged import MathRewardModelWorkflow, MathRulerWorkflow, RubricJudgeWorkflow
+from trinity_core.workflows.environments.workflow import EnvArguments, EnvWorkflow
 from trinity_core.workflows.rewards import REWARD_FNS, Reward, RewardItem, RewardPool, RewardRunner
-from trinity_core.workflows.rollout_model import Completion, RolloutModel
-from trinity_core.workflows.toolcall import ToolCallWorkflow
+from trinity_core.workflows.rollout_model import Completion, RecordingModel, RolloutModel
 from trinity_core.workflows.tools import TOOLS, Toolbox
 from trinity_core.workflows.trajectory import Trajectory
 
@@ -30,10 +31,10 @@ __all__ = [
     "Completion",
     "ConversationWorkflow",
     "DistillMathWorkflow",
+    "EnvArguments",
     "EnvWorkflow",
     "Environment",
     "EnvironmentFailed",
-    "FrozenLakeWorkflow",
     "MathBoxedWorkflow",
     "MathRewardModelWorkflow",
     "MathRulerWorkflow",
@@ -55,7 +56,6 @@ __all__ = [
     "Toolbox",
     "Trajectory",
     "Workflow",
-    "calculate",
     "load_plugins",
     "run_workflow",
 ]

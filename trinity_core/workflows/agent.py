@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
+from pydantic import Field, model_validator
+
+from trinity_core.children import Child
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
-from trinity_core.threads import InterruptibleThreads
-from trinity_core.workflows.base import Workflow, all_of
-from trinity_core.workflows.rewards import Reward
+from trinity_core.signatures import Arguments
+from trinity_core.threads import DaemonThreads, InterruptibleThreads
+from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
+from trinity_core.workflows.rewards import Reward, RewardItem
 
 
 class RolloutSession(Protocol):
@@ -91,3 +101,122 @@ class AgentWorkflow(Workflow):
                 threads = InterruptibleThreads("agent")
                 reward = await asyncio.get_running_loop().run_in_executor(threads, self.rollout, session, run)
         return session.experiences(reward, run=run, info={"truth": str(self.task.truth)})
+
+
+PASSED_ON = ("PATH", "LANG", "LC_ALL", "TMPDIR", "TZ")
+"""Variables of the explorer that a command sees too; others may hold passwords."""
+LIMITED = 'ulimit -v "$1" && ulimit -f "$2" && shift 2 && exec "$@"'
+REPORT_BYTES = 16 << 20
+"""Longest report that is read."""
+SHOWN = 500
+"""Last characters of a command's output in the message of its failure."""
+
+
+class CommandFailed(Exception):
+    """A command ended with an error, took too long, or left no report; another attempt may do better."""
+
+
+class CommandArguments(Arguments):
+    """`workflow_args` of `command_workflow`."""
+
+    command: str | tuple[str, ...]
+    """The command, as in a shell but without one; it runs in an empty folder of its own."""
+    time_limit: float = Field(600.0, gt=0)
+    """Seconds that it may take."""
+    memory_gib: float = Field(4.0, gt=0)
+    """Address space of each of its processes, GiB."""
+    file_gib: float = Field(1.0, gt=0)
+    """Size of each file that it writes, its output among them, GiB."""
+    env: Mapping[str, str] = Field(default_factory=dict)
+    """Further environment variables."""
+
+    @property
+    def words(self) -> list[str]:
+        """The command's program and arguments. Raises ValueError for a quotation without end."""
+        return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
+
+    @model_validator(mode="after")
+    def _runs_something(self) -> Self:
+        if not self.words or not self.words[0]:
+            raise ValueError("command is empty")
+        return self
+
+
+@WORKFLOWS.register("command_workflow")
+class CommandWorkflow(AgentWorkflow):
+    """Runs a command for each rollout.
+
+    It sees `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL` and the task as JSON in the file `TRINITY_TASK`
+    (`messages`, `tools`). It writes JSON to the file `TRINITY_REPORT`: `answer`, which the task's reward function
+    scores, or without one `reward`, a number.
+    """
+
+    arguments = CommandArguments
+
+    async def rollout(self, session: RolloutSession, run: int) -> Reward | float | None:
+        """The verdict on what the command reports."""
+        arguments = CommandArguments.model_validate(self.task.workflow_args)
+        with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as folder:
+            place = Path(folder)
+            task, report = place / "task.json", place / "report.json"
+            task.write_text(json.dumps({"messages": self.task.messages, "tools": self.task.tools}))
+            (place / "work").mkdir()
+            environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {
+                "HOME": str(place / "work"),
+                "OPENAI_BASE_URL": session.base_url,
+                "OPENAI_API_KEY": session.api_key,
+                "OPENAI_MODEL": session.model_name,
+                "TRINITY_TASK": str(task),
+                "TRINITY_REPORT": str(report),
+                **arguments.env,
+            }
+            await run_command(arguments, place / "work", environment)
+            return await self._judged(_report(report))
+
+    async def _judged(self, report: dict[str, Any]) -> Reward | float | None:
+        if self.task.reward_fn is None:
+            if "reward" not in report:
+                raise TrinityError(
+                    f"the command of task set '{self.task.taskset}' reports no reward, and the task set names no "
+                    "reward function; set default_reward_fn_type"
+                )
+            return None if report["reward"] is None else float(report["reward"])
+        if not isinstance(report.get("answer"), str):
+            raise CommandFailed("its report has no answer")
+        question = str(self.task.messages[-1].get("content", ""))
+        item = RewardItem(report["answer"], self.task.truth, question, self.task.raw, self.task.reward_fn_args)
+        [reward] = await self.rewards.score(self.task.reward_fn, [item])
+        return reward
+
+
+async def run_command(arguments: CommandArguments, folder: Path, environment: Mapping[str, str]) -> None:
+    """Run a command to its end, and end all that it started then. Raises `CommandFailed`."""
+    kib, blocks = int(arguments.memory_gib * (1 << 20)), int(arguments.file_gib * (1 << 21))  # blocks of 512 bytes
+    command = ["/bin/sh", "-c", LIMITED, "sh", str(kib), str(blocks), *arguments.words]
+    child = Child(command, environment=environment, folder=folder, keep_output=True)
+    try:
+        async with asyncio.timeout(arguments.time_limit):
+            await asyncio.get_running_loop().run_in_executor(DaemonThreads("command"), child.process.wait)
+    except TimeoutError:
+        raise CommandFailed(f"it took longer than {arguments.time_limit:g} s (workflow_args.time_limit)") from None
+    finally:
+        child.kill()
+    if child.process.returncode:
+        if child.output_bytes() >= blocks * 512:
+            raise CommandFailed(f"its output is larger than {arguments.file_gib:g} GiB (workflow_args.file_gib)")
+        text = child.output(SHOWN).replace(environment["OPENAI_API_KEY"], "***")
+        raise CommandFailed(f"it ended with status {child.process.returncode}: {text}")
+
+
+def _report(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CommandFailed("it left no report (TRINITY_REPORT)")
+    if path.stat().st_size > REPORT_BYTES:
+        raise CommandFailed(f"its report has more than {REPORT_BYTES >> 20} MiB")
+    try:
+        report = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CommandFailed(f"its report is no JSON: {error}") from None
+    if not isinstance(report, dict):
+        raise CommandFailed("its report is no JSON object")
+    return report

@@ -18,6 +18,7 @@ from trinity_core.data.task import Task
 from trinity_core.errors import TrinityError
 from trinity_core.registry import Registry
 from trinity_core.signatures import any_arguments
+from trinity_core.spelling import closest, distance
 from trinity_core.workflows.rewards import Reward, RewardItem, RewardRunner
 from trinity_core.workflows.rollout_model import Completion, RolloutModel
 from trinity_core.workflows.unscored import CountedRewards, exclude_unscored
@@ -185,9 +186,17 @@ class SimpleWorkflow(Workflow):
         return name
 
     @property
+    def own_system_prompt(self) -> str | None:
+        """The workflow's own system prompt, for tasks without one; None: none."""
+        return None
+
+    @property
     def messages(self) -> list[Message]:
-        """The conversation that the policy answers."""
-        return self.task.messages
+        """The conversation that the policy answers: the task's, after `own_system_prompt` if it has none."""
+        messages, prompt = self.task.messages, self.own_system_prompt
+        if prompt is None or any(message["role"] == "system" for message in messages):
+            return messages
+        return [{"role": "system", "content": prompt}, *messages]
 
     @property
     def chat_template(self) -> str | None:
@@ -230,3 +239,40 @@ class SimpleWorkflow(Workflow):
 def _plain(value: Any) -> Any:
     """A value that JSON can hold: dates, bytes and decimals of columnar files become text."""
     return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+SLIPS = 2
+"""Letters in which a misspelt name may differ from a built-in one; others are names of other workflows."""
+NEAREST = (
+    (("_mm_", "_vlm"), "models see text alone: there are no images or videos"),
+    (("frozen_lake",), "it comes with --plugin-dir configs/toy_text (docs/environments.md)"),
+    (
+        ("alfworld", "sciworld", "scienceworld", "webshop", "sudoku", "frozenlake", "intercode", "env_"),
+        "env_workflow plays environments, also those of an OpenEnv server (docs/environments.md)",
+    ),
+    (("distill", "opd", "sdpo"), "on_policy_distill_math_workflow learns from a teacher (docs/workflows.md)"),
+    (
+        ("agentscope", "react", "search", "agent"),
+        "an AgentWorkflow runs an agent, whichever framework it is written in (docs/agents.md)",
+    ),
+    (
+        ("ruler", "rubric", "judge"),
+        "math_ruler_workflow and rubric_judge_workflow ask a judge (docs/rewards.md)",
+    ),
+    (("math", "boxed", "dapo"), "math_boxed_workflow and math_workflow score answers (docs/workflows.md)"),
+)
+"""Parts of names, and a sentence about what is here; the first that fits."""
+
+
+def unknown_workflow(name: str) -> str:
+    """What to write in place of a name that is not built in, and how a workflow of one's own is found."""
+    meant = closest(name, WORKFLOWS)
+    if meant and distance(name, meant) <= SLIPS:
+        return f"there is no workflow '{name}'; did you mean '{meant}'? Your own is found through --plugin-dir."
+    lower = name.lower()
+    near = next((sentence for parts, sentence in NEAREST if any(part in lower for part in parts)), "")
+    here = near or f"there are {', '.join(sorted(WORKFLOWS))}"
+    return (
+        f"there is no workflow '{name}'; {here}. docs/porting.md says how one of Trinity-RFT is rewritten; your own is "
+        "found through --plugin-dir or as package.module.Name."
+    )

@@ -1,9 +1,30 @@
-"""The built-in workflows."""
+"""The built-in workflows of one answer: plain, boxed, judged by models, and distilled from a teacher."""
 
 from __future__ import annotations
 
-from trinity_core.signatures import Arguments
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+
+from trinity_core.data.experience import Experience
+from trinity_core.errors import InputError, TrinityError
+from trinity_core.signatures import Arguments, arguments_model
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow
+from trinity_core.workflows.rewards import Reward, RewardItem
+from trinity_core.workflows.rewards.base import INPUTS, VERIFIER_ERRORS
+from trinity_core.workflows.rewards.judge import llm_judge
+from trinity_core.workflows.rollout_model import Completion, RolloutModel
+
+THINK_PROMPT = (
+    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
+    "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
+    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e.,\n"
+    "<think> reasoning process here </think>\n<answer> answer here </answer>.\n"
+)
+"""DeepSeek-R1's (arXiv 2501.12948, table 1), as Trinity-RFT's `math_workflow` gives it."""
+THINK_SCORE = 0.1
+"""What Trinity-RFT's `math_reward` gives for that form, and takes where it is missing."""
 
 
 @WORKFLOWS.register("simple_workflow")
@@ -13,10 +34,190 @@ class SimpleChatWorkflow(SimpleWorkflow):
     arguments = Arguments
 
 
+class MathArguments(Arguments):
+    """`workflow_args` of `math_workflow`."""
+
+    with_think: bool = False
+    """Ask for `<think>` and `<answer>` by a system prompt, where the task has none, and score that form, as
+    Trinity-RFT's workflow of this name does unless another reward function is named."""
+
+
 @WORKFLOWS.register("async_math_workflow")
 @WORKFLOWS.register("math_workflow")
 class MathWorkflow(SimpleWorkflow):
     """A problem with a checkable answer: `math_reward` if the task set names no reward function."""
 
-    arguments = Arguments
+    arguments = MathArguments
     default_reward = "math_reward"
+
+    @property
+    def own_system_prompt(self) -> str | None:
+        """See `SimpleWorkflow`."""
+        return THINK_PROMPT if self._thinks else None
+
+    def reward_item(self, completion: Completion) -> RewardItem:
+        """The workflow's own reward function scores the form, `with_think`."""
+        item = super().reward_item(completion)
+        if not self._thinks or self.reward_name != self.default_reward:
+            return item
+        return replace(item, args={"think_score": THINK_SCORE, **item.args})
+
+    @property
+    def _thinks(self) -> bool:
+        return MathArguments.model_validate(self.task.workflow_args).with_think
+
+
+BOX_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
+BOX_THINK_PROMPT = (
+    "Solve the problem. First write down your reasoning as <think> … </think>, then give the final answer in closed "
+    "form within \\boxed{}."
+)
+BASE_TEMPLATE = (
+    "{{ written_bos }}{% for message in messages %}"
+    "{% if message.role == 'system' %}System:{{ message.content }}\n"
+    "{% elif message.role == 'user' %}User:\n{{ message.content }}\n"
+    "{% else %}Assistant:\n{{ message.content }}\n{% endif %}"
+    "{% endfor %}Assistant:{{ '\\n' }}"  # Jinja drops a newline that ends a template
+)
+"""The prompt of a base model, which knows no chat template: its own tokenizer's tokens of this text."""
+
+
+class BoxedArguments(Arguments):
+    """`workflow_args` of `math_boxed_workflow`."""
+
+    use_base: bool = False
+    """The policy is a base model: it is asked in plain text."""
+    with_think: bool = False
+    """Ask for a `<think>` part, and take `format_score_coef` from a response without one."""
+    format_score_coef: float = 0.1
+
+
+@WORKFLOWS.register("math_boxed_workflow")
+class MathBoxedWorkflow(SimpleWorkflow):
+    """A problem whose answer is asked for, and looked for, in a box: `math_boxed_reward` unless another is named."""
+
+    arguments = BoxedArguments
+    default_reward = "math_boxed_reward"
+
+    @property
+    def own_system_prompt(self) -> str | None:
+        """See `SimpleWorkflow`."""
+        return BOX_THINK_PROMPT if self._arguments.with_think else BOX_PROMPT
+
+    @property
+    def chat_template(self) -> str | None:
+        """That of a base model is plain text."""
+        own = self.task.format.chat_template
+        return BASE_TEMPLATE if self._arguments.use_base and own is None else own
+
+    def reward_item(self, completion: Completion) -> RewardItem:
+        """The workflow's own reward function knows of `with_think`."""
+        item = super().reward_item(completion)
+        if self.reward_name != self.default_reward:
+            return item
+        own = {"with_think": self._arguments.with_think, "format_score_coef": self._arguments.format_score_coef}
+        return replace(item, args={**own, **item.args})
+
+    @property
+    def _arguments(self) -> BoxedArguments:
+        return BoxedArguments.model_validate(self.task.workflow_args)
+
+
+@WORKFLOWS.register("math_rm_workflow")
+class MathRewardModelWorkflow(SimpleWorkflow):
+    """A problem whose answers a reward model scores: `reward_model` if the task set names no reward function."""
+
+    arguments = Arguments
+    default_reward = "reward_model"
+
+
+@WORKFLOWS.register("rubric_judge_workflow")
+class RubricJudgeWorkflow(SimpleWorkflow):
+    """Answers that a judge rates by the row's rubric: `llm_judge` if the task set names no reward function.
+
+    As in "Rubrics as Rewards" (Gunjal et al., arXiv 2507.17746), with one rating for all criteria.
+    """
+
+    arguments = Arguments
+    default_reward = "llm_judge"
+
+
+@WORKFLOWS.register("math_ruler_workflow")
+class MathRulerWorkflow(SimpleWorkflow):
+    """Answers that a judge scores beside each other (RULER). The task's reward function, by default `math_reward`, is
+    measured beside it: the metric `gold_reward`."""
+
+    arguments = arguments_model("RulerArguments", [llm_judge], INPUTS)
+    asks_models = True
+    default_reward = "math_reward"
+
+    async def run(self) -> list[Experience]:
+        """`repeat_times` experiences with the judge's rewards."""
+        completions = await self.answers()
+        gold = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
+        judged = await self.rewards.score("llm_judge", [self._shown(one) for one in completions])
+        return [
+            self.experience(completion, _measured(reward, known), run)
+            for run, (completion, reward, known) in enumerate(zip(completions, judged, gold, strict=True))
+        ]
+
+    def _shown(self, completion: Completion) -> RewardItem:
+        return replace(self.reward_item(completion), args={"mode": "group", **self.task.workflow_args})
+
+
+def _measured(reward: Reward, gold: Reward) -> Reward:
+    """A reward, with another one among its metrics. That the other could not be had is no error of this one."""
+    known = {} if gold.value is None else {"gold_reward": gold.value, **(gold.parts or {})}
+    return replace(reward, counts={**reward.counts, **known, f"gold_{VERIFIER_ERRORS}": float(gold.error is not None)})
+
+
+@WORKFLOWS.register("on_policy_distill_math_workflow")
+class DistillMathWorkflow(MathBoxedWorkflow):
+    """For the algorithm `on_policy_distill`. The teacher is the first auxiliary model; it has the policy's tokenizer.
+
+    Its log-probs are at temperature 1, and so must the policy's be: the trainer refuses others. The accuracy is
+    measured and no part of the loss.
+    """
+
+    asks_models = True
+
+    async def run(self) -> list[Experience]:
+        """`repeat_times` experiences with the teacher's log-probs."""
+        teacher = self.teacher
+        completions = await self.answers()
+        taught = await asyncio.gather(*(self._taught(teacher, one) for one in completions))
+        rewards = await self.rewards.score(self.reward_name, [self.reward_item(one) for one in completions])
+        return [
+            self._distilled(completion, logprobs, reward, run)
+            for run, (completion, logprobs, reward) in enumerate(zip(completions, taught, rewards, strict=True))
+        ]
+
+    @property
+    def teacher(self) -> RolloutModel:
+        """The first auxiliary model. Raises TrinityError without one."""
+        if not self.auxiliary:
+            raise TrinityError(f"workflow '{self.task.workflow}' needs a teacher: add one to explorer.auxiliary_models")
+        return self.auxiliary[0]
+
+    async def _taught(self, teacher: RolloutModel, completion: Completion) -> np.ndarray | str:
+        """The teacher's log-probs of the sampled tokens, or why it gives none. Raises TrinityError for other tokens."""
+        tokens = [int(token) for token in (*completion.prompt_tokens, *completion.tokens)]
+        words, known = (one.tokenizer.convert_ids_to_tokens(tokens) for one in (self.model, teacher))
+        if words != known:
+            raise TrinityError("the teacher's tokenizer is not the policy's: the same token ids stand for other tokens")
+        try:
+            taught = (await teacher.logprobs(tokens))[len(completion.prompt_tokens) - 1 :]
+        except InputError as error:
+            return str(error)
+        return taught if np.isfinite(taught).all() else "some are not finite"
+
+    def _distilled(self, completion: Completion, taught: np.ndarray | str, reward: Reward, run: int) -> Experience:
+        if isinstance(taught, str):
+            return self.experience(completion, Reward(error=f"the teacher gave no log-probs: {taught}"), run)
+        mask = np.ones(len(taught), dtype=np.bool_)
+        one = self.experience(completion, reward, run)
+        one.action_mask = mask if completion.finish_reason != "prompt_too_long" else ~mask
+        one.teacher_logprobs = taught
+        one.metrics[f"accuracy_{VERIFIER_ERRORS}"] = one.metrics.pop(VERIFIER_ERRORS, 0.0)
+        one.metrics["kl_divergence"] = float(np.sum(completion.logprobs - taught))
+        return one

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message, Tool
+from trinity_core.errors import InputError
 from trinity_core.signatures import Arguments
 from trinity_core.workflows.base import WORKFLOWS, SimpleWorkflow, all_of
-from trinity_core.workflows.rewards import Reward
+from trinity_core.workflows.rewards import Reward, RewardItem
 from trinity_core.workflows.rollout_model import Completion
+from trinity_core.workflows.tools import TOOLS, Toolbox
 from trinity_core.workflows.trajectory import Trajectory
 
 
@@ -42,6 +47,11 @@ class ConversationWorkflow(SimpleWorkflow):
 
     arguments: ClassVar[type[ConversationArguments]] = ConversationArguments
 
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._begun: Counter[int] = Counter()
+        """Conversations so far, by rollout."""
+
     async def run(self) -> list[Experience]:
         """The experiences of all `task.repeat_times` rollouts."""
         rollouts = await all_of([self.rollout(run) for run in range(self.task.repeat_times)])
@@ -54,20 +64,30 @@ class ConversationWorkflow(SimpleWorkflow):
     def trajectory(
         self, run: int, messages: Sequence[Message] | None = None, tools: Sequence[Tool] | None = None
     ) -> Trajectory:
-        """A new conversation, by default about the task's prompt, sampled as the task says."""
-        task = self.task
+        """A new conversation, by default about the task's prompt, sampled as the task says.
+
+        Further ones of the same rollout draw noise of their own.
+        """
+        task, number = self.task, self._begun[run]
+        self._begun[run] += 1
         return Trajectory(
             self.model,
             task.messages if messages is None else messages,
             tools=task.tools if tools is None else tools,
-            seed=lambda turn: task.rollout_seed(run, turn),
+            seed=lambda turn: task.rollout_seed(run, turn, f"trajectory {number}"),
             chat_template=task.format.chat_template,
             **task.sampling,
         )
 
-    async def judged(self, answer: Completion) -> Reward:
-        """The verdict of the task's reward function on an answer."""
-        [reward] = await self.rewards.score(self.reward_name, [self.reward_item(answer)])
+    async def judged(self, answer: Completion, trajectory: Trajectory | None = None) -> Reward:
+        """The verdict of the task's reward function on an answer: the newest one of `trajectory`, if that is given.
+
+        A judge and a reward model are then shown the whole conversation before it, else the task's prompt.
+        """
+        item = self.reward_item(answer)
+        if trajectory is not None:
+            item = replace(item, messages=[*map(dict, trajectory.messages[:-1])])
+        [reward] = await self.rewards.score(self.reward_name, [item])
         return reward
 
     def experiences(
@@ -77,15 +97,15 @@ class ConversationWorkflow(SimpleWorkflow):
 
         Without `step_wise` the reward is that of the last turn.
         """
-        given = self.arguments.model_validate(self.task.workflow_args)
+        arguments = self.arguments.model_validate(self.task.workflow_args)
         fields: dict[str, Any] = {
             "run": run,
             "metrics": {"turns": float(trajectory.turns), **metrics},
             "info": {"truth": str(self.task.truth), "workflow": self.task.workflow},
         }
-        if not given.step_wise:
+        if not arguments.step_wise:
             return [trajectory.experience(rewards[-1], **fields)]
-        return trajectory.step_experiences(rewards, discount=given.discount, **fields)
+        return trajectory.step_experiences(rewards, discount=arguments.discount, **fields)
 
 
 class MultiTurnArguments(ConversationArguments):
@@ -111,17 +131,17 @@ class MultiTurnWorkflow(ConversationWorkflow):
 
     async def reply(self, answer: Completion, reward: Reward, turn: int) -> list[Message]:
         """What is said to an answer; nothing ends the conversation. `turn`: from 0."""
-        given = MultiTurnArguments.model_validate(self.task.workflow_args)
-        if reward.value is None or reward.value >= given.enough:
+        arguments = MultiTurnArguments.model_validate(self.task.workflow_args)
+        if reward.value is None or reward.value >= arguments.enough:
             return []
-        return [{"role": "user", "content": given.feedback}]
+        return [{"role": "user", "content": arguments.feedback}]
 
     async def rollout(self, run: int) -> list[Experience]:
         """Attempts until one is good enough, `max_turns` are made or the context is full."""
         most = self.arguments.model_validate(self.task.workflow_args).max_turns
         trajectory = self.trajectory(run)
         answer = await trajectory.act()
-        reward = await self.judged(answer)
+        reward = await self.judged(answer, trajectory)
         while trajectory.turns < most and not trajectory.finished:
             replies = await self.reply(answer, reward, trajectory.turns - 1)
             if not replies:
@@ -129,6 +149,75 @@ class MultiTurnWorkflow(ConversationWorkflow):
             trajectory.add(*replies)
             answer = await trajectory.act()
             if answer.finish_reason != "prompt_too_long":
-                reward = await self.judged(answer)
+                reward = await self.judged(answer, trajectory)
         rewards = [*[None] * (trajectory.turns - 1), reward]
         return self.experiences(trajectory, rewards, run, {})
+
+
+class ToolCallArguments(ConversationArguments):
+    """`workflow_args` of `toolcall_workflow`."""
+
+    tools: tuple[str, ...] = ()
+    """Names in `TOOLS`, or dotted paths of functions. None: the tools of the row, which are not called."""
+    time_limit: float = Field(10.0, gt=0)
+    """Seconds that one call may take."""
+
+    @field_validator("tools")
+    @classmethod
+    def _exist(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            for name in names:
+                if "." not in name:  # a dotted path is imported by the explorer
+                    TOOLS.resolve(name)
+        except InputError as error:
+            raise ValueError(str(error)) from error
+        return names
+
+    @model_validator(mode="after")
+    def _limits_of_calls(self) -> Self:
+        unused = sorted({"max_turns", "time_limit"} & self.model_fields_set)
+        if unused and not self.tools:
+            raise ValueError(f"{' and '.join(unused)} without tools: calls are compared with the row's after one turn")
+        return self
+
+
+@WORKFLOWS.register("toolcall_workflow")
+class ToolCallWorkflow(ConversationWorkflow):
+    """The policy calls tools until it answers without one; `explorer.rollout_model.tool_call_parser` reads the calls.
+
+    With `workflow_args.tools` the calls are carried out, and the last answer is scored by the task's reward function
+    (`math_reward` if it names none). Without, the tools of the row are shown, the policy has one turn, and its calls
+    are compared with those in the row (`toolcall_reward`), whose columns are by default those of Tool-N1's data sets
+    (`config/resolve.py`).
+    """
+
+    arguments = ToolCallArguments
+
+    @classmethod
+    def own_reward(cls, workflow_args: Mapping[str, Any]) -> str:
+        """`math_reward` for an answer, `toolcall_reward` for calls."""
+        return "math_reward" if workflow_args.get("tools") else "toolcall_reward"
+
+    async def rollout(self, run: int) -> list[Experience]:
+        """Turns until one calls no tool, `max_turns` are made or the context is full."""
+        arguments = ToolCallArguments.model_validate(self.task.workflow_args)
+        box = Toolbox(*arguments.tools, time_limit=arguments.time_limit)
+        trajectory = self.trajectory(run, tools=box.schemas or None)
+        answer = await trajectory.act()
+        message = trajectory.messages[-1]
+        while arguments.tools and trajectory.turns < arguments.max_turns and not trajectory.finished:
+            results = await box.answers(message)
+            if not results:
+                break
+            trajectory.add(*results)
+            following = await trajectory.act()
+            if following.finish_reason != "prompt_too_long":  # else the turn before was the last one
+                answer, message = following, trajectory.messages[-1]
+        reward = await (self.judged(answer, trajectory) if arguments.tools else self._calls_judged(message))
+        return self.experiences(trajectory, [*[None] * (trajectory.turns - 1), reward], run, box.metrics)
+
+    async def _calls_judged(self, message: Message) -> Reward:
+        calls = json.dumps([call["function"] for call in message.get("tool_calls") or ()])
+        item = RewardItem(calls, self.task.truth, self.prompt_text, self.task.raw, self.task.reward_fn_args)
+        [reward] = await self.rewards.score(self.reward_name, [item])
+        return reward

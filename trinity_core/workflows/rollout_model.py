@@ -24,13 +24,16 @@ class Completion:
     tokens: np.ndarray
     """int32 [T], the end-of-turn token included where the policy chose it."""
     logprobs: np.ndarray
-    """float32 [T]: log-probs of the chosen tokens at sampling temperature."""
+    """float32 [T]: log-probs of the chosen tokens over the whole vocabulary, at `temperature`."""
     version: int | np.ndarray
     """The policy version that chose the tokens: one for all, or int32 [T]."""
     text: str
     """The decoded answer without special tokens."""
     finish_reason: FinishReason = "stop"
     """`prompt_too_long`: the prompt was cut to the limit, nothing was sampled, and the one token given has no loss."""
+    temperature: float | None = None
+    """Temperature of the distribution that the log-probs belong to: that of the call, 1 for a greedy one. NaN if it is
+    one that the trainer does not compute (vLLM on a GPU, with a `top_p` of the call's own); None if not known."""
 
     @property
     def versions(self) -> np.ndarray:
@@ -50,18 +53,19 @@ class Completion:
         """
         length = len(self.tokens)
         sampled = self.finish_reason != "prompt_too_long"
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             "tokens": np.concatenate([self.prompt_tokens, self.tokens]),
             "prompt_length": len(self.prompt_tokens),
             "action_mask": np.full(length, sampled),
             "logprobs": self.logprobs,
             "versions": self.versions,
+            "temperature": self.temperature,
             "truncated": self.finish_reason != "stop",
             **judged(reward, fields),
         }
         if isinstance(reward, Reward) and reward.error is not None:
-            given["action_mask"] = np.zeros(length, dtype=np.bool_)
-        return Experience(**given)
+            values["action_mask"] = np.zeros(length, dtype=np.bool_)
+        return Experience(**values)
 
 
 def judged(reward: Reward | float | None, fields: dict[str, Any]) -> dict[str, Any]:
@@ -69,10 +73,10 @@ def judged(reward: Reward | float | None, fields: dict[str, Any]) -> dict[str, A
     counted in the metrics too, by which `exclude_unscored` knows it, and stands in `info`."""
     if not isinstance(reward, Reward):
         return {"reward": reward, **fields}
-    given = {**fields, "reward": reward.value, "metrics": reward.metrics | fields.get("metrics", {})}
+    fields = {**fields, "reward": reward.value, "metrics": reward.metrics | fields.get("metrics", {})}
     if reward.error is not None:
-        given["info"] = fields.get("info", {}) | {"verifier_error": reward.error}
-    return given
+        fields["info"] = fields.get("info", {}) | {"verifier_error": reward.error}
+    return fields
 
 
 def plain_message(answer: Completion) -> Message:
@@ -100,13 +104,23 @@ class RolloutModel(Protocol):
         """`n` answers to a conversation, rendered by the chat template (by default the model's own).
 
         `seeds` gives each answer its own random stream, so that a run can be repeated. `sampling` holds
-        `temperature`, `top_p`, `top_k` and `max_tokens`, if they differ from the model's settings.
+        `temperature`, `top_p`, `top_k`, `max_tokens` and `min_tokens`, if they differ from the model's settings; the
+        answers carry the temperature of their log-probs. Raises `InputError` for any other argument.
         """
 
     async def generate(
-        self, prompt_tokens: Sequence[int], n: int = 1, *, seeds: Sequence[int] | None = None, **sampling: Any
+        self,
+        prompt_tokens: Sequence[int],
+        n: int = 1,
+        *,
+        seeds: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        **sampling: Any,
     ) -> list[Completion]:
-        """`n` continuations of given token ids: turns after the first append to the sampled ids, unchanged."""
+        """`n` continuations of given token ids: turns after the first append to the sampled ids, unchanged.
+
+        `chat_template`: the template that wrote the ids, if it is not the model's own; answers end as it ends them.
+        """
 
     async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
         """float32 [T - 1]: log-probs, at temperature 1, of the tokens after the first of a sequence of T.
@@ -144,6 +158,71 @@ class RolloutModel(Protocol):
         """`chat` for workflows with a plain `run`; call it from their thread, never from the event loop."""
 
     def generate_sync(
-        self, prompt_tokens: Sequence[int], n: int = 1, *, seeds: Sequence[int] | None = None, **sampling: Any
+        self,
+        prompt_tokens: Sequence[int],
+        n: int = 1,
+        *,
+        seeds: Sequence[int] | None = None,
+        chat_template: str | None = None,
+        **sampling: Any,
     ) -> list[Completion]:
         """`generate` for workflows with a plain `run`."""
+
+
+class RecordingModel:
+    """A RolloutModel that also keeps an Experience of every answer, in the order of the answers.
+
+    The record grows until it is cleared: call `extract_experience_from_history` once per rollout.
+    """
+
+    def __init__(self, model: RolloutModel) -> None:
+        self.model = model
+        self._history: list[Experience] = []
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.model.tokenizer
+
+    async def chat(
+        self, messages: Sequence[dict[str, Any]], n: int = 1, tools: Any = None, **args: Any
+    ) -> list[Completion]:
+        """Like the model's method of that name; the answers are recorded."""
+        return self._kept(await self.model.chat(messages, n, tools, **args))
+
+    async def generate(self, prompt_tokens: Sequence[int], n: int = 1, **args: Any) -> list[Completion]:
+        """Like the model's method of that name; the answers are recorded."""
+        return self._kept(await self.model.generate(prompt_tokens, n, **args))
+
+    async def logprobs(self, tokens: Sequence[int]) -> np.ndarray:
+        """Like the model's method of that name."""
+        return await self.model.logprobs(tokens)
+
+    def render(self, messages: Sequence[dict[str, Any]], tools: Any = None, **args: Any) -> str:
+        """Like the model's method of that name."""
+        return self.model.render(messages, tools, **args)
+
+    def message(self, answer: Completion, tools: Any = None) -> dict[str, Any]:
+        """Like the model's method of that name."""
+        return self.model.message(answer, tools)
+
+    def chat_sync(
+        self, messages: Sequence[dict[str, Any]], n: int = 1, tools: Any = None, **args: Any
+    ) -> list[Completion]:
+        """Like the model's method of that name; the answers are recorded."""
+        return self._kept(self.model.chat_sync(messages, n, tools, **args))
+
+    def generate_sync(self, prompt_tokens: Sequence[int], n: int = 1, **args: Any) -> list[Completion]:
+        """Like the model's method of that name; the answers are recorded."""
+        return self._kept(self.model.generate_sync(prompt_tokens, n, **args))
+
+    def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
+        """The experiences of all answers since the record was last cleared. The caller sets their rewards."""
+        taken = list(self._history)
+        if clear_history:
+            self._history.clear()
+        return taken
+
+    def _kept(self, completions: list[Completion]) -> list[Completion]:
+        self._history += [completion.experience() for completion in completions]
+        return completions

@@ -212,14 +212,14 @@ def _wrong(error: ValidationError) -> str:
     return "; ".join(f"{place}: {message}" for place, message in places)
 
 
-async def _called(function: ToolFn, given: Mapping[str, Any]) -> str:
+async def _called(function: ToolFn, arguments: Mapping[str, Any]) -> str:
     """The function's result as text. Raises ToolFailed for whatever it raises, the end of the process included."""
     try:
         if inspect.iscoroutinefunction(function):
-            result = await function(**given)
+            result = await function(**arguments)
         else:
             threads = InterruptibleThreads("tool")
-            result = await asyncio.get_running_loop().run_in_executor(threads, lambda: _plain(function, given))
+            result = await asyncio.get_running_loop().run_in_executor(threads, lambda: _plain(function, arguments))
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
     except ToolFailed:
         raise
@@ -227,10 +227,10 @@ async def _called(function: ToolFn, given: Mapping[str, Any]) -> str:
         raise ToolFailed(f"{type(error).__name__}: {error}") from error
 
 
-def _plain(function: ToolFn, given: Mapping[str, Any]) -> Any:
+def _plain(function: ToolFn, arguments: Mapping[str, Any]) -> Any:
     """Called in a thread; what would end the thread's loop or process is turned into ToolFailed there."""
     try:
-        return function(**given)
+        return function(**arguments)
     except (SystemExit, StopIteration, KeyboardInterrupt) as error:
         raise ToolFailed(f"{type(error).__name__}: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,12 @@ def returns(rewards: Sequence[Reward | float | None], discount: float) -> list[R
     failed = next((reward for reward in rewards if isinstance(reward, Reward) and reward.error is not None), None)
     if failed is not None or not rewards or rewards[-1] is None:
         return [failed] * len(rewards)
-    found, later = [], 0.0
+    values, later = [], 0.0
     for reward in reversed(rewards):
         own = reward.value if isinstance(reward, Reward) else reward
         later = (own or 0.0) + discount * later
-        found.append(later)
-    return list(reversed(found))
+        values.append(later)
+    return list(reversed(values))
 
 
 class Trajectory:
@@ -84,7 +85,7 @@ class Trajectory:
         answer = await self._sample(None if self._seed is None else [self._seed(self.turns)], sampling)
         self._full = answer.finish_reason == "prompt_too_long"
         if not self._full or not self._calls:
-            self._calls.append(Call(answer.prompt_tokens, answer))
+            self._calls.append(Call(answer.prompt_tokens, answer, answer.temperature))
             self.messages.append(self._model.message(answer, self._tools))
             self._answered = len(self.messages)
         return answer
@@ -113,27 +114,29 @@ class Trajectory:
         """One experience for each turn, numbered by `turn`, each with its reward and all with `fields`.
 
         A turn whose reward is None takes that of the last turn. With `discount` the rewards reach back: see `returns`.
-        `states`: the state in which each turn began, equal for equal ones, for algorithms that compare turns.
+        `states`: the state in which each turn began, equal for equal ones, for algorithms that compare turns (default:
+        the conversation so far).
         """
         values = list(rewards) if discount is None else returns(rewards, discount)
-        found = []
+        steps = []
         for turn, (call, own, value) in enumerate(zip(self._all_calls(), rewards, values, strict=True)):
-            given = {"turn": turn, "state": states[turn] if states else "", **fields}
+            so_far = blake2b(call.prompt.tobytes(), digest_size=16).hexdigest()
+            own_fields = {"turn": turn, "state": states[turn] if states else so_far, **fields}
             if isinstance(own, Reward) and not isinstance(value, Reward):
-                given["metrics"] = own.metrics | fields.get("metrics", {})
-            found.append(self._experience(joined([call]), value, given))
-        return found
+                own_fields["metrics"] = own.metrics | fields.get("metrics", {})
+            steps.append(self._experience(joined([call]), value, own_fields))
+        return steps
 
     async def _sample(self, seeds: list[int] | None, sampling: dict[str, Any]) -> Completion:
-        given = {"seeds": seeds, **self._sampling, **sampling}
+        options = {"seeds": seeds, **self._sampling, **sampling}
         if not self._calls:
             [first] = await self._model.chat(
-                self.messages.copy(), 1, self._tools, chat_template=self._template, **given
+                self.messages.copy(), 1, self._tools, chat_template=self._template, **options
             )
             return first
         prompt = continued_prompt(self._calls[-1], self._tokens_after_answer())
         try:
-            [answer] = await self._model.generate(prompt.tolist(), 1, **given)
+            [answer] = await self._model.generate(prompt.tolist(), 1, chat_template=self._template, **options)
         except DataError:  # the context is full, and prompts are not truncated; the conversation has ended all the same
             nothing = np.zeros(1, dtype=np.int32)
             return Completion(prompt, nothing, nothing.astype(np.float32), -1, "", "prompt_too_long")
@@ -170,12 +173,12 @@ class Trajectory:
         truncated = sequence.truncated or (self._full and len(sequence.tokens) == len(self._calls[-1].tokens))
         response = self._model.tokenizer.decode(sequence.tokens[sequence.prompt_length :].tolist())
         metrics = {"response_length": float(sequence.mask.sum()), "truncated": float(truncated)}
-        given = {
+        fields = {
             **fields,
             "metrics": metrics | fields.get("metrics", {}),
             "info": {"prompt": self._asked, "response": response} | fields.get("info", {}),
         }
-        one = sequence.experience(**judged(reward, given))
+        one = sequence.experience(**judged(reward, fields))
         one.truncated = truncated
         if self._calls[0].sample.reason == "prompt_too_long":
             one.action_mask[:] = False

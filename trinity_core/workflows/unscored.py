@@ -31,7 +31,7 @@ def exclude_unscored(experiences: Sequence[Experience]) -> None:
             if not _judged(final) or _failed(one):
                 _exclude(one)
             elif not _judged(one):
-                one.reward = final.reward
+                one.reward = final.total_reward
                 if one.reward is None:
                     _exclude(one)
 
@@ -80,10 +80,10 @@ class CountedRewards:
 
     def warn_if_ignored(self, workflow: str, experiences: Sequence[Experience]) -> None:
         """Log a warning if verifiers failed and no metric of an experience tells of it (`…verifier_errors`)."""
-        told = any(
+        counted = any(
             value > 0 for one in experiences for name, value in one.metrics.items() if name.endswith(VERIFIER_ERRORS)
         )
-        if self.errors and not told:
+        if self.errors and not counted:
             log.warning(
                 "workflow '%s' got %d rewards with an error and returned none of its answers as unscored; pass the "
                 "Reward itself (`answer.experience(reward=reward)`), so that a broken verifier is no wrong answer",

@@ -1,7 +1,7 @@
 """Advantages relative to the other rollouts of the same task; no critic is needed.
 
-A rollout of several rows (the turns of a workflow, the sequences of a session) is one sample of its group, and each of
-its rows gets its advantage.
+A rollout of several rows (the turns of a workflow, the sequences of a session) is one sample of its group. Its reward r
+is the mean of its rows' rewards, and each of its rows gets its advantage. For credit by turn: `gigpo`.
 """
 
 from __future__ import annotations
@@ -43,16 +43,19 @@ def grpo(
     std_cal_level: Literal["group", "batch"] = "group",
     std_threshold: float | None = None,
     overlong: Annotated[Mapping[str, Any] | None, ArgumentsOf(overlong_penalty, ("lengths_B",))] = None,
+    lengths: Tensor | None = None,
 ) -> Result:
     """(r - mean of its group) / (sample deviation + epsilon) (GRPO, arXiv 2402.03300, section 4.1.2).
 
     `std_normalize` false leaves out the division (Dr. GRPO, 2503.20783); `std_cal_level: batch` divides by the
     deviation of all rewards of the batch. Groups whose deviation is at most `std_threshold` get 0 and are counted as
     `filtered_count` (rows). Groups of one and zero-variance groups get 0. `overlong` are the arguments of
-    `overlong_penalty` (max_length, cache_length, factor), which is added to the rewards first.
+    `overlong_penalty` (max_length, cache_length, factor), which is added to the rewards first. `lengths` [B] are the
+    sampled tokens of each row (by default those of `mask`, which a cut answer may lack).
     """
     if overlong is not None:
-        rewards = rewards + overlong_penalty(mask.sum(-1), **overlong).to(rewards.dtype)
+        lengths = mask.sum(-1) if lengths is None else lengths
+        rewards = rewards + overlong_penalty(lengths, **overlong).to(rewards.dtype)
     groups = Groups.of(rewards, group_ids, rollout_ids)
     scores, metrics = _scaled(groups, epsilon, std_normalize, std_cal_level), groups.metrics()
     if std_threshold is not None:
@@ -150,7 +153,7 @@ def raft(
 ) -> Result:
     """The weight of each row in SFT on chosen rollouts (RAFT, arXiv 2304.06767, algorithm 1).
 
-    `best`: the rows with their group's best reward, none in zero-variance groups; `threshold`: those with a reward
+    `best`: the rollouts with their group's best reward, none in zero-variance groups; `threshold`: those with a reward
     above it; `all`: every row, for a workflow that chooses what it returns. Chosen rows weigh tokens / chosen tokens,
     so that under `token-mean` the loss is the mean over them.
     """
@@ -182,11 +185,13 @@ def step_wise_grpo(
     std_cal_level: Literal["group", "batch"] = "group",
     std_threshold: float | None = None,
     enable_step_norm: bool = False,
+    penalties: Tensor | None = None,
 ) -> Result:
     """Multi-turn runs of several rows: the reward of a run's last row is compared within its group, and its advantage
     goes to every row of the run, with `enable_step_norm` divided by their number.
 
-    `run_ids` [B] name the run within its group; `turns` [B] its order (by default that of the rows).
+    `run_ids` [B] name the run within its group; `turns` [B] its order (by default that of the rows). `penalties` [B]
+    (a KL penalty) are in `rewards` already: those of a run's earlier rows are taken off its last reward too.
     """
     group_of = Groups.of(rewards, group_ids).index
     run_of = Groups.of(rewards, run_ids).index
@@ -197,7 +202,11 @@ def step_wise_grpo(
     if int(last.sum()) != len(by_run.counts):
         raise InputError("two rows of one run have the same turn; which of them is the last?")
     row = torch.zeros_like(by_run.counts).scatter_(0, by_run.index[last], last.nonzero()[:, 0])
-    groups = Groups.of(rewards[row], group_of[row])
+    run_rewards = rewards[row]
+    if penalties is not None:
+        earlier = torch.where(last, 0.0, penalties).to(rewards.dtype)
+        run_rewards = run_rewards - torch.zeros_like(run_rewards).index_add_(0, by_run.index, earlier)
+    groups = Groups.of(run_rewards, group_of[row])
     scores, metrics = _scaled(groups, epsilon, std_normalize, std_cal_level), groups.metrics()
     if std_threshold is not None:
         zero_variance = (groups.stds <= std_threshold)[groups.index]

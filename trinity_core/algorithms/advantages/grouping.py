@@ -19,7 +19,7 @@ ADVANTAGES: Registry[AdvantageFn] = Registry(
     "advantage",
     inputs=(
         "mask", "rewards", "group_ids", "rollout_ids", "run_ids", "turns", "states", "token_rewards", "values",
-        "old_logprobs", "ref_logprobs", "teacher_logprobs",
+        "old_logprobs", "ref_logprobs", "teacher_logprobs", "lengths", "penalties",
     ),
 )  # fmt: skip
 """By name: (rewards=[B], group_ids=[B], mask=[B, T], ...) -> (advantages [B, T], metrics), without gradient."""
@@ -34,12 +34,12 @@ def advantage(name: str) -> Callable[[AdvantageFn], AdvantageFn]:
 
 @dataclass(frozen=True)
 class Groups:
-    """Rewards by group, in float64. A rollout is one sample of its group, however many rows it has: each of its rows
-    weighs 1 / rows. Means are computed on differences to the group's least reward, so the deviation of equal rewards is
-    exactly 0."""
+    """Rewards by group, in float64. A rollout is one sample of its group, however many rows it has: its reward is the
+    mean of theirs, and each of them weighs 1 / rows. Means are computed on differences to the least reward, so the
+    deviation of equal rewards is exactly 0."""
 
     rewards: Tensor
-    """[B]"""
+    """[B] the reward of each row's rollout."""
     index: Tensor
     """[B] the group of each row, 0 <= g < G."""
     rollouts: Tensor
@@ -51,7 +51,7 @@ class Groups:
 
     @classmethod
     def of(cls, rewards: Tensor, group_ids: GroupIds | None, rollout_ids: GroupIds | None = None) -> Groups:
-        """`rollout_ids` [B] name the rollouts of a group; without them each row is a rollout of its own.
+        """Rewards [B] of rows. `rollout_ids` [B] name the rollouts of a group; without them each row is one.
 
         Raises InputError for a reward that is not finite, or if the numbers of ids and rewards differ.
         """
@@ -70,7 +70,7 @@ class Groups:
             rollouts = torch.unique(pairs, dim=0, return_inverse=True)[1]
         weights = 1.0 / torch.bincount(rollouts)[rollouts].double()
         counts = torch.bincount(index, weights).round().long()
-        return cls(rewards.detach().double(), index, rollouts, counts, weights)
+        return cls(_rollout_means(rewards.detach().double(), rollouts), index, rollouts, counts, weights)
 
     def sums(self, values_B: Tensor) -> Tensor:
         """[G] sums over each group's rollouts of the means of their rows' values."""
@@ -83,7 +83,7 @@ class Groups:
 
     @property
     def deviations(self) -> Tensor:
-        """[B] reward minus its group's mean; 0 in groups of one."""
+        """[B] the rollout's reward minus its group's mean; 0 in groups of one."""
         shifted = self.rewards - self.extreme(self.rewards, "amin")[self.index]
         return shifted - (self.sums(shifted) / self.counts)[self.index]
 
@@ -119,6 +119,15 @@ class Groups:
             "group_advantages/reward_std": float(self.stds.mean()),
             "group_advantages/zero_variance_groups": float((self.stds == 0).double().mean()),
         }
+
+
+def _rollout_means(rewards_B: Tensor, rollouts: Tensor) -> Tensor:
+    """[B] the mean of the rewards of each row's rollout."""
+    rows = torch.bincount(rollouts)
+    least = torch.full((len(rows),), torch.inf, dtype=rewards_B.dtype, device=rewards_B.device)
+    least = least.scatter_reduce(0, rollouts, rewards_B, "amin")
+    above = torch.zeros_like(least).index_add_(0, rollouts, rewards_B - least[rollouts])
+    return (least + above / rows)[rollouts]
 
 
 def _numbered(ids: GroupIds, device: torch.device) -> Tensor:

@@ -71,16 +71,21 @@ class PolicyLoss:
     def corrected(
         self, accumulator: MetricAccumulator, rule: Correction, rule_args: Mapping[str, Any], logprobs: Tensor,
         mask: Tensor, rollout_logprobs: Tensor | None, args: Mapping[str, Any], inputs: Mapping[str, Any],
+        has_rollout: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """`tokens` times the rollout correction; stats and the rollout gap are added to `accumulator`.
 
-        Expert rows (`is_expert`) have no rollout: they keep weight 1 and are not measured.
+        Expert rows (`is_expert`) have no rollout, and rows where `has_rollout` [b] is false no log-probs of it: they
+        keep weight 1, take their ratio to the old policy, and are not measured.
         """
         is_expert, old = inputs.get("is_expert"), inputs.get("old_logprobs")
         sampled = mask if is_expert is None else mask & ~is_expert[:, None].bool()
+        if has_rollout is not None:
+            sampled = sampled & has_rollout[:, None]
         to_rollout = self.ratio_to_rollout or (rule.ratio_to_rollout and self.corrects_rollouts)
         if to_rollout and rollout_logprobs is not None:
-            inputs = {**inputs, "old_logprobs": torch.where(sampled, rollout_logprobs, logprobs.detach())}
+            others = logprobs.detach() if old is None else old
+            inputs = {**inputs, "old_logprobs": torch.where(sampled, rollout_logprobs, others)}
         values, stats = self.tokens(logprobs, mask, args=args, **inputs)
         accumulator.means(stats)
         if rollout_logprobs is None:

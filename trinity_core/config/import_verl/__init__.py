@@ -1,7 +1,7 @@
 """veRL's command lines and Hydra files as configurations here: `trinity import-verl`.
 
-Read (`shell`, `verl_settings`) to flat keys; mapped (`counterparts` is the table) into a draft; written as YAML with
-the origin of each value.
+Read (`shell`, `verl_settings`) to flat keys; mapped by the table of foreign keys, and by what several keys decide
+together (`rl_run`, `sft_run`), into a draft; written as YAML with the origin of each value.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trinity_core.config.import_verl.commented import commented_yaml, left_out_lines
-from trinity_core.config.import_verl.draft import Draft
+from trinity_core.config.findings import ConfigError
+from trinity_core.config.import_verl.draft import Draft, commented_yaml, left_out_lines
 from trinity_core.config.import_verl.rl_run import write_reinforced
 from trinity_core.config.import_verl.sft_run import write_supervised
 from trinity_core.config.import_verl.verl_settings import read_verl
+from trinity_core.config.load import config_from_text
+from trinity_core.errors import TrinityError
 
 
 @dataclass(frozen=True)
@@ -40,4 +42,29 @@ def import_verl(path: Path, arguments: Sequence[str] = ()) -> ImportedConfig:
     return ImportedConfig(commented_yaml(draft, path.name), tuple(left_out_lines(draft)))
 
 
-__all__ = ["ImportedConfig", "import_verl"]
+def import_to(file: Path, arguments: Sequence[str], out: Path | None) -> tuple[ImportedConfig, str]:
+    """The imported configuration, written to `out` if that is given, and what a run of it would be refused for.
+
+    Raises ConfigError if `file` is no veRL run, TrinityError if `out` is there already or cannot be written.
+    """
+    imported = import_verl(file, arguments)
+    if out is not None:
+        try:
+            with out.open("x", encoding="utf-8") as written:
+                written.write(imported.text)
+        except FileExistsError:
+            raise TrinityError(f"--out: {out} is there already; give another name, or remove it.") from None
+        except OSError as error:
+            raise TrinityError(f"--out: {out} cannot be written: {error.strerror}.") from None
+    return imported, _problems(imported.text)
+
+
+def _problems(text: str) -> str:
+    try:
+        config_from_text(text)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+__all__ = ["ImportedConfig", "import_to", "import_verl"]

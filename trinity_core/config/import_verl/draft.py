@@ -1,22 +1,35 @@
-"""A configuration in the making: values with their origins, and what has no counterpart."""
+"""A configuration in the making: values with their origins, what has no counterpart, and both as YAML."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
-from trinity_core.config.dialects.tables import KEYS
-from trinity_core.config.dialects.verdict import Noted
-from trinity_core.config.fields import Setting, sections, settings
-from trinity_core.config.import_verl.counterparts import ABSENT, SECTIONS, Absent, Counterpart
+from trinity_core.config.fields import setting_at
+from trinity_core.config.foreign.key_action import (
+    SILENT,
+    Below,
+    Cases,
+    Imported,
+    KeyAction,
+    Moved,
+    Noted,
+    Refused,
+    is_among,
+)
+from trinity_core.config.foreign.table import counterpart, prefixes, verl_actions, verl_settings
+from trinity_core.config.foreign.verl_keys import SAID
 from trinity_core.config.import_verl.verl_settings import Unread, VerlSettings
-from trinity_core.config.schema import VerlConfig
-from trinity_core.config.verl import ROOT, spellings
+from trinity_core.config.schema import Config
+from trinity_core.config.yaml_text import dump_line
 
-_OFF: tuple[Any, ...] = (None, False, "", [], {}, "???", "None", -1)
+OFF: tuple[Any, ...] = (None, False, "", [], {}, "???", "None", -1)
 """Values that ask for nothing."""
+WIDTH = 118
+MANY_KEYS = 12
+"""Keys of one reason that are all listed."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,10 @@ class Draft:
     """Reason → veRL keys, with their values."""
     used: set[str] = field(default_factory=set)
     """veRL keys that are dealt with."""
+
+    def __post_init__(self) -> None:
+        """Look the run's keys up in the table."""
+        self.actions = verl_actions(self.verl.is_sft)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of a veRL key, which counts as used; `default` where it is not given."""
@@ -81,93 +98,150 @@ class Draft:
         """Note what no single key says."""
         self.left_out.setdefault(text, [])
 
-    def rows(self, table: Iterable[Counterpart], batches: Any = 1) -> None:
-        """Write the keys of a table; `batches` are the steps here of one step of veRL's."""
-        for row in table:
-            value = self.get(row.verl, row.default)
-            if value is None:
-                continue
-            given, value, origin = value, row.convert(value), self.origin(row.verl)
-            if value is None:
-                self.leave(row.verl, f"{given} is not there for {row.native}")
-                continue
-            if row.counts_batches and isinstance(value, int) and batches != 1 and value:
-                value, origin = value * batches, f"{origin} * sync_interval"
-            self.put(row.native, value, origin)
+    def rows(self, defaults: Mapping[str, Any], interval: int = 1, per_step: Iterable[str] = ()) -> None:
+        """Write every key that has a counterpart, and veRL's `defaults` of those that are not given.
 
-    def trainer_config(self) -> None:
-        """Write the keys that `trainer.trainer_config` knows: at their native key if they have one."""
-        known = _trainer_keys()
-        for key, value in list(self.verl.values.items()):
-            setting = known.get(key) or known.get(_open_section(key, known))
-            if setting is None or key in self.used or value is None:
+        Values of the keys `per_step` count steps of veRL, each of which is `interval` steps here.
+        """
+        left = {key: value for key, value in defaults.items() if self.verl.values.get(key) in (None, "???")}
+        for key in [*left, *(key for key in self.verl.values if key not in left)]:
+            native, action = counterpart(self.actions, key)
+            if not native or key in self.used or (value := self.get(key, defaults.get(key))) is None:
                 continue
-            if (value := self.get(key)) is not None and value != setting.default:
-                self.put(spellings().get(key, f"{ROOT}.{key}"), value, key)
+            written = _converted(action, value)
+            if written is None:
+                continue
+            own = next((verl_settings()[prefix] for prefix in prefixes(key) if prefix in verl_settings()), None)
+            if action is None and own is not None and written == own.default:
+                continue
+            choices = setting_at(native).choices if action is not None else ()
+            if choices and isinstance(written, str) and written not in choices:
+                self.leave(key, f"{native} knows {', '.join(choices)}")
+                continue
+            origin = self.origin(key)
+            if key in per_step and isinstance(written, int) and interval != 1 and written:
+                written, origin = written * interval, f"{origin} * sync_interval"
+            self.put(native, written, origin)
 
     def absent(self) -> None:
-        """List what is left over: with the reason of the table, that of the dialects, or that of the section."""
-        noted = _noted_keys()
+        """List what is left over, with the reason of the table."""
         for key, value in self.verl.values.items():
             if key in self.used:
                 continue
-            row = _fitting(key, ABSENT)
-            asked = row is None or not row.asked_by or self._is_on(row.asked_by)
-            why = noted.get(key) or noted.get(_open_section(key, noted))
-            if value in _OFF or not asked:
-                self.used.add(key)
-            elif row is None and why:
-                self.leave(key, _sentence(why))
-            else:
-                row = row or _fitting(key, SECTIONS)
-                self.leave(key, row.reason if row else "this section is not known here")
+            if reason := "" if value in OFF else self._reason(key, value):
+                self.leave(key, reason)
+            self.used.add(key)
 
-    def _is_on(self, pattern: str) -> bool:
-        values = self.verl.values.items()
-        return any(value not in _OFF for key, value in values if fnmatchcase(key, pattern))
+    def _reason(self, key: str, value: Any) -> str:
+        """Why a key has no counterpart; empty if it says nothing."""
+        prefix = next((prefix for prefix in prefixes(key) if prefix in self.actions), "")
+        action = self.actions.get(prefix)
+        if isinstance(action, Cases):
+            action = next((case for other, case in action.of.items() if other == value), action.rest)
+        if isinstance(action, Below):
+            switches = {name: inner for name, inner in action.keys.items() if isinstance(inner, Refused)}
+            on = [inner for name, inner in switches.items() if self._is_on(f"{prefix}.{name}")]
+            action = on[0] if on else action.rest
+        if action is SILENT or (isinstance(action, Noted | Refused) and is_among(value, action.harmless)):
+            return ""
+        if isinstance(action, Noted) and action.asked_by:
+            section = prefix.rpartition(".")[0]
+            places = (f"{prefix}.{action.asked_by}", f"{section}.{action.asked_by}", action.asked_by)
+            return _after_colon(action.why) if any(map(self._is_on, places)) else ""
+        if isinstance(action, Noted | Refused) and (action is not SAID or prefix == key):
+            return _after_colon(action.why)
+        return "there is no such setting here: see docs/configuration.md"
 
-
-def _trainer_keys() -> Mapping[str, Setting]:
-    """Every key below `trainer.trainer_config` that is no section."""
-    return {
-        f"{key}.{setting.name}" if key else setting.name: setting
-        for key, section in sections(VerlConfig)
-        for setting in settings(section)
-        if setting.section is None
-    }
-
-
-def _noted_keys() -> Mapping[str, str]:
-    """The keys below `trainer.trainer_config` that have no effect, each with a sentence that says why."""
-    return {
-        f"{key}.{name}" if key else name: verdict.why
-        for key, section in sections(VerlConfig)
-        for name, verdict in KEYS.get(section, {}).items()
-        if isinstance(verdict, Noted) and verdict.why
-    }
+    def _is_on(self, key: str) -> bool:
+        value, action = self.verl.values.get(key), self.actions.get(key)
+        harmless = action.harmless if isinstance(action, Noted | Refused) else ()
+        return value not in OFF and not is_among(value, harmless)
 
 
-def _fitting(key: str, table: Iterable[Absent]) -> Absent | None:
-    return next((row for row in table if fnmatchcase(key, row.pattern)), None)
+def _after_colon(sentence: str) -> str:
+    """A sentence as it stands behind a colon; names keep their capitals."""
+    first = sentence.partition(" ")[0]
+    is_name = first == "Megatron" or any(map(str.isupper, first[1:]))
+    return (sentence[:1] if is_name else sentence[:1].lower()) + sentence[1:].rstrip(".")
 
 
-def _sentence(doc: str) -> str:
-    """The doc of a setting within a sentence."""
-    return (doc[:1].lower() if doc[1:2].islower() else doc[:1]) + doc[1:].rstrip(".")
-
-
-def _open_section(key: str, known: Mapping[str, Any]) -> str:
-    """The known key that holds any keys, such as `override_config`, and this one; empty if there is none."""
-    return next((each for each in _parents(key) if each in known), "")
-
-
-def _parents(key: str) -> Iterator[str]:
-    while "." in key:
-        key = key.rpartition(".")[0]
-        yield key
+def _converted(action: KeyAction | None, value: Any) -> Any:
+    """veRL's value as it is written here; None if it asks for nothing."""
+    match action:
+        case Imported(convert=convert):
+            return value if convert is None else convert(value)
+        case Moved(unset=unset) if is_among(value, unset):
+            return None
+        case Moved(convert=convert) if convert is not None:
+            return convert(value, {})
+    return value
 
 
 def shown(value: Any, limit: int = 60) -> str:
     """A value in a comment: on one line, and not too long."""
     text = "".join(char if char.isprintable() else " " for char in str(value))
     return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def left_out_lines(draft: Draft) -> list[str]:
+    """What has no counterpart: the keys for each reason."""
+    lines = []
+    for reason, keys in draft.left_out.items():
+        text = f"{', '.join(_gathered(keys))}: {reason}" if keys else reason
+        lines += textwrap.wrap(text, WIDTH, initial_indent="- ", subsequent_indent="    ", break_on_hyphens=False)
+    return lines
+
+
+def _gathered(keys: list[str]) -> list[str]:
+    """The keys; where there are many, those of one section together."""
+    if len(keys) <= MANY_KEYS:
+        return keys
+    sections: dict[str, list[str]] = {}
+    for key in keys:
+        sections.setdefault(".".join(key.partition("=")[0].split(".")[:3][:-1]), []).append(key)
+    return [
+        each
+        for section, inner in sections.items()
+        for each in ([f"{section}.* ({len(inner)} keys)"] if len(inner) > 3 else inner)
+    ]
+
+
+def commented_yaml(draft: Draft, name: str) -> str:
+    """The text of the file; `name` is that of the file it was made from."""
+    lines = [f"# Imported from {name} ({draft.verl.program}). veRL's words stand in the comments."]
+    if draft.left_out:
+        lines += ["#", "# Without a counterpart here:", *(f"# {line}" for line in left_out_lines(draft))]
+    lines.append("")
+    for section in Config.model_fields:
+        if section in draft.tree:
+            lines += _lines({section: draft.tree[section]}, 0, draft.verl.values)
+    return "\n".join(lines) + "\n"
+
+
+def _lines(section: dict[str, Any], indent: int, verl: dict[str, Any]) -> Iterator[str]:
+    """Single values first, then sections; the arguments of a part stay behind its name."""
+    apart = sorted(section, key=lambda name: not isinstance(section[name], Written) and not name.endswith("_args"))
+    for name in apart:
+        yield from _entry(f"{' ' * indent}{name}:", section[name], indent + 2, verl)
+
+
+def _entry(head: str, value: Any, indent: int, verl: dict[str, Any]) -> Iterator[str]:
+    if isinstance(value, Written):
+        yield f"{head} {dump_line(value.value)}{_comment(value, verl)}"
+    elif isinstance(value, dict):
+        yield head
+        yield from _lines(value, indent, verl)
+    else:
+        yield head
+        for each in value:
+            first, *others = _lines(each, indent + 2, verl)
+            yield f"{' ' * indent}- {first.lstrip()}"
+            yield from others
+
+
+def _comment(written: Written, verl: dict[str, Any]) -> str:
+    """The origin; with veRL's value where that is another one."""
+    given = verl.get(written.origin, written.value)
+    given = given.text if isinstance(given, Unread) else given
+    differs = given != written.value and not isinstance(given, list | dict)
+    return f"  # {written.origin}{f'={shown(given)}' if differs else ''}" if written.origin else ""

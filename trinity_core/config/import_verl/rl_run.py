@@ -5,21 +5,53 @@ Follows the guide "align with veRL": a mini-batch of veRL is a batch here, and a
 
 from __future__ import annotations
 
-from trinity_core.config.import_verl.counterparts import ENGINE, REINFORCED, ROLLOUT, tracker
+from dataclasses import dataclass
+from typing import Any
+
+from trinity_core.config.foreign.verl_run_keys import DEFAULTS, ENGINE, ROLLOUT
+from trinity_core.config.import_verl.algorithm import write_algorithm
 from trinity_core.config.import_verl.draft import Draft, Written
-from trinity_core.config.import_verl.gpu_layout import SHARED, gpu_layout
-from trinity_core.config.import_verl.losses import write_algorithm
 from trinity_core.config.import_verl.tasks import write_filter, write_tasks
 
 _ACTOR = "actor_rollout_ref.actor"
+PER_STEP = ("trainer.total_training_steps", "trainer.critic_warmup", f"{_ACTOR}.optim.lr_warmup_steps")
+"""Keys that count steps of `data.train_batch_size` tasks, each of which is `sync_interval` steps here."""
+SHARED = 0.6
+"""`gpu_memory_utilization` at which engine and trainer may share the only GPU."""
+
+
+@dataclass(frozen=True)
+class GpuLayout:
+    """The GPUs of the engines; the trainer has what is left."""
+
+    engines: int
+    """Engines of the policy."""
+    tensor_parallel: int
+    """GPUs of each."""
+    reward_models: int = 0
+    """Copies of the reward model, each on a GPU."""
+
+
+def gpu_layout(total: int, tensor_parallel: int, reward_model: bool) -> GpuLayout:
+    """A quarter of the GPUs for the policy's engines, a quarter for a reward model, as in the guides' examples.
+
+    At least one engine. Where the trainer would be left without a GPU, an engine has fewer than `tensor_parallel`.
+    """
+    rewards = max(total // 4, 1) if reward_model else 0
+    most = max(total - rewards - 1, 1)
+    size = tensor_parallel
+    while size > most:
+        size = max(size // 2, 1)
+    return GpuLayout(max(min(total // 4, most) // size, 1), size, rewards)
 
 
 def write_reinforced(draft: Draft) -> None:
     """Fill the draft of a run that explores."""
     rollouts = whole(draft, f"{ROLLOUT}.n", 1)
     interval = _batches(draft, rollouts)
-    draft.rows(REINFORCED, interval)
-    critic = write_algorithm(draft, rollouts, interval)
+    if not write_algorithm(draft, rollouts, interval):
+        draft.used |= {key for key in draft.verl.values if key.startswith("critic.")}
+    draft.rows(DEFAULTS[""], interval, PER_STEP)
     _truncation(draft)
     write_tasks(draft, draft.get("data.max_response_length", 512))
     write_filter(draft)
@@ -29,9 +61,6 @@ def write_reinforced(draft: Draft) -> None:
     write_run(draft)
     if draft.get("trainer.val_only", False):
         draft.put("mode", "bench", "trainer.val_only")
-    if not critic:
-        draft.used |= {key for key in draft.verl.values if key.startswith("critic.")}
-    draft.trainer_config()
     draft.absent()
 
 
@@ -46,10 +75,17 @@ def whole(draft: Draft, key: str, default: int) -> int:
     return default
 
 
+def _tracker(value: Any) -> str | None:
+    """The first of veRL's loggers that is here; None if none is."""
+    names = [str(name) for name in (value if isinstance(value, list) else [value])]
+    here = {"wandb": "wandb", "vemlp_wandb": "wandb", "mlflow": "mlflow", "tensorboard": "tensorboard"}
+    return next((here[name] for name in names if name in here), None)
+
+
 def write_run(draft: Draft) -> None:
     """Where metrics and checkpoints go."""
     loggers = draft.get("trainer.logger", ["console", "wandb"])
-    if name := tracker(loggers):
+    if name := _tracker(loggers):
         draft.put("monitor.monitor_type", name, draft.origin("trainer.logger"))
     elif loggers not in ("console", ["console"]):
         draft.leave("trainer.logger", "trackers are mlflow, wandb and tensorboard; mlflow is used")
@@ -87,9 +123,10 @@ def _batches(draft: Draft, rollouts: int) -> int:
 
 
 def _truncation(draft: Draft) -> None:
+    """Rows whose prompt is too long are set aside here unless prompts are cut; veRL drops them before it would cut."""
     dropped, way = draft.get("data.filter_overlong_prompts", False), draft.get("data.truncation", "error")
     origin = draft.origin("data.filter_overlong_prompts") if dropped or way == "error" else f"data.truncation={way}"
-    draft.put("model.enable_prompt_truncation", bool(dropped) or way != "error", origin)
+    draft.put("model.enable_prompt_truncation", not dropped and way != "error", origin)
 
 
 def _gpus(draft: Draft) -> None:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from trinity_core.config.import_verl.counterparts import SFT_DEFAULTS, SUPERVISED
+from trinity_core.config.foreign.table import ROOT
+from trinity_core.config.foreign.verl_run_keys import DEFAULTS
 from trinity_core.config.import_verl.draft import Draft, Written
 from trinity_core.config.import_verl.rl_run import whole, write_run
 from trinity_core.config.import_verl.tasks import data_set_names, files
-from trinity_core.config.verl import ROOT
 
 
 def write_supervised(draft: Draft) -> None:
     """Fill the draft of a run that learns from a data set."""
     draft.put("mode", "train", "no explorer")
     draft.put("algorithm.algorithm_type", "sft", draft.verl.program)
-    defaults = SFT_DEFAULTS.get(draft.verl.program.rpartition(".")[2], {})
-    draft.rows(replace(row, default=defaults.get(row.verl, row.default)) for row in SUPERVISED)
+    for key in ("data.val_files", "trainer.test_freq"):
+        if draft.get(key) not in (None, -1):
+            draft.leave(key, "the loss on held-out rows is not computed: evaluate checkpoints with `trinity evaluate`")
+    draft.rows(DEFAULTS["sft"] | DEFAULTS.get(draft.verl.program.rpartition(".")[2], {}))
     _data(draft)
     _micro_batches(draft)
     _gpus(draft)
     write_run(draft)
-    for key in ("data.val_files", "trainer.test_freq"):
-        if draft.get(key) not in (None, -1):
-            draft.leave(key, "the loss on held-out rows is not computed: evaluate checkpoints with `trinity evaluate`")
     if draft.get("data.truncation") in ("left", "right"):
         draft.leave("data.truncation", "a row that is too long is set aside, not cut")
     draft.absent()

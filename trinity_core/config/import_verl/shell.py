@@ -1,10 +1,10 @@
 """Shell scripts, read and never run: the words of each command, with what the script itself says of its variables.
 
-Covered: quotes, comments, line continuations, arrays, `${NAME:-default}`, `$((…))`, positional arguments,
-here-documents.
+Covered: quotes, comments, line continuations, arrays, `${NAME:-default}` and its kin, `$((…))`, positional arguments,
+here-documents; conditions, `case`, loops and functions, as far as the script itself decides what is run.
 Not covered: what only a running shell knows. A variable that the script does not set becomes a mark of the environment
-(`variable`), the output of a command a mark of the unknown (`unknown`); of an assignment within `if`, `for` or `case`
-the first one is taken, and noted.
+(`variable`), and counts as not set in conditions; the output of a command becomes a mark of the unknown (`unknown`). Of
+an assignment under a condition that is not known the first one is taken, and noted.
 """
 
 from __future__ import annotations
@@ -14,27 +14,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trinity_core.config.import_verl.arithmetic import integer
+from trinity_core.config.import_verl.conditions import (
+    both,
+    either,
+    holds,
+    matches,
+    negated,
+    plain,
+    taken_as_unset,
+)
+from trinity_core.config.import_verl.shell_words import ASSIGNED, DECLARE, GUESS, Shell, ShellText
 
-VARIABLE, UNKNOWN, END = "\ue000", "\ue001", "\ue002"
-"""Characters for private use: they begin and end a mark within a text."""
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_FIELD = re.compile(f"(?:{UNKNOWN}.*?{END}|\\S)+", re.DOTALL)
-"""A field of an unquoted value; a mark is never taken apart."""
-_ENDS = "\n;&|()"
-_DECLARE = {"export", "local", "declare", "readonly", "typeset"}
-_OPEN, _CLOSE = {"if", "for", "while", "until", "case", "select", "{"}, {"fi", "done", "esac", "}"}
-_BETWEEN = {"then", "else", "elif", "do", "!", "time"}
-
-
-def variable(name: str) -> str:
-    """The mark of an environment variable that the script does not set."""
-    return f"{VARIABLE}{name}{END}"
-
-
-def unknown(text: str) -> str:
-    """The mark of what only a running shell knows."""
-    return f"{UNKNOWN}{text}{END}"
+_KEYWORD = re.compile(r"(if|then|elif|else|fi|while|until|for|select|do|done|case|esac|time|!|\{|\})(?=[\s;&|()]|$)")
+_FUNCTION = re.compile(r"(?:function[ \t]+([\w-]+)(?:[ \t]*\([ \t]*\))?|([\w-]+)[ \t]*\([ \t]*\))\s*(?=\{)")
+_SUCCEEDS = {":", "true", "echo", "printf", "export", "shift", "set", "unset", "cd", "mkdir", "sleep"}
+_MOST_TURNS = 200
+"""Of all loops of a script, and calls of its functions: more is no script that starts a training."""
 
 
 @dataclass(frozen=True)
@@ -46,226 +41,224 @@ class ShellCommand:
     words: list[str]
     """Its words, expanded."""
     guessed: dict[str, int] = field(default_factory=dict)
-    """Variables behind the words that are set under a condition, with the line."""
+    """What is set under a condition that is not known here, with the line: keys of words `key=value`, other words."""
 
 
-class ShellScript:
-    """The commands of a script, with the variables that stand above each."""
+@dataclass
+class _Block:
+    """An `if`, `case`, loop, group or subshell that is open."""
 
-    def __init__(self, text: str, arguments: Sequence[str] = (), values: dict[str, list[str]] | None = None) -> None:
-        """`arguments` are what the script would be called with; `values` are variables that are set already."""
-        self._text, self._at, self._depth = text.replace("\r\n", "\n"), 0, 0
-        self._arguments = list(arguments)
-        self._values = {} if values is None else values
-        self._guessed: dict[str, int] = {}
-        self._touched: dict[str, int] = {}
+    kind: str
+    outer: bool | None
+    """Whether it is run itself."""
+    live: bool | None
+    """Whether the commands here are run: True, False, or None where only a running shell knows."""
+    taken: bool | None = False
+    """Whether an earlier branch was run."""
+    holds: bool | None = False
+    """The condition of the branch before."""
+    subject: str = ""
+    """What `case` compares."""
+    at_pattern: bool = False
+    name: str = ""
+    items: list[str] | None = None
+    """The variable of `for`, and the values that it has yet to take; None: not known."""
+    start: int = 0
+    """Where the body of the loop begins."""
+
+
+class ShellScript(ShellText):
+    """The commands of a script that are run, with the variables that stand above each."""
+
+    def __init__(self, text: str, arguments: Sequence[str] = (), shell: Shell | None = None) -> None:
+        """As of `ShellText`."""
+        super().__init__(text, arguments, shell)
+        self._blocks: list[_Block] = []
+        self._status: bool | None = True
+        """Whether the last command succeeded."""
+        self._join = ""
+        """`&&`, `||` or `|` before the next command."""
+        self._negates = False
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What was assumed of the shell that would run the script, as sentences."""
+        names, told = ", ".join(self._shell.defaulted), []
+        if names:
+            told.append(
+                f"{names}: variables of the environment were taken as not set (to import other values, set them in the "
+                "script)."
+            )
+        return [*told, *(f"`{command}` was taken to fail." for command in self._shell.failed)]
 
     def commands(self) -> Iterator[ShellCommand]:
-        """Each command other than an assignment, in the order of the text."""
+        """Each command other than an assignment, in the order in which they are run."""
         while self._at < len(self._text):
-            self._touched = {}
-            line = self._text.count("\n", 0, self._at) + 1
-            words = self._perform(self._words(), line)
-            if words:
-                yield ShellCommand(line, words, dict(self._touched))
-
-    def within(self, text: str) -> ShellScript:
-        """A script in a word of this one, as in `bash -c "…"`."""
-        return ShellScript(text, self._arguments, self._values)
-
-    def _words(self) -> list[str]:
-        """The words up to the end of a command."""
-        words: list[str] = []
-        while (char := self._peek()) and char not in _ENDS:
-            if char in " \t":
-                self._at += 1
-            elif self._text.startswith("\\\n", self._at):
-                self._at += 2
-            elif char == "#":
-                self._until("\n")
-            elif redirected := re.compile(r"\d?[<>]+[&|]?-?").match(self._text, self._at):
-                self._redirect(redirected)
-            else:
-                bare = not words or words[0] in _DECLARE
-                assigned = _ASSIGNED.match(self._text, self._at) if bare else None
-                if assigned and self._text.startswith("(", assigned.end()):
-                    self._array(assigned)
-                else:
-                    words += self._word(split=assigned is None)
-        self._at += 1
-        return words
-
-    def _redirect(self, operator: re.Match[str]) -> None:
-        """Step over a redirection and its target, or over a here-document."""
-        self._at = operator.end()
-        if operator[0].rstrip("-") != "<<":
-            while self._peek() in (" ", "\t"):
-                self._at += 1
-            self._word()
-            return
-        delimiter = "".join(self._word())
-        end = re.compile(rf"\n[\t ]*{re.escape(delimiter)}[ \t]*(?=\n|$)").search(self._text, self._at)
-        self._text = self._text[: self._at] + (
-            "\n" * self._text.count("\n", self._at, end.end()) + self._text[end.end() :] if end else ""
-        )
-
-    def _array(self, assigned: re.Match[str]) -> None:
-        """`NAME=(…)` and `NAME+=(…)`."""
-        self._at = assigned.end() + 1
-        items: list[str] = []
-        while (char := self._peek()) and char != ")":
-            if char in " \t\n":
-                self._at += 1
-            elif self._text.startswith("\\\n", self._at):
-                self._at += 2
-            elif char == "#":
-                self._until("\n")
-            elif char in _ENDS + "<>":
-                self._at += 1
-            else:
-                items += self._word()
-        self._at += 1
-        line = self._text.count("\n", 0, assigned.start()) + 1
-        self._assign(assigned[1], ([*self._values.get(assigned[1], [])] if assigned[2] else []) + items, line)
-
-    def _word(self, split: bool = True) -> list[str]:
-        """One word; several, or none, where variables outside quotes say so."""
-        fields, open_ = [""], False
-        while (char := self._peek()) and char not in " \t<>" + _ENDS:
-            if char == "\\":
-                fields[-1] += (
-                    "" if self._text.startswith("\n", self._at + 1) else self._text[self._at + 1 : self._at + 2]
-                )
-                self._at += 2
+            self._runs = self._running()
+            if self._between():
                 continue
-            if char == "'":
+            line, start = self._text.count("\n", 0, self._at) + 1, self._at
+            words = self._words()
+            if self._at == start:
                 self._at += 1
-                found = [self._until("'")]
-                self._at += 1
-            elif char == '"':
-                self._at += 1
-                found = self._double('"')
-                self._at += 1
-            elif char in "$`":
-                found = self._dollar()
-                if split:
-                    found = [piece for value in found for piece in _FIELD.findall(value)]
-            else:
-                found = [char]
-                self._at += 1
-            open_ = open_ or bool(found)
-            if found:
-                fields = [*fields[:-1], fields[-1] + found[0], *found[1:]]
-        return fields if open_ else []
+                continue
+            if words is not None and self._runs is not False:
+                yield from self._performed(words, line)
+            self._join, self._negates = "", False
 
-    def _double(self, end: str) -> list[str]:
-        """The inside of double quotes, up to `end`: one text; several, or none, where an array stands in it."""
-        fields, nothing = [""], False
-        while (char := self._peek()) and char != end:
-            if char == "\\" and self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`", "\n"):
-                fields[-1] += self._text[self._at + 1].replace("\n", "")
-                self._at += 2
-            elif char in "$`":
-                found = self._dollar()
-                nothing = nothing or not found
-                found = found or [""]
-                fields = [*fields[:-1], fields[-1] + found[0], *found[1:]]
-            else:
-                fields[-1] += char
-                self._at += 1
-        return [] if nothing and fields == [""] else fields
+    def _running(self) -> bool | None:
+        live = self._blocks[-1].live if self._blocks else self._outer
+        if self._join == "&&":
+            return both(live, self._status)
+        return both(live, negated(self._status)) if self._join == "||" else live
 
-    def _dollar(self) -> list[str]:
-        """The value of what begins with `$` or a backquote here."""
-        text, start = self._text, self._at
-        if text[start] == "`":
+    def _performed(self, words: list[str], line: int) -> Iterator[ShellCommand]:
+        """Carry out a command, and tell of it; sets its status."""
+        piped = self._join == "|" or re.match(r"\|(?!\|)", self._text[self._at : self._at + 2]) is not None
+        left = self._perform(words, line)
+        if left:
+            yield _command(line, left)
+        if left and left[0] in self._shell.functions and self._counted():
+            yield from self.within(self._shell.functions[left[0]], left[1:]).commands()
+        if left[:1] in (["exit"], ["return"]) and self._runs and left[1:] in ([], ["0"]):
+            self._at = len(self._text)
+        status = None if piped or self._runs is None else self._status_of(left)
+        self._status = negated(status) if self._negates else status
+
+    def _counted(self) -> bool:
+        self._shell.turns += 1
+        return self._shell.turns <= _MOST_TURNS
+
+    def _status_of(self, words: list[str]) -> bool | None:
+        """Whether a command succeeds."""
+        if not words or words[0] in _SUCCEEDS:
+            return True
+        if words[0] == "false":
+            return False
+        if words[0] in ("[", "[[", "test"):
+            self._shell.defaulted.update(dict.fromkeys(name for word in words for name in taken_as_unset(word)))
+            return holds(words[1:] if words[0] == "test" else words[1:-1], globs=words[0] == "[[")
+        if words[0] == "((" and len(words) == 2:
+            number = integer(self._expanded(words[1]), self._number)
+            return None if number is None else number != 0
+        return None
+
+    def _between(self) -> bool:
+        """Step over what stands between commands: separators, keywords, patterns, definitions of functions."""
+        text, block = self._text, self._blocks[-1] if self._blocks else None
+        if separator := re.compile(r"[ \t\n]+|\\\n|#[^\n]*|;;?&?|&&|\|\||[|&]").match(text, self._at):
+            self._at = separator.end()
+            if separator[0] in ("&&", "||", "|"):
+                self._join = separator[0]
+            elif separator[0].startswith(";;") and block and block.kind == "case":
+                block.at_pattern = True
+            return True
+        if block and block.at_pattern and not re.compile(r"esac\b").match(text, self._at):
+            self._pattern(block)
+            return True
+        if function := _FUNCTION.match(text, self._at):
+            body = self._enclosed(function.end(), "{", "}")
+            if self._runs is not False:
+                self._shell.functions[function[1] or function[2]] = body
+            return True
+        if keyword := _KEYWORD.match(text, self._at):
+            self._at = keyword.end()
+            self._keyword(keyword[1])
+            return True
+        if text[self._at] in "()" and not text.startswith("((", self._at):
+            self._keyword(text[self._at])
             self._at += 1
-            inner = self._until("`")
-            self._at += 1
-            return [unknown(f"`{inner}`")]
-        if text.startswith("$((", start) and (inner := self._enclosed(start + 1, "(", ")")).endswith(")"):
-            return [self._calculated(inner[1:-1])]
-        if text.startswith("$(", start):
-            return [self._output(self._enclosed(start + 1, "(", ")"))]
-        if text.startswith("${", start):
-            return self._parameter(self._enclosed(start + 1, "{", "}"))
-        if found := re.compile(r"[@*#?$!0-9]").match(text, start + 1):
-            self._at = found.end()
-            return self._special(found[0])
-        if name := _NAME.match(text, start + 1):
-            self._at = name.end()
-            return self._value(name[0])
+            return True
+        return False
+
+    def _keyword(self, word: str) -> None:
+        """Open, turn or close a block."""
+        block = self._blocks[-1] if self._blocks else None
+        if word in ("if", "while", "until", "{", "("):
+            self._blocks.append(_Block(word, self._runs, self._runs))
+            self._join = ""
+        elif word in ("for", "select"):
+            self._blocks.append(self._loop())
+            self._join = ""
+        elif word == "case":
+            subject = " ".join(self._skipped_word())
+            self._skipped_word()  # in
+            self._shell.defaulted.update(dict.fromkeys(taken_as_unset(subject)))
+            self._blocks.append(_Block(word, self._runs, False, subject=subject, at_pattern=True))
+            self._join = ""
+        elif word == "!":
+            self._negates = True
+        elif block is None:
+            return
+        elif word in ("then", "elif", "else"):
+            self._branch(block, word)
+        elif word == "do":
+            self._body(block)
+        elif word == "done" and block.items and block.outer and self._counted():
+            self._assign(block.name, [block.items.pop(0)], 0)
+            self._at = block.start
+        elif word in ("fi", "done", "esac", "}", ")"):
+            self._blocks.pop()
+            self._join = ""
+
+    def _branch(self, block: _Block, word: str) -> None:
+        if word == "then":
+            block.holds = self._status
+            block.live = both(block.outer, both(block.holds, negated(block.taken)))
+            return
+        block.taken = either(block.taken, block.holds)
+        block.live = both(block.outer, negated(block.taken))
+
+    def _loop(self) -> _Block:
+        """`for NAME in …`, up to `do`."""
+        block = _Block("for", self._runs, self._runs)
+        self._blank()
+        if self._text.startswith("((", self._at):
+            self._enclosed(self._at, "(", ")")
+            return block
+        block.name, said = "".join(self._skipped_word()), self._at
+        if self._skipped_word() == ["in"]:
+            items = self._words() or []
+            block.items = None if any(plain(each) is None or set(each) & set("*?{") for each in items) else items
+            block.subject = items[0] if items else ""
+        else:
+            self._at = said
+        return block
+
+    def _body(self, block: _Block) -> None:
+        """`do`: the body is run for each of the items that are known; else perhaps."""
+        block.start, block.live = self._at, both(block.outer, None)
+        if block.kind == "for" and block.items is not None:
+            block.live = both(block.outer, bool(block.items))
+            if block.items:
+                self._assign(block.name, [block.items.pop(0)], 0)
+        elif block.kind == "for" and block.name and block.subject:
+            self._runs = block.live
+            self._assign(block.name, [block.subject], 0)
+        elif (self._status is False and block.kind == "while") or (self._status is True and block.kind == "until"):
+            block.live = False
+
+    def _pattern(self, block: _Block) -> None:
+        """`PATTERN | PATTERN)` of `case`."""
+        fits: bool | None = False
+        while (char := self._peek()) and char != ")":
+            before = self._at
+            word = "" if char in " \t\n|(" else " ".join(self._word(split=False))
+            fits = either(fits, matches(block.subject, word)) if word or self._at > before else fits
+            self._at += self._at == before
         self._at += 1
-        return [] if text.startswith("$'", start) else ["$"]
-
-    def _output(self, command: str) -> str:
-        """What a command in `$(…)` prints: known of `pwd` and `basename`, which only look at texts."""
-        words = self.within(command)._words()
-        if words == ["pwd"]:
-            return variable("PWD")
-        if words[:1] == ["basename"] and len(words) == 2:
-            return words[1].rstrip("/").rpartition("/")[2]
-        return unknown(f"$({command})")
-
-    def _special(self, name: str) -> list[str]:
-        if name in "@*":
-            return list(self._arguments)
-        if name == "#":
-            return [str(len(self._arguments))]
-        place = int(name) if name.isdigit() else 0
-        return [self._arguments[place - 1]] if 0 < place <= len(self._arguments) else [unknown(f"${name}")]
-
-    def _parameter(self, inner: str) -> list[str]:
-        """`${…}`."""
-        found = re.fullmatch(r"(\w+|[@*#])(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", inner, re.DOTALL)
-        if found is None:
-            return [unknown(f"${{{inner}}}")]
-        name, operator, word = found.groups()
-        is_special = not _NAME.fullmatch(name)
-        value = self._special(name) if is_special else self._value(name)
-        given = not any(UNKNOWN in each for each in value) if is_special else name in self._values
-        if operator is None:
-            return value
-        if operator.startswith(":"):
-            given = given and value not in ([], [""])
-        if operator.endswith("+"):
-            return [self._expanded(word)] if given else []
-        if given or operator.endswith("?"):
-            return value
-        default = self._expanded(word)
-        if operator.endswith("="):
-            self._values[name] = [default]
-        return [default]
-
-    def _expanded(self, text: str) -> str:
-        """The text with its variables replaced, without the quotes around it."""
-        inner = self.within(text)
-        quoted = text[:1] == text[-1:] and text[:1] in ('"', "'") and len(text) > 1
-        return " ".join(inner._word(split=False) if quoted else inner._double(""))
-
-    def _calculated(self, text: str) -> str:
-        number = integer(self._expanded(text), lambda name: "".join(self._values.get(name, [])))
-        return unknown(f"$(({text}))") if number is None else str(number)
-
-    def _value(self, name: str) -> list[str]:
-        if name in self._guessed:
-            self._touched[name] = self._guessed[name]
-        return self._values.get(name, [variable(name)])
+        block.at_pattern = False
+        block.live = both(block.outer, both(fits, negated(block.taken)))
+        block.taken = either(block.taken, fits)
 
     def _perform(self, words: list[str], line: int) -> list[str]:
-        """Follow keywords and assignments; returns the command that is left."""
-        while words and (words[0] in _OPEN or words[0] in _CLOSE or words[0] in _BETWEEN):
-            keyword = words.pop(0)
-            self._depth += (keyword in _OPEN) - (keyword in _CLOSE)
-            if keyword == "for" and len(words) > 2 and words[1] == "in":
-                self._assign(words[0], words[2:3], line)
-                return []
-        declares = bool(words) and words[0] in _DECLARE
+        """Follow assignments; returns the command that is left."""
+        declares = bool(words) and words[0] in DECLARE
         named = words[1:] if declares else words
-        count = next((place for place, word in enumerate(named) if not _ASSIGNED.match(word)), len(named))
+        count = next((place for place, word in enumerate(named) if not ASSIGNED.match(word)), len(named))
         if declares or count == len(named):
-            for word in named[:count]:
-                found = _ASSIGNED.match(word)
+            for word in named:
+                found = ASSIGNED.match(word)
                 if found:
                     before = "".join(self._values.get(found[1], [])) if found[2] else ""
                     self._assign(found[1], [before + word[found.end() :]], line)
@@ -275,37 +268,16 @@ class ShellScript:
             del self._arguments[: int(words[1]) if len(words) > 1 and words[1].isdigit() else 1]
         elif words[:2] == ["set", "--"]:
             self._arguments = words[2:]
+        elif words[0] == "unset" and self._runs:
+            for name in words[1:]:
+                self._values.pop(name, None)
         return words
 
-    def _assign(self, name: str, value: list[str], line: int) -> None:
-        """Set a variable. Under a condition an earlier value stays, and the variable counts as guessed."""
-        if self._depth > 0:
-            self._guessed[name] = line
-        elif self._touched:
-            self._guessed[name] = min(self._touched.values())
-        else:
-            self._guessed.pop(name, None)
-        if self._depth <= 0 or name not in self._values:
-            self._values[name] = value
 
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
-
-    def _until(self, end: str) -> str:
-        """The text up to `end`, or all that is left; stops at `end`."""
-        place = self._text.find(end, self._at)
-        place = len(self._text) if place < 0 else place
-        text, self._at = self._text[self._at : place], place
-        return text
-
-    def _enclosed(self, start: int, opening: str, closing: str) -> str:
-        """The text between the bracket at `start` and the one that closes it; stops after it."""
-        depth, at = 0, start
-        while at < len(self._text):
-            char = self._text[at]
-            depth += (char == opening) - (char == closing)
-            at += 1
-            if not depth:
-                break
-        self._at = at
-        return self._text[start + 1 : at - 1]
+def _command(line: int, words: list[str]) -> ShellCommand:
+    """A command without the marks of guesses in its words, which are told apart."""
+    guessed = {}
+    for word in words:
+        if found := GUESS.search(word):
+            guessed[GUESS.sub("", word).partition("=")[0]] = int(found[0][1:-1])
+    return ShellCommand(line, [GUESS.sub("", word) for word in words], guessed)

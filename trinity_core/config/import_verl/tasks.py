@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from trinity_core.config.import_verl.counterparts import ROLLOUT
+from trinity_core.config.foreign.verl_run_keys import ROLLOUT
 from trinity_core.config.import_verl.draft import Draft, Written
 
 _INPUT = "buffer.explorer_input"

@@ -11,8 +11,10 @@ from typing import Any
 import yaml
 
 from trinity_core.config import source
-from trinity_core.config.import_verl.shell import END, UNKNOWN, VARIABLE, ShellCommand, ShellScript
-from trinity_core.config.problems import ConfigError, Problem
+from trinity_core.config.findings import ConfigError, Finding, SourceLocation
+from trinity_core.config.import_verl.conditions import END, UNKNOWN, VARIABLE
+from trinity_core.config.import_verl.shell import ShellCommand, ShellScript
+from trinity_core.config.yaml_text import parse_value
 
 _PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|\w*sft_trainer\w*)(?:\.py)?$")
 _OVERRIDE = re.compile(r"(~|\+{0,2})([A-Za-z_][\w./@-]*)(?:=(.*))?", re.DOTALL)
@@ -62,8 +64,9 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
         raise _wrong(path, "there is no such file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(path, f"cannot be read: {error}.") from None
+    script = ShellScript(text, arguments)
     try:
-        found = list(_programs(ShellScript(text, arguments)))
+        found = list(_programs(script))
     except RecursionError:
         raise _wrong(path, "is nested too deeply.") from None
     if not found:
@@ -72,7 +75,7 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
     if len(found) > 1:
         lines = ", ".join(str(command.line) for command, _ in found)
         raise _wrong(path, f"starts {len(found)} trainings (lines {lines}): leave the one that is to be imported.")
-    return _from_command(*found[0], path)
+    return _from_command(*found[0], path, script.assumptions)
 
 
 def _programs(script: ShellScript) -> Iterator[tuple[ShellCommand, int]]:
@@ -87,12 +90,14 @@ def _programs(script: ShellScript) -> Iterator[tuple[ShellCommand, int]]:
                 break
 
 
-def _from_command(command: ShellCommand, place: int, path: Path) -> VerlSettings:
+def _from_command(command: ShellCommand, place: int, path: Path, assumptions: Sequence[str]) -> VerlSettings:
     before, after = command.words[:place], command.words[place + 1 :]
     remarks = [
-        f"${name} is set under a condition (line {line}); its first value was taken."
+        f"{name} is set under a condition (line {line}); its first value was taken."
         for name, line in command.guessed.items()
+        if any(word.startswith(f"{name}=") for word in after)
     ]
+    remarks += assumptions
     options = re.compile(r"--([\w-]+)(?:=(.*))?")
     launcher = {
         found[1].replace("-", "_"): found[2] if found[2] is not None else following
@@ -135,7 +140,7 @@ def _primary(options: dict[str, str], path: Path) -> tuple[dict[str, Any], list[
 
 
 def _from_yaml(path: Path) -> VerlSettings:
-    tree = source.read(path).tree
+    tree = source.read(path, None).valid_tree()
     remarks = []
     if tree.get("defaults"):
         remarks.append("defaults: veRL's own defaults were taken; other files of the list were not read.")
@@ -178,7 +183,7 @@ def _read(raw: str) -> Any:
     if UNKNOWN in raw:
         return Unread(_shown(raw))
     try:
-        return _plain(source.parse_value(raw))
+        return _plain(parse_value(raw))
     except (yaml.YAMLError, RecursionError):
         return _plain(raw)
 
@@ -237,4 +242,4 @@ def _absolute(name: str, key: str) -> str:
 
 
 def _wrong(path: Path, message: str) -> ConfigError:
-    return ConfigError([Problem("", None, message, str(path))])
+    return ConfigError([Finding("", None, "unreadable", message).at(SourceLocation(str(path)))])

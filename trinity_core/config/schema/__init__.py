@@ -14,9 +14,12 @@ from trinity_core.config.schema.buffer import (
     TasksetConfig,
     TrainerInputConfig,
 )
-from trinity_core.config.schema.cluster import ClusterConfig
-from trinity_core.config.schema.explorer import AuxiliaryModelConfig, ExplorerConfig, RolloutModelConfig
-from trinity_core.config.schema.external import ExternalModelConfig
+from trinity_core.config.schema.explorer import (
+    AuxiliaryModelConfig,
+    ExplorerConfig,
+    ExternalModelConfig,
+    RolloutModelConfig,
+)
 from trinity_core.config.schema.model import ModelConfig
 from trinity_core.config.schema.monitor import (
     DataJuicerConfig,
@@ -29,8 +32,7 @@ from trinity_core.config.schema.monitor import (
     ServiceConfig,
     TaskPipelineConfig,
 )
-from trinity_core.config.schema.run import Config
-from trinity_core.config.schema.stage import StageConfig
+from trinity_core.config.schema.run import ClusterConfig, Config, StageConfig
 from trinity_core.config.schema.synchronizer import SynchronizerConfig
 from trinity_core.config.schema.trainer import TrainerConfig
 from trinity_core.config.schema.verl import VerlConfig

@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from trinity_core.config.section import Section
 from trinity_core.config.types import (
     DERIVED,
     EMPTY,
@@ -16,6 +15,7 @@ from trinity_core.config.types import (
     Derived,
     NonNegative,
     Positive,
+    Section,
     Share,
     StepsOrNone,
 )

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 from pydantic import Field
 
-from trinity_core.config.section import Section
 from trinity_core.config.types import (
     DERIVED,
     EMPTY,
@@ -23,6 +22,7 @@ from trinity_core.config.types import (
     Positive,
     PositiveShare,
     Seconds,
+    Section,
     Seed,
     Share,
     Steps,
@@ -39,6 +39,9 @@ class FormatConfig(Section):
     """Whether a prompt is one string or a list of messages (`role`, `content`) or turns (`from`, `value`)."""
     prompt_key: str = "prompt"
     """Column of the user's prompt (plaintext)."""
+    input_key: str | None = None
+    """Column of text that follows the prompt behind an empty line, where a row has some (plaintext). By default `input`
+    where `prompt_key` is `instruction`, as in Alpaca's data sets."""
     response_key: str = "response"
     """Column of the response or reference answer (plaintext)."""
     system_prompt_key: str | None = None
@@ -244,7 +247,8 @@ class BufferConfig(Section):
     `train_batch_size / algorithm.repeat_times`, and 1 where neither is given."""
     train_batch_size: Derived[Annotated[Count, Unit("experiences")]] = DERIVED
     """Experiences of one gradient step; by default `batch_size * algorithm.repeat_times`, and with `mix` the
-    expert data on top of it."""
+    expert data on top of it. In a synchronous run an experience stands for a rollout: a train step takes whole explore
+    steps, whatever the number of sequences that each rollout became."""
     total_epochs: Annotated[Count, Unit("epochs")] = 1
     """Passes over the training tasks. Ignored where `total_steps` is given."""
     total_steps: Steps | None = None

@@ -6,11 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trinity_core.config.schema.external import ExternalModelConfig
-from trinity_core.config.section import Section
 from trinity_core.config.types import (
     DERIVED,
     EMPTY,
+    Args,
     Count,
     Derived,
     Flag,
@@ -21,6 +20,7 @@ from trinity_core.config.types import (
     Positive,
     PositiveShare,
     Seconds,
+    Section,
     Seed,
     StepsOrNone,
     Tokens,
@@ -83,6 +83,26 @@ class AuxiliaryModelConfig(RolloutModelConfig):
     """Passed to chat templates that know it."""
     trust_remote_code: Flag = False
     """Run Python code that comes with the model."""
+
+
+class ExternalModelConfig(Section):
+    """An OpenAI-compatible endpoint that `mode: bench` and `trinity evaluate` score; the run has no engines then."""
+
+    base_url: str = ""
+    """Address of the API, such as `https://api.openai.com/v1`; without credentials."""
+    model_name: str = ""
+    """The model's name at the endpoint."""
+    api_key_env: str | None = None
+    """Environment variable that holds the key; null sends none."""
+    timeout: Seconds = 300.0
+    """Time for one attempt at a request."""
+    max_retry_times: Natural = 6
+    """Retries of a request that was refused for now (429), failed (5xx), broke off or took too long, with growing
+    pauses; all of them within 90 % of `explorer.max_timeout`."""
+    requests_at_once: Count = 32
+    """Requests in flight."""
+    request_args: Args = EMPTY
+    """Further keys of each request's body, such as `reasoning_effort`; null leaves out a key that is sent otherwise."""
 
 
 class ExplorerConfig(Section):

@@ -6,8 +6,18 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from trinity_core.config.section import Section
-from trinity_core.config.types import DERIVED, Derived, Flag, Integer, Natural, NonNegative, PositiveShare, Tokens, Unit
+from trinity_core.config.types import (
+    DERIVED,
+    Derived,
+    Flag,
+    Integer,
+    Natural,
+    NonNegative,
+    PositiveShare,
+    Section,
+    Tokens,
+    Unit,
+)
 
 
 class ModelConfig(Section):

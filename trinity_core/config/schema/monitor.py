@@ -7,8 +7,18 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import Field
 
-from trinity_core.config.section import Section
-from trinity_core.config.types import EMPTY, Args, Count, Flag, Integer, Many, Named, Natural, Number
+from trinity_core.config.types import (
+    EMPTY,
+    Args,
+    Count,
+    Flag,
+    Integer,
+    Many,
+    Named,
+    Natural,
+    Number,
+    Section,
+)
 
 
 class MonitorConfig(Section):

@@ -10,17 +10,65 @@ from pydantic import Field, PrivateAttr
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, uses_reference
 from trinity_core.config.schema.algorithm import AlgorithmConfig
 from trinity_core.config.schema.buffer import BufferConfig
-from trinity_core.config.schema.cluster import ClusterConfig
-from trinity_core.config.schema.explorer import ExplorerConfig
-from trinity_core.config.schema.external import ExternalModelConfig
+from trinity_core.config.schema.explorer import ExplorerConfig, ExternalModelConfig
 from trinity_core.config.schema.model import ModelConfig
 from trinity_core.config.schema.monitor import DataProcessorConfig, LogConfig, MonitorConfig, ServiceConfig
-from trinity_core.config.schema.stage import StageConfig
 from trinity_core.config.schema.synchronizer import SynchronizerConfig
 from trinity_core.config.schema.trainer import TrainerConfig
-from trinity_core.config.section import Section
-from trinity_core.config.types import DERIVED, Derived, Flag, Many, Seed
+from trinity_core.config.types import (
+    DERIVED,
+    EMPTY,
+    Args,
+    Count,
+    Derived,
+    Flag,
+    Many,
+    Natural,
+    Section,
+    Seed,
+)
 from trinity_core.local_paths import expanded
+
+
+class ClusterConfig(Section):
+    """Nodes and GPUs. Engines take theirs first, what is left is the trainer's."""
+
+    node_num: Count = 1
+    """Nodes of the run; more than one need `ray_address`."""
+    gpu_per_node: Natural | None = None
+    """GPUs of each node, which must be free; null means all that a node has, 0 runs engines and trainer on the CPU."""
+    ray_address: str | None = None
+    """Ray cluster to join, as `host:port` or `auto`; its token is where Ray keeps it. Null starts one for the run."""
+    allow_oversized: Flag = False
+    """Start a run although it needs, by the estimate of `trinity plan`, more memory or disk than this machine has."""
+
+
+class StageConfig(Section):
+    """What one stage does differently. A setting that is not given here has its value from the sections above.
+
+    Sections are merged key by key; an `experience_buffer`, a `taskset` and any list replaces the one above as a whole.
+    """
+
+    stage_name: str = ""
+    """Unique name; the stage's run is called `<name>_<stage_name>`."""
+    mode: str | None = None
+    """Mode of this stage."""
+    algorithm: Args = EMPTY
+    """Settings of `algorithm`."""
+    model: Args = EMPTY
+    """Settings of `model`. A stage after the first starts from the model of the stage before."""
+    cluster: Args = EMPTY
+    """Settings of `cluster`."""
+    buffer: Args = EMPTY
+    """Settings of `buffer`."""
+    explorer: Args = EMPTY
+    """Settings of `explorer`."""
+    trainer: Args = EMPTY
+    """Settings of `trainer`."""
+    synchronizer: Args = EMPTY
+    """Settings of `synchronizer`."""
+    data_processor: Args = EMPTY
+    """Settings of `data_processor`."""
 
 
 class Config(Section):
@@ -42,7 +90,8 @@ class Config(Section):
     seed: Seed = 42
     """Seed from which all random streams derive."""
     plugin_dir: str | None = None
-    """Folder of Python files with the user's own workflows, rewards and algorithms."""
+    """Folder of Python files with the user's own workflows, rewards and algorithms. A relative one is looked for below
+    the present folder, then beside this file."""
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     """Which update is made from experiences."""
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -68,6 +117,7 @@ class Config(Section):
     stages: Many[StageConfig] = ()
     """Several runs in sequence."""
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _stage_runs: tuple[Config, ...] = PrivateAttr(default=())
 
     def __eq__(self, other: object) -> bool:
         """Settings alone are compared, not what they were written as."""
@@ -75,14 +125,19 @@ class Config(Section):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the user wrote, interpolated; stages are merged from it."""
+        """What the user wrote, interpolated and in this schema's words."""
         return self._given
 
-    def with_given(self, tree: dict[str, Any]) -> Config:
-        """A copy that says what the user wrote."""
-        made = self.model_copy()
-        made._given = tree
-        return made
+    @property
+    def stage_runs(self) -> tuple[Config, ...]:
+        """The configuration of each stage."""
+        return self._stage_runs
+
+    def with_given(self, tree: dict[str, Any], stage_runs: tuple[Config, ...] = ()) -> Config:
+        """A copy that says what the user wrote, and what its stages are."""
+        config = self.model_copy()
+        config._given, config._stage_runs = tree, stage_runs
+        return config
 
     @property
     def job_dir(self) -> Path:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from trinity_core.config.section import Section
 from trinity_core.config.sync_methods import SYNC_METHODS, SyncMethodName
-from trinity_core.config.types import DERIVED, Derived, Flag, Natural, Seconds, Steps, StepsOrNone, Unit
+from trinity_core.config.types import (
+    DERIVED,
+    Derived,
+    Flag,
+    Natural,
+    Seconds,
+    Section,
+    Steps,
+    StepsOrNone,
+    Unit,
+)
 
 SyncStyle = Literal["fixed", "explorer_driven", "trainer_driven"]
 """Who decides when weights are synchronised."""

@@ -6,8 +6,16 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from trinity_core.config.section import Section
-from trinity_core.config.types import Count, Flag, Integer, NonNegative, Steps, StepsOrNone, Tokens
+from trinity_core.config.types import (
+    Count,
+    Flag,
+    Integer,
+    NonNegative,
+    Section,
+    Steps,
+    StepsOrNone,
+    Tokens,
+)
 
 
 class LearnerKeys(Section):

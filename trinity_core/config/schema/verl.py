@@ -1,19 +1,14 @@
-"""`trainer.trainer_config`: fine-grained settings in veRL's words.
+"""`trainer.trainer_config`: the fine-grained settings that have veRL's key and no other.
 
-A key that also has a native setting is another spelling of it (`SameAs`), with its type and its doc; the others are
-read through `train_settings`. `trinity_core.config.dialects.verl_keys` says what becomes of veRL's further keys.
+`trinity_core.config.foreign.verl_keys` says what becomes of veRL's further keys.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from trinity_core.config.schema.algorithm import OptimizerConfig
-from trinity_core.config.schema.model import ModelConfig
-from trinity_core.config.schema.trainer_keys import TrainerKeys
-from trinity_core.config.section import Section
 from trinity_core.config.types import (
     DERIVED,
     EMPTY,
@@ -26,7 +21,7 @@ from trinity_core.config.types import (
     Many,
     NonNegative,
     Positive,
-    SameAs,
+    Section,
     Share,
     StepsOrNone,
     Tokens,
@@ -45,10 +40,8 @@ class VerlFsdp(Section):
 class VerlModel(Section):
     """The policy as a module."""
 
-    enable_gradient_checkpointing: Annotated[Any, SameAs(TrainerKeys, "gradient_checkpointing")] = None
     override_config: Args = EMPTY
-    """Changes to the model's own configuration."""
-    trust_remote_code: Annotated[Any, SameAs(ModelConfig, "trust_remote_code")] = None
+    """Changes to the model's own configuration, in the trainer and in the engines."""
 
 
 class VerlCheckpoint(Section):
@@ -65,25 +58,12 @@ class VerlCheckpoint(Section):
 class VerlActorOptim(Section):
     """The policy's optimizer."""
 
-    lr: Annotated[Any, SameAs(OptimizerConfig, "lr")] = None
-    weight_decay: Annotated[Any, SameAs(OptimizerConfig, "weight_decay")] = None
-    betas: Annotated[Any, SameAs(OptimizerConfig, "betas")] = None
-    lr_warmup_steps: Annotated[Integer | None, SameAs(OptimizerConfig, "lr_warmup_steps")] = None
-    """Warm-up steps; a negative number leaves them to `lr_warmup_steps_ratio`."""
-    lr_warmup_steps_ratio: Annotated[Any, SameAs(OptimizerConfig, "lr_warmup_steps_ratio")] = None
-    min_lr_ratio: Annotated[Any, SameAs(OptimizerConfig, "min_lr_ratio")] = None
-    warmup_style: Annotated[Any, SameAs(OptimizerConfig, "warmup_style")] = None
-
 
 class VerlActor(Section):
     """Updates of the policy."""
 
     ppo_micro_batch_size_per_gpu: Count | None = None
     """Rows of one micro-batch of one worker, where `use_dynamic_bsz` is false."""
-    use_dynamic_bsz: Annotated[Any, SameAs(TrainerKeys, "use_dynamic_bsz")] = None
-    ppo_max_token_len_per_gpu: Annotated[Any, SameAs(TrainerKeys, "max_token_len_per_gpu")] = None
-    grad_clip: Annotated[Any, SameAs(TrainerKeys, "grad_clip")] = None
-    ulysses_sequence_parallel_size: Annotated[Any, SameAs(TrainerKeys, "ulysses_sequence_parallel_size")] = None
     ppo_epochs: Count = 1
     """Updates made from each batch."""
     checkpoint: VerlCheckpoint = Field(default_factory=VerlCheckpoint)
@@ -138,7 +118,6 @@ class VerlCriticOptim(Section):
 class VerlCriticModel(Section):
     """The critic as a module."""
 
-    path: Annotated[Any, SameAs(ModelConfig, "critic_model_path")] = None
     enable_gradient_checkpointing: Derived[Flag] = DERIVED
     """Recompute activations in the backward pass; by default as for the policy."""
     override_config: Args = EMPTY
@@ -178,8 +157,6 @@ class VerlTrainer(Section):
 
     critic_warmup: StepsOrNone = 0
     """Steps in which only the critic is trained."""
-    max_actor_ckpt_to_keep: Annotated[Any, SameAs(TrainerKeys, "max_checkpoints_to_keep")] = None
-    total_training_steps: Annotated[Any, SameAs(TrainerKeys, "total_steps")] = None
 
 
 class VerlConfig(Section):

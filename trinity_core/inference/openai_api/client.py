@@ -6,10 +6,13 @@ vLLM's input and output processors run here: engines get and give token ids, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from copy import copy
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from vllm import RequestOutput, SamplingParams
@@ -26,21 +29,13 @@ from vllm.v1.outputs import LogprobsLists
 
 from trinity_core.data.turns import Call
 from trinity_core.errors import TransientFault, TrinityError
-from trinity_core.inference.openai_api.live import EXCHANGE, Exchange
+from trinity_core.inference.openai_api.recorded_session import EXCHANGE, Exchange
+from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.requests import Request, Sample, Sampling
 from trinity_core.loops import Bridge
 
+T = TypeVar("T")
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
-
-
-class Streams(Protocol):
-    """What is asked of the engines (`EnginePool`)."""
-
-    async def generate(self, requests: Sequence[Request]) -> list[Sample]:
-        """The samples, in the order of the requests."""
-
-    def stream(self, request: Request) -> AsyncIterator[tuple[Sample, bool]]:
-        """The parts of a sample as it grows; True with the last."""
 
 
 class EnginesLost(VLLMServerError):
@@ -90,7 +85,7 @@ class _Choice:
 class _Streams:
     """Streamed requests on their way from the pool's loop to the server's."""
 
-    pool: Streams
+    pool: EnginePool
     bridge: Bridge
     requests: dict[str, Request]
     _queue: asyncio.Queue[tuple[str, Sample, bool] | BaseException] = field(default_factory=asyncio.Queue)
@@ -135,7 +130,7 @@ class PoolClient(EngineClient):
     def __init__(
         self,
         config: VllmConfig,
-        pool: Streams,
+        pool: EnginePool,
         there: asyncio.AbstractEventLoop,
         stop_token_ids: Sequence[int] = (),
         name: str = "api",
@@ -148,6 +143,8 @@ class PoolClient(EngineClient):
         self._pool, self._name, self._stops = pool, name, list(stop_token_ids)
         self.recorded = recorded
         self._bridge = Bridge(asyncio.get_running_loop(), there)
+        self._beside = ThreadPoolExecutor(1, "logprobs")
+        self._logprobs_tokenizer = _knowing_tokens(self.renderer.tokenizer)
 
     def generate(  # type: ignore[override]
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
@@ -164,7 +161,8 @@ class PoolClient(EngineClient):
 
     async def _answers(self, core: EngineCoreRequest, request_id: str) -> AsyncGenerator[RequestOutput, None]:
         """The parts of all answers. What an engine samples for a session is recorded with its exchange."""
-        processor = OutputProcessor(self.renderer.tokenizer, log_stats=False)
+        many = _params(core).logprobs is not None
+        processor = OutputProcessor(self._logprobs_tokenizer if many else self.renderer.tokenizer, log_stats=False)
         choices = {one.core.request_id: one for one in self._choices(core, processor)}
         exchange = EXCHANGE.get() if self.recorded else None
         params = _params(core)
@@ -175,7 +173,10 @@ class PoolClient(EngineClient):
             async for number, part, finished in parts:
                 choice = choices[number]
                 given = choice.output(part, finished)
-                done = processor.process_outputs([given])
+                if many:  # of a long answer they take seconds
+                    done = await self.beside(processor.process_outputs, [given])
+                else:
+                    done = processor.process_outputs([given])
                 choice.parts.append(part.part(slice(len(given.new_token_ids))))
                 stopped = number in done.reqs_to_abort or len(given.new_token_ids) < len(part.tokens)
                 if exchange is not None and (finished or stopped):
@@ -185,6 +186,7 @@ class PoolClient(EngineClient):
                 for output in done.request_outputs:
                     if isinstance(output, RequestOutput):
                         yield output
+                await asyncio.sleep(0)  # parts may come faster than they are sent: other requests have their turn
         except TrinityError as error:
             raise VLLMValidationError(str(error)) from error
         except TransientFault as error:
@@ -194,6 +196,11 @@ class PoolClient(EngineClient):
             if exchange is not None:
                 for choice in choices.values():
                     _record(exchange, request_id, choice, "abort")
+
+    async def beside(self, work: Callable[..., T], *arguments: Any) -> T:
+        """The result of work in a thread, so that other requests are served meanwhile; one such work at a time."""
+        loop, context = asyncio.get_running_loop(), copy_context()
+        return await loop.run_in_executor(self._beside, partial(context.run, work, *arguments))
 
     def _choices(self, core: EngineCoreRequest, processor: OutputProcessor) -> list[_Choice]:
         params = _params(core)
@@ -210,6 +217,10 @@ class PoolClient(EngineClient):
     def _request(self, core: EngineCoreRequest) -> Request:
         params = _params(core)
         assert params.max_tokens is not None
+        exchange = EXCHANGE.get()
+        if exchange is not None and exchange.max_tokens is not None:
+            # Here, as vLLM refuses a request whose own limit the rest of the context does not hold.
+            params.max_tokens = min(params.max_tokens, exchange.max_tokens)
         sampling = Sampling(params.max_tokens, params.temperature, min_tokens=params.min_tokens)
         prompt = np.array(core.prompt_token_ids, dtype=np.int32)
         return Request(f"{self._name}/{core.request_id}", prompt, sampling, params.seed, params)
@@ -264,8 +275,9 @@ class PoolClient(EngineClient):
         return False
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the threads that render prompts."""
+        """End the threads that render prompts and write log-probs."""
         self.renderer.shutdown()
+        self._beside.shutdown(wait=False)
 
     def _not_here(self, *_: Any, **__: Any) -> NoReturn:
         raise VLLMValidationError("the engines of a run are managed by the run")
@@ -274,6 +286,23 @@ class PoolClient(EngineClient):
     reset_mm_cache = reset_encoder_cache = reset_prefix_cache = sleep = _not_here  # type: ignore[assignment]
     release_kv_cache_memory = wake_up = add_lora = _not_here  # type: ignore[assignment]
     pause_generation = resume_generation = _not_here  # type: ignore[assignment]
+
+
+def _knowing_tokens(tokenizer: Any) -> Any:
+    """A copy for another thread that decodes each single token once: vLLM does so for each log-prob anew."""
+    known: dict[int, str] = {}
+    copied = deepcopy(tokenizer)
+    plain = copied.decode
+
+    def decode(token_ids: Any, *arguments: Any, **named: Any) -> str:
+        if arguments or named or not isinstance(token_ids, list) or len(token_ids) != 1:
+            return str(plain(token_ids, *arguments, **named))
+        if token_ids[0] not in known:
+            known[token_ids[0]] = str(plain(token_ids))
+        return known[token_ids[0]]
+
+    copied.decode = decode
+    return copied
 
 
 def _refuse(params: SamplingParams) -> None:
@@ -297,4 +326,5 @@ def _record(exchange: Exchange, request_id: str, choice: _Choice, reason: Any) -
     for part in choice.parts[1:]:
         sample = sample.then(part)
     prompt = choice.request.prompt
-    exchange.calls[key] = Call(prompt, Sample(sample.tokens, sample.logprobs, sample.versions, reason))
+    recorded = Sample(sample.tokens, sample.logprobs, sample.versions, reason)
+    exchange.calls[key] = Call(prompt, recorded, choice.request.sampling.logprob_temperature)

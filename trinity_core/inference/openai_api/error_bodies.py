@@ -1,27 +1,41 @@
-"""Errors as OpenAI's API spells them, from vLLM's: its clients and frameworks tell them apart by type and code.
+"""Errors as OpenAI's API spells them, from ours, FastAPI's and vLLM's: its clients tell them apart by type and code.
 
-https://platform.openai.com/docs/guides/error-codes has the statuses; types and codes are those of its answers. Pure.
+https://platform.openai.com/docs/guides/error-codes has the statuses; types and codes are those of its answers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from inspect import isawaitable
 from typing import Any
 
-from trinity_core.inference.openai_api.asgi import Message, Send
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
-STREAMED = b'data: {"error"'
+from trinity_core.inference.openai_api.session_auth import Refusal
+
+SESSION_HEADER = "x-trinity-session"
+STREAMED = 'data: {"error"'
 KINDS = {
     HTTPStatus.UNAUTHORIZED: ("authentication_error", "invalid_api_key"),
     HTTPStatus.NOT_FOUND: ("invalid_request_error", "not_found"),
+    HTTPStatus.METHOD_NOT_ALLOWED: ("invalid_request_error", "method_not_allowed"),
     HTTPStatus.TOO_MANY_REQUESTS: ("rate_limit_error", "rate_limit_exceeded"),
     HTTPStatus.SERVICE_UNAVAILABLE: ("server_error", "service_unavailable"),
 }
 TOO_LONG = "maximum context length"
 """In the message of a prompt, or of a prompt and `max_tokens`, that the context does not hold."""
 NO_MODEL = "The model `"
+VALIDATION_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "json_invalid": "invalid_json",
+}
+"""By pydantic's types of errors; all others are an `invalid_value`."""
 
 
 def openai_error(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,56 +51,84 @@ def openai_error(status: int, error: Mapping[str, Any]) -> dict[str, Any]:
     return {"message": message, "type": kind, "param": param, "code": code}
 
 
-class SpelledErrors:
-    """An ASGI `send` that spells errors so: whole responses, and errors within a stream."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._start: Message | None = None
-        """Of a response that is an error; it is sent with its body."""
-        self._body = b""
-
-    async def __call__(self, message: Message) -> None:
-        """See ASGI."""
-        if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
-            self._start = message
-        elif message["type"] != "http.response.body":
-            await self._send(message)
-        elif self._start is not None:
-            self._body += message.get("body", b"")
-            if not message.get("more_body"):
-                await self._send_error(self._start)
-        elif message.get("body", b"").startswith(STREAMED):
-            await self._send({**message, "body": _streamed(message["body"])})
-        else:
-            await self._send(message)
-
-    async def _send_error(self, start: Message) -> None:
-        status = start["status"]
-        body = json.dumps({"error": openai_error(status, _error_in(self._body))}).encode()
-        replaced = (b"content-length", b"content-type")
-        headers = [(name, value) for name, value in start.get("headers", ()) if name.lower() not in replaced]
-        headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        self._start = None
-        await self._send({**start, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
+def error_response(request: Request, status: int, error: Mapping[str, Any]) -> JSONResponse:
+    """The response; one in a session that the server opened for the request names it."""
+    return JSONResponse({"error": openai_error(status, error)}, status, session_headers(request))
 
 
-def _streamed(chunk: bytes) -> bytes:
-    data, blank, rest = chunk.removeprefix(b"data: ").partition(b"\n\n")
-    error = _error_in(data)
-    code = error.get("code")
-    status = code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR
-    return b"data: " + json.dumps({"error": openai_error(status, error)}).encode() + blank + rest
+def session_headers(request: Request) -> dict[str, str]:
+    """What tells a client the session of its request, where it asked at the address without one."""
+    name = request.scope.get("state", {}).get(SESSION_HEADER)
+    return {} if name is None else {SESSION_HEADER: name}
+
+
+def refused(request: Request, refusal: Refusal) -> JSONResponse:
+    """The response to what is refused."""
+    error = {"message": str(refusal), "type": refusal.kind, "param": refusal.param, "code": refusal.code}
+    return error_response(request, refusal.status, error)
+
+
+def streamed_error(chunk: str) -> str:
+    """A chunk of a stream, spelled anew if it is an error."""
+    if not chunk.startswith(STREAMED):
+        return chunk
+    data, blank, rest = chunk.removeprefix("data: ").partition("\n\n")
+    error = _error_in(data.encode())
+    status = code if isinstance(code := error.get("code"), int) else HTTPStatus.INTERNAL_SERVER_ERROR
+    return f"data: {json.dumps({'error': openai_error(status, error)})}{blank}{rest}"
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Spell all errors of an application so, those of handlers that it has already (vLLM's) too."""
+    for kind, handler in list(app.exception_handlers.items()):
+        app.add_exception_handler(kind, _spelled(handler))
+    validation = app.exception_handlers[RequestValidationError]
+
+    @app.exception_handler(Refusal)
+    async def refusal(request: Request, error: Refusal) -> Response:
+        return refused(request, error)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        """An unknown path or method, of which nobody hears without the key."""
+        try:
+            request.app.state.auth.check_key(request)
+        except Refusal as without_key:
+            return refused(request, without_key)
+        return error_response(request, error.status_code, {"message": error.detail})
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        """A body of ours is refused for the field at fault; one of vLLM's as vLLM does."""
+        if "/v1/" in request.url.path:
+            return await validation(request, error)  # type: ignore[no-any-return, misc]
+        first = error.errors()[0]
+        path = [str(part) for part in first["loc"][1:]]
+        if path and path[-1] == "[key]":  # a wrong name in an object
+            path = path[:-2]
+        code = VALIDATION_CODES.get(first["type"], "invalid_value")
+        where = ".".join(path) if code != "invalid_json" else ""
+        message = f"{where or 'the body'}: {first['msg']}."
+        return refused(request, Refusal(400, code, message, where or None))
+
+
+def _spelled(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def spelled(request: Request, error: Exception) -> Response:
+        response = handler(request, error)
+        if isawaitable(response):
+            response = await response
+        return error_response(request, response.status_code, _error_in(response.body))
+
+    return spelled
 
 
 def _error_in(body: bytes) -> Mapping[str, Any]:
     """What a body says of an error, in vLLM's form or in FastAPI's; its text, if it has neither."""
     try:
-        given = json.loads(body)
+        content = json.loads(body)
     except ValueError:
         return {"message": body.decode(errors="replace")}
-    found = given.get("error", given) if isinstance(given, Mapping) else given
-    if isinstance(found, Mapping):
-        return {"message": found.get("detail"), **found}
-    return {"message": str(found)}
+    error = content.get("error", content) if isinstance(content, Mapping) else content
+    if isinstance(error, Mapping):
+        return {"message": error.get("detail"), **error}
+    return {"message": str(error)}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from trinity_core.data.turns import Call
-from trinity_core.inference.openai_api.live import Kept
+from trinity_core.inference.openai_api.recorded_session import Kept
 from trinity_core.inference.requests import Sample
 
 SUFFIX = ".jsonl"
@@ -50,6 +50,10 @@ class Journal:
     def answers(self, name: str, setting: str, kept: Sequence[Kept]) -> None:
         """A request of the session was answered."""
         self._append(name, {"setting": setting, "answers": [_line(call, history) for call, history in kept]})
+
+    def drop(self, name: str, number: int) -> None:
+        """The client of an answered request, by its number, went away before it had the answers."""
+        self._append(name, {"unread": number})
 
     def feedback(self, name: str, feedback: Mapping[str, Any]) -> None:
         """The session has feedback."""
@@ -99,7 +103,8 @@ def _private(path: str, flags: int) -> int:
 def _line(call: Call, history: Sequence[Any] | None) -> dict[str, Any]:
     sample = call.sample
     arrays = {"prompt": call.prompt, "tokens": sample.tokens, "logprobs": sample.logprobs, "versions": sample.versions}
-    return {name: array.tolist() for name, array in arrays.items()} | {"reason": sample.reason, "history": history}
+    others = {"reason": sample.reason, "temperature": call.temperature, "history": history}
+    return {name: array.tolist() for name, array in arrays.items()} | others
 
 
 def _add(entry: JournalEntry, line: Mapping[str, Any]) -> None:
@@ -109,6 +114,8 @@ def _add(entry: JournalEntry, line: Mapping[str, Any]) -> None:
         entry.feedback = line["feedback"]
     elif "taken_back" in line:
         entry.taken_back = True
+    elif "unread" in line:
+        entry.requests[line["unread"]] = ("", [])
     else:
         entry.task = line["task"]
 
@@ -120,4 +127,4 @@ def _kept(line: Mapping[str, Any]) -> Kept:
         np.array(line["versions"], np.int32),
         line["reason"],
     )
-    return Call(np.array(line["prompt"], np.int32), sample), line["history"]
+    return Call(np.array(line["prompt"], np.int32), sample, line.get("temperature")), line["history"]

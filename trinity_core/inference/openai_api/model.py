@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -12,12 +13,11 @@ from trinity_core.data.experience import Experience
 from trinity_core.data.session_log import ANSWERS, SESSION
 from trinity_core.data.task import Task
 from trinity_core.data.turns import nothing_sampled
-from trinity_core.inference.openai_api.live import RecordedSession, SessionTerms
+from trinity_core.inference.openai_api.recorded_session import RecordedSession, SessionTerms
 from trinity_core.inference.openai_api.server import ApiServer
 from trinity_core.inference.pool import EnginePool
-from trinity_core.workflows.history import RecordingModel
 from trinity_core.workflows.rewards import Reward
-from trinity_core.workflows.rollout_model import RolloutModel, judged
+from trinity_core.workflows.rollout_model import RecordingModel, RolloutModel, judged
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -135,18 +135,23 @@ class ApiModel(RecordingModel):
         super().__init__(model)
         self._task, self._api = task, api
         self._sessions: list[OpenSession] = []
+        self._opened: Counter[int] = Counter()
+        """Sessions so far, by rollout."""
 
     def session(self, run: int = 0) -> OpenSession:
-        """A new session, for rollout `run` of the task.
+        """A new session, for rollout `run` of the task, with noise of its own: further ones of the rollout differ.
 
         Training answers are sampled as the run says, whatever a request asks for: the trainer computes log-probs of
-        that distribution. In an evaluation a request may differ.
+        that distribution. In an evaluation a request may differ. `max_tokens` of the task set is the limit of an answer
+        whose request sets none.
         """
+        number = self._opened[run]
+        self._opened[run] += 1
         sampling = {**self._api.sampling, **self._task.sampling}
-        sampling.pop("max_tokens", None)
+        max_tokens = sampling.pop("max_tokens", None)
         pinned = {} if self._task.is_eval else {**UNCHANGED, **sampling}
-        terms = SessionTerms(self._task.rollout_seed(run), sampling, pinned)
-        session = RecordedSession(terms)
+        seed = self._task.rollout_seed(run, conversation=f"session {number}")
+        session = RecordedSession(SessionTerms(seed, sampling, pinned, max_tokens))
         self._api.server.open(session)
         self._sessions.append(OpenSession(self._api.server, session, self._api.model_name, self.tokenizer))
         return self._sessions[-1]
@@ -183,11 +188,16 @@ class ApiModel(RecordingModel):
     def extract_experience_from_history(self, clear_history: bool = True) -> list[Experience]:
         """The experiences of all calls since the record was last cleared, then those of the workflow's own session.
 
-        The caller sets their rewards. Ends that session; a later request begins another.
+        The caller sets their rewards. Ends that session; a later request begins another. Where it holds as many
+        answers to one prompt as the task has rollouts (`n = repeat_times`), each is a rollout, not a turn.
         """
         found = super().extract_experience_from_history(clear_history)
         if "_own" in vars(self):
-            found += self._own.experiences()
+            own = self._own.experiences()
+            if len(own) == self._task.repeat_times and answer_one_prompt(own):
+                for experience in own:
+                    experience.turn = 0
+            found += own
             if clear_history:
                 del self._own
         return found
@@ -201,6 +211,12 @@ class ApiModel(RecordingModel):
             sum(one.taken_tokens for one in self._sessions),
             sum(one.session.sampled_tokens + one.session.dropped_tokens for one in self._sessions),
         )
+
+
+def answer_one_prompt(experiences: Sequence[Experience]) -> bool:
+    """True if each is a single answer, and all of them answer the same prompt."""
+    prompts = {one.tokens[: one.prompt_length].tobytes() for one in experiences}
+    return len(prompts) == 1 and all(len(one.info[ANSWERS]) == 1 for one in experiences)
 
 
 @dataclass(slots=True)

@@ -9,14 +9,14 @@ from typing import Any
 from trinity_core.addresses import LOOPBACK
 from trinity_core.config import Config, RolloutModelConfig
 from trinity_core.config.paths import api_address_file
-from trinity_core.data.queue_taskset import queue_of
 from trinity_core.data.session_log import SessionLog, read_endings, session_log_path
+from trinity_core.data.task_queue import queue_of
 from trinity_core.data.tokenizer import configured_chat_template
 from trinity_core.files import read_json, write_json
-from trinity_core.inference.openai_api.book import SessionBook
 from trinity_core.inference.openai_api.journal import Journal
-from trinity_core.inference.openai_api.live import SessionTerms
 from trinity_core.inference.openai_api.model import UNCHANGED, ApiModels
+from trinity_core.inference.openai_api.recorded_session import SessionTerms
+from trinity_core.inference.openai_api.served_sessions import ServedSessions
 from trinity_core.inference.openai_api.server import ApiServer, ModelOnPool
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.settings import EngineSettings
@@ -73,14 +73,14 @@ def api_server(config: Config, policy: PoolAndStops, auxiliary: Sequence[PoolAnd
     queues = [each for each in config.buffer.explorer_input.tasksets if each.storage_type == "queue"]
     server.queues = {str(each.name): queue_of(config, each) for each in queues}
     if config.mode == "serve":
-        server.book = _book(config, buffer)
+        server.served_sessions = served_sessions(config, buffer)
         server.key = (read_json(api_address_file(config)) or {}).get("api_key", server.key)
     return server
 
 
-def _book(config: Config, buffer: Path) -> SessionBook:
+def served_sessions(config: Config, buffer: Path) -> ServedSessions:
     """The sessions that users open, those of earlier processes included."""
-    return SessionBook(
+    return ServedSessions(
         Journal(buffer / f"serving-{config.explorer.name}"),
         SessionTerms(None, sampling(config), {**UNCHANGED, **sampling(config)}),
         config.explorer.feedback_timeout,

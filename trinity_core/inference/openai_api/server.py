@@ -1,4 +1,4 @@
-"""The server of the OpenAI API: vLLM's routes, in a thread of the explorer's process with an event loop of its own.
+"""The server of the OpenAI API: vLLM's handlers, in a thread of the explorer's process with an event loop of its own.
 
 Nothing here imports vLLM before a server is started.
 """
@@ -6,6 +6,7 @@ Nothing here imports vLLM before a server is started.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import secrets
@@ -14,33 +15,32 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from trinity_core.addresses import LOOPBACK, own_address
+from trinity_core.addresses import LOOPBACK, holder_of, in_words, own_address
 from trinity_core.data.session_log import SessionLog
 from trinity_core.data.task_queue import TaskQueue
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.imports import lean_imports
-from trinity_core.inference.openai_api.asgi import App
-from trinity_core.inference.openai_api.book import SessionBook
-from trinity_core.inference.openai_api.gate import PREFIX, Gate
-from trinity_core.inference.openai_api.live import RecordedSession
-from trinity_core.inference.openai_api.reception import Reception
-from trinity_core.inference.openai_api.task_door import TaskDoor
+from trinity_core.inference.openai_api.recorded_session import RecordedSession
+from trinity_core.inference.openai_api.served_sessions import ServedSessions
+from trinity_core.inference.openai_api.session_auth import PREFIX, SessionAuth
+from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.settings import EngineSettings
+from trinity_core.waits import poll_async
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
     from uvicorn import Server
     from vllm.config import VllmConfig
-
-    from trinity_core.inference.openai_api.client import Streams
 
 log = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
 """For vLLM's server code to be imported, which takes long on a busy machine, and to listen."""
 STOP_SECONDS = 5.0
+PORT_SECONDS = 60.0
+"""For a port to be free: workers outlive a raylet that was killed by half a minute and more."""
 EVERYWHERE = "::"
 """All addresses of this machine, of IPv4 too."""
 QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
@@ -54,7 +54,7 @@ class ModelOnPool:
     served: dict[str, Any]
     """The fields of `ServedModel`."""
     settings: EngineSettings
-    pool: Streams
+    pool: EnginePool
     stop_token_ids: tuple[int, ...] = ()
 
 
@@ -71,16 +71,17 @@ class ApiServer:
     queues: Mapping[str, TaskQueue] = field(default_factory=dict)
     """Queues of tasks that programs may add to, by the names of their task sets."""
     key: str = field(default_factory=lambda: "sk-" + secrets.token_urlsafe(24), repr=False)
-    book: SessionBook | None = None
+    served_sessions: ServedSessions | None = None
     """Of mode `serve`: clients open sessions themselves, and give feedback."""
-    _gate: Gate | None = None
+    _auth: SessionAuth = field(init=False, repr=False)
     _server: Server | None = None
     _thread: threading.Thread | None = None
     _socket: socket.socket | None = None
 
     async def start(self) -> None:
-        """Returns when requests are answered. Raises `TransientFault` if the address is taken."""
-        self._socket = _listening(self.host, self.port)
+        """Returns when requests are answered. Raises `TransientFault` if the address is taken for `PORT_SECONDS`."""
+        self._socket = await _listening_once_free(self.host, self.port)
+        self._auth = SessionAuth(self.key)
         self.port = self._socket.getsockname()[1]
         started: Future[None] = Future()
         there = asyncio.get_running_loop()
@@ -91,7 +92,7 @@ class ApiServer:
 
     def open(self, session: RecordedSession) -> None:
         """Serve a session."""
-        self._opened.open(session)
+        self._auth.open(session)
 
     def note(self, session: RecordedSession, why: str = "") -> None:
         """Note in the log what was sampled in a session that has ended, and why it did unless as usual."""
@@ -100,7 +101,7 @@ class ApiServer:
 
     def close(self, session: RecordedSession, why: str = "") -> None:
         """End a session, and note it in the log."""
-        if self._opened.close(session):
+        if self._auth.close(session):
             self.note(session, why)
 
     def base_url(self, session: RecordedSession | None = None) -> str:
@@ -115,11 +116,6 @@ class ApiServer:
             self._thread.join(STOP_SECONDS)
         if self.sessions is not None:
             self.sessions.close()
-
-    @property
-    def _opened(self) -> Gate:
-        assert self._gate is not None, "start() comes first"
-        return self._gate
 
     # ---- in the server's thread ----
 
@@ -137,39 +133,61 @@ class ApiServer:
             os.environ.setdefault(name, value)
         from uvicorn import Config, Server
 
+        from trinity_core.inference.openai_api.connections import ClientConnection
+
         try:
             with lean_imports():
-                app = _app([_served(model, there) for model in self.models])
+                app = self._app(there)
         except (TypeError, ValueError) as error:
             raise TrinityError(f"the OpenAI API cannot be served as configured: {error}") from error
-        self._gate = Gate(app, self.key)
-        door: App = self._gate if self.book is None else self._reception(self.book)
-        if self.queues:
-            door = TaskDoor(self._gate, door, self.queues)
-        self._server = Server(Config(door, log_config=None, access_log=False, lifespan="off"))
+        self._server = Server(Config(app, http=ClientConnection, log_config=None, access_log=False, lifespan="off"))
         assert self._socket is not None
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._socket]))
-        while not self._server.started and not serving.done():
-            await asyncio.sleep(0.01)
+        async for _ in poll_async():
+            if self._server.started or serving.done():
+                break
         started.set_result(None)
         await serving
 
-    def _reception(self, book: SessionBook) -> Reception:
-        """What clients of mode `serve` come to first; the sessions of an earlier process are open again."""
-        for session in book.sessions:
-            self.open(session)
-        for session in book.judged:
-            self.note(session)
-        return Reception(self._opened, book, self.close)
+    def _app(self, there: asyncio.AbstractEventLoop) -> FastAPI:
+        from trinity_core.inference.openai_api.application import application
+        from trinity_core.inference.openai_api.model_routes import model_application
+        from trinity_core.inference.openai_api.serving import ServedModels
+
+        models = ServedModels([_served(model, there) for model in self.models])
+        if self.served_sessions is not None:
+            for session in self.served_sessions.sessions:  # those of an earlier process are open again
+                self.open(session)
+            for session in self.served_sessions.judged:
+                self.note(session)
+        app, model_router = model_application(models)
+        return application(app, model_router, self._auth, self.served_sessions, self.queues, self.close)
+
+
+async def _listening_once_free(host: str, port: int) -> socket.socket:
+    """A socket that listens there. The explorer of a killed run or of an earlier attempt may hold the port a while."""
+    warned = False
+    async for elapsed in poll_async(pause=0.5):
+        try:
+            return _listening(host, port)
+        except OSError as error:
+            fault = f"the OpenAI API cannot listen on {host}:{port}: {error.strerror}"
+            if error.errno != errno.EADDRINUSE:
+                raise TransientFault(fault) from error
+            held = in_words(await asyncio.to_thread(holder_of, port))
+            if elapsed > PORT_SECONDS:
+                advice = f"end that, or set explorer.api_port to another port (waited {PORT_SECONDS:g} s)"
+                raise TransientFault(f"{fault}; it is held by {held}: {advice}") from error
+            if not warned:
+                log.warning("port %d is waited for, up to %g s: it is held by %s", port, PORT_SECONDS, held)
+            warned = True
+    raise AssertionError("unreachable: the port is free or the time is over")
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        both = host == EVERYWHERE and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
-    except OSError as error:
-        raise TransientFault(f"the OpenAI API cannot listen on {host}:{port}: {error}") from error
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == EVERYWHERE and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=both)
 
 
 def _reached_at(host: str) -> str:
@@ -204,34 +222,3 @@ def _front(settings: EngineSettings) -> VllmConfig:
     model = arguments.create_model_config()
     model.quantization = None
     return VllmConfig(model_config=model)
-
-
-def _app(served: Sequence[Any]) -> Any:
-    """vLLM's routes for chat completions, completions and models, and that of one model, which vLLM has not."""
-    from fastapi import FastAPI
-    from vllm.entrypoints.openai.chat_completion.api_router import attach_router as chat
-    from vllm.entrypoints.openai.completion.api_router import attach_router as completion
-    from vllm.entrypoints.openai.models.api_router import attach_router as models
-    from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
-    from vllm.exceptions import VLLMNotFoundError
-
-    from trinity_core.inference.openai_api.serving import ServedModels
-
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    for attach in (chat, completion, models):
-        attach(app)
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Any:
-        known = {card.id: card for card in (await app.state.openai_serving_models.show_available_models()).data}
-        if name not in known:
-            raise VLLMNotFoundError(f"The model `{name}` does not exist.")
-        return known[name].model_dump()
-
-    init_exception_handler(app)
-    state = app.state
-    state.openai_serving_chat = state.openai_serving_completion = ServedModels(served)
-    state.openai_serving_models = state.openai_serving_chat
-    state.openai_serving_chat_batch = None
-    state.args = SimpleNamespace(log_error_stack=False, sse_keep_alive_interval=0)
-    return app

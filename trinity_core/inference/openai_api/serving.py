@@ -7,12 +7,13 @@ import copy
 import json
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar, cast
 
 from fastapi import Request as HttpRequest
-from vllm.entrypoints.generate.base.protocol import DeltaMessage
+from vllm import RequestOutput
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
@@ -20,6 +21,7 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelList
+from vllm.entrypoints.serve.utils.request_logger import RequestLogger
 from vllm.exceptions import VLLMNotFoundError, VLLMValidationError
 from vllm.parser.abstract_parser import Parser
 from vllm.renderers import ChatParams
@@ -28,10 +30,12 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from trinity_core.data.turns import Message, continued_prompt, text_after_answer
 from trinity_core.errors import TrinityError
 from trinity_core.inference.openai_api.client import PoolClient
-from trinity_core.inference.openai_api.live import EXCHANGE, Exchange, setting_of
-from trinity_core.inference.openai_api.request_log import RequestLog
+from trinity_core.inference.openai_api.one_answer import OneAnswer
+from trinity_core.inference.openai_api.recorded_session import EXCHANGE, Exchange, setting_of
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FORCED = (
     "An answer cannot be forced into a grammar here: its tokens would not be the policy's own choice. Ask for JSON in "
@@ -42,13 +46,20 @@ NOT_PARSED = (
     "Tool calls of {} are not read from its answers. Set enable_auto_tool_choice: true and tool_call_parser for it in "
     "the run's configuration, or send tool_choice 'none'."
 )
+MOST_LOGPROBS = 5
+"""The greatest `logprobs` of a completion, as in OpenAI's own API."""
 MAX_ANSWERS = 128
 """The greatest `n` of a request, as in OpenAI's own API."""
 TOO_LONG = (
     "This model's maximum context length is {} tokens. However, your messages have {} tokens, which leaves none for an "
     "answer. Please reduce the length of the messages."
 )
-PLAIN = (OpenAIServingChat, OpenAIServingCompletion)
+NEW_SEQUENCE = (
+    "an agent's request begins a new sequence, so its rollout becomes several: %s. Later ones are not logged; the "
+    "metric sequences_per_rollout counts them. A rollout is one sequence if its agent sends its history back unchanged"
+)
+MOST_CHARACTERS = 2000
+"""Of a prompt; its end is what tells requests apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +82,38 @@ class ServedModel:
     """Whether sessions record its answers: the policy's, not those of an auxiliary model."""
 
 
-class RecordedChat(OpenAIServingChat):
-    """vLLM's chat handler; in a session, what continues a recorded answer is served on the recorded tokens."""
+class Chat(OpenAIServingChat):
+    """vLLM's chat handler. Answers are the same whether streamed or not, and log-probs are written beside the loop."""
+
+    async def chat_completion_full_generator(
+        self, request: ChatCompletionRequest, result_generator: AsyncIterator[RequestOutput], *args: Any, **named: Any
+    ) -> ErrorResponse | ChatCompletionResponse:
+        """See `OpenAIServingChat`. An answer that was cut ends with `length`, as it does in a stream."""
+        results = [result async for result in result_generator][-1:]
+        writing = super().chat_completion_full_generator(request, _again(results), *args, **named)
+        client: PoolClient = self.engine_client  # type: ignore[assignment]
+        response = await (client.beside(_completed, writing) if request.logprobs else writing)
+        if isinstance(response, ChatCompletionResponse):
+            for choice, output in zip(response.choices, results[-1].outputs, strict=True):
+                choice.finish_reason = "length" if output.finish_reason == "length" else choice.finish_reason
+        return response
+
+    def _make_parser(self, *args: Any, **named: Any) -> Parser:
+        parser, exchange = super()._make_parser(*args, **named), EXCHANGE.get()
+        another = partial(super()._make_parser, *args, **named)
+        OneAnswer(parser, another, 0 if exchange is None else exchange.recorded, self.enable_auto_tools)
+        return parser
+
+
+class RecordedChat(Chat):
+    """In a session, what continues a recorded answer is served on the recorded tokens."""
 
     def __init__(self, client: PoolClient, *args: Any, **named: Any) -> None:
         super().__init__(client, *args, **named)
         self._tokenizer = copy.deepcopy(client.renderer.get_tokenizer())  # others are used in other threads
         self._rendering = threading.Lock()
+        self._told = False
+        """Whether the log says of a request that it begins a new sequence."""
 
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: HttpRequest | None = None
@@ -103,6 +139,8 @@ class RecordedChat(OpenAIServingChat):
         )
         exchange.messages, exchange.setting = messages, setting_of(params.chat_template_kwargs)
         found = exchange.session.continued(exchange.setting, messages)
+        if (departure := exchange.session.departure(exchange.setting, messages)) is not None:
+            self._tell_once(departure)
         if found is None:
             return
         call, count = found
@@ -114,20 +152,11 @@ class RecordedChat(OpenAIServingChat):
             exchange.recorded = len(call.tokens)
             request.kv_transfer_params = {"prompt_token_ids": prompt.tolist()}
 
-    def _make_parser(self, *args: Any, **named: Any) -> Parser:
-        """vLLM's parser. That of a streamed answer sees only what is new in its prompt: recorded tokens hold the
-        thoughts of earlier answers, and the parser would take their end for that of the new thoughts."""
-        parser = super()._make_parser(*args, **named)
-        exchange = EXCHANGE.get()
-        if exchange is None or not exchange.recorded:
-            return parser
-        parse, known = parser.parse_delta, exchange.recorded
-
-        def parse_new(*, prompt_token_ids: list[int] | None = None, **how: Any) -> DeltaMessage | None:
-            return parse(prompt_token_ids=prompt_token_ids and prompt_token_ids[known:], **how)
-
-        parser.parse_delta = parse_new  # type: ignore[method-assign, assignment]
-        return parser
+    def _tell_once(self, departure: str) -> None:
+        """Most requests of an agent that rewrites its history do so: the first one is enough."""
+        if not self._told:
+            self._told = True
+            log.warning(NEW_SEQUENCE, departure)
 
     def _rest(self, params: ChatParams, messages: Sequence[Message], count: int) -> list[int] | None:
         """The tokens of what the template writes after a recorded answer."""
@@ -144,8 +173,11 @@ class RecordedChat(OpenAIServingChat):
                 text = text_after_answer(render, messages, count)
             except ValueError as error:  # the whole conversation may be rendered all the same
                 log.debug("a conversation begins a new sequence: %s", error)
+                text = None
+            if text is None:
+                self._tell_once("the chat template does not show where the answer before it ends")
                 return None
-            return None if text is None else self._tokenizer.encode(text, add_special_tokens=False)
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
 class RecordedCompletion(OpenAIServingCompletion):
@@ -169,12 +201,29 @@ class RecordedCompletion(OpenAIServingCompletion):
         return result if isinstance(result, ErrorResponse) else _kept_stream(result, exchange, count)
 
 
+async def _again(results: Sequence[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
+    for result in results:
+        yield result
+
+
+def _completed(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return cast(T, done.value)
+    raise TrinityError("a response could not be written at once")
+
+
 def refuse(request: ChatCompletionRequest | CompletionRequest, model: ServedModel) -> None:
     """Raise for what cannot be served here; before an answer begins, as a stream has status 200 by then."""
     if request.extract_structured_outputs() is not None:
         raise VLLMValidationError(FORCED, parameter="response_format")
     if (request.n or 1) > MAX_ANSWERS:
         raise VLLMValidationError(f"n is at most {MAX_ANSWERS}, not {request.n}.", parameter="n", value=request.n)
+    if isinstance(request, CompletionRequest) and (request.logprobs or 0) > MOST_LOGPROBS:
+        message = f"logprobs of a completion is at most {MOST_LOGPROBS}; chat completions give up to 20."
+        raise VLLMValidationError(message, parameter="logprobs", value=request.logprobs)
     if isinstance(request, ChatCompletionRequest):
         if request.tool_choice not in (None, "auto", "none"):
             raise VLLMValidationError(FORCED, parameter="tool_choice")
@@ -191,8 +240,9 @@ def _apply_terms(request: ChatCompletionRequest | CompletionRequest, exchange: E
             setattr(request, name, value)
     for name, value in terms.pinned.items():
         setattr(request, name, value)
-    if request.seed is None:
-        request.seed = exchange.seed
+    if not {"max_tokens", "max_completion_tokens"} & request.model_fields_set:
+        exchange.max_tokens = terms.max_tokens
+    request.seed = exchange.seed(request.seed)
 
 
 async def _kept_stream(chunks: AsyncIterator[str], exchange: Exchange, count: int) -> AsyncGenerator[str, None]:
@@ -251,7 +301,8 @@ class Served:
             "default_chat_template_kwargs": dict(model.template_args),
         }
         renderer = OnlineRenderer(client.model_config, client.renderer, **shared, **parsing)
-        chat, completion = (RecordedChat, RecordedCompletion) if model.recorded else PLAIN
+        chat = RecordedChat if model.recorded else Chat
+        completion = RecordedCompletion if model.recorded else OpenAIServingCompletion
         self.chat = chat(client, self.models, "assistant", online_renderer=renderer, **shared, **parsing)
         self.completion = completion(client, self.models, online_renderer=renderer, request_logger=requests)
         self.chat.default_sampling_params = self.completion.default_sampling_params = dict(model.sampling)
@@ -291,3 +342,21 @@ class ServedModels:
         """See `OpenAIServingModels`."""
         lists = [await one.models.show_available_models() for one in self._served]
         return ModelList(data=[card for each in lists for card in each.data])
+
+
+class RequestLog(RequestLogger):
+    """vLLM's own writes to vLLM's log, which shows warnings alone here."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.max_log_len = MOST_CHARACTERS
+        self._tokenizer = copy.deepcopy(tokenizer)  # the other one is used in other threads
+
+    def log_inputs(  # see RequestLogger
+        self, request_id: str, prompt: str | None, prompt_token_ids: list[int] | None, prompt_embeds: Any, params: Any,
+        lora_request: Any,
+    ) -> None:  # fmt: skip
+        """Write the line."""
+        tokens = prompt_token_ids or []
+        text = prompt if prompt is not None else self._tokenizer.decode(tokens)
+        shown = text if len(text) <= MOST_CHARACTERS else f"…{text[-MOST_CHARACTERS:]}"
+        log.info("request %s: %d tokens, %r, %s", request_id, len(tokens), shown, params)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import httpx
 
 from trinity_core.config import source
-from trinity_core.config.problems import ConfigError
+from trinity_core.config.findings import ConfigError
 from trinity_core.errors import InputError, TransientFault, TrinityError
 from trinity_core.local_paths import expanded
 
@@ -58,8 +58,8 @@ class DataJuicer:
             raise TransientFault(f"the Data-Juicer server at {self.url} does not answer: {error!r}") from error
         content = answer.json() if answer.headers.get("Content-Type") == "application/json" else {}
         if answer.status_code != httpx.codes.OK or "rows" not in content:
-            said = content.get("error") or f"status {answer.status_code}"
-            raise TrinityError(f"the Data-Juicer server at {self.url}: {said}")
+            reason = content.get("error") or f"status {answer.status_code}"
+            raise TrinityError(f"the Data-Juicer server at {self.url}: {reason}")
         left: list[Row] = content["rows"]
         return left
 
@@ -71,12 +71,12 @@ def steps_of(operators: Sequence[Step] | None, config_path: str | None) -> list[
     """
     if (operators is None) == (config_path is None):
         raise InputError("data_juicer takes either `operators` or `config_path`")
-    given: Any = {"process": operators} if config_path is None else _read(config_path)
-    steps = given.get("process")
+    configuration: Any = {"process": operators} if config_path is None else _read(config_path)
+    steps = configuration.get("process")
     if not isinstance(steps, Sequence) or not steps or not all(map(_is_step, steps)):
         where = config_path or "data_juicer"
         raise InputError(f"{where}: `process` must be a list of operators, each `name: arguments`")
-    key = given.get("text_keys")
+    key = configuration.get("text_keys")
     default = {"text_key": key if isinstance(key, str) else key[0]} if key else {}
     return [{name: {**default, **(args or {})} for name, args in step.items()} for step in steps]
 
@@ -88,11 +88,11 @@ def _is_step(step: Any) -> bool:
 
 def measured(left: Row) -> dict[str, Any]:
     """What filters measured of a row. Where a model gave no verdict Data-Juicer scores 0, which is left out here."""
-    found = {name: value for name, value in (left.get(STATISTICS) or {}).items() if value is not None}
+    statistics = {name: value for name, value in (left.get(STATISTICS) or {}).items() if value is not None}
     unjudged = {
-        name.removesuffix(RECORD) + SCORE for name, value in found.items() if name.endswith(RECORD) and not value
+        name.removesuffix(RECORD) + SCORE for name, value in statistics.items() if name.endswith(RECORD) and not value
     }
-    return {name: value for name, value in found.items() if name not in unjudged}
+    return {name: value for name, value in statistics.items() if name not in unjudged}
 
 
 def process_rows(
@@ -112,11 +112,11 @@ def _read(path: str) -> dict[str, Any]:
 def _contents(path: str) -> dict[str, Any]:
     """Read once, so that a run keeps to what it began with."""
     try:
-        given = source.read(expanded(path)).tree
+        configuration = source.read(expanded(path), None).valid_tree()
     except ConfigError as error:
         raise InputError(f"the Data-Juicer configuration cannot be used: {error.problems[0]}") from None
-    if not given:
+    if not configuration:
         raise InputError(f"the Data-Juicer configuration {path} has no keys")
-    if unread := [key for key in given if key not in READ]:
+    if unread := [key for key in configuration if key not in READ]:
         log.warning("without effect in %s, as rows come from the pipeline: %s", path, ", ".join(unread))
-    return given
+    return configuration

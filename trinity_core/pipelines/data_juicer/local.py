@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from trinity_core.addresses import API_KEY, BASE_URL, LOOPBACK
+from trinity_core.children import Child
 from trinity_core.config import Config
 from trinity_core.config.paths import api_address_file
 from trinity_core.config.schema.monitor import DataJuicerConfig
@@ -30,8 +32,6 @@ STARTS = 3
 """Times that a server is started for one call; one that dies loses nothing, as the rows are still here."""
 START_SECONDS = 60.0
 """For a server to listen; it loads Data-Juicer with the first rows."""
-END_SECONDS = 5.0
-"""For a server to end after its standard input."""
 ENVIRONMENT = Path(sys.prefix).with_name(".venv-data-juicer")
 MISSING = "Data-Juicer is not installed here: run requirements/data-juicer.sh"
 
@@ -51,7 +51,7 @@ class LocalDataJuicer:
     port: int = 0
     api_address: Path | None = None
     """The file with address and key of the run's OpenAI API, whose models its operators may ask; None for no API."""
-    _process: subprocess.Popen[str] | None = None
+    _child: Child | None = None
     _client: DataJuicer | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -71,36 +71,27 @@ class LocalDataJuicer:
 
     def close(self) -> None:
         """End the server."""
-        process, self._process, self._client = self._process, None, None
-        if process is None:
-            return
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
-        process.stdout.close()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_SECONDS)
-        with suppress(ProcessLookupError):  # processes of its group that are left, or it itself
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(END_SECONDS)
+        child, self._child, self._client = self._child, None, None
+        if child is not None:
+            child.kill()
 
     def _endpoint(self) -> dict[str, str]:
         """Variables by which operators that ask a model find those of the run, unless the user names an endpoint."""
-        told = read_json(self.api_address) if self.api_address and BASE_URL not in os.environ else None
-        return {BASE_URL: told["base_url"], API_KEY: told["api_key"]} if told else {}
+        api = read_json(self.api_address) if self.api_address and BASE_URL not in os.environ else None
+        return {BASE_URL: api["base_url"], API_KEY: api["api_key"]} if api else {}
 
     def _running(self) -> DataJuicer:
-        if self._client is not None and self._process is not None and self._process.poll() is None:
+        if self._client is not None and self._child is not None and self._child.alive:
             return self._client
         self.close()
         key = secrets.token_urlsafe(24)
-        command = [str(require_installed()), str(Path(server_process.__file__)), "--port", str(self.port)]
+        command = [str(require_installed()), server_process.__file__, "--port", str(self.port)]
         environment = os.environ | server_process.NO_DOWNLOADS | self._endpoint() | {server_process.KEY: key}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, process_group=0
-        )
-        out = self._process.stdout
+        self._child = Child(command, environment=environment, stdout=subprocess.PIPE)
+        out = self._child.process.stdout
         assert out is not None
-        port = out.readline().strip() if is_readable(out.fileno(), START_SECONDS) else ""
+        with out:
+            port = int(out.readline() or 0) if is_readable(out.fileno(), START_SECONDS) else 0
         if not port:
             self.close()
             raise TrinityError(f"the Data-Juicer server does not start on port {self.port} (is the port in use?)")
@@ -113,13 +104,13 @@ def open_data_juicer(config: Config, serves_models: bool = False) -> DataJuicer 
 
     `serves_models`: an explorer serves the run's models meanwhile, as far as they have `enable_openai_api`.
     """
-    given = config.service.data_juicer
-    if given is None:
+    service = config.service.data_juicer
+    if service is None:
         return None
-    if starts_own(given):
+    if starts_own(service):
         served = any(model.enable_openai_api for model in config.explorer.auxiliary_models)
-        return LocalDataJuicer(given.port, api_address_file(config) if serves_models and served else None)
-    return DataJuicer(str(given.server_url), os.environ.get(server_process.KEY, ""))
+        return LocalDataJuicer(service.port, api_address_file(config) if serves_models and served else None)
+    return DataJuicer(str(service.server_url), os.environ.get(server_process.KEY, ""))
 
 
 @contextmanager
@@ -133,6 +124,26 @@ def closing_data_juicer(config: Config) -> Iterator[DataJuicer | LocalDataJuicer
             opened.close()
 
 
-def starts_own(given: DataJuicerConfig) -> bool:
+def starts_own(service: DataJuicerConfig) -> bool:
     """Whether the run starts a server rather than asking one that runs already."""
-    return given.auto_start or not given.server_url
+    return service.auto_start or not service.server_url
+
+
+SOURCES = "lib/python3*/site-packages/data_juicer/ops/**/*.py"
+CONSTANT = re.compile(r"""^(\w*NAME) = ["'](\w+)["']""", re.MULTILINE)
+REGISTERED = re.compile(r'^@OPERATORS\.register_module\((?:f?"([\w{}]+)"|(\w+))\)', re.MULTILINE)
+"""A name, which may hold constants in braces; or a constant."""
+
+
+@cache
+def installed_operators() -> frozenset[str]:
+    """Names of the operators. Raises TrinityError where Data-Juicer is not installed."""
+    environment = require_installed().parent.parent
+    return frozenset(name for path in environment.glob(SOURCES) for name in _registered(path))
+
+
+def _registered(path: Path) -> Iterator[str]:
+    text = path.read_text(encoding="utf-8")
+    constants = dict(CONSTANT.findall(text))
+    for name, constant in REGISTERED.findall(text):
+        yield name.format(**constants) if name else constants[constant]

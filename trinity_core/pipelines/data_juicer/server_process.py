@@ -3,8 +3,8 @@
 `POST /process` takes `{"rows": [...], "process": [{operator: args}, ...]}` and answers `{"rows": [...]}`, or
 `{"error": ...}` with status 400 for a list of operators that cannot be made and 500 where one fails; `GET /` says which
 version answers. With the environment variable of `KEY`, each request has to bear that key: some of Data-Juicer's
-operators run code. The server writes its port to standard output once it listens, and ends with its standard input,
-after the request in progress. It has a single thread, since Data-Juicer forks.
+operators run code. The server writes its port to standard output once it listens. It has a single thread, since
+Data-Juicer forks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import hmac
 import importlib.metadata
 import json
 import os
-import select
-import signal
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -94,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until the process is ended."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=5005, help="0: any free one")
     port = parser.parse_args().port
@@ -102,9 +100,7 @@ def main() -> None:
     server = HTTPServer(("127.0.0.1", port), Handler)
     print(server.server_address[1], flush=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads what operators print
-    while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
-        server.handle_request()
-    os.killpg(0, signal.SIGKILL)  # processes that operators have left
+    server.serve_forever()
 
 
 if __name__ == "__main__":

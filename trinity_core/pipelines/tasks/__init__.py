@@ -1,15 +1,6 @@
 """The task pipeline: operators on rows before a run. Importing this registers the built-in ones."""
 
-from trinity_core.pipelines.tasks import (
-    answer_format,
-    contamination,
-    duplicates,
-    judged,
-    juiced,
-    language,
-    length,
-    solved,
-)
+from trinity_core.pipelines.tasks import data_juicer_operator, filters, judged, solved
 from trinity_core.pipelines.tasks.configured import asked_models, curated_tasks, with_curated_tasks
 from trinity_core.pipelines.tasks.curation import CuratedDataset, TaskPipeline, curate
 from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, Memory, TaskOperator
@@ -20,16 +11,12 @@ __all__ = [
     "Memory",
     "TaskOperator",
     "TaskPipeline",
-    "answer_format",
     "asked_models",
-    "contamination",
     "curate",
     "curated_tasks",
-    "duplicates",
+    "data_juicer_operator",
+    "filters",
     "judged",
-    "juiced",
-    "language",
-    "length",
     "solved",
     "with_curated_tasks",
 ]

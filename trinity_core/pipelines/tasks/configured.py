@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 
 def configured_pipeline(config: Config) -> TaskPipeline:
     """The pipeline of `data_processor.task_pipeline`, which must be there."""
-    given = config.data_processor.task_pipeline
-    assert given is not None, "only a configuration with a task pipeline has one"
+    pipeline = config.data_processor.task_pipeline
+    assert pipeline is not None, "only a configuration with a task pipeline has one"
     return TaskPipeline(
-        inputs=given.inputs,
-        operators=given.operators,
-        split=given.split,
-        columns=given.target_fields,
-        priority_weights=given.priority_weights,
-        target_size=None if given.top_k < 0 else given.top_k,
+        inputs=pipeline.inputs,
+        operators=pipeline.operators,
+        split=pipeline.split,
+        columns=pipeline.target_fields,
+        priority_weights=pipeline.priority_weights,
+        target_size=None if pipeline.top_k < 0 else pipeline.top_k,
         max_rejected_share=config.buffer.max_rejected_share,
-        test_share=given.test_share,
+        test_share=pipeline.test_share,
         seed=config.seed,
         models={name: model.model_path for name, model in asked_models(config).items()},
     )
@@ -35,21 +35,21 @@ def configured_pipeline(config: Config) -> TaskPipeline:
 
 def asked_models(config: Config) -> dict[str, AuxiliaryModelConfig]:
     """The configuration's models that operators of its task pipeline ask, by the names that these use."""
-    given = config.data_processor.task_pipeline
-    asked = (model for operator in (given.operators if given else ()) for model in made_operator(operator).asks)
-    found = {model.name: own_model(config, model) for model in asked}
-    return {name: model for name, model in found.items() if model is not None}
+    pipeline = config.data_processor.task_pipeline
+    asked = (model for operator in (pipeline.operators if pipeline else ()) for model in made_operator(operator).asks)
+    models = {model.name: own_model(config, model) for model in asked}
+    return {name: model for name, model in models.items() if model is not None}
 
 
 def curated_tasks(config: Config, models: TaskModels | None = None) -> CuratedDataset:
     """The output of the configuration's pipeline: made, continued, or found. Raises TrinityError as `curate` does."""
     with closing_data_juicer(config) as data_juicer:
-        made = curate(configured_pipeline(config), output_root(config), models, data_juicer)
-    lost = "".join(f", {number} dropped by {operator}" for operator, number in made.dropped.items())
-    aside = f", {made.rejected} set aside ({made.folder / 'rejected.jsonl'})" if made.rejected else ""
-    test = f" and {made.test_rows} for tests" if made.test_rows else ""
-    log.info("Curated tasks: %d of %d rows%s in %s%s%s", made.rows, made.read, test, made.folder, lost, aside)
-    return made
+        dataset = curate(configured_pipeline(config), output_root(config), models, data_juicer)
+    lost = "".join(f", {number} dropped by {operator}" for operator, number in dataset.dropped.items())
+    aside = f", {dataset.rejected} set aside ({dataset.folder / 'rejected.jsonl'})" if dataset.rejected else ""
+    test = f" and {dataset.test_rows} for tests" if dataset.test_rows else ""
+    log.info("Curated tasks: %d of %d rows%s in %s%s%s", dataset.rows, dataset.read, test, dataset.folder, lost, aside)
+    return dataset
 
 
 def with_curated_tasks(config: Config, models: TaskModels | None = None) -> Config:
@@ -60,12 +60,16 @@ def with_curated_tasks(config: Config, models: TaskModels | None = None) -> Conf
     if not uses_pipeline(config):
         return config
     folder = str(curated_tasks(config, models).folder)
-    given = config.buffer.explorer_input
+    explorer_input = config.buffer.explorer_input
 
     def reading(tasksets: Sequence[TasksetConfig]) -> list[TasksetConfig]:
-        return [each.with_values({"path": folder}) if reads_output(config, each) else each for each in tasksets]
+        return [
+            taskset.with_values({"path": folder}) if reads_output(config, taskset) else taskset for taskset in tasksets
+        ]
 
-    key = "buffer.explorer_input"
-    return config.with_values({
-        f"{key}.tasksets": reading(given.tasksets), f"{key}.eval_tasksets": reading(given.eval_tasksets),
-    })  # fmt: skip
+    return config.with_values(
+        {
+            "buffer.explorer_input.tasksets": reading(explorer_input.tasksets),
+            "buffer.explorer_input.eval_tasksets": reading(explorer_input.eval_tasksets),
+        }
+    )

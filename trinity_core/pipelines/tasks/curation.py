@@ -21,10 +21,9 @@ from trinity_core.data.values import number_of
 from trinity_core.errors import DataError, EndpointError, ModelError, TransientFault
 from trinity_core.files import clear_errors, read_json, remove_leftovers, sync_file, temporary_sibling, write_json
 from trinity_core.pipelines.data_juicer.client import Processes
-from trinity_core.pipelines.tasks.fingerprint import fingerprint
 from trinity_core.pipelines.tasks.models import TaskModels
 from trinity_core.pipelines.tasks.progress import PipelineProgress
-from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, TaskOperator, Unusable
+from trinity_core.pipelines.tasks.task_operator import TASK_OPERATORS, TaskOperator, Unusable, fingerprint
 from trinity_core.runlock import hold, release
 
 log = logging.getLogger(__name__)
@@ -109,8 +108,8 @@ def curate(
 
 
 def _finished(folder: Path) -> CuratedDataset | None:
-    found = read_json(folder / "dataset.json")
-    return CuratedDataset(folder=folder, **found) if found else None
+    record = read_json(folder / "dataset.json")
+    return CuratedDataset(folder=folder, **record) if record else None
 
 
 def made_operator(
@@ -195,22 +194,22 @@ def _operated(operator: TaskOperator, located: Sequence[Located], progress: Pipe
     """What an operator leaves; rows with which it fails alone are set aside."""
     try:
         with progress.attempt():
-            given = [row for _, row in located]
-            results = operator.rows(given, progress)
-            if len(results) != len(given):
-                raise DataError(f"the operator gave {len(results)} results for {len(given)} rows")
+            rows = [row for _, row in located]
+            results = operator.rows(rows, progress)
+            if len(results) != len(rows):
+                raise DataError(f"the operator gave {len(results)} results for {len(rows)} rows")
             unusable = [
-                (location, made.why)
-                for (location, _), made in zip(located, results, strict=True)
-                if isinstance(made, Unusable)
+                (location, outcome.why)
+                for (location, _), outcome in zip(located, results, strict=True)
+                if isinstance(outcome, Unusable)
             ]
             kept = [
                 (location, row)
-                for (location, _), made in zip(located, results, strict=True)
-                if not isinstance(made, Unusable)
-                for row in made
+                for (location, _), outcome in zip(located, results, strict=True)
+                if not isinstance(outcome, Unusable)
+                for row in outcome
             ]
-            dropped = sum(made == [] for made in results)
+            dropped = sum(outcome == [] for outcome in results)
     except (TransientFault, EndpointError, ModelError):  # no row is at fault
         raise
     except Exception as error:
@@ -266,8 +265,8 @@ def _first(progress: PipelineProgress) -> str:
     return "; ".join(f"{source}:{line}: {reason}" for source, line, reason in progress.set_aside(LISTED))
 
 
-def _rejected_line(each: tuple[str, int, str]) -> str:
-    return json.dumps(dict(zip(("source", "line", "reason"), each, strict=True)), ensure_ascii=False)
+def _rejected_line(rejected: tuple[str, int, str]) -> str:
+    return json.dumps(dict(zip(("source", "line", "reason"), rejected, strict=True)), ensure_ascii=False)
 
 
 def _write(path: Path, lines: Iterator[str]) -> int:

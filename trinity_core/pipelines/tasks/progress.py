@@ -10,10 +10,12 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from trinity_core.data.files import RejectedRow, Row
 from trinity_core.data.values import plain
+from trinity_core.errors import on_failure
 
 CACHE_KIB = 16384
 TABLES = """
@@ -54,11 +56,8 @@ class PipelineProgress:
     @contextmanager
     def _between(self, begin: str, end: str, undo: str) -> Iterator[None]:
         self._database.execute(begin)
-        try:
+        with on_failure(partial(self._database.execute, undo)):
             yield
-        except BaseException:
-            self._database.execute(undo)
-            raise
         self._database.execute(end)
 
     @property

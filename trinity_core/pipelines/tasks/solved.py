@@ -58,20 +58,20 @@ class Solving(TaskOperator):
         answers = self.ask(asked)
         items = [
             RewardItem(answer, row.get(self._keys[1]), prompt, row, self._reward_args)
-            for (prompt, row), told in zip(tasks, _shares(answers, samples), strict=True)
-            for answer in told
+            for (prompt, row), sampled in zip(tasks, _shares(answers, samples), strict=True)
+            for answer in sampled
             if not isinstance(answer, NoAnswer)
         ]
         verdicts = iter(self._pool.score_sync(self._reward_fn, items))
-        found: list[float | Unusable] = []
-        for told in _shares(answers, samples):
-            rewards = [next(verdicts) for answer in told if not isinstance(answer, NoAnswer)]
+        rates: list[float | Unusable] = []
+        for sampled in _shares(answers, samples):
+            rewards = [next(verdicts) for answer in sampled if not isinstance(answer, NoAnswer)]
             judged = [sum(reward.parts.values()) >= self._right for reward in rewards if reward.parts is not None]
             errors = [reward.error for reward in rewards if reward.error] + [
-                answer.why for answer in told if isinstance(answer, NoAnswer)
+                answer.why for answer in sampled if isinstance(answer, NoAnswer)
             ]
-            found.append(sum(judged) / len(judged) if judged else Unusable(f"no answer could be judged: {errors[0]}"))
-        return found
+            rates.append(sum(judged) / len(judged) if judged else Unusable(f"no answer could be judged: {errors[0]}"))
+        return rates
 
     def ask(self, questions: Sequence[Question]) -> list[str | NoAnswer]:
         """What the model says."""

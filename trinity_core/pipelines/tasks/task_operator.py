@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from trinity_core.config import OperatorConfig
 from trinity_core.data.files import Row
 from trinity_core.errors import DataError, InputError
 from trinity_core.pipelines.tasks.models import AskedModel
@@ -87,3 +91,45 @@ def checked_keys(operator: str, keys: Sequence[str]) -> tuple[str, ...]:
     if not keys:
         raise InputError(f"{operator}: input_keys must name at least one column")
     return tuple(keys)
+
+
+FORMAT = 2
+"""Raised when the same pipeline would write another output than before."""
+
+
+def fingerprint(
+    files: Iterable[Path],
+    configured: Sequence[OperatorConfig],
+    operators: Sequence[TaskOperator],
+    choices: Mapping[str, Any],
+) -> str:
+    """16 hex digits of contents, in order, not of names: a data set that was moved has the fingerprint it had.
+
+    An operator counts with the source of its module, so that an edited plugin runs again; modules that it imports do
+    not count.
+    """
+    parts = {
+        "format": FORMAT,
+        "inputs": [_contents(file) for file in files],
+        "operators": [
+            {
+                "name": each.name,
+                "args": dict(each.args),
+                "source": _source(TASK_OPERATORS.resolve(each.name)),
+                "files": [_contents(file) for file in operator.files],
+            }
+            for each, operator in zip(configured, operators, strict=True)
+        ],
+        "choices": dict(choices),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _contents(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _source(kind: type[TaskOperator]) -> str:
+    source = inspect.getsourcefile(kind)
+    return _contents(Path(source)) if source else kind.__qualname__

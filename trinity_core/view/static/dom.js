@@ -30,11 +30,13 @@ export const kind = (reward) => (reward === null || reward === undefined ? "quie
 export async function get(path, parameters = {}) {
   const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const query = new URLSearchParams(given).toString();
-  const answer = await fetch(`/api/${path}${query ? `?${query}` : ""}`);
+  const answer = await fetch(`api/${path}${query ? `?${query}` : ""}`);
   const body = await answer.json();
   if (!answer.ok) throw new Error(typeof body.detail === "string" ? body.detail : JSON.stringify(body.detail));
   return body;
 }
+
+export const about = (run) => get(`runs/${encodeURIComponent(run)}`);
 
 export function attempt(action) {
   // What goes wrong is said on the page, until something works again.

@@ -82,7 +82,7 @@ export const open = attempt(async (id, rollout = 0) => {
 
 function choose(number) {
   place.rollout = number;
-  location.replace(`#${new URLSearchParams({ run: place.run, group: place.group, rollout: number })}`);
+  history.replaceState(null, "", `#${new URLSearchParams({ run: place.run, group: place.group, rollout: number })}`);
   const one = group.rollouts[number];
   const panes = one ? [pane(group, number)] : [make("p", { class: "quiet" }, gone(group))];
   if (kept && one && !(kept.group.id === group.id && kept.number === number)) panes.unshift(pane(kept.group, kept.number, true));

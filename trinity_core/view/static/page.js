@@ -1,11 +1,10 @@
 // Runs, tabs and keys.
-import { attempt, byId, get, options } from "./dom.js";
+import { about, attempt, byId, get, options } from "./dom.js";
 import * as groups from "./groups.js";
 import * as samples from "./samples.js";
 import { setColour } from "./tokens.js";
 
 const COLOURS = ["logprob", "mask", "advantage", "version", "plain"];
-let runs = {};
 
 function showTab(name) {
   for (const tab of document.querySelectorAll("[data-tab]")) {
@@ -15,21 +14,26 @@ function showTab(name) {
   byId("colours").hidden = name !== "experiences";
 }
 
-async function showRun(name) {
+const showRun = attempt(async (name, tab) => {
   byId("run").value = name;
-  groups.showRun(name, runs[name]);
-  samples.showRun(name, runs[name]);
-  showTab(runs[name].store ? "experiences" : "samples");
-  await Promise.all([runs[name].store ? groups.list() : null, samples.load()]);
-}
+  const run = await about(name);
+  groups.showRun(name, run);
+  samples.showRun(name, run);
+  showTab(tab ?? (run.store ? "experiences" : "samples"));
+  await Promise.all([run.store ? groups.list() : null, samples.load()]);
+});
 
+// The address after #: run; group and rollout, or tab=samples and the run to compare with (other).
 const start = attempt(async () => {
-  runs = await get("runs");
-  const names = Object.keys(runs);
+  const names = await get("runs");
   const asked = new URLSearchParams(location.hash.slice(1));
   options(byId("run"), names, names[0]);
+  options(byId("versions").other, names, "", "the same run");
   byId("run").disabled = names.length < 2;
-  await showRun(names.includes(asked.get("run")) ? asked.get("run") : (names.find((name) => runs[name].store) ?? names[0]));
+  const run = asked.get("run") ?? names[0];
+  if (!names.includes(run)) throw new Error(run ? `There are no rollouts of ${run}.` : "There are no rollouts yet.");
+  if (names.includes(asked.get("other"))) byId("versions").other.value = asked.get("other");
+  await showRun(run, asked.get("tab") === "samples" ? "samples" : null);
   if (asked.get("group")) await groups.open(Number(asked.get("group")), Number(asked.get("rollout") ?? 0));
 });
 
@@ -46,9 +50,8 @@ byId("filter").addEventListener("input", () => {
   waiting = setTimeout(groups.list, 250);
 });
 byId("versions").addEventListener("change", (event) => {
-  if (event.target.name === "source") samples.chooseSteps();
   if (event.target.name === "show") samples.draw();
-  else samples.load();
+  else samples.change(event.target.name);
 });
 
 const KEYS = {
@@ -64,5 +67,6 @@ document.addEventListener("keydown", (event) => {
   KEYS[event.key]();
 });
 
+window.addEventListener("hashchange", start);
 setColour("logprob");
 start();

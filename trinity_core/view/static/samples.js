@@ -1,32 +1,47 @@
 // The page of samples on disk: one step of a source, or two steps beside each other.
-import { attempt, byId, fact, get, kind, make, options, shown } from "./dom.js";
+import { about, attempt, byId, fact, get, kind, make, options, shown } from "./dom.js";
 
 const MOST = 200;
 let run = "";
 let steps = {};
+let otherSteps = {};
 let pairs = [];
 
-export function showRun(name, about) {
+export function showRun(name, { samples }) {
   run = name;
-  steps = about.samples;
+  steps = samples;
   options(byId("versions").source, Object.keys(steps), Object.keys(steps)[0]);
-  chooseSteps();
 }
 
-export function chooseSteps() {
+function chooseSteps() {
   const form = byId("versions");
-  const known = (steps[form.source.value] ?? []).map(String);
-  options(form.step, known, known.length > 1 ? known[0] : known.at(-1));
-  options(form.beside, known, known.length > 1 ? known.at(-1) : "", "nothing");
+  const own = (steps[form.source.value] ?? []).map(String);
+  const others = (otherSteps[form.source.value] ?? []).map(String);
+  const another = form.other.value !== "";
+  options(form.step, own, own.length > 1 && !another ? own[0] : own.at(-1));
+  options(form.beside, others, others.length > 1 || another ? others.at(-1) : "", "nothing");
 }
+
+export const change = attempt(async (name) => {
+  if (name === "other") return load();
+  if (name === "source") chooseSteps();
+  await show();
+});
 
 export const load = attempt(async () => {
+  const { other } = byId("versions");
+  otherSteps = other.value ? (await about(other.value)).samples : steps;
+  chooseSteps();
+  await show();
+});
+
+async function show() {
   const form = byId("versions");
   if (!form.source.value) return byId("pairs").replaceChildren(make("p", { class: "quiet" }, "This run has no samples on disk."));
   const where = `runs/${encodeURIComponent(run)}/samples/${encodeURIComponent(form.source.value)}/${form.step.value}`;
-  pairs = (await get(where, { beside: form.beside.value })).pairs;
+  pairs = (await get(where, { beside: form.beside.value, other: form.other.value })).pairs;
   draw();
-});
+}
 
 export function draw() {
   const form = byId("versions");
@@ -52,12 +67,13 @@ function card({ left, right }, two) {
     make("div", { class: "both" },
       make("p", { class: "facts" }, fact("task", one.task_index), fact("run", one.run), fact("reference", one.truth.slice(0, 300) || "–")),
       make("pre", { class: "quiet" }, one.prompt)),
-    side(left, form.step.value), ...(two ? [side(right, form.beside.value)] : []));
+    side(left, run, form.step.value), ...(two ? [side(right, form.other.value || run, form.beside.value)] : []));
 }
 
-function side(sample, step) {
-  if (!sample) return make("div", {}, make("h3", {}, `step ${step}`), make("p", { class: "quiet" }, "not sampled"));
+function side(sample, of, step) {
+  const title = make("h3", {}, of === run ? `step ${step}` : `${of}, step ${step}`);
+  if (!sample) return make("div", {}, title, make("p", { class: "quiet" }, "not sampled"));
   const parts = Object.entries(sample.parts).slice(0, 8).map(([name, value]) => fact(name, shown(value)));
-  return make("div", {}, make("h3", {}, `step ${step}`),
+  return make("div", {}, title,
     make("p", { class: "facts" }, fact("reward", shown(sample.reward), kind(sample.reward)), ...parts), make("pre", {}, sample.response));
 }

@@ -5,9 +5,6 @@ from trinity_core.workflows.environments.openenv_tools import OpenEnvTools
 from trinity_core.workflows.environments.process import ProcessEnvironment
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Environment, EnvironmentFailed, Step
 from trinity_core.workflows.environments.reasoning import ReasoningGym
-from trinity_core.workflows.environments.toy_text import Blackjack, FrozenLake, Taxi
-
-ENVIRONMENTS.update(frozen_lake=FrozenLake, taxi=Taxi, blackjack=Blackjack)
 
 __all__ = [
     "ENVIRONMENTS",

@@ -11,16 +11,15 @@ from typing import Any
 import aiohttp
 
 from trinity_core.errors import InputError
+from trinity_core.waits import poll_async
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, EnvironmentFailed, Step
 
-START_ATTEMPTS = 8
-"""Of a session, while the server is full or not there yet: 32 s, less than the usual `time_limit`."""
+START_SECONDS = 32.0
+"""For a server that is full or not there yet to open a session: less than the usual `time_limit`."""
 MOST_BYTES = 16 << 20
 """Longest message."""
 CLOSE_SECONDS = 2.0
 """In which a server ends a session whose client has said that it is over."""
-START_PAUSE = 1.0
-"""Seconds before the second attempt; each pause is half as long again as the one before."""
 
 
 @ENVIRONMENTS.register("openenv")
@@ -77,15 +76,13 @@ class OpenEnv:
 
     async def _begun(self, message: Mapping[str, Any]) -> Step:
         """As `_observed`, with patience for a server that is full or not there yet."""
-        pause = START_PAUSE
-        for _ in range(START_ATTEMPTS - 1):
+        async for _ in poll_async(START_SECONDS, pause=1.0):
             try:
                 return await self._observed(message)
-            except _NotNow:
+            except _NotNow as error:
+                refusal = error
                 await self.close()
-                await asyncio.sleep(pause)
-                pause *= 1.5
-        return await self._observed(message)
+        raise refusal
 
     async def _observed(self, message: Mapping[str, Any]) -> Step:
         """What the server answers. Raises EnvironmentFailed if it cannot be reached, refuses or answers nonsense."""
@@ -98,13 +95,13 @@ class OpenEnv:
         if reply.type is not aiohttp.WSMsgType.TEXT:
             raise EnvironmentFailed(f"OpenEnv server {self._url} ended the session ({reply.type.name})")
         try:
-            said = json.loads(reply.data)
+            answer = json.loads(reply.data)
         except (ValueError, RecursionError):
             raise EnvironmentFailed(f"OpenEnv server {self._url} said {reply.data[:200]!r}, which is no JSON") from None
-        return self._step(message["type"], said)
+        return self._step(message["type"], answer)
 
-    def _step(self, asked: str, said: Any) -> Step:
-        match said:
+    def _step(self, asked: str, answer: Any) -> Step:
+        match answer:
             case {
                 "type": "observation",
                 "data": {"observation": seen, "reward": None | int() | float() as reward, "done": bool(done)},
@@ -119,15 +116,15 @@ class OpenEnv:
                 raise _NotNow(f"OpenEnv server {self._url} is full: {data.get('message')}")
             case {"type": "error", "data": data}:
                 raise EnvironmentFailed(f"OpenEnv server {self._url} refuses a {asked}: {str(data)[:300]}")
-        raise EnvironmentFailed(f"OpenEnv server {self._url} said {str(said)[:200]!r}")
+        raise EnvironmentFailed(f"OpenEnv server {self._url} said {str(answer)[:200]!r}")
 
     def _text(self, seen: Any) -> str:
         if self._observation_key is None:
             return json.dumps(seen, ensure_ascii=False)
         if not isinstance(seen, dict) or self._observation_key not in seen:
             raise EnvironmentFailed(f"the observation {str(seen)[:200]} has no '{self._observation_key}'")
-        found = seen[self._observation_key]
-        return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+        value = seen[self._observation_key]
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 class Channel:
@@ -174,10 +171,10 @@ class _NotNow(EnvironmentFailed):
 def _as_object(text: str) -> dict[str, Any] | None:
     """The JSON object that a text is; None if it is none."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _reasons(data: Mapping[str, Any]) -> str:

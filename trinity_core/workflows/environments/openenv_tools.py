@@ -32,11 +32,11 @@ class OpenEnvTools:
 
     async def tools(self) -> list[Tool]:
         """What the server offers. Raises EnvironmentFailed if that is nothing."""
-        told = await self._world.step(json.dumps({"type": "list_tools"}))
-        match {} if told.info.get("invalid") else json.loads(told.observation):
+        answer = await self._world.step(json.dumps({"type": "list_tools"}))
+        match {} if answer.info.get("invalid") else json.loads(answer.observation):
             case {"tools": [_, *_] as offered}:
                 return [schema(tool) for tool in offered]
-        raise EnvironmentFailed(f"OpenEnv server {self._url} offers no tools: {told.observation[:300]}")
+        raise EnvironmentFailed(f"OpenEnv server {self._url} offers no tools: {answer.observation[:300]}")
 
     async def reset(self, seed: int) -> Step:
         """Begin a new episode."""
@@ -67,8 +67,8 @@ def schema(tool: Any) -> Tool:
     """A tool as chat templates want it."""
     match tool:
         case {"name": str(name), "input_schema": dict(parameters)}:
-            told = {"name": name, "description": tool.get("description") or "", "parameters": parameters}
-            return {"type": "function", "function": told}
+            function = {"name": name, "description": tool.get("description") or "", "parameters": parameters}
+            return {"type": "function", "function": function}
     raise EnvironmentFailed(f"a tool of OpenEnv has no name or no input_schema: {str(tool)[:200]}")
 
 
@@ -81,13 +81,13 @@ def calls_in(text: str) -> list[dict[str, Any]] | None:
 def action(call: str) -> dict[str, Any] | None:
     """The action that a call is: `{"name": …, "arguments": …}`, or `parameters`, as some models say."""
     try:
-        said = json.loads(call)
+        request = json.loads(call)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+    if not isinstance(request, dict) or not isinstance(request.get("name"), str):
         return None
-    arguments = said.get("arguments", said.get("parameters", {}))
-    return {"type": "call_tool", "tool_name": said["name"], "arguments": arguments}
+    arguments = request.get("arguments", request.get("parameters", {}))
+    return {"type": "call_tool", "tool_name": request["name"], "arguments": arguments}
 
 
 def heard(step: Step) -> Step:

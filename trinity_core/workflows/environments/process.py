@@ -1,35 +1,24 @@
 """An environment in a process of its own: with another interpreter if its packages clash with ours, and killed with all
-that it started if it hangs. The two speak lines of JSON over pipes (`host.py`); nothing is unpickled.
+that it started if it hangs.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import threading
-import time
-import uuid
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
+from trinity_core.children import CallFailed, NoAnswer, Worker
 from trinity_core.data.formats import Tool
-from trinity_core.waits import is_readable
-from trinity_core.workflows.command import end_processes
+from trinity_core.errors import on_failure
 from trinity_core.workflows.environments.protocol import EnvironmentFailed, Step, as_step, as_tools, missing
 
-HOST = Path(__file__).with_name("host.py")
-START_SECONDS = 120.0
-"""To import the environment's packages and make it."""
-END_SECONDS = 10.0
-"""For a process that was killed to be gone."""
 MOST_BYTES = 16 << 20
 """Longest reply."""
 SHOWN = 300
@@ -55,127 +44,68 @@ class ProcessEnvironment:
 
     def __init__(self, where: Where, time_limit: float) -> None:
         self.where, self.time_limit = where, time_limit
-        self._mark = f"TRINITY_ENVIRONMENT={uuid.uuid4().hex}"
-        name, _, value = self._mark.partition("=")
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._left = b""
         try:
-            self._process = subprocess.Popen(
-                [where.python, "-I", str(HOST), where.target],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                env={**os.environ, name: value},
-                start_new_session=True,
-            )
+            self._worker = Worker(where.target, python=where.python, keep_output=True, most_bytes=MOST_BYTES)
         except OSError as error:
-            self._said.close()
             raise EnvironmentFailed(f"environment '{where.name}': {where.python} does not start: {error}") from None
-        self._answer(time.monotonic() + START_SECONDS, f"{START_SECONDS:g} s to start")
 
     def make(self, arguments: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
         """Have the environment with these arguments, anew if it has others.
 
         `columns`: of a task; those named like an argument of its class are arguments too.
         """
-        limit = f"{START_SECONDS:g} s to be made"
-        self._ask("make", dict(arguments), dict(columns))
-        self._answer(time.monotonic() + START_SECONDS, limit)
+        plain = json.loads(json.dumps([arguments, columns], default=str))  # a column may hold a date
+        with self._failing("to be made"):
+            self._worker.make(*plain)
 
     def reset(self, seed: int) -> Step:
         """See `Environment`."""
-        return self._step("reset", seed)
+        with self._failing("for reset (workflow_args.time_limit)"):
+            return as_step(self._worker.call("reset", seed, seconds=self.time_limit))
 
     def step(self, action: str) -> Step:
         """See `Environment`."""
-        return self._step("step", action)
+        with self._failing("for step (workflow_args.time_limit)"):
+            return as_step(self._worker.call("step", action, seconds=self.time_limit))
 
     def tools(self) -> list[Tool]:
         """See `Environment`."""
-        found = self._call("tools")
-        try:
-            return as_tools(found)
-        except EnvironmentFailed as error:
-            raise self._failed(str(error)) from None
+        with self._failing("for tools (workflow_args.time_limit)"):
+            try:
+                return as_tools(self._worker.call("tools", seconds=self.time_limit))
+            except CallFailed as failure:
+                if "NoSuchMethod" in failure.kinds:
+                    return []
+                raise
 
     def close(self) -> None:
         """End the process and all that it started."""
-        if self._said.closed:
-            return
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        end_processes(self._mark)
-        self._process.wait(END_SECONDS)
-        for stream in (self._process.stdin, self._process.stdout, self._said):
-            with suppress(OSError):
-                stream and stream.close()
+        self._worker.kill()
 
     @property
     def alive(self) -> bool:
         """True until the process ends."""
-        return self._process.poll() is None
+        return self._worker.alive
 
-    def _step(self, call: Literal["reset", "step"], argument: int | str) -> Step:
-        found = self._call(call, argument)
+    @contextmanager
+    def _failing(self, doing: str) -> Iterator[None]:
+        """End the process after a failure, and raise EnvironmentFailed; or what is to be installed."""
         try:
-            return as_step(found)
-        except EnvironmentFailed as error:
-            raise self._failed(str(error)) from None
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        self._ask(name, *arguments)
-        limit = f"{self.time_limit:g} s for {name} (workflow_args.time_limit)"
-        return self._answer(time.monotonic() + self.time_limit, limit)
-
-    def _ask(self, name: str, *arguments: Any) -> None:
-        assert self._process.stdin is not None
-        request = json.dumps([name, arguments], default=str)  # a column may hold a date
-        try:
-            self._process.stdin.write(request.encode() + b"\n")
-            self._process.stdin.flush()
-        except (OSError, ValueError):
-            raise self._failed("its process has ended") from None
-
-    def _answer(self, deadline: float, limit: str) -> Any:
-        line = self._line(deadline, limit)
-        try:
-            reply = json.loads(line)
-        except ValueError:
-            raise self._failed(f"it said {line[:200]!r}, which is no JSON") from None
-        match reply:
-            case {"result": found}:
-                return found
-            case {"error": str(text), "missing": str(package)} if self.where.python == sys.executable:
-                self._failed(text)
-                raise missing(self.where.name, package)
-            case {"error": str(text)}:
-                raise self._failed(text)
-        raise self._failed(f"it said {line[:200]!r}")
-
-    def _line(self, deadline: float, limit: str) -> bytes:
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        while b"\n" not in self._left:
-            left = deadline - time.monotonic()
-            if left <= 0 or not is_readable(descriptor, left):
-                raise self._failed(f"it took longer than {limit}")
-            read = os.read(descriptor, 1 << 16)
-            self._left += read
-            if not read:
-                raise self._failed("its process has ended")
-            if len(self._left) > MOST_BYTES:
-                raise self._failed(f"it said more than {MOST_BYTES >> 20} MiB at once")
-        line, _, self._left = self._left.partition(b"\n")
-        return line
-
-    def _failed(self, reason: str) -> EnvironmentFailed:
-        """The error, after the process's end."""
-        shown = ""
-        if not self._said.closed:
-            self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - SHOWN))
-            shown = self._said.read().decode(errors="replace").strip()
+            yield
+        except NoAnswer as failure:
+            reason = "its process has ended" if failure.died else f"it {failure} {doing}"
+        except CallFailed as failure:
+            if failure.missing and self.where.python == sys.executable:
+                self.close()
+                raise missing(self.where.name, failure.missing) from None
+            reason = str(failure)
+        except EnvironmentFailed as failure:  # the reply is no step, or no tools
+            reason = str(failure)
+        else:
+            return
         self.close()
-        return EnvironmentFailed(f"environment '{self.where.name}': {reason}" + (f": {shown}" if shown else ""))
+        output = self._worker.output(SHOWN)
+        raise EnvironmentFailed(f"environment '{self.where.name}': {reason}" + (f": {output}" if output else ""))
 
 
 @dataclass
@@ -200,16 +130,13 @@ class Hosts:
             self._used[where] += 1
             waiting = self.idle.setdefault(where, [])
             kept = waiting.pop() if waiting else None
-        try:
+        with on_failure(partial(self._release, where)):
             if kept is not None and kept.alive:
                 kept.time_limit = time_limit
                 return kept
             if kept is not None:
                 kept.close()
             return ProcessEnvironment(where, time_limit)
-        except BaseException:
-            self._release(where)
-            raise
 
     def give(self, environment: ProcessEnvironment, reusable: bool) -> None:
         """Take a process back; one that is not to be used again is ended."""

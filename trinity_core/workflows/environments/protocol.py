@@ -77,22 +77,22 @@ class NeedsProcess(Protocol):
 ENVIRONMENTS: Registry[type[Any]] = Registry("environment")
 
 
-def as_step(told: Any) -> Step:
+def as_step(reply: Any) -> Step:
     """What an environment returned, checked. Raises EnvironmentFailed."""
-    match told:
+    match reply:
         case [str(observation), int() | float() as reward, bool(done), dict(info)] if math.isfinite(reward):
             return Step(observation, float(reward), done, info)
     raise EnvironmentFailed(
-        f"it said {str(told)[:200]!r}, which is not (observation: text, reward: a finite number, done: true or false, "
+        f"it said {str(reply)[:200]!r}, which is not (observation: text, reward: a finite number, done: true or false, "
         "info: a mapping)"
     )
 
 
-def as_tools(told: Any) -> list[Tool]:
+def as_tools(reply: Any) -> list[Tool]:
     """The tools that an environment returned, checked. Raises EnvironmentFailed."""
-    if isinstance(told, list) and all(isinstance(tool, dict) for tool in told):
-        return told
-    raise EnvironmentFailed(f"its tools are {str(told)[:200]!r}, not a list of JSON schemas")
+    if isinstance(reply, list) and all(isinstance(tool, dict) for tool in reply):
+        return reply
+    raise EnvironmentFailed(f"its tools are {str(reply)[:200]!r}, not a list of JSON schemas")
 
 
 def check_installed(name: str, kind: type[Any]) -> None:

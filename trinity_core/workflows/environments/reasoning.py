@@ -2,17 +2,78 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from trinity_core.errors import DataError
-from trinity_core.workflows.environments.evaluated import EVALUATED, is_evaluable
 from trinity_core.workflows.environments.protocol import ENVIRONMENTS, Step, missing
-from trinity_core.workflows.rewards.base import REWARD_FNS, WARM_UPS
+from trinity_core.workflows.rewards.base import REWARD_FNS, WARM_UPS, graded
+from trinity_core.workflows.rewards.math import tagged_answers
 
-ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+EVALUATED = frozenset({
+    "binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24",
+    "simple_integration", "spiral_matrix", "string_insertion",
+})  # fmt: skip
+"""Generators whose verifiers evaluate an answer."""
+FUNCTIONS = frozenset({
+    "Abs", "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "cot", "csc", "erf", "exp", "ln",
+    "log", "sec", "sin", "sinh", "sqrt", "tan", "tanh",
+})  # fmt: skip
+"""What a formula may call."""
+DATA = (
+    ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Name, ast.Load, ast.UnaryOp, ast.UAdd, ast.USub, ast.BinOp,
+    ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.BitXor, ast.Call,
+)  # fmt: skip
+LARGEST_EXPONENT = 100
+"""Of a number, and of all powers of powers together: `9**9**9` would take for ever."""
+
+
+def is_evaluable(answer: str) -> bool:
+    """True if evaluating the answer runs nothing but arithmetic and the functions of formulas, or fails."""
+    try:
+        tree = ast.parse(answer.strip().replace("!", ""), mode="eval")
+        return "!" not in answer and all(map(_is_harmless, ast.walk(tree))) and _power(tree) <= LARGEST_EXPONENT
+    except (SyntaxError, ValueError):
+        return True
+    except (RecursionError, MemoryError):
+        return False
+
+
+def _is_harmless(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Name(id=name), keywords=[]):
+            return name in FUNCTIONS
+        case ast.Name(id=name):
+            return "_" not in name
+        case ast.BinOp(op=ast.Pow(), right=exponent):
+            return _exponent(exponent) is not None or any(isinstance(one, ast.Name) for one in ast.walk(exponent))
+        case _:
+            return isinstance(node, DATA) and not isinstance(node, ast.Call)
+
+
+def _power(node: ast.AST) -> float:
+    """The product of the exponents on the way to a number, where it is largest."""
+    own = _exponent(node.right) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else None
+    return max(1.0, own or 1.0) * max((_power(child) for child in ast.iter_child_nodes(node)), default=1.0)
+
+
+def _exponent(node: ast.expr) -> float | None:
+    """The size of an exponent that is a number or a fraction of two, with or without a sign; else None."""
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return abs(number)
+        case ast.UnaryOp(operand=operand):
+            return _exponent(operand)
+        case ast.BinOp(left=above, op=ast.Div(), right=below):
+            sizes = _exponent(above), _exponent(below)
+            return sizes[0] / sizes[1] if sizes[0] is not None and sizes[1] else None
+        case _:
+            return None
+
+
 HEADING = re.compile(r"####(.*)")
 Score = Callable[[str, Mapping[str, Any]], float]
 """`(answer, entry) -> score`."""
@@ -88,25 +149,28 @@ def rows(dataset: str, seed: int, size: int, config: Mapping[str, Any]) -> Itera
 
 def answer_in(text: str) -> str:
     """The answer within a response: in `<answer>`, after `####`, or all of it."""
-    for pattern in (ANSWER, HEADING):
-        if found := pattern.findall(text):
-            return str(found[-1]).strip()
-    return text.strip()
+    for _, answer in tagged_answers(text):
+        return answer
+    headings = HEADING.findall(text)
+    return str(headings[-1] if headings else text).strip()
 
 
 @REWARD_FNS.register("reasoning_gym_reward")
 def reasoning_gym_reward(
     *, prompt: str, response: str, truth: Any, task: Mapping[str, Any], **_: Any
 ) -> dict[str, float]:
-    """The verifier's score, from 0 to 1, for rows as `rows` makes them. Raises DataError for others."""
+    """The verifier's score, from 0 to 1, as the parts of `graded`; for rows as `rows` makes them.
+
+    Raises DataError for other rows.
+    """
     try:
         entry = json.loads(task["entry"])
         score = verifier(entry["dataset"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"reasoning_gym_reward reads the column 'entry', as {__package__}.tasks writes it: {error}"
+            f"reasoning_gym_reward reads the column 'entry', as configs/environment_tasks.py writes it: {error}"
         ) from error
-    return {"accuracy": float(score(answer_in(response), entry))}
+    return graded(float(score(answer_in(response), entry)))
 
 
 def verifier(dataset: str) -> Score:

@@ -1,4 +1,4 @@
-"""`env_workflow`: the policy acts in an environment, turn after turn; `frozen_lake_workflow` is one such."""
+"""`env_workflow`: the policy acts in an environment, turn after turn."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from trinity_core.children import START_SECONDS
 from trinity_core.data.experience import Experience
 from trinity_core.data.formats import Message
 from trinity_core.data.task import Task
 from trinity_core.errors import DataError, InputError
 from trinity_core.signatures import Arguments
 from trinity_core.threads import InterruptibleThreads
-from trinity_core.workflows.base import WORKFLOWS, Workflow
-from trinity_core.workflows.environments.process import HOSTS, START_SECONDS, ProcessEnvironment, Where
+from trinity_core.workflows.base import WORKFLOWS, Workflow, all_of
+from trinity_core.workflows.environments.process import HOSTS, ProcessEnvironment, Where
 from trinity_core.workflows.environments.protocol import (
     ENVIRONMENTS,
     Environment,
@@ -98,10 +99,10 @@ class EnvArguments(Arguments):
         return self
 
 
-def _check(model: Any, given: Mapping[str, Any], name: str) -> None:
+def _check(model: Any, values: Mapping[str, Any], name: str) -> None:
     """Raise InputError for unknown arguments or wrong ones. Those that are missing may be columns of the tasks."""
     try:
-        model.model_validate(given)
+        model.model_validate(values)
     except ValidationError as error:
         wrong = [one for one in error.errors() if one["type"] != "missing"]
         if wrong:
@@ -161,30 +162,26 @@ class EnvWorkflow(Workflow):
 
     async def run(self) -> list[Experience]:
         """The experiences of all `task.repeat_times` rollouts."""
-        given = self.given()
-        running = [asyncio.ensure_future(self._rollout(given, run)) for run in range(self.task.repeat_times)]
-        try:
-            return [one for experiences in await asyncio.gather(*running) for one in experiences]
-        finally:
-            for rollout in running:
-                rollout.cancel()
+        arguments = self.given()
+        rollouts = await all_of([self._rollout(arguments, run) for run in range(self.task.repeat_times)])
+        return [one for experiences in rollouts for one in experiences]
 
     def given(self) -> EnvArguments:
         """The arguments, with those in the task's columns."""
-        given = self.arguments.model_validate(self.task.workflow_args)
-        if given.environment not in ENVIRONMENTS:
-            return given
-        kind = ENVIRONMENTS[given.environment]
-        if given.python is None:
-            check_installed(given.environment, kind)
-        model = ENVIRONMENTS.arguments(kind, given.environment)
+        arguments = self.arguments.model_validate(self.task.workflow_args)
+        if arguments.environment not in ENVIRONMENTS:
+            return arguments
+        kind = ENVIRONMENTS[arguments.environment]
+        if arguments.python is None:
+            check_installed(arguments.environment, kind)
+        model = ENVIRONMENTS.arguments(kind, arguments.environment)
         own = {name: self.task.raw[name] for name in (model.model_fields if model else ()) if name in self.task.raw}
-        return given.model_copy(update={"environment_args": {**given.all_arguments, **own}})
+        return arguments.model_copy(update={"environment_args": {**arguments.all_arguments, **own}})
 
-    async def _rollout(self, given: EnvArguments, run: int) -> list[Experience]:
+    async def _rollout(self, arguments: EnvArguments, run: int) -> list[Experience]:
         task = self.task
-        limit = given.time_limit + (GRACE if given.separate else 0.0)
-        async with opened(given, task.raw) as environment:
+        limit = arguments.time_limit + (GRACE if arguments.separate else 0.0)
+        async with opened(arguments, task.raw) as environment:
             tools = as_tools(await called(environment.tools, limit))
             episode = Episode(as_step(await called(environment.reset, limit, seed_of(task))))
             trajectory = Trajectory(
@@ -195,7 +192,7 @@ class EnvWorkflow(Workflow):
                 chat_template=task.format.chat_template,
                 **task.sampling,
             )
-            while len(episode.steps) < given.max_turns:
+            while len(episode.steps) < arguments.max_turns:
                 answer = await trajectory.act()
                 if answer.finish_reason == "prompt_too_long":
                     break
@@ -204,7 +201,7 @@ class EnvWorkflow(Workflow):
                 if episode.steps[-1].done:
                     break
                 trajectory.add({"role": "user", "content": episode.steps[-1].observation})
-        return experiences_of(trajectory, episode, given, run)
+        return experiences_of(trajectory, episode, arguments, run)
 
 
 def seed_of(task: Task) -> int:
@@ -212,25 +209,25 @@ def seed_of(task: Task) -> int:
 
     Raises DataError for a seed that is no whole number.
     """
-    found = task.raw.get("seed")
-    if found is None:
-        return task.rollout_seed(0)
-    text = str(found).removesuffix(".0")  # a column with gaps is one of floats
+    seed = task.raw.get("seed")
+    if seed is None:
+        return task.environment_seed
+    text = str(seed).removesuffix(".0")  # a column with gaps is one of floats
     if not re.fullmatch(r"-?[0-9]+", text):
-        raise DataError(f"column 'seed' is {found!r:.80}, not a whole number")
+        raise DataError(f"column 'seed' is {seed!r:.80}, not a whole number")
     return int(text)
 
 
 @asynccontextmanager
-async def opened(given: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterator[Environment]:
+async def opened(arguments: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterator[Environment]:
     """The environment of a row, here or in a process of its own. Raises EnvironmentFailed if it cannot be made."""
-    if given.separate:
-        registered = ENVIRONMENTS.get(given.environment)
-        target = given.environment if registered is None else target_of(registered, given.python is None)
-        where = Where(given.environment, target, given.python or sys.executable)
+    if arguments.separate:
+        registered = ENVIRONMENTS.get(arguments.environment)
+        target = arguments.environment if registered is None else target_of(registered, arguments.python is None)
+        where = Where(arguments.environment, target, arguments.python or sys.executable)
         columns = {} if registered else raw
         taking = asyncio.get_running_loop().run_in_executor(
-            InterruptibleThreads("environment"), HOSTS.take, where, given.time_limit, given.processes, PATIENCE
+            InterruptibleThreads("environment"), HOSTS.take, where, arguments.time_limit, arguments.processes, PATIENCE
         )
         try:
             hosted = await asyncio.shield(taking)
@@ -239,19 +236,19 @@ async def opened(given: EnvArguments, raw: Mapping[str, Any]) -> AsyncIterator[E
             raise
         whole = False
         try:
-            await called(hosted.make, START_SECONDS + GRACE, given.environment_args, columns)
+            await called(hosted.make, START_SECONDS + GRACE, arguments.environment_args, columns)
             yield hosted
             whole = True
         finally:
             HOSTS.give(hosted, whole)
         return
     environment: Environment = await called(
-        ENVIRONMENTS.resolve(given.environment), given.time_limit, **given.environment_args
+        ENVIRONMENTS.resolve(arguments.environment), arguments.time_limit, **arguments.environment_args
     )
     try:
         yield environment
     finally:
-        await called(environment.close, given.time_limit)
+        await called(environment.close, arguments.time_limit)
 
 
 def _give_back(taken: asyncio.Future[ProcessEnvironment]) -> None:
@@ -271,8 +268,8 @@ async def called(method: Callable[..., Any], limit: float, /, *args: Any, **kwar
             if inspect.iscoroutinefunction(method):
                 return await method(*args, **kwargs)
             threads = InterruptibleThreads("environment")
-            found = await asyncio.get_running_loop().run_in_executor(threads, lambda: method(*args, **kwargs))
-            return await found if inspect.isawaitable(found) else found
+            result = await asyncio.get_running_loop().run_in_executor(threads, lambda: method(*args, **kwargs))
+            return await result if inspect.isawaitable(result) else result
     except TimeoutError:
         raise EnvironmentFailed(f"{name} took longer than {limit:g} s (workflow_args.time_limit)") from None
 
@@ -285,59 +282,16 @@ def first_messages(messages: list[Message], observation: str) -> list[Message]:
     return [*messages[:-1], {**last, "content": f"{last['content']}\n{observation}".strip()}]
 
 
-def returns(rewards: list[float], discount: float) -> list[float]:
-    """The discounted sum of the rewards from each turn on."""
-    found: list[float] = []
-    for reward in reversed(rewards):
-        found.insert(0, reward + discount * (found[0] if found else 0.0))
-    return found
-
-
-def experiences_of(trajectory: Trajectory, episode: Episode, given: EnvArguments, run: int) -> list[Experience]:
+def experiences_of(trajectory: Trajectory, episode: Episode, arguments: EnvArguments, run: int) -> list[Experience]:
     """One experience, or one for each turn. A rollout that was not judged has no reward."""
     fields: dict[str, Any] = {"run": run, "metrics": episode.metrics}
-    if not given.step_wise or not episode.judged:
+    if not arguments.step_wise or not episode.judged:
         reward = sum(episode.rewards) if episode.judged else None
         return [trajectory.experience(reward, **fields, info={"state": episode.first.state})]
-    whole = [sum(episode.rewards)] * len(episode.rewards)
-    rewards = whole if given.turn_rewards == "rollout" else returns(episode.rewards, given.discount)
-    steps = trajectory.step_experiences(rewards, **fields)
+    if arguments.turn_rewards == "rollout":
+        steps = trajectory.step_experiences([sum(episode.rewards)] * len(episode.rewards), **fields)
+    else:
+        steps = trajectory.step_experiences(episode.rewards, arguments.discount, **fields)
     for one, state in zip(steps, episode.states, strict=False):
         one.state, one.info = state, {**one.info, "state": state}
     return steps
-
-
-class FrozenLakeArguments(EnvArguments):
-    """`workflow_args` of `frozen_lake_workflow`."""
-
-    environment: Literal["frozen_lake"] = "frozen_lake"
-    agent_max_steps: int = Field(10, ge=1)
-    """Most turns of the policy, instead of `max_turns`."""
-    env_max_steps: int = Field(8, ge=1)
-    """Most moves; an answer that names no move is none."""
-    is_slippery: bool = False
-
-    @model_validator(mode="after")
-    def _named_as_there(self) -> Self:
-        if "max_turns" in self.model_fields_set:
-            raise ValueError("frozen_lake_workflow has agent_max_steps in place of max_turns")
-        return self
-
-    @property
-    def all_arguments(self) -> dict[str, Any]:
-        """Those of `FrozenLake`."""
-        return {"is_slippery": self.is_slippery, "max_steps": self.env_max_steps, **self.environment_args}
-
-
-@WORKFLOWS.register("frozen_lake_workflow")
-class FrozenLakeWorkflow(EnvWorkflow):
-    """`env_workflow` on `frozen_lake`, with Trinity-RFT's arguments; the tasks' columns `size`, `p` and `seed` draw a
-    map for each."""
-
-    arguments: ClassVar[type[EnvArguments]] = FrozenLakeArguments
-
-    def given(self) -> EnvArguments:
-        """As of `env_workflow`, with `agent_max_steps` as the number of turns."""
-        given = super().given()
-        assert isinstance(given, FrozenLakeArguments)
-        return given.model_copy(update={"max_turns": given.agent_max_steps})

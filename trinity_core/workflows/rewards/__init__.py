@@ -1,6 +1,6 @@
 """Reward functions by name, and the pool of killable processes that they run in."""
 
-from trinity_core.workflows.rewards import boxed, code, countdown, judge, math, reward_model, toolcall
+from trinity_core.workflows.rewards import boxed, code, countdown, judge, math, models, toolcall
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, Parts, Reward, RewardFn, RewardItem, Scored
 from trinity_core.workflows.rewards.pool import RewardPool, RewardRunner
 
@@ -19,6 +19,6 @@ __all__ = [
     "countdown",
     "judge",
     "math",
-    "reward_model",
+    "models",
     "toolcall",
 ]

@@ -10,6 +10,8 @@ from trinity_core.errors import TrinityError
 from trinity_core.registry import Registry
 
 Parts = dict[str, float]
+ROUNDING = 1e-6
+"""By which an accuracy may miss the range from 0 to 1, as a mean of floats does; it is clamped."""
 VERIFIER_ERRORS = "verifier_errors"
 """The metric of an experience that is 1 if no verifier could judge it; such experiences carry no loss."""
 
@@ -28,6 +30,12 @@ class RewardFn(Protocol):
 
         A function with a parameter `response_tokens` is given the number of tokens of the answer, or None.
         """
+
+
+def graded(score: float) -> Parts:
+    """A score from 0 to 1 as two parts: `accuracy`, 1 for a full score and else 0, and `partial`, the rest of it."""
+    solved = score >= 1.0
+    return {"accuracy": float(solved), "partial": score - solved}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,10 @@ class RewardItem:
 class Reward:
     """A score in named parts, or the reason why there is none. Raises TrinityError unless exactly one is given.
 
+    The part `accuracy` is from 0 to 1, for evaluations, pass rates and task selectors read it as the share of right
+    answers: a penalty is a part of another name. Rounding (`ROUNDING`) is clamped; raises TrinityError for another
+    accuracy.
+
     Pass it on whole, `completion.experience(reward=reward)`: what has an error then has no reward and no loss.
     """
 
@@ -77,6 +89,15 @@ class Reward:
     def __post_init__(self) -> None:
         if (self.parts is None) == (self.error is None):
             raise TrinityError("a Reward has either parts or an error")
+        if self.parts is None or "accuracy" not in self.parts:
+            return
+        accuracy = self.parts["accuracy"]
+        if not -ROUNDING <= accuracy <= 1 + ROUNDING:
+            raise TrinityError(
+                f"the reward's part 'accuracy' is {accuracy!r}, but it is the share of right answers, from 0 to 1: "
+                "give a penalty or a bonus as a part of another name"
+            )
+        object.__setattr__(self, "parts", {**self.parts, "accuracy": min(1.0, max(0.0, accuracy))})
 
     @property
     def value(self) -> float | None:

@@ -101,12 +101,16 @@ def math_dapo_reward(
     wrong_score: float = 0.0,
     **_: Any,
 ) -> Parts:
-    """`accuracy` 1 where the answer in a box or after the last "Answer:" equals the reference, else `wrong_score`.
+    """`accuracy` 1 where the answer in a box or after the last "Answer:" equals the reference, else 0.
 
+    A `wrong_score` is a part of its own: that score for a wrong answer, 0 for a right one.
     With `enable_overlong_penalty`, `format` is the soft punishment of long answers of DAPO (arXiv 2503.14476, eq. 13).
     """
     answer, gold = stated_answer(response), boxed_reference(truth)
-    parts = {"accuracy": 1.0 if answer is not None and same(answer, gold) else wrong_score}
+    right = answer is not None and same(answer, gold)
+    parts = {"accuracy": float(right)}
+    if wrong_score:
+        parts["wrong_score"] = 0.0 if right else wrong_score
     if enable_overlong_penalty:
         parts["format"] = _overlong(response_tokens, max_response_length, cache_length, penalty_factor)
     return parts

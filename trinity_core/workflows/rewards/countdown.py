@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import operator
 import re
 from collections.abc import Mapping
@@ -11,8 +12,8 @@ from typing import Any
 
 from trinity_core.errors import DataError
 from trinity_core.workflows.rewards.base import REWARD_FNS, Parts
+from trinity_core.workflows.rewards.math import tagged_answers
 
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _PLAIN = re.compile(r"[0-9+\-*/()\s]*")
 """What an expression consists of: Python would take `3_9` and `0x27` for numbers too."""
 _OPERATORS: dict[type[ast.operator], Any] = {
@@ -39,18 +40,30 @@ def countdown_reward(
 ) -> Parts:
     """`accuracy` 1 where the last `<answer>` reaches the target with each number used once; else `format` 0.1 for one.
 
-    The numbers and the target are columns of the row, or the keys of a reference answer that is an object.
+    The numbers and the target are columns of the row, or the keys of a reference answer that is an object, or JSON of
+    one, where the numbers may also be called `numbers` (Trinity-RFT's data).
     """
-    source = truth if isinstance(truth, Mapping) else task
+    puzzle = _from_json(truth) if isinstance(truth, str) else truth
+    source = puzzle if isinstance(puzzle, Mapping) else task
+    if numbers_key not in source and "numbers" in source:
+        numbers_key = "numbers"
     if numbers_key not in source or target_key not in source:
         raise DataError(f"countdown_reward needs the columns '{numbers_key}' and '{target_key}'")
     numbers, target = sorted(map(int, source[numbers_key])), Fraction(str(source[target_key]))
-    answers = _ANSWER.findall(response)
-    if not answers:
+    answer = next((content for _start, content in tagged_answers(response)), None)
+    if answer is None:
         return {"accuracy": 0.0, "format": 0.0}
-    value = evaluate(answers[-1].split("=")[0].strip())
+    value = evaluate(answer.split("=")[0].strip())
     right = value is not None and value == (numbers, target)
     return {"accuracy": float(right), "format": 0.0 if right else format_score}
+
+
+def _from_json(text: str) -> Any:
+    """What JSON stands for; None for other text, such as a solution in words."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def evaluate(expression: str) -> tuple[list[int], Fraction] | None:

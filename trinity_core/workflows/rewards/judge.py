@@ -18,10 +18,11 @@ from pydantic import Field
 
 from trinity_core.errors import DataError, TrinityError, Unanswered
 from trinity_core.workflows.rewards.base import Reward, RewardItem
-from trinity_core.workflows.rewards.models import Judge, RewardModels, conversation, model_reward
+from trinity_core.workflows.rewards.models import RewardModels, conversation, model_reward
 
 if TYPE_CHECKING:
     from trinity_core.data.formats import Message
+    from trinity_core.workflows.rollout_model import RolloutModel
 
 Mode = Literal["pointwise", "pairwise", "group"]
 LOWEST, HIGHEST = 1, 10
@@ -67,14 +68,14 @@ async def llm_judge(
     key in the variable `api_key_env`. `rubric` is a text or a list; else it is the row's column `rubric_key`. With
     `with_reference` the judge sees the reference answer.
     """
-    judge = models.endpoint(base_url, model_name, api_key_env) if base_url else models.judge(model)
-    asked = _Asked(judge, {"temperature": temperature, "max_tokens": max_tokens})
+    judge_model = models.endpoint(base_url, model_name, api_key_env) if base_url else models.judge(model)
+    judge = _Judge(judge_model, {"temperature": temperature, "max_tokens": max_tokens})
     seen = [_seen(item, rubric, rubric_key, with_reference) for item in items]
     answers = [item.response for item in items]
     if mode == "pointwise":
-        return list(await asyncio.gather(*map(asked.rating, seen, answers)))
+        return list(await asyncio.gather(*map(judge.rating, seen, answers)))
     rewards: list[Reward | None] = [None] * len(items)
-    compare = asked.wins if mode == "pairwise" else asked.scores
+    compare = judge.wins if mode == "pairwise" else judge.scores
     for question in dict.fromkeys(seen):
         places = [place for place, other in enumerate(seen) if other == question]
         compared = await compare(question, [answers[place] for place in places])
@@ -83,18 +84,18 @@ async def llm_judge(
     return [reward for reward in rewards if reward is not None]
 
 
-class _Asked:
+class _Judge:
     """A judge, asked in the three ways."""
 
-    def __init__(self, judge: Judge, sampling: Mapping[str, Any]) -> None:
+    def __init__(self, judge: RolloutModel, sampling: Mapping[str, Any]) -> None:
         self._judge, self._sampling = judge, sampling
 
     async def rating(self, question: str, answer: str) -> Reward:
         """A rating of one answer."""
-        said = await self._ask(POINTWISE, f"{question}\n\n<response>\n{answer}\n</response>", "rating")
-        if isinstance(said, Reward):
-            return said
-        rating = said["rating"]
+        verdict = await self._ask(POINTWISE, f"{question}\n\n<response>\n{answer}\n</response>", "rating")
+        if isinstance(verdict, Reward):
+            return verdict
+        rating = verdict["rating"]
         if not _is_number(rating) or not LOWEST <= rating <= HIGHEST:
             return Reward(error=f"the judge gave the rating {rating!r}, which is not from {LOWEST} to {HIGHEST}")
         return Reward({"judge": (rating - LOWEST) / (HIGHEST - LOWEST)})
@@ -102,10 +103,10 @@ class _Asked:
     async def scores(self, question: str, answers: Sequence[str]) -> list[Reward]:
         """Scores of answers beside each other."""
         shown = "\n\n".join(f'<response number="{i + 1}">\n{answer}\n</response>' for i, answer in enumerate(answers))
-        said = await self._ask(GROUP, f"{question}\n\n{shown}", "scores")
-        if isinstance(said, Reward):
-            return [said] * len(answers)
-        scores = said["scores"]
+        verdict = await self._ask(GROUP, f"{question}\n\n{shown}", "scores")
+        if isinstance(verdict, Reward):
+            return [verdict] * len(answers)
+        scores = verdict["scores"]
         fit = isinstance(scores, list) and len(scores) == len(answers)
         if not fit or not all(_is_number(score) and 0 <= score <= 1 for score in scores):
             error = f"the judge gave {scores!r} in place of {len(answers)} scores from 0 to 1"
@@ -115,10 +116,10 @@ class _Asked:
     async def wins(self, question: str, answers: Sequence[str]) -> list[Reward]:
         """The share of comparisons that each answer wins; each pair is shown in both orders."""
         pairs = list(itertools.permutations(range(len(answers)), 2))
-        found = await asyncio.gather(*(self._win(question, answers[a], answers[b]) for a, b in pairs))
+        verdicts = await asyncio.gather(*(self._win(question, answers[a], answers[b]) for a, b in pairs))
         won: list[list[float]] = [[] for _ in answers]
-        errors = [verdict for verdict in found if isinstance(verdict, str)]
-        for (a, b), verdict in zip(pairs, found, strict=True):
+        errors = [verdict for verdict in verdicts if isinstance(verdict, str)]
+        for (a, b), verdict in zip(pairs, verdicts, strict=True):
             if not isinstance(verdict, str):
                 won[a].append(verdict)
                 won[b].append(1.0 - verdict)
@@ -128,37 +129,37 @@ class _Asked:
     async def _win(self, question: str, a: str, b: str) -> float | str:
         """1 if A is better, 0 if B is, 0.5 for a tie; or why nobody knows."""
         shown = f"{question}\n\n<response_a>\n{a}\n</response_a>\n\n<response_b>\n{b}\n</response_b>"
-        said = await self._ask(PAIRWISE, shown, "better")
-        if isinstance(said, Reward):
-            return str(said.error)
-        verdict = {"a": 1.0, "b": 0.0, "tie": 0.5}.get(str(said["better"]).strip().lower())
-        return f"the judge called {said['better']!r} better" if verdict is None else verdict
+        verdict = await self._ask(PAIRWISE, shown, "better")
+        if isinstance(verdict, Reward):
+            return str(verdict.error)
+        share = {"a": 1.0, "b": 0.0, "tie": 0.5}.get(str(verdict["better"]).strip().lower())
+        return f"the judge called {verdict['better']!r} better" if share is None else share
 
     async def _ask(self, system: str, text: str, key: str) -> dict[str, Any] | Reward:
         """The JSON with `key` that the judge concludes with; a Reward with the error if there is none."""
         messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": text}]
         seed = int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=4).digest(), "little") >> 1
         try:
-            [said] = await self._judge.chat(messages, seeds=[seed], **self._sampling)
+            [answer] = await self._judge.chat(messages, seeds=[seed], **self._sampling)
         except (DataError, Unanswered) as error:
             return Reward(error=f"the judge did not answer: {error}")
-        if said.finish_reason != "stop":
-            return Reward(error=f"the judge did not come to its end ({said.finish_reason}); give it more max_tokens")
-        found = last_object(said.text, key)
-        if found is None:
-            return Reward(error=f"the judge gave no {key}: {' '.join(said.text.split())[-200:]!r}")
-        return found
+        if answer.finish_reason != "stop":
+            return Reward(error=f"the judge did not come to its end ({answer.finish_reason}); give it more max_tokens")
+        verdict = last_object(answer.text, key)
+        if verdict is None:
+            return Reward(error=f"the judge gave no {key}: {' '.join(answer.text.split())[-200:]!r}")
+        return verdict
 
 
 def last_object(text: str, key: str) -> dict[str, Any] | None:
     """The last JSON object in a text that has `key`."""
     for match in reversed(_OBJECT.findall(text)):
         try:
-            found = json.loads(match)
+            value = json.loads(match)
         except (ValueError, RecursionError):
             continue
-        if key in found:
-            return dict(found)
+        if key in value:
+            return dict(value)
     return None
 
 

@@ -1,13 +1,14 @@
 """Rewards for answers that are numbers or formulas, compared by math-verify.
 
 The final answer is what a response says it is, and nothing else: the text after its last `####` on that line (GSM8K's
-own form), or the content of its last `\\boxed{}`, whichever stands later. A number that merely occurs is no answer.
+own form), the content of its last `\\boxed{}`, or that of its last `<answer>` that is not empty, whichever stands
+later. A number that merely occurs is no answer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,9 @@ from trinity_core.errors import DataError
 from trinity_core.workflows.rewards.base import FAST_PATHS, REWARD_FNS, WARM_UPS, Parts
 
 _HASHES = re.compile(r"####[ \t]*([^\n]*)")
+_OPEN, _CLOSE = "<answer>", "</answer>"
+_THINK = "<think>"
+_FROM_THOUGHT_TO_ANSWER = re.compile(r"</think>\s*<answer>")
 _BOX = "\\boxed{"
 _MARKS = re.compile(r"\*\*|__|[$€£¥]")
 _WORD = r"[^\W\d_]{2,}"
@@ -30,11 +34,29 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,15}")
 
 def final_answer(text: str) -> str | None:
     """The final answer that a text declares, stripped; None if it declares none or an empty one."""
-    hashes = max(_HASHES.finditer(text), key=re.Match.start, default=None)
+    declared = [(found.start(), _outside_tags(found[1])) for found in _HASHES.finditer(text)][-1:]
+    declared += next(([(start, answer)] for start, answer in tagged_answers(text) if answer), [])
+    start, answer = max(declared, default=(-1, ""))
     box = text.rfind(_BOX)
-    if box > (hashes.start() if hashes else -1):
-        return braced(text, box + len(_BOX))
-    return (hashes.group(1).strip() or None) if hashes else None
+    return braced(text, box + len(_BOX)) if box > start else answer or None
+
+
+def tagged_answers(text: str) -> Iterator[tuple[int, str]]:
+    """Start and stripped content of each `<answer>…</answer>`, the last one first.
+
+    Time is linear in the text, whatever a policy writes: fast paths run in the explorer's own process, where
+    `<answer>.*?</answer>` would hold up all rollouts for a response that opens the tag ten thousand times.
+    """
+    end = len(text)
+    while (close := text.rfind(_CLOSE, 0, end)) >= 0 and (start := text.rfind(_OPEN, 0, close)) >= 0:
+        content = start + len(_OPEN)
+        yield start, text[content : text.find(_CLOSE, content)].strip()
+        end = start
+
+
+def _outside_tags(line: str) -> str:
+    """What follows `####` up to a closing tag, as in `<answer>#### 18</answer>.`"""
+    return line.partition(_CLOSE)[0].replace(_OPEN, "").strip()
 
 
 def braced(text: str, start: int) -> str | None:
@@ -86,23 +108,36 @@ def _boxed(formula: str) -> str:
 @REWARD_FNS.register("math_reward")
 @REWARD_FNS.register("accuracy_reward")
 def math_reward(
-    *, prompt: str, response: str, truth: Any, task: Mapping[str, Any], format_weight: float = 0.0, **_: Any
+    *,
+    prompt: str,
+    response: str,
+    truth: Any,
+    task: Mapping[str, Any],
+    format_weight: float = 0.0,
+    think_score: float = 0.0,
+    **_: Any,
 ) -> Parts:
     """`accuracy` 1 where the declared final answer equals the reference, else 0.
 
-    With a `format_weight`, `format` adds that much wherever a final answer is declared.
+    With a `format_weight`, `format` adds that much wherever a final answer is declared. With a `think_score`,
+    `format_score` is that much for a response of the form `<think>…</think> <answer>…</answer>`, else minus as much.
     """
     gold = reference(truth)
     answer = final_answer(response)
-    return _parts(answer is not None and same(answer, gold), answer is not None, format_weight)
+    right = answer is not None and same(answer, gold)
+    return _parts(right, answer is not None, format_weight) | _thought(response, think_score)
 
 
-def math_fast(*, response: str, truth: Any, format_weight: float = 0.0, **_: Any) -> Parts | None:
+def math_fast(
+    *, response: str, truth: Any, format_weight: float = 0.0, think_score: float = 0.0, **_: Any
+) -> Parts | None:
     """The same verdict without a verifier: no declared answer, or two plain integers."""
     gold = reference(truth)
     answer = final_answer(response)
     right = plain_verdict(answer, gold)
-    return None if right is None else _parts(right, answer is not None, format_weight)
+    if right is None:
+        return None
+    return _parts(right, answer is not None, format_weight) | _thought(response, think_score)
 
 
 def plain_verdict(answer: str | None, gold: str) -> bool | None:
@@ -119,6 +154,19 @@ WARM_UPS["math_reward"] = WARM_UPS["accuracy_reward"] = lambda: same("\\frac{1}{
 def _parts(right: bool, declared: bool, format_weight: float) -> Parts:
     parts = {"accuracy": float(right)}
     return parts | {"format": format_weight * declared} if format_weight else parts
+
+
+def _thought(response: str, score: float) -> Parts:
+    return {"format_score": score if _is_thought(response) else -score} if score else {}
+
+
+def _is_thought(response: str) -> bool:
+    """True for `<think>…</think> <answer>…</answer>`, with any text before. Linear, as `tagged_answers`."""
+    text = response.rstrip()
+    think = text.find(_THINK)
+    if think < 0 or not text.endswith(_CLOSE):
+        return False
+    return bool(_FROM_THOUGHT_TO_ANSWER.search(text, think + len(_THINK), len(text) - len(_CLOSE)))
 
 
 @REWARD_FNS.register("format_reward")
@@ -138,7 +186,7 @@ def format_reward(
     `match_score` and `miss_score` take the place of 1 and 0. Raises DataError for a pattern that is none.
     """
     try:
-        found = re.search(pattern, response, re.DOTALL) if pattern else final_answer(response)
+        match = re.search(pattern, response, re.DOTALL) if pattern else final_answer(response)
     except re.error as error:
         raise DataError(f"format_reward cannot read the pattern {pattern!r}: {error}") from error
-    return {"format": miss_score if found is None else match_score}
+    return {"format": miss_score if match is None else match_score}

@@ -1,7 +1,6 @@
 """Rewards that need a model: how a workflow's `rewards.score` reaches them, and what they are given.
 
-Such a reward function scores all answers of a call together, in the explorer and not in the pool of processes.
-"""
+Such a reward function scores all answers of a call together, in the explorer and not in the pool of processes."""
 
 from __future__ import annotations
 
@@ -15,34 +14,16 @@ from trinity_core.workflows.rewards.pool import RewardRunner
 
 if TYPE_CHECKING:
     from trinity_core.data.formats import Message
-
-
-class Said(Protocol):
-    """An answer of a judge."""
-
-    @property
-    def text(self) -> str:
-        """What it said."""
-
-    @property
-    def finish_reason(self) -> str:
-        """`stop` if it came to its end."""
-
-
-class Judge(Protocol):
-    """A model that is asked in messages (`RolloutModel.chat`)."""
-
-    async def chat(self, messages: Sequence[Message], n: int = 1, **sampling: Any) -> Sequence[Said]:
-        """`n` answers. Raises DataError for a prompt that is too long, Unanswered if an endpoint gives none."""
+    from trinity_core.workflows.rollout_model import RolloutModel
 
 
 class RewardModels(Protocol):
     """The models of a run that judge answers."""
 
-    def judge(self, name: str | None) -> Judge:
+    def judge(self, name: str | None) -> RolloutModel:
         """An auxiliary model by its name; None: the first. Raises TrinityError if there is none."""
 
-    def endpoint(self, base_url: str, model_name: str, api_key_env: str | None) -> Judge:
+    def endpoint(self, base_url: str, model_name: str, api_key_env: str | None) -> RolloutModel:
         """A model behind an OpenAI-compatible endpoint. Raises TrinityError if the key's variable is not set."""
 
     async def rated(self, name: str | None, conversations: Sequence[Sequence[Message]]) -> list[float | str]:
@@ -86,8 +67,8 @@ class ModelRewards:
             return await self.pool.score(name, items)
         rewards: list[Reward | None] = [None] * len(items)
         for places in _alike([item.args for item in items]):
-            given = [items[place] for place in places]
-            scored = await function(items=given, models=self.models, **given[0].args)
+            alike = [items[place] for place in places]
+            scored = await function(items=alike, models=self.models, **alike[0].args)
             for place, reward in zip(places, scored, strict=True):
                 rewards[place] = reward
         return [reward for reward in rewards if reward is not None]
@@ -102,15 +83,38 @@ class ModelRewards:
 def _alike(arguments: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """The places of equal arguments, together."""
     groups: list[list[int]] = []
-    for place, given in enumerate(arguments):
-        found = next((group for group in groups if arguments[group[0]] == given), None)
-        if found is None:
+    for place, own in enumerate(arguments):
+        group_of_equals = next((group for group in groups if arguments[group[0]] == own), None)
+        if group_of_equals is None:
             groups.append([place])
         else:
-            found.append(place)
+            group_of_equals.append(place)
     return groups
 
 
 def conversation(item: RewardItem) -> list[Message]:
     """The messages that an answer replies to."""
     return [dict(message) for message in item.messages] or [{"role": "user", "content": item.prompt}]
+
+
+@model_reward("reward_model")
+async def reward_model(
+    *,
+    items: Sequence[RewardItem],
+    models: RewardModels,
+    model: str | None = None,
+    scale: float = 1.0,
+    offset: float = 0.0,
+    **_: Any,
+) -> list[Reward]:
+    """`reward_model`: `scale` times the score of the conversation with the answer, plus `offset`.
+
+    `model` is the name of an auxiliary model, by default the first that is a reward model. What is longer than the
+    model takes has an error.
+    """
+    conversations = [[*conversation(item), {"role": "assistant", "content": item.response}] for item in items]
+    scores = await models.rated(model, conversations)
+    return [
+        Reward(error=score) if isinstance(score, str) else Reward({"reward_model": scale * score + offset})
+        for score in scores
+    ]

@@ -7,43 +7,83 @@ counts as a verifier error; a new worker scores the answers behind it. Order is 
 Verdicts do not depend on how busy the machine is: a resumed run must train on the same rows as one that was never
 killed. So the time-out excludes the time that the worker spent waiting for a CPU, and if a worker dies, its answer is
 scored once more, since something else may have killed it. (When a flow is killed, Ray kills an actor's child processes
-before the actor, which may still store a step.)
-"""
+before the actor, which may still store a step.)"""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import inspect
+import logging
 import os
 import queue
-import socket
-import subprocess
-import sys
-import time
+import resource
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Protocol
 
-from trinity_core.errors import DataError, TransientFault
-from trinity_core.workflows.rewards.base import FAST_PATHS, TIME_LIMITS, Reward, RewardItem
-
-BOOT = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from trinity_core.workflows.rewards.worker import main; "
+from trinity_core.children import START_SECONDS, CallFailed, NoAnswer, Worker
+from trinity_core.errors import DataError, RewardError, TransientFault, TrinityError, on_failure
+from trinity_core.plugins import load_plugins
+from trinity_core.workflows.rewards.base import (
+    FAST_PATHS,
+    REWARD_FNS,
+    TIME_LIMITS,
+    WARM_UPS,
+    Parts,
+    Reward,
+    RewardItem,
+    Scored,
 )
-START_SECONDS = 120.0
-"""A worker imports its verifier in 1 to 3 s on quiet cores; on busy ones it may take far longer."""
-END_SECONDS = 10.0
-"""For a worker that was killed, or that has closed its socket, to be gone."""
+
+
+class RewardWorker:
+    """Scores answers with limited memory, so that a formula like 9^9^9 is a verifier error and no exhausted machine."""
+
+    def __init__(self, plugin_dir: str | None, memory_bytes: int) -> None:
+        most = resource.getrlimit(resource.RLIMIT_AS)[1]  # stays: a sandbox that is started here has its own limit
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, most))
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+        load_plugins(plugin_dir)
+        self._ready: set[str] = set()
+
+    def prepare(self, name: str) -> None:
+        """Import and warm up a reward function, once. Raises TrinityError if there is no such function."""
+        if name not in self._ready:
+            REWARD_FNS.resolve(name)
+            WARM_UPS.get(name, lambda: None)()
+            self._ready.add(name)
+
+    def score(self, name: str, item: RewardItem) -> dict[str, Any]:
+        """The arguments of `Reward`. Raises what the reward function raises."""
+        score = REWARD_FNS.resolve(name)
+        args = dict(item.args)
+        if "response_tokens" in inspect.signature(score).parameters:
+            args["response_tokens"] = item.response_tokens
+        result = score(prompt=item.prompt, response=item.response, truth=item.truth, task=item.task, **args)
+        parts, counts = (result.parts, result.counts) if isinstance(result, Scored) else (result, {})
+        try:
+            return {"parts": as_parts(parts), "counts": as_parts(counts)}
+        except (TypeError, ValueError) as error:
+            return {"error": f"the reward function gave no number: {error}"}
+
+
+def as_parts(value: Parts | float) -> Parts:
+    """Named parts as plain floats; a bare number is the part `reward`. Raises TypeError or ValueError otherwise."""
+    parts = {str(k): float(v) for k, v in value.items()} if isinstance(value, dict) else {"reward": float(value)}
+    for name, part in parts.items():
+        if part - part != 0:  # NaN or infinite
+            raise ValueError(f"{name} is {part}")
+    return parts
+
+
+WORKER = "trinity_core.workflows.rewards.pool:RewardWorker"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 MAX_DEATHS = 2
 """Workers that may die while they score one answer, before the answer counts as a verifier error."""
 MAX_STARTS = 3
 """Workers in a row that may die while they start, before the run fails."""
-SHORTEST_POLL = 0.01
-"""Seconds. Once the time-out has passed, a worker that waited for a CPU gets at least this long per poll."""
 
 
 class RewardRunner(Protocol):
@@ -54,86 +94,6 @@ class RewardRunner(Protocol):
 
     def score_sync(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         """The same, for workflows that run in a thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class _NoReply:
-    """Why a worker gave no reply."""
-
-    reason: str
-    died: bool
-    """The process ended; False: it took too long."""
-
-
-class _Worker:
-    """One process and our end of its socket. Belongs to one thread at a time."""
-
-    def __init__(self, plugin_dir: str | None, memory_bytes: int) -> None:
-        ours, theirs = socket.socketpair()
-        arguments = (theirs.fileno(), os.getpid(), memory_bytes, plugin_dir)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", BOOT + f"main(*{arguments!r})", json.dumps(sys.path)],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-            )
-        self.connection = Connection(ours.detach())
-        self.ready: set[str] = set()
-        """Reward functions it has imported and warmed up."""
-
-    def send(self, name: str, items: Sequence[RewardItem]) -> None:
-        """Ask for verdicts. If the process has died, the next `receive` reports it."""
-        with suppress(OSError):
-            self.connection.send((name, items))
-
-    def receive(self, timeout: float) -> dict[str, Any] | _NoReply:
-        """The next reply, or why there is none within `timeout` seconds, not counting its waits for a CPU."""
-        began, waited = time.monotonic(), self._run_queue_seconds()
-        left = timeout
-        try:
-            while left > 0:
-                if self.connection.poll(max(left, SHORTEST_POLL)):
-                    return json.loads(self.connection.recv_bytes())
-                left = timeout - (time.monotonic() - began) + (self._run_queue_seconds() - waited)
-        except (EOFError, ConnectionError):
-            with suppress(subprocess.TimeoutExpired):  # it may have closed its end and go on
-                self.process.wait(END_SECONDS)
-            return _NoReply(f"the verifier's process ended with exit code {self.process.poll()}", died=True)
-        return _NoReply(f"the verifier took longer than {timeout:g} s", died=False)
-
-    def _run_queue_seconds(self) -> float:
-        """Seconds so far in which the process was ready to run but had no CPU; 0 if the system does not report it."""
-        try:
-            return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[1]) * 1e-9
-        except (OSError, ValueError, IndexError):
-            return 0.0
-
-    def prepare(self, name: str) -> _NoReply | None:
-        """Import and warm up a reward function; why it could not, if it died or hangs.
-
-        Raises DataError if there is no such function.
-        """
-        if name in self.ready:
-            return None
-        self.send(name, ())
-        answer = self.receive(START_SECONDS)
-        if isinstance(answer, _NoReply):
-            return answer
-        _raise_fatal(answer)
-        self.ready.add(name)
-        return None
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(END_SECONDS)
-        self.connection.close()
-
-
-def _raise_fatal(answer: dict[str, Any]) -> None:
-    if "fatal" in answer:
-        raise DataError(answer["fatal"])
 
 
 @dataclass(slots=True)
@@ -148,14 +108,14 @@ class RewardPool:
     """Address space of a worker."""
     started: int = 0
     """Processes started so far; more than `workers` means that some were killed."""
-    _idle: queue.SimpleQueue[_Worker] = field(default_factory=queue.SimpleQueue, repr=False)
+    _idle: queue.SimpleQueue[Worker] = field(default_factory=queue.SimpleQueue, repr=False)
     _threads: ThreadPoolExecutor | None = field(default=None, repr=False)
 
     async def score(self, name: str, items: Sequence[RewardItem]) -> list[Reward]:
         """One reward for each item, in their order.
 
         A verifier that times out, dies twice or raises gives a Reward with an `error`. Raises DataError if the reward
-        function does not exist or cannot work with this data set.
+        function does not exist or cannot work with this data set, RewardError if it gives an accuracy that is no share.
         """
         rewards, waiting = self._begin(name, items)
         for indices, future in waiting:
@@ -186,7 +146,7 @@ class RewardPool:
         if fast is not None:
             for index, item in enumerate(items):
                 parts = fast(response=item.response, truth=item.truth, **item.args)
-                rewards[index] = None if parts is None else Reward(parts)
+                rewards[index] = None if parts is None else _reward(name, parts=parts)
         rest = [index for index, reward in enumerate(rewards) if reward is None]
         if not rest:
             return rewards, []
@@ -202,38 +162,35 @@ class RewardPool:
         rewards: list[Reward] = []
         deaths = 0
         while len(rewards) < len(items):
-            worker, before = self._prepared(name), len(rewards)
+            worker = self._prepared(name)
             try:
-                worker.send(name, items[before:])
-                no_reply = self._collect(worker, rewards, [self._seconds(name, item) for item in items])
-            except BaseException:
-                worker.kill()
-                raise
-            if no_reply is None:
+                with on_failure(worker.kill):
+                    for item in items[len(rewards) :]:
+                        rewards.append(self._verdict(worker, name, item))
+                        deaths = 0
+            except NoAnswer as failure:
+                deaths += failure.died
+                if not failure.died or deaths == MAX_DEATHS:
+                    who = "the verifier's process" if failure.died else "the verifier"
+                    rewards.append(Reward(error=f"{who} {failure}"))
+                    deaths = 0
+            else:
                 self._idle.put(worker)
-                break
-            worker.kill()
-            deaths = no_reply.died + (deaths if len(rewards) == before else 0)
-            if not no_reply.died or deaths == MAX_DEATHS:
-                rewards.append(Reward(error=no_reply.reason))
-                deaths = 0
         return rewards
 
-    def _seconds(self, name: str, item: RewardItem) -> float:
+    def _verdict(self, worker: Worker, name: str, item: RewardItem) -> Reward:
+        """Raises NoAnswer, DataError and RewardError."""
         longer = TIME_LIMITS.get(name)
-        return self.timeout if longer is None else max(self.timeout, longer(item.args))
+        seconds = self.timeout if longer is None else max(self.timeout, longer(item.args))
+        try:
+            verdict = worker.call("score", name, item, seconds=seconds)
+        except CallFailed as failure:
+            if failure.is_for_users:
+                raise DataError(str(failure)) from None
+            return Reward(error=str(failure))
+        return _reward(name, **verdict)
 
-    def _collect(self, worker: _Worker, rewards: list[Reward], seconds: Sequence[float]) -> _NoReply | None:
-        """Append verdicts, one for each limit; if the worker hangs or dies, return why the next answer has none."""
-        while len(rewards) < len(seconds):
-            answer = worker.receive(seconds[len(rewards)])
-            if isinstance(answer, _NoReply):
-                return answer
-            _raise_fatal(answer)
-            rewards.append(Reward(answer.get("parts"), answer.get("error"), answer.get("counts") or {}))
-        return None
-
-    def _prepared(self, name: str) -> _Worker:
+    def _prepared(self, name: str) -> Worker:
         """A worker that has imported the reward function.
 
         One that dies at that is replaced; raises TransientFault if `MAX_STARTS` die, or if one hangs.
@@ -242,30 +199,39 @@ class RewardPool:
         for _ in range(MAX_STARTS):
             worker = self._take()
             try:
-                no_reply = worker.prepare(name)
-            except BaseException:
+                worker.make({"plugin_dir": self.plugin_dir, "memory_bytes": int(self.memory_gib * 2**30)})
+                worker.call("prepare", name, seconds=START_SECONDS)
+            except NoAnswer as failure:
+                reason = str(failure)
+                if not failure.died:
+                    break
+            except CallFailed as failure:
                 worker.kill()
-                raise
-            if no_reply is None:
+                if failure.is_for_users:
+                    raise DataError(str(failure)) from None
+                reason = f"failed with {failure}"
+            else:
                 return worker
-            worker.kill()
-            reason = no_reply.reason
-            if not no_reply.died:
-                break
-        raise TransientFault(f"a process for the reward function '{name}' did not start: {reason}")
+        raise TransientFault(f"a process for the reward function '{name}' did not start: it {reason}")
 
-    def _take(self) -> _Worker:
+    def _take(self) -> Worker:
         with suppress(queue.Empty):
             while True:
                 worker = self._idle.get_nowait()
-                if worker.process.poll() is None:
+                if worker.alive:
                     return worker
-                worker.kill()
-        # The thread that starts a worker lives as long as the pool: the kernel ties the worker's life to it.
         self.started += 1
-        return _Worker(self.plugin_dir, int(self.memory_gib * 2**30))
+        return Worker(WORKER, environment={**os.environ, **ONE_THREAD})
 
 
-def _fill(rewards: list[Reward | None], indices: list[int], given: list[Reward]) -> None:
-    for index, reward in zip(indices, given, strict=True):
+def _reward(name: str, **fields: Any) -> Reward:
+    """Raises RewardError, for the reward function of this name, for parts that no reward may have."""
+    try:
+        return Reward(**fields)
+    except TrinityError as fault:
+        raise RewardError(f"the reward function '{name}': {fault}") from fault
+
+
+def _fill(rewards: list[Reward | None], indices: list[int], scored: list[Reward]) -> None:
+    for index, reward in zip(indices, scored, strict=True):
         rewards[index] = reward

@@ -26,9 +26,9 @@ def toolcall_reward(*, prompt: str, response: str, truth: Any, task: Mapping[str
     return {"accuracy": float(_calls(response) == expected)}
 
 
-def _calls(given: Any) -> Counter[str] | None:
+def _calls(value: Any) -> Counter[str] | None:
     """Each call in one spelling, with its number; None if they cannot be read."""
-    calls = _parsed(given)
+    calls = _parsed(value)
     if isinstance(calls, dict):
         calls = [calls]
     if not isinstance(calls, list) or not all(isinstance(call, dict) and "name" in call for call in calls):

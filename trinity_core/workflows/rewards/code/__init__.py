@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from trinity_core.workflows.rewards.base import REWARD_FNS, TIME_LIMITS, WARM_UPS, Scored
-from trinity_core.workflows.rewards.code.cases import tests_of
-from trinity_core.workflows.rewards.code.judging import Judging
+from trinity_core.workflows.rewards.base import REWARD_FNS, TIME_LIMITS, WARM_UPS, Scored, graded
+from trinity_core.workflows.rewards.code.judging import Judging, tests_of
 from trinity_core.workflows.rewards.code.sandbox import CodeLimits, best_isolation
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
@@ -41,18 +40,19 @@ def code_reward(
     processes: int = 16,
     **_: Any,
 ) -> Scored:
-    """`accuracy` 1 where the last fenced block of Python passes all unit tests, else 0; `partial`: the share it passes.
+    """`accuracy` 1 where the last fenced block of Python passes all unit tests, else 0.
 
+    With `partial`, the part of that name is the share of tests that a wrong answer passes.
     Raises DataError for a row without tests, and other errors for what cannot be judged.
     """
     tests, code = tests_of(truth, task, entry_point), last_program(response)
     if code is None:
-        return Scored({"accuracy": 0.0}, {"tests_passed": 0.0, "limits_exceeded": 0.0})
+        return Scored(graded(0.0) if partial else {"accuracy": 0.0}, {"tests_passed": 0.0, "limits_exceeded": 0.0})
     limits = CodeLimits(time_limit, int(memory_gib * 2**30), disk_mib << 20, processes)
     tally = Judging(code, limits, partial, total_seconds).tally(tests)
     share = tally.passed / tests.count
-    accuracy = share if partial else float(tally.passed == tests.count)
-    return Scored({"accuracy": accuracy}, {"tests_passed": share, "limits_exceeded": float(tally.exceeded)})
+    parts = graded(share) if partial else {"accuracy": float(tally.passed == tests.count)}
+    return Scored(parts, {"tests_passed": share, "limits_exceeded": float(tally.exceeded)})
 
 
 def _longest(args: Mapping[str, Any]) -> float:

@@ -8,16 +8,15 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from trinity_core.errors import DataError
 from trinity_core.waits import is_readable
-from trinity_core.workflows.rewards.code import inside
-from trinity_core.workflows.rewards.code.cases import Tests
-from trinity_core.workflows.rewards.code.inside import Unjudged
+from trinity_core.workflows.rewards.code import sandbox_rpc
 from trinity_core.workflows.rewards.code.sandbox import (
     LOOK_SECONDS,
     CodeLimits,
@@ -26,8 +25,117 @@ from trinity_core.workflows.rewards.code.sandbox import (
     python,
     run_program,
 )
+from trinity_core.workflows.rewards.code.sandbox_rpc import Unjudged
 
-INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
+
+@dataclass(frozen=True)
+class Program:
+    """A whole program: what it reads from its standard input and must write to its standard output."""
+
+    given: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class Tests:
+    """The tests of one row: programs to run, or calls and Python tests of the answer's functions."""
+
+    programs: tuple[Program, ...] = ()
+    functions: tuple[dict[str, Any], ...] = ()
+    """For `sandbox_rpc.run_tests`: `{"python": source}` or `{"call": name, "arguments": [...], "expected": ...}`, where
+    `wrapped` also takes the only element of `expected`."""
+    setup: str = ""
+    """Python that runs before each of the Python tests."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.programs) + len(self.functions)
+
+
+def tests_of(truth: Any, task: Mapping[str, Any], name: str = "") -> Tests:
+    """The tests of a row. Raises DataError if they cannot be read or there are none.
+
+    Known are: `{"inputs": [...], "outputs": [...]}`, with `fn_name` for calls (APPS, TACO); a list of `{"input":
+    ..., "output": ..., "testtype": "stdin" | "functional"}` (LiveCodeBench); a list of `assert` lines (MBPP); and
+    Python text with asserts or a function `check`, which is called with `name` or the row's `entry_point` (HumanEval).
+    """
+    name = name or str(task.get("entry_point") or "")
+    found = _read(_parsed(truth), name)
+    if not found.count:
+        raise DataError("the row has no unit tests; set format.response_key to their column")
+    setup = "\n".join(str(task[key]) for key in ("test_setup_code", "test_imports") if isinstance(task.get(key), str))
+    return Tests(found.programs, found.functions, setup)
+
+
+def _parsed(truth: Any) -> Any:
+    if not isinstance(truth, str):
+        return truth
+    try:
+        return json.loads(truth)
+    except ValueError:
+        return truth
+
+
+def _read(tests: Any, name: str) -> Tests:
+    if isinstance(tests, Mapping):
+        return _pairs(tests)
+    if isinstance(tests, str):
+        return _python([tests], name) if tests.strip() else Tests()
+    if not isinstance(tests, Sequence):
+        tests = list(tests) if hasattr(tests, "__iter__") else []
+    if all(isinstance(one, str) for one in tests):
+        return _python([one for one in tests if one.strip()], name)
+    if all(isinstance(one, Mapping) and {"input", "output"} <= one.keys() for one in tests):
+        return _cases(tests, name)
+    raise DataError("code_reward cannot read the row's unit tests; docs/rewards.md lists the forms that it knows")
+
+
+def _pairs(tests: Mapping[str, Any]) -> Tests:
+    inputs, outputs, name = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
+    if inputs is None or outputs is None or len(inputs) != len(outputs):
+        raise DataError("code_reward needs as many 'outputs' as 'inputs' in the row's unit tests")
+    if not name:
+        return Tests(tuple(Program(_text(a), _text(b)) for a, b in zip(inputs, outputs, strict=True)))
+    calls = (  # APPS and TACO often wrap a result in a list of one
+        {"call": name, "arguments": list(a), "expected": b, "wrapped": True}
+        for a, b in zip(inputs, outputs, strict=True)
+    )
+    return Tests(functions=tuple(calls))
+
+
+def _cases(tests: Sequence[Mapping[str, Any]], name: str) -> Tests:
+    programs, calls = [], []
+    for one in tests:
+        if one.get("testtype", "stdin") == "stdin":
+            programs.append(Program(_text(one["input"]), _text(one["output"])))
+            continue
+        called = (one.get("metadata") or {}).get("func_name") or name
+        if not called:
+            raise DataError("code_reward needs the name of the function that functional tests call: entry_point")
+        try:
+            arguments = [json.loads(line) for line in str(one["input"]).splitlines() if line.strip()]
+            expected = json.loads(str(one["output"]))
+        except ValueError as error:
+            raise DataError(f"a functional test of the row is no JSON: {error}") from error
+        calls.append({"call": called, "arguments": arguments, "expected": expected})
+    return Tests(tuple(programs), tuple(calls))
+
+
+def _python(tests: Sequence[str], name: str) -> Tests:
+    if any("def check(" in test for test in tests):
+        if not name:
+            raise DataError("code_reward needs the name of the function that 'check' is given: entry_point")
+        tests = [f"{test}\ncheck({name})" if "def check(" in test else test for test in tests]
+    return Tests(functions=tuple({"python": test} for test in tests))
+
+
+def _text(value: Any) -> str:
+    """Some data sets have a list of lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+RPC_SOURCE = Path(sandbox_rpc.__file__).read_text(encoding="utf-8")
 
 
 @dataclass
@@ -85,14 +193,14 @@ class Judging:
             reading = stack.enter_context(os.fdopen(verdicts, "rb"))
             writing = stack.enter_context(os.fdopen(said, "wb"))
             answer = Sandbox(
-                {"solution.py": self.code, "inside.py": INSIDE},
-                python("inside.py", "answer", str(theirs.fileno())),
+                {"solution.py": self.code, "sandbox_rpc.py": RPC_SOURCE},
+                python("sandbox_rpc.py", "answer", str(theirs.fileno())),
                 self.limits,
                 descriptors=[theirs.fileno()],
             )
             tester = Sandbox(
-                {"tests.json": json.dumps({"setup": setup, "tests": tests}), "inside.py": INSIDE},
-                python("inside.py", "tests", str(ours.fileno()), str(said)),
+                {"tests.json": json.dumps({"setup": setup, "tests": tests}), "sandbox_rpc.py": RPC_SOURCE},
+                python("sandbox_rpc.py", "tests", str(ours.fileno()), str(said)),
                 replace(self.limits, seconds=2 * self.total_seconds + self.limits.seconds),
                 descriptors=[ours.fileno(), said],
             )
@@ -150,12 +258,12 @@ def _words(text: str) -> list[list[str]]:
     return [line.split() for line in text.strip().splitlines()]
 
 
-def _same_word(given: str, expected: str) -> bool:
-    if given == expected:
+def _same_word(word: str, expected: str) -> bool:
+    if word == expected:
         return True
     if "." not in expected:
         return False
     try:
-        return math.isclose(float(given), float(expected), rel_tol=1e-6, abs_tol=1e-6)
+        return math.isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-6)
     except ValueError:
         return False

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,9 @@ from types import TracebackType
 
 import psutil
 
+from trinity_core.children import Child
 from trinity_core.errors import DataError
+from trinity_core.processes import run_queue_seconds
 from trinity_core.waits import is_readable
 from trinity_core.workflows.rewards.code import launcher
 
@@ -35,8 +36,6 @@ VISIBLE = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/et
 FIRST_UID = 1 << 20
 """Users of root's sandboxes: one for each, by the process that starts it, that own nothing."""
 LOOK_SECONDS = 0.05
-GRACE_SECONDS = 10.0
-"""For a killed program to be gone."""
 START_SECONDS = 60.0
 """For a sandbox to begin; 30 ms on quiet cores."""
 BUSY = 10
@@ -89,7 +88,7 @@ class Sandbox:
         self._isolation = isolation
         reading, writing = os.pipe()
         try:
-            self.process = self._launch(isolation, writing)
+            self._launch(isolation, writing)
         finally:
             os.close(writing)
         with os.fdopen(reading, "rb") as report:
@@ -114,7 +113,7 @@ class Sandbox:
         taken = time.monotonic() - self._began
         if taken <= self.limits.seconds:
             return ""
-        if len(members) == 1 and taken - _run_queue_seconds(members[0].pid) <= self.limits.seconds:
+        if len(members) == 1 and taken - run_queue_seconds(members[0].pid) <= self.limits.seconds:
             if taken > BUSY * self.limits.seconds:
                 raise SandboxFailed(f"the machine was too busy to run it: {taken:.0f} s, most of them without a CPU")
             return ""
@@ -126,25 +125,22 @@ class Sandbox:
 
     def end(self) -> None:
         """Kill the program and everything that it started."""
-        members = self._members()
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for member in members:
+        for member in self._members():
             with suppress(psutil.NoSuchProcess):
                 member.kill()
         try:
-            self.process.wait(GRACE_SECONDS)
+            self._child.kill(daemons=False)  # a sandbox is left by nobody
         except subprocess.TimeoutExpired:
-            raise SandboxFailed(f"a killed program is not gone after {GRACE_SECONDS:g} s") from None
+            raise SandboxFailed("a killed program does not end") from None
         for place in self._places:
             place.cleanup()
 
-    def _launch(self, isolation: str, report: int) -> subprocess.Popen[bytes]:
+    def _launch(self, isolation: str, report: int) -> None:
         root, staged = (tempfile.TemporaryDirectory(prefix="code-", ignore_cleanup_errors=True) for _ in range(2))
         self._places = [root, staged]
         for name, text in self.files.items():
             Path(staged.name, name).write_text(text, encoding="utf-8", errors="replace")
-        given = {
+        settings = {
             "isolation": isolation,
             "report": report,
             "inherited": [report, *self.descriptors],
@@ -171,15 +167,15 @@ class Sandbox:
                 "PYTHONHASHSEED": "0",
             },
         }
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", launcher.__file__, json.dumps(given)],
+        self._child = Child(
+            [sys.executable, "-I", "-S", launcher.__file__, json.dumps(settings)],
             stdin=self.stdin,
             stdout=self.stdout,
             stderr=subprocess.DEVNULL,
-            pass_fds=(report, *self.descriptors),
-            start_new_session=True,
-            cwd="/",
+            descriptors=(report, *self.descriptors),
+            folder=Path("/"),
         )
+        self.process = self._child.process
 
     def _members(self) -> list[psutil.Process]:
         """The program and what it started, without the launcher."""
@@ -201,10 +197,10 @@ class Ran:
 
 def run_program(files: Mapping[str, str], command: Sequence[str], stdin: str, limits: CodeLimits) -> Ran:
     """Run a program to its end. Raises `SandboxFailed`."""
-    with tempfile.TemporaryFile() as given:
-        given.write(stdin.encode(errors="replace"))
-        given.seek(0)
-        with Sandbox(files, command, limits, given.fileno(), subprocess.PIPE) as sandbox:
+    with tempfile.TemporaryFile() as text:
+        text.write(stdin.encode(errors="replace"))
+        text.seek(0)
+        with Sandbox(files, command, limits, text.fileno(), subprocess.PIPE) as sandbox:
             assert sandbox.process.stdout is not None
             return _collected(sandbox, sandbox.process.stdout.fileno())
 
@@ -269,11 +265,11 @@ def _python() -> list[str]:
 
 def _size(folder: Path) -> int:
     """Bytes of the files in a folder."""
-    found = 0
+    size = 0
     for path in folder.rglob("*"):
         with suppress(OSError):
-            found += path.lstat().st_blocks * 512
-    return found
+            size += path.lstat().st_blocks * 512
+    return size
 
 
 def _resident(process: psutil.Process) -> int:
@@ -281,10 +277,3 @@ def _resident(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
     except psutil.Error:
         return 0
-
-
-def _run_queue_seconds(pid: int) -> float:
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):
-        return 0.0

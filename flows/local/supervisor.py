@@ -1,0 +1,166 @@
+"""The supervisor of `trinity up`: a process that starts killed runs again, and the worker if that has ended.
+
+A flow's own retries need its process; the supervisor is for the case that the process is gone (SIGKILL, lack of memory,
+a machine that went down). Runs that were cancelled, have failed, or crashed before they began to run are left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from flows.local.server import Process, UpState, prefect_environment, start_process
+from flows.local.worker import (
+    crashed_runs,
+    end_processes,
+    is_gone,
+    mark_ended,
+    process_of,
+    start_worker,
+    unfinished_runs,
+    unfinished_subflows,
+)
+from tasks.prefect_api import api_client
+from trinity_core.errors import TrinityError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun, State
+
+log = logging.getLogger(__name__)
+
+RESTARTS = 3
+"""Of one run within an hour, by default."""
+POLL_SECONDS = 5.0
+HOUR = timedelta(hours=1)
+RESTARTED = "Killed, and started again by `trinity up`"
+"""The message of the state by which a run is started again: by it the restarts of the last hour are counted."""
+IGNORED = timedelta(seconds=40)
+"""A cancelled run that lives for so long is ended by nobody: a worker kills it after 30 s. The worker may not be there
+any more; and Prefect's ignores the second cancellation of a run (3.7.7)."""
+
+
+class Supervisor:
+    """Looks after the worker and, with `restarts` above 0, starts runs again that crash after `since`."""
+
+    def __init__(self, client: SyncPrefectClient, root: Path, since: datetime, restarts: int) -> None:
+        self._client = client
+        self._root = root
+        self._since = since
+        self._restarts = restarts
+        self._gone: set[tuple[Any, Any]] = set()
+        """Runs, with their states, whose processes were gone at the last look."""
+        self._given_up: set[Any] = set()
+        """States of crashed runs that have been restarted too often; the log says so once."""
+
+    def look(self) -> None:
+        """Look once. What does not work now (the API is away, a disk is full) is tried again at the next look."""
+        from tasks.retries import api_faults
+
+        try:
+            self._keep_worker()
+            self._end_cancelled_runs()
+            self._mark_killed_runs()
+            for run in crashed_runs(self._client, self._since) if self._restarts else ():
+                self._restart_if_killed(run)
+        except (*api_faults(), OSError, TrinityError, psutil.Error) as fault:
+            log.warning("not everything was looked after, it is tried again: %s", fault)
+
+    def _keep_worker(self) -> None:
+        up = UpState.load(self._root)
+        if up is not None and not all(worker.alive() for worker in up.named("worker")):
+            log.warning("the worker was gone and is started again")
+            up.add(start_worker(self._root, up.api_url))
+            up.save(self._root)
+
+    def _end_cancelled_runs(self) -> None:
+        ignored = [
+            run for run in unfinished_runs(self._client)
+            if run.state and run.state.is_cancelling() and run.state.timestamp < datetime.now(UTC) - IGNORED
+            and process_of(run)
+        ]  # fmt: skip
+        if ignored:
+            end_processes(ignored)
+            time.sleep(POLL_SECONDS)  # the worker, if it lives, notes them as crashed
+            mark_ended(self._client, ignored, "Cancelled", "It has saved and ended")
+
+    def _mark_killed_runs(self) -> None:
+        """Mark what two looks have found: a living worker notes the end of a process with the better reason."""
+        gone = {(run.id, run.state_id): run for run in unfinished_runs(self._client) if is_gone(run)}
+        certain = [run for key, run in gone.items() if key in self._gone]
+        mark_ended(self._client, certain, "Crashed", "Its process is gone, and the worker has not seen it end")
+        self._gone = set(gone)
+
+    def _restart_if_killed(self, run: FlowRun) -> None:
+        from prefect.states import Scheduled
+
+        assert run.state is not None
+        left = restarts_left(self._client.read_flow_run_states(run.id), datetime.now(UTC), self._restarts)
+        if left:
+            mark_ended(
+                self._client, unfinished_subflows(self._client, [run]), "Crashed", "The flow's process was killed"
+            )
+            self._client.set_flow_run_state(run.id, Scheduled(message=RESTARTED), force=True)
+            self._tell(run, f"The run {run.name} was killed and is started again. {run.state.message or ''}")
+        elif left == 0 and run.state.id not in self._given_up:
+            self._given_up.add(run.state.id)
+            self._tell(
+                run,
+                f"The run {run.name} was killed again. {self._restarts} restarts within an hour are enough; the next "
+                f"one comes when the hour is over. `prefect flow-run retry {run.id}` starts it now.",
+            )
+
+    def _tell(self, run: FlowRun, text: str) -> None:
+        """In this process's log, and in the run's."""
+        log.warning(text)
+        line = {"name": "trinity", "level": logging.WARNING, "message": text, "flow_run_id": str(run.id)}
+        self._client.create_logs([line | {"timestamp": datetime.now(UTC).isoformat()}])
+
+
+def restarts_left(states: Sequence[State[Any]], now: datetime, restarts: int) -> int | None:
+    """How often a crashed run that has been in these states may still be started again in this hour.
+
+    None if it was not killed at work: it was cancelled, or never began to run.
+    """
+    ordered = sorted(states, key=lambda state: state.timestamp)
+    begins = [i for i, state in enumerate(ordered) if state.is_scheduled() and state.name != "AwaitingRetry"]
+    kinds = {state.type.value for state in ordered[max(begins, default=0) :]}
+    if "RUNNING" not in kinds or kinds & {"CANCELLING", "CANCELLED"}:
+        return None
+    recent = [state for state in ordered if state.message == RESTARTED and state.timestamp > now - HOUR]
+    return max(restarts - len(recent), 0)
+
+
+def start_supervisor(root: Path, api_url: str, since: datetime, restarts: int) -> Process:
+    """Start the supervisor of the runs that crash after `since`."""
+    command = [sys.executable, "-m", __name__, "--api-url", api_url]
+    command += ["--since", since.isoformat(), "--restarts", str(restarts)]
+    env = prefect_environment(root) | {"PREFECT_API_URL": api_url}
+    return Process.of("supervisor", start_process("supervisor", command, env, root).pid)
+
+
+def main() -> None:
+    """Look every few seconds, until this process is ended."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--api-url", required=True)
+    parser.add_argument("--since", required=True, type=datetime.fromisoformat)
+    parser.add_argument("--restarts", required=True, type=int)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    with api_client(options.api_url) as client:
+        supervisor = Supervisor(client, Path.cwd(), options.since.astimezone(UTC), options.restarts)
+        while True:
+            supervisor.look()
+            time.sleep(POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""The worker of `trinity up` and the runs of its work pool, as Prefect's API and this machine's processes show them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from flows.local.server import Process, prefect_environment, start_process
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+POOL = "trinity"
+WORKER_LIMIT = 4
+"""Runs at a time: explorer, a further explorer and trainer of an asynchronous run, and the sweep."""
+END_SECONDS = 45.0
+"""For a run to save and end: its trainer has 20 s, and Ray's processes end after it."""
+TAKEN = {
+    "operator": "or_",
+    "type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]},
+    "name": {"any_": ["AwaitingRetry"]},
+}
+"""States of a run that a worker has taken. Between two attempts it counts as scheduled, but its process waits."""
+
+
+def worker_name(root: Path) -> str:
+    """The worker is called after its folder, as another folder's may use the same database."""
+    return re.sub(r"[^\w.-]+", "-", str(root.absolute())).strip("-") or POOL
+
+
+def start_worker(root: Path, api_url: str) -> Process:
+    """Start Prefect's worker for processes, in a session of its own."""
+    command = [sys.executable, "-m", "prefect", "worker", "start", "--type", "process", "--install-policy", "never"]
+    command += ["--pool", POOL, "--name", worker_name(root), "--limit", str(WORKER_LIMIT)]
+    env = prefect_environment(root) | {"PREFECT_API_URL": api_url, "PREFECT_WORKER_QUERY_SECONDS": "3"}
+    return Process.of("worker", start_process("worker", command, env, root).pid)
+
+
+@contextmanager
+def pause_pool(client: SyncPrefectClient) -> Iterator[None]:
+    """Within this context no worker takes a new run from the pool: what is scheduled stays so."""
+    from prefect.client.schemas.actions import WorkPoolUpdate
+
+    was_paused = client.read_work_pool(POOL).is_paused
+    client.update_work_pool(POOL, WorkPoolUpdate(is_paused=True))
+    try:
+        yield
+    finally:
+        client.update_work_pool(POOL, WorkPoolUpdate(is_paused=was_paused))
+
+
+def pool_is_shared(client: SyncPrefectClient, root: Path) -> bool:
+    """Whether another folder's worker takes runs from the pool too: one database may serve several folders."""
+    from prefect.client.schemas.objects import WorkerStatus
+
+    others = [worker for worker in client.read_workers_for_work_pool(POOL) if worker.name != worker_name(root)]
+    return any(worker.status == WorkerStatus.ONLINE for worker in others)
+
+
+def unfinished_runs(client: SyncPrefectClient) -> list[FlowRun]:
+    """The pool's runs that a worker has taken and that have not ended."""
+    return _runs(client, pool={"name": {"any_": [POOL]}}, state=TAKEN)
+
+
+def crashed_runs(client: SyncPrefectClient, since: datetime) -> list[FlowRun]:
+    """The pool's runs that have crashed since a time and are in that state now."""
+    crashed = {"type": {"any_": ["CRASHED"]}}
+    return _runs(client, pool={"name": {"any_": [POOL]}}, state=crashed, end_time={"after_": since})
+
+
+def process_of(run: FlowRun) -> psutil.Process | None:
+    """The process of this machine that works on a run; None if there is none, or none any more."""
+    with suppress(ValueError, psutil.Error):
+        process = psutil.Process(int(run.infrastructure_pid or ""))
+        if process.environ().get("PREFECT__FLOW_RUN_ID") == str(run.id):
+            return process
+    return None
+
+
+def is_gone(run: FlowRun) -> bool:
+    """Whether the run has begun in a process that has ended since."""
+    begun = bool(run.infrastructure_pid) and run.state is not None and not run.state.is_pending()
+    return begun and process_of(run) is None and not _is_another_users(run)
+
+
+def _is_another_users(run: FlowRun) -> bool:
+    """True if the process may not be looked into: of whose run it is only its own user can tell."""
+    with suppress(ValueError, psutil.NoSuchProcess):
+        try:
+            psutil.Process(int(run.infrastructure_pid or "")).environ()
+        except psutil.AccessDenied:
+            return True
+    return False
+
+
+def end_processes(runs: Sequence[FlowRun]) -> None:
+    """Ask the processes of runs to save and end, and wait for that."""
+    processes = [process for run in runs if (process := process_of(run)) is not None]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    psutil.wait_procs(processes, timeout=END_SECONDS)
+
+
+def mark_ended(client: SyncPrefectClient, runs: Sequence[FlowRun], state: str, message: str) -> None:
+    """Note that runs whose processes are gone have ended as `Cancelled` or `Crashed`, and their subflows with them.
+
+    As long as they count as running they keep their place in a deployment's `concurrency_limit`.
+    """
+    from prefect import states
+
+    while runs:
+        for run in runs:
+            client.set_flow_run_state(run.id, getattr(states, state)(message=message), force=True)
+        runs = unfinished_subflows(client, runs)
+
+
+def unfinished_subflows(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> list[FlowRun]:
+    """The runs of subflows of these runs that have not ended."""
+    return _runs(client, state=TAKEN, parent_flow_run_id={"any_": [run.id for run in runs]})
+
+
+def _runs(client: SyncPrefectClient, pool: dict[str, Any] | None = None, **conditions: Any) -> list[FlowRun]:
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+
+    in_pool = WorkPoolFilter.model_validate(pool) if pool else None
+    return client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(conditions), work_pool_filter=in_pool)

@@ -1,0 +1,54 @@
+"""The pages of Studio, run by Streamlit at each interaction; its arguments are those of `studio.settings`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import streamlit as st
+
+from studio.access import TOKEN_VARIABLE, admits
+from studio.config_page import config_page
+from studio.runs_page import runs_page
+from studio.settings import studio_settings
+from trinity_core.plugins import load_plugins
+
+GIVEN = "given token"
+STYLE = """<style>
+.stMainBlockContainer { padding-top: 4rem; padding-bottom: 2rem }
+.stTextArea textarea, .hanging { font-family: "Source Code Pro", monospace; font-size: 0.8rem; white-space: pre }
+.hanging { white-space: pre-wrap; line-height: 1.5 }
+</style>"""
+
+
+def main() -> None:
+    """Draw the page that the address names."""
+    # No icons of pages: a browser would fetch them from elsewhere for its tab.
+    st.set_page_config(page_title="Trinity Studio", layout="wide")
+    st.html(STYLE)
+    if not admitted(os.environ.get(TOKEN_VARIABLE, "")):
+        return
+    settings = studio_settings(sys.argv[1:])
+    load_plugins(settings.plugin_dir)
+    runs = st.Page(lambda: runs_page(settings), title="Runs", url_path="runs")
+    configuration = st.Page(
+        lambda: config_page(settings, lambda: st.switch_page(runs)),
+        title="Configuration",
+        url_path="configuration",
+        default=True,
+    )
+    st.navigation([configuration, runs], position="top").run()
+
+
+def admitted(token: str) -> bool:
+    """True once this browser has given the token, in the page's address or in the field that asks for it."""
+    given = st.session_state.get(GIVEN) or st.query_params.get("token", "")
+    if not admits(token, given):
+        given = st.text_input("Token", type="password", help="`trinity studio` printed it in its terminal.")
+    if not admits(token, given):
+        return False
+    st.session_state[GIVEN] = given
+    return True
+
+
+main()

@@ -1,0 +1,50 @@
+"""What `python -m studio` serves: Streamlit's pages, and below `/rollouts` the page of `trinity view` for every run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse
+from starlette.routing import Mount
+from starlette.types import ASGIApp, Receive, Scope, Send
+from streamlit.starlette import App
+
+from studio.access import TOKEN_VARIABLE, admits, is_local
+from studio.settings import studio_settings
+from trinity_core.page_notes import ROLLOUTS
+from trinity_core.view.app import make_app
+from trinity_core.view.serving_page import OWN_NAMES
+from trinity_core.view.viewed_run import RunFolders
+
+COOKIE = "trinity_studio"
+
+
+class Guard:
+    """Asks for Studio's token, in the address once and in a cookie from then on."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        if not self._token or admits(self._token, request.cookies.get(COOKIE, "")):
+            await self._app(scope, receive, send)
+        elif admits(self._token, request.query_params.get("token", "")):
+            here = RedirectResponse(request.url.remove_query_params("token"))
+            here.set_cookie(COOKIE, self._token, httponly=True, samesite="strict")
+            await here(scope, receive, send)
+        else:
+            await PlainTextResponse("Add ?token=… with the token that Studio printed.", 401)(scope, receive, send)
+
+
+place = studio_settings(sys.argv[1:])
+rollouts = make_app(RunFolders(place.checkpoints), [*OWN_NAMES, place.host] if is_local(place.host) else ["*"])
+app = App(
+    Path(__file__).with_name("pages.py"),
+    routes=[Mount(ROLLOUTS, rollouts, middleware=[Middleware(Guard, token=os.environ.get(TOKEN_VARIABLE, ""))])],
+)

@@ -1,0 +1,59 @@
+"""What Studio is served with, from its command line and its environment."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trinity_core.addresses import LOOPBACK
+
+PORT = 4220
+
+
+@dataclass(frozen=True, slots=True)
+class StudioSettings:
+    """Where Studio is served, and where it finds configurations, runs and modules. Paths are absolute."""
+
+    root: Path
+    """Runs start here; YAML files below it are offered."""
+    file: Path
+    """The configuration that is opened first; it need not exist."""
+    checkpoints: Path
+    """`checkpoint_root_dir` of the runs that are shown."""
+    state: Path
+    """Records and logs of the processes that Studio has started."""
+    api_url: str = ""
+    """Prefect's API (PREFECT_API_URL); empty: there is none, and runs start as processes."""
+    plugin_dir: Path | None = None
+    """The user's modules, which may register sections."""
+    host: str = LOOPBACK
+    port: int = PORT
+
+    def shown(self, path: Path) -> str:
+        """A path as a person reads it: relative to the root if it is below that."""
+        return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
+
+
+def studio_settings(arguments: Sequence[str]) -> StudioSettings:
+    """The settings that these arguments name; relative paths are below the present folder."""
+    parser = ArgumentParser("studio", description="Serve Studio's pages.")
+    parser.add_argument("file", nargs="?", default="config.yaml")
+    parser.add_argument("--checkpoints", default=os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints")
+    parser.add_argument("--plugin-dir", default="")
+    parser.add_argument("--host", default=LOOPBACK)
+    parser.add_argument("--port", type=int, default=PORT)
+    given = parser.parse_args(arguments)
+    root = Path.cwd()
+    return StudioSettings(
+        root=root,
+        file=root / given.file,
+        checkpoints=root / Path(given.checkpoints).expanduser(),
+        state=root / ".trinity/studio",
+        api_url=os.environ.get("PREFECT_API_URL", ""),
+        plugin_dir=root / Path(given.plugin_dir).expanduser() if given.plugin_dir else None,
+        host=given.host,
+        port=given.port,
+    )

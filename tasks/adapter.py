@@ -1,0 +1,109 @@
+"""The driver's steps as Prefect tasks and subflows, with artifacts of what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectConcurrentFuture
+from prefect.runtime import flow_run
+
+from tasks.reports import (
+    LiveReport,
+    label_run,
+    show_curve,
+    show_picture,
+    show_studio,
+    show_summary,
+    show_tracking,
+    shown_if_possible,
+)
+from tasks.retries import RETRIES, RETRY_DELAY, patient_task, retry_only_transient_faults
+from tasks.verdicts import ask
+from trinity_core.config import Config
+from trinity_core.runtime.adapter import Adapter, Stoppable, raise_most_telling, wait_for_all
+from trinity_core.runtime.stage import Request, Stage
+from trinity_core.runtime.verdicts import asks_person
+
+T = TypeVar("T")
+
+
+class PrefectAdapter(Adapter):
+    """To be used within a flow. Steps are passed as closures: their values stay in this process."""
+
+    report = LiveReport
+
+    def call(self, name: str, step: Callable[[], T], patient: bool = False) -> T:
+        """Run the step as a task; a `patient` one has retries of its own, for a flow of several runs has none."""
+        as_task = patient_task(name) if patient else task(name=name, cache_policy=NO_CACHE, persist_result=False)
+        return as_task(step)()
+
+    def subflow(self, request: Request, run: Callable[[], T]) -> T:
+        """Run a stage as a subflow with retries. It gets its configuration as a value, which Prefect does not keep."""
+
+        def stage_flow(name: str, stage: str, model_path: str, config: str, overrides: list[str]) -> T:
+            with retry_only_transient_faults():
+                return run()
+
+        # By this name Prefect finds the subflow's run again where the flow above it is started once more.
+        name = request.run or request.config.name
+        stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
+        as_flow = flow(name=request.kind, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
+        above = flow_run.parameters
+        return as_flow(stage_flow)(
+            name, request.stage, request.model_path, str(above.get("config", "")), list(above.get("overrides") or ())
+        )
+
+    def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+        """As tasks in threads."""
+        futures = {
+            name: cast(
+                PrefectConcurrentFuture[Any],
+                task(name=name, cache_policy=NO_CACHE, persist_result=False)(component).submit(),
+            )
+            for name, component in components.items()
+        }
+        # What a task's thread returns is a state; asked of the Prefect future it would cost a call of Prefect's API.
+        wait_for_all(
+            run,
+            [future.wrapped_future for future in futures.values()],
+            has_failed=lambda future: not future.result().is_completed(),
+        )
+        results = {name: future.result(raise_on_failure=False) for name, future in futures.items()}
+        raise_most_telling([result for result in results.values() if isinstance(result, BaseException)])
+        return results
+
+    def begun_by(self) -> str:
+        """The flow run, or that of the pipeline."""
+        return flow_run.root_flow_run_id or ""
+
+    def announce(self, config: Config, stage: str) -> None:
+        """Name and tag the flow run, and link to Studio while that is served."""
+        algorithm = [] if config.stages else [f"algorithm:{config.algorithm.algorithm_type}"]
+        label_run(config.project, config.name, stage, *algorithm)
+        with shown_if_possible():
+            show_studio(config)
+
+    def judged(self, stage: Stage) -> Stage:
+        """Ask a person on Prefect's page where verdicts are missing."""
+        if asks_person(stage.config) and not ask(stage):
+            return stage
+        return super().judged(stage)
+
+    def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
+        """Artifacts: learning curve, a link to the tracked run, and the summary."""
+        with shown_if_possible():
+            if not is_pipeline:
+                if curve := summary.get("curve"):
+                    show_picture(config, Path(curve))
+                elif "results" not in summary:
+                    show_curve(config)
+                if "results" in summary:
+                    show_tracking(config, summary["tracking"])
+            show_summary(config, {name: value for name, value in summary.items() if name != "results"})
+
+
+PREFECT = PrefectAdapter()

@@ -1,0 +1,114 @@
+"""The digest of the model that a run began with: by content, wherever and however it is stored."""
+
+import re
+from shutil import copytree
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from trinity_core.checkpoints.beginning import Beginning, recorded_beginning
+from trinity_core.checkpoints.resume import update_meta
+from trinity_core.errors import DataError
+from trinity_core.layout import JobLayout
+from trinity_core.weights_digest import weights_digest
+
+
+def tensors(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "embed": torch.randn(3000, 16, generator=generator),
+        "norm": torch.randn(16, generator=generator),
+        "head": torch.randn(5, 16, generator=generator),
+    }
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_file(tensors(), folder / "model.safetensors")
+    return folder
+
+
+def test_copies_and_other_shards_are_equal(model, tmp_path):
+    digest = weights_digest(str(model))
+    (model / "config.json").write_text("{}")
+    assert weights_digest(str(model)) == weights_digest(str(copytree(model, tmp_path / "copy"))) == digest != ""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    values = tensors()
+    save_file({"norm": values["norm"], "embed": values["embed"]}, shards / "model-00001-of-00002.safetensors")
+    save_file({"head": values["head"]}, shards / "model-00002-of-00002.safetensors")
+    assert weights_digest(str(shards)) == digest
+
+
+@pytest.mark.parametrize("name", ["embed", "norm", "head"])
+def test_each_tensor_counts(model, name):
+    before, values = weights_digest(str(model)), tensors()
+    values[name] += 1e-3
+    save_file(values, model / "model.safetensors")
+    assert weights_digest(str(model)) != before
+    save_file(
+        {("other" if key == name else key): value for key, value in tensors().items()}, model / "model.safetensors"
+    )
+    assert weights_digest(str(model)) != before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _whole: b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 1\n",
+        lambda whole: whole[:20],
+        lambda whole: whole[:-20],
+        lambda whole: whole[:8] + b"x" * (len(whole) - 8),
+        lambda whole: whole[:8] + b"[]".ljust(int.from_bytes(whole[:8], "little")) + whole[8:],
+        lambda _whole: b"",
+    ],
+    ids=["lfs_pointer", "cut_header", "cut_tensors", "no_json", "no_object", "empty"],
+)
+def test_a_damaged_file_is_named(model, damage):
+    file = model / "model.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(DataError, match=re.escape(str(file))):
+        weights_digest(str(model))
+
+
+def test_weights_of_torch_are_read_too(tmp_path):
+    torch.save(tensors(), tmp_path / "pytorch_model.bin")
+    first = weights_digest(str(tmp_path))
+    torch.save(tensors(1), tmp_path / "pytorch_model.bin")
+    assert first != weights_digest(str(tmp_path)) != ""
+    torch.save(tensors(), tmp_path / "pytorch_model.bin")
+    assert weights_digest(str(tmp_path)) == first
+
+
+def test_hub_name_is_read_from_the_cache(model, tmp_path, monkeypatch):
+    """The same weights under a name and in a folder are one model; another commit of the name is another one."""
+    repository = tmp_path / "hub" / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (model / "config.json").write_text("{}")
+    assert weights_digest("org/name") == "" and weights_digest("neither / one") == ""
+    copytree(model, repository / "snapshots" / "first")
+    (repository / "refs" / "main").write_text("first")
+    began = Beginning.of("org/name")
+    assert began.digest and not began.differs(Beginning.of(str(model)))
+    copytree(model, repository / "snapshots" / "second")
+    save_file(tensors(1), repository / "snapshots" / "second" / "model.safetensors")
+    (repository / "refs" / "main").write_text("second")
+    assert began.differs(Beginning.of("org/name"))
+
+
+def test_content_decides_and_names_where_it_is_unknown(model, tmp_path):
+    here = Beginning.of(str(model))
+    assert not here.differs(Beginning.of(str(copytree(model, tmp_path / "moved"))))
+    assert here.differs(Beginning(here.model, "another"))
+    assert Beginning("a").differs(Beginning("b", "digest")) and not Beginning("a").differs(Beginning("a", "digest"))
+
+
+def test_run_of_an_earlier_release_says_its_model_alone(tmp_path):
+    layout = JobLayout(tmp_path)
+    assert recorded_beginning(layout, 2) is None
+    update_meta(layout.trainer_meta, model="org/name")
+    assert recorded_beginning(layout, 2) == Beginning("org/name")

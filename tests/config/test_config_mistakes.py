@@ -1,0 +1,123 @@
+"""Mistakes that once ended in tracebacks; `benchmarks/mutations.py` looks for more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trinity_core.config import ConfigError, config_from_dict, config_from_text, stages
+from trinity_core.runtime.configuration import load_checked
+
+GOOD = (Path(__file__).parent / "documents/quick_start.yaml").read_text()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the mistakes are written."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "code"),
+    [
+        ("stages: text", "stages", "wrong-type"),
+        ("stages: 3", "stages", "wrong-type"),
+        ("stages: {a: {}}", "stages", "wrong-type"),
+        ("stages: [text]", "stages[0]", "wrong-type"),
+        ("stages: [{stage_name: a, model: text}]", "stages[0].model", "wrong-type"),
+        ("service: ${trainer.trainer_config.actor_rollout_ref.actr}", "service", "unresolved"),
+        (f"seed: {'9' * 5000}", "", "unreadable"),
+        ("seed: !!timestamp x", "", "unreadable"),
+        ("seed: !!float x", "", "unreadable"),
+        ("seed: !!float ''", "", "unreadable"),
+        ("seed: !!int x", "", "unreadable"),
+        ("seed: !!bool x", "", "unreadable"),
+        (f"log: {'[' * 300 + ']' * 300}", f"log{'[0]' * 50}", "unreadable"),
+        ('name: "\\ud800"', "name", "invalid"),
+        ('checkpoint_root_dir: "a\\0"', "checkpoint_root_dir", "invalid"),
+        ('"\\ud800": 1', "\\ud800", "invalid"),
+        ("plugin_dir: /nope", "plugin_dir", "invalid"),
+        ("plugin_dir: ~nobody/x", "plugin_dir", "invalid"),
+    ],
+)
+def test_mistakes_that_once_ended_in_tracebacks(lines: str, key: str, code: str, folder: Path) -> None:
+    own = lines.partition(":")[0]
+    text = "".join(line for line in GOOD.splitlines(keepends=True) if not line.startswith(f"{own}:"))
+    (folder / "run.yaml").write_text(f"{text}\n{lines}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_checked(folder / "run.yaml")
+    assert (key, code) in [(problem.key, problem.code) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["algorithm.algorithm_type=b"], "algorithm.algorithm_type"),
+        (
+            ["mode=train", "buffer.trainer_input.experience_buffer.path=x", "algorithm.algorithm_type=[]"],
+            "algorithm.algorithm_type",
+        ),
+        (["\udcff=1"], "\\udcff"),
+        (["checkpoint_root_dir=~nobody/x", "seed=x"], "seed"),
+    ],
+)
+def test_checks_of_names_go_on_after_other_problems(overrides: list[str], key: str, folder: Path) -> None:
+    (folder / "run.yaml").write_text(GOOD)
+    with pytest.raises(ConfigError) as caught:
+        load_checked(folder / "run.yaml", overrides)
+    assert key in [problem.key for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("{config_path: {}}", "`config_path` must be a path"),
+        ("{config_path: none.yaml}", "none.yaml: there is no such file"),
+        ("{operators: [{text_length_filter: 3}]}", "must be a list of operators, each `name: arguments`"),
+    ],
+)
+def test_data_juicer_arguments_of_a_wrong_kind(args: str, message: str, folder: Path) -> None:
+    lines = f"data_processor: {{experience_pipeline: {{operators: [{{name: data_juicer, args: {args}}}]}}}}"
+    (folder / "run.yaml").write_text(f"{GOOD}\n{lines}\n")
+    with pytest.raises(ConfigError, match="operators\\[0\\]") as caught:
+        load_checked(folder / "run.yaml")
+    assert any(message in problem.message for problem in caught.value.problems)
+
+
+def test_a_message_repeats_the_beginning_of_a_long_value() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_text(GOOD, [f"algorithm.algorithm_type={'x' * 100_000}", f"{'x' * 100_000}"])
+    assert len(str(caught.value)) < 1000
+    with pytest.raises(ConfigError) as caught:
+        config_from_text(GOOD, [f"algorithm.algorithm_type={'x' * 100_000}"])
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("mistake", "key", "code"),
+    [
+        ({7: 1}, "7", "unknown-key"),
+        ({None: 1}, "null", "unknown-key"),
+        ({"name": b"x"}, "name", "wrong-type"),
+        ({"seed": float("nan")}, "seed", "wrong-type"),
+        ({"stages": [{None: 1}]}, "stages[0].null", "unknown-key"),
+    ],
+)
+def test_mistakes_in_a_mapping_are_reported(mistake: dict[Any, Any], key: str, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_from_dict({**yaml.safe_load(GOOD), **mistake})
+    assert (key, code) in [(problem.key, problem.code) for problem in caught.value.problems]
+
+
+def test_null_stages_are_none() -> None:
+    config = config_from_text(f"{GOOD}\nstages: null\n")
+    assert stages(config) == [config]
+
+
+def test_home_of_an_unknown_user_is_a_folder_of_that_name() -> None:
+    config = config_from_text(GOOD, ["checkpoint_root_dir=~nobody_here/x"])
+    assert config.checkpoint_root_dir == str(Path("~nobody_here/x").absolute())

@@ -1,0 +1,167 @@
+"""Settings without effect, and settings that others change: a notice says so, by key and code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trinity_core.config import load_config, notices
+from trinity_core.config.notices import remarks
+
+RECIPES = Path(__file__).parents[2] / "configs"
+QUEUE = "buffer.trainer_input.experience_buffer"
+VERL = "trainer.trainer_config"
+ACTOR = f"{VERL}.actor_rollout_ref.actor"
+FSDP = f"{ACTOR}.fsdp_config"
+OFFLOAD = (f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true")
+TASKS = "buffer.explorer_input"
+FILTERED = "data_processor.experience_pipeline.operators=[{name: reward_filter}]"
+BYPASS = "algorithm.rollout_correction=bypass"
+CLIP = "algorithm.policy_loss_fn_args.clip_range=0.1"
+WAITING = f"{QUEUE}.reuse_cooldown_time"
+REPLAY = f"{QUEUE}.replay_buffer={{enable: true, reuse_cooldown_time: 60}}"
+OTHER = "buffer.trainer_input.auxiliary_buffers.other"
+MODEL = "explorer.auxiliary_models"
+
+
+def found(recipe: str, *overrides: str) -> list[tuple[str, str]]:
+    return [(finding.key, finding.code) for finding in remarks(load_config(RECIPES / f"{recipe}.yaml", overrides))]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        ("gsm8k/gsm8k", ()),
+        ("gsm8k/gsm8k", (FILTERED,)),
+        ("gsm8k/gsm8k", (FILTERED, BYPASS)),
+        ("gsm8k/gsm8k", (CLIP, f"{ACTOR}.ppo_epochs=2")),
+        ("gsm8k/gsm8k", (CLIP, BYPASS)),
+        ("gsm8k/gsm8k", (f"{WAITING}=60", f"{QUEUE}.use_priority_queue=true")),
+        ("gsm8k/gsm8k", (f"{WAITING}=60", "algorithm.sample_strategy=priority")),
+        ("gsm8k/gsm8k", (REPLAY,)),
+        ("gsm8k/gsm8k", (*OFFLOAD, "trainer.zero_stage=3")),
+        ("gsm8k/gsm8k", ("synchronizer.sync_style=explorer_driven", "synchronizer.sync_method=memory")),
+        ("gsm8k/gsm8k", ("synchronizer.sync_style=dynamic_by_explorer", "synchronizer.sync_method=memory")),
+        ("gsm8k/gsm8k", ("synchronizer.sync_offset=2",)),
+        ("sft/sft", ()),
+    ],
+)
+def test_settings_with_effect_get_no_notice(recipe: str, overrides: tuple[str, ...]) -> None:
+    assert found(recipe, *overrides) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "keys"),
+    [
+        ("gsm8k/gsm8k", (f"{VERL}.critic.strategy=x",), [f"{VERL}.critic.strategy"]),
+        ("gsm8k/gsm8k", ("service.data_juicer.auto_start=true",), ["service.data_juicer"]),
+        ("gsm8k/trainer", (FILTERED,), ["data_processor.experience_pipeline"]),
+        (
+            "gsm8k/gsm8k",
+            ("monitor.monitor_args={uri: a, mode: offline, api_key: b}",),
+            ["monitor.monitor_args.mode", "monitor.monitor_args.api_key"],
+        ),
+        ("gsm8k/gsm8k", (f"{QUEUE}.path=backup.json",), [f"{QUEUE}.path"]),
+        ("gsm8k/gsm8k", (FILTERED, BYPASS, "algorithm.algorithm_type=opmd"), ["algorithm.rollout_correction"]),
+        ("gsm8k/gsm8k", (CLIP,), ["algorithm.policy_loss_fn_args.clip_range"]),
+        ("gsm8k/gsm8k", (f"{WAITING}=60",), [WAITING]),
+        (
+            "gsm8k/gsm8k",
+            (f"{QUEUE}.use_priority_queue=true", "algorithm.sample_strategy=staleness_control"),
+            [f"{QUEUE}.use_priority_queue"],
+        ),
+        (
+            "gsm8k/gsm8k",
+            (f"{QUEUE}.replay_buffer.reuse_cooldown_time=60",),
+            [f"{QUEUE}.replay_buffer.reuse_cooldown_time"],
+        ),
+        ("sft/sft", (REPLAY,), [f"{QUEUE}.replay_buffer.enable"]),
+        ("sft/sft", (f"{OTHER}.path=x",), [OTHER]),
+        (
+            "gsm8k/gsm8k",
+            (*OFFLOAD, "trainer.zero_stage=0", "trainer.dtype=float32"),
+            [f"{FSDP}.param_offload", f"{FSDP}.optimizer_offload"],
+        ),
+        ("gsm8k/gsm8k", (*OFFLOAD, "trainer.zero_stage=0"), [f"{FSDP}.param_offload"]),
+        ("gsm8k/gsm8k", (*OFFLOAD, "trainer.zero_stage=2"), [f"{FSDP}.param_offload"]),
+        (
+            "gsm8k/gsm8k",
+            (f"{TASKS}.taskset.weight=2", f"{TASKS}.eval_tasksets.0.task_selector.selector_type=shuffle"),
+            [f"{TASKS}.eval_tasksets[0].task_selector", f"{TASKS}.taskset.weight"],
+        ),
+        (
+            "gsm8k/gsm8k",
+            ("synchronizer.sync_offset=2", "synchronizer.sync_style=trainer_driven"),
+            ["synchronizer.sync_offset"],
+        ),
+        (
+            "gsm8k/gsm8k",
+            ("cluster.gpu_per_node=4", f"{MODEL}=[{{model_path: /m, enable_history: true}}]"),
+            [f"{MODEL}[0].enable_history"],
+        ),
+        (
+            "gsm8k/gsm8k",
+            ("cluster.gpu_per_node=4", "trainer.ulysses_sequence_parallel_size=2", "trainer.worker_num=2"),
+            ["trainer.ulysses_sequence_parallel_size"],
+        ),
+        (
+            "gsm8k/gsm8k",
+            ("data_processor.task_pipeline={inputs: [/d], num_process: 2}", f"{TASKS}.taskset.path=/d"),
+            ["data_processor.task_pipeline.num_process"],
+        ),
+    ],
+)
+def test_settings_without_effect_get_a_notice(recipe: str, overrides: tuple[str, ...], keys: list[str]) -> None:
+    assert found(recipe, *overrides) == [(key, "no-effect") for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "key", "code"),
+    [
+        ("gsm8k/gsm8k", ("buffer.train_batch_size=100",), "buffer.train_batch_size", "info"),
+        ("gsm8k/gsm8k", ("trainer.max_token_len_per_gpu=64",), "trainer.max_token_len_per_gpu", "changed"),
+        ("sft/sft", (f"{OTHER}={{path: x, share: 3}}",), "buffer.trainer_input", "info"),
+        (
+            "gsm8k/gsm8k",
+            ("synchronizer.sync_style=explorer_driven", "synchronizer.sync_method=nccl"),
+            "synchronizer.sync_style",
+            "changed",
+        ),
+        (
+            "gsm8k/gsm8k",
+            ("synchronizer.sync_style=dynamic_by_explorer", "synchronizer.sync_method=nccl"),
+            "synchronizer.sync_style",
+            "changed",
+        ),
+        (
+            "sft/sft",
+            ("algorithm.algorithm_type=dpo", "algorithm.repeat_times=4"),
+            "algorithm.repeat_times",
+            "changed",
+        ),
+    ],
+)
+def test_settings_that_others_change_get_a_notice(recipe: str, overrides: tuple[str, ...], key: str, code: str) -> None:
+    assert found(recipe, *overrides) == [(key, code)]
+
+
+def test_keys_without_effect_share_a_sentence() -> None:
+    unread = ["service.data_juicer.auto_start=true", f"{WAITING}=60", f"{VERL}.critic.strategy=x"]
+    together, foreign = notices(load_config(RECIPES / "gsm8k/gsm8k.yaml", unread))
+    assert together == f"Accepted, but without effect here: {WAITING}, service.data_juicer."
+    assert foreign.startswith(f"Accepted, but without effect here: {VERL}.critic.strategy. ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ((), ["actor_rollout_ref.actor", "critic"]),
+        (("trainer.use_dynamic_bsz=false",), []),
+        ((f"{VERL}.critic.use_dynamic_bsz=false",), ["actor_rollout_ref.actor"]),
+        ((f"{VERL}.critic.use_dynamic_bsz=false", f"{VERL}.critic.ppo_micro_batch_size_per_gpu=null"), []),
+    ],
+)
+def test_micro_batch_rows_without_effect_get_a_notice(changes: tuple[str, ...], keys: list[str]) -> None:
+    rows = [key for key, _ in found("verl_align/ppo_example", *changes) if key.endswith("ppo_micro_batch_size_per_gpu")]
+    assert rows == [f"{VERL}.{key}.ppo_micro_batch_size_per_gpu" for key in keys]

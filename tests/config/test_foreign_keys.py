@@ -1,0 +1,379 @@
+"""Files of Trinity-RFT and veRL: each key works, or is accepted with a notice, or is refused for one reason."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from field_keys import FIELD_KEYS
+
+from trinity_core.config import Config, ConfigError, config_from_dict, config_from_text, notices, stages, to_yaml
+from trinity_core.config.fields import sections, settings, types_of
+from trinity_core.config.foreign.key_action import Moved, Noted, Refused
+from trinity_core.config.foreign.table import KEYS
+from trinity_core.config.source import merge
+from trinity_core.spelling import closest, distance
+
+GOOD: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "documents/quick_start.yaml").read_text())
+INPUT = "buffer.explorer_input"
+TRAIN, EVAL = f"{INPUT}.taskset", f"{INPUT}.eval_tasksets.0"
+EXPERIENCES = "buffer.trainer_input.experience_buffer"
+ENGINES = "explorer.rollout_model"
+VERL = "trainer.trainer_config"
+ACTOR = f"{VERL}.actor_rollout_ref.actor"
+EXPERTS = "buffer.trainer_input.auxiliary_buffers.sft={path: x}"
+
+
+def made(*overrides: str, **sections: Any) -> Config:
+    return config_from_dict(merge(GOOD, sections), overrides)
+
+
+def refused(*overrides: str, **sections: Any) -> list[tuple[str, str]]:
+    with pytest.raises(ConfigError) as caught:
+        made(*overrides, **sections)
+    return [(problem.key, problem.message) for problem in caught.value.problems]
+
+
+WORKS: list[tuple[str, str, Any]] = [
+    # written, key here, its value
+    ("mode=colocate", "mode", "both"),
+    ("mode=BOTH", "mode", "both"),
+    ("checkpoint_root_dir=''", "checkpoint_root_dir", str(Path("checkpoints").absolute())),
+    ("algorithm_type=grpo", "algorithm.algorithm_type", "grpo"),
+    ("algorithm.algorithm_type=grpo_verl", "algorithm.algorithm_type", "grpo"),
+    ("algorithm.sample_strategy=warmup", "algorithm.sample_strategy", "default"),
+    ("algorithm.add_strategy=step_wise_grpo", "algorithm.advantage_fn", "step_wise_grpo"),
+    ("algorithm.policy_loss_fn_args.loss_agg_mode=seq-mean-token-sum", "algorithm.loss_agg_mode", "seq-mean-token-sum"),
+    ("algorithm.rollout_correction={rollout_is: sequence}", "algorithm.rollout_correction", "tis_sequence"),
+    ("algorithm.rollout_correction={rollout_is: null}", "algorithm.rollout_correction", "none"),
+    ("algorithm.rollout_correction={bypass_mode: true}", "algorithm.rollout_correction", "bypass"),
+    ("algorithm.rollout_correction={bypass_mode: true, rollout_is: null}", "algorithm.rollout_correction", "bypass"),
+    ("algorithm.rollout_correction={bypass_mode: false}", "algorithm.rollout_correction", "tis_token"),
+    ("algorithm.rollout_correction={bypass_mode: true, rollout_is: token}", "algorithm.rollout_correction", "bypass"),
+    (
+        "algorithm.rollout_correction={rollout_is: token, rollout_is_threshold: 0.5_5.0, rollout_rs: null}",
+        "algorithm.rollout_correction_args",
+        {"low": 0.5, "high": 5.0},
+    ),
+    (
+        "buffer.explorer_input.default_workflow_type=async_math_boxed_workflow",
+        "buffer.explorer_input.default_workflow_type",
+        "math_boxed_workflow",
+    ),
+    ("buffer.default_workflow_type=tool_call_workflow", "buffer.default_workflow_type", "toolcall_workflow"),
+    ("algorithm.bypass_old_logprobs=true", "algorithm.rollout_correction", "bypass"),
+    ("algorithm.bypass_old_logprobs=false", "algorithm.rollout_correction", "tis_token"),
+    ("algorithm.optimizer.lr_scheduler_type=cosine", "algorithm.optimizer.warmup_style", "cosine"),
+    ("algorithm.optimizer.lr_warmup_steps=-1", "algorithm.optimizer.lr_warmup_steps", 0),
+    ("algorithm.optimizer.min_lr_ratio=null", "algorithm.optimizer.min_lr_ratio", 0.0),
+    ("algorithm.optimizer.warmup_style=null", "algorithm.optimizer.warmup_style", "constant"),
+    ("algorithm.optimizer={lr: 1e-6, beta1: 0.8, beta2: 0.95}", "algorithm.optimizer.betas", (0.8, 0.95)),
+    ("model.min_response_tokens=0", "model.min_response_tokens", 0),
+    ("model.checkpoint_path=/c", "checkpoint_root_dir", "/c"),
+    (f"{ENGINES}.enable_thinking=false", "model.enable_thinking", False),
+    (f"{ENGINES}.chat_template=x", "model.custom_chat_template", "x"),
+    (f"{TRAIN}.format.enable_thinking=true", "model.enable_thinking", True),
+    ("buffer.train_batch_size=0", "buffer.train_batch_size", 1024),
+    ("explorer.runner_num=32", "explorer.runner_per_model", 16),
+    ("explorer.proxy_port=8010", "explorer.api_port", 8010),
+    ("explorer.bench_on_latest_checkpoint=false", "explorer.bench_on_latest_checkpoint", False),
+    ("explorer.gpu_memory_utilization=0.5", f"{ENGINES}.gpu_memory_utilization", 0.5),
+    ("synchronizer.sync_method=NCCL", "synchronizer.sync_method", "nccl"),
+    ("synchronizer.sync_style=FIXED", "synchronizer.sync_style", "fixed"),
+    ("synchronizer={sync_iteration_interval: 4}", "synchronizer.sync_interval", 4),
+    (f"{EXPERIENCES}.storage_type=QUEUE", f"{EXPERIENCES}.storage_type", "queue"),
+    ("trainer.max_token_len_per_gpu=null", "trainer.max_token_len_per_gpu", 16384),
+    ("trainer.ppo_max_token_len_per_gpu=9000", "trainer.max_token_len_per_gpu", 9000),
+    ("trainer.max_checkpoints_to_keep=0", "trainer.max_checkpoints_to_keep", None),
+    ("trainer.actor_grad_clip=0.5", "trainer.grad_clip", 0.5),
+    ("trainer.save_hf_checkpoint=last", "trainer.save_hf_checkpoint", "last"),
+    ("trainer.save_strategy=SINGLE_NODE", "trainer.save_strategy", "single_node"),
+    ("trainer.param_offload=true", f"{ACTOR}.fsdp_config.param_offload", True),
+    ("trainer.critic_warmup=3", f"{VERL}.trainer.critic_warmup", 3),
+    ("trainer.actor_use_kl_loss=false", "algorithm.kl_loss_fn", "none"),
+    (f"{VERL}.trainer.val_before_train=false", "explorer.eval_on_startup", False),
+    (f"{VERL}.trainer.resume_mode=disable", "continue_from_checkpoint", False),
+    (f"{VERL}.critic.fsdp.param_offload=true", f"{VERL}.critic.model.fsdp_config.param_offload", True),
+    (f"{VERL}.algorithm.rollout_correction.rollout_is=null", "algorithm.rollout_correction", "none"),
+    (f"{ACTOR}.optim.lr_scheduler_type=cosine", "algorithm.optimizer.warmup_style", "cosine"),
+    ("monitor.name=1.10", "name", "1.10"),
+    ("explorer.chat_template=007", "model.custom_chat_template", "007"),
+    (f"{VERL}.critic.model.path=1.10", "model.critic_model_path", "1.10"),
+    ("data={default_reward_fn_type: 007}", "buffer.explorer_input.default_reward_fn_type", "007"),
+    ("log.level=debug", "log.level", "DEBUG"),
+]
+
+
+@pytest.mark.parametrize(("override", "key", "value"), WORKS)
+def test_a_key_of_the_field_sets_what_it_is_called_here(override: str, key: str, value: Any) -> None:
+    tree = merge(GOOD, {})
+    for name in ("name", "checkpoint_root_dir"):
+        if key == name:
+            tree.pop(name)
+    assert attrgetter(key)(config_from_dict(tree, [override])) == value
+
+
+NOTED = [
+    ("group=a", "group. Runs are grouped by project"),
+    ("trainer.trainer_strategy=fsdp", "trainer.trainer_strategy. DeepSpeed shards the model"),
+    (f"{TRAIN}.rollout_args.logprobs=20", "rollout_args.logprobs. The log-prob of each sampled token"),
+    (f"{ENGINES}.enable_chunked_prefill=true", f"{ENGINES}.enable_chunked_prefill. vLLM prefills in chunks on a GPU"),
+    ("explorer.max_repeat_times_per_runner=2", "explorer.max_repeat_times_per_runner. The rollouts of a task run at"),
+    ("buffer.max_retry_interval=3", "buffer.max_retry_interval. The store is a local database"),
+    (f"{EXPERIENCES}.schema_type=sft", f"{EXPERIENCES}.schema_type. It follows from the algorithm."),
+    (f"{EXPERIENCES}.data_selector.selector_type=sequential", "Given rows are gone through in a new order"),
+    (
+        f"{ACTOR}={{clip_ratio: 0.1, entropy_coeff: 0.2}}",
+        f"{ACTOR}.{{clip_ratio, entropy_coeff}}. The run's own sections",
+    ),
+    (f"{VERL}.data.max_prompt_length=512", f"{VERL}.data. The run's own sections say this"),
+    (f"{ACTOR}.megatron.tensor_model_parallel_size=2", f"{ACTOR}.megatron. There is no Megatron"),
+    ("algorithm={algorithm_type: raft, repeat_times: 4}", "raft learns from the best rollouts of each task"),
+]
+
+
+@pytest.mark.parametrize(("override", "notice"), NOTED)
+def test_a_key_without_effect_is_told(override: str, notice: str) -> None:
+    config = made(override)
+    assert any(notice in said for said in notices(config)), notices(config)
+    assert config == config_from_text(to_yaml(config))
+
+
+QUIET = [
+    "group=''", "cluster.total_gpu_num=0", f"{TRAIN}.rollout_args.logprobs=0", "explorer.over_rollout={ratio: 0.0}",
+    "model.lora_configs=null", "model.tinker={enable: false}", "model.external_model={enable: false}",
+    "explorer.concurrent_mode=asynchronous", f"{TRAIN}.format.image_key=null", f"{TRAIN}.enable_progress_bar=false",
+    f"{ENGINES}.use_v1=true", f"{ENGINES}.repetition_penalty=1.0", "trainer.enable_preview=true", "data_processor={}",
+    "monitor.monitor_args=null", f"{VERL}.reward_model={{enable: false, model: {{path: a}}}}",
+    f"{ACTOR}.freeze_vision_tower=false", "data_processor.task_pipeline=null", f"{INPUT}.default_eval_workflow_type=''",
+    f"{EXPERIENCES}.replay_buffer=null", "explorer.auxiliary_models=[]", "service.data_juicer=null",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override", QUIET)
+def test_a_value_that_asks_for_nothing_is_dropped(override: str) -> None:
+    assert made(override) == made() and notices(made(override)) == notices(made())
+
+
+CORRECTED = "algorithm.rollout_correction"
+REFUSED = [
+    ("model.lora_configs=[{lora_rank: 8}]", "model.lora_configs", "there are no LoRA adapters"),
+    ("model.tinker={enable: true, rank: 16}", "model.tinker.enable", "not by Tinker"),
+    ("model.rope_scaling={type: yarn}", "model.rope_scaling", "in the model folder's config.json"),
+    ("model.repetition_penalty=1.1", "model.repetition_penalty", "as the trainer's log-probs are"),
+    (f"{TRAIN}.format.image_key=images", f"{TRAIN}.format.image_key", "there are no images or videos"),
+    (f"{TRAIN}.format.workflow_key=w", f"{TRAIN}.format.workflow_key", "make a task set of each"),
+    ("trainer.trainer_strategy=megatron", "trainer.trainer_strategy", "Megatron does not train here"),
+    (f"{ACTOR}.strategy=megatron", f"{ACTOR}.strategy", "Megatron does not train here"),
+    ("explorer.over_rollout.ratio=0.2", "explorer.over_rollout.ratio", "a step waits for all its tasks"),
+    ("explorer.dynamic_timeout.enable=true", "explorer.dynamic_timeout.enable", "a workflow may take max_timeout"),
+    ("buffer.trainer_input.sft_warmup_steps=5", "buffer.trainer_input.sft_warmup_steps", "a stage warms up"),
+    ("algorithm.advantage_fn=clipb", "algorithm.advantage_fn", "it clips by the entropy of each token"),
+    ("algorithm.optimizer.optimizer_type=sgd", "algorithm.optimizer.optimizer_type", "AdamW is the only optimizer"),
+    (f"{VERL}.trainer.resume_mode=resume_path", f"{VERL}.trainer.resume_mode", "use continue_from_checkpoint"),
+    (f"{VERL}.reward_model.enable=true", f"{VERL}.reward_model.enable", "one of explorer.auxiliary_models"),
+    ("data_processor.dj_process_desc=x", "data_processor.dj_process_desc", "no model chooses the operators"),
+    ("model.custom_chat_template=a " + f"{ENGINES}.chat_template=b", f"{ENGINES}.chat_template", "give one of them"),
+    (f"{CORRECTED}={{rollout_is: token, rollout_rs: seq_mean_k1}}", CORRECTED, "rollout_rs: rejection sampling"),
+    (f"{CORRECTED}={{rollout_is: token, rollout_is_batch_normalize: true}}", CORRECTED, "are not normalised"),
+    (f"{CORRECTED}={{rollout_is: sequence, rollout_is_threshold: 0.5_2}}", CORRECTED, "those of single tokens"),
+    (f"{CORRECTED}={{bypass_mode: true, loss_type: reinforce, rollout_is: token}}", CORRECTED, "policy_loss_fn"),
+    (f"{CORRECTED}={{rolout_is: token}}", CORRECTED, "rolout_is: there is no such key"),
+    (f"{VERL}.algorithm.rollout_correction.rollout_rs=token_k1", f"{VERL}.algorithm.rollout_correction", "rollout_rs:"),
+    ("algorithm={algorithm_type: raft, repeat_times: 1}", "algorithm.repeat_times", "as Trinity-RFT's raft"),
+    (f"{TRAIN}.path='  '", f"{TRAIN}.path", "must be given, and not be blank"),
+    (f"{TRAIN}.path=null", f"{TRAIN}.path", "must be given, and not be blank"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key", "reason"), REFUSED)
+def test_what_cannot_be_had_is_refused_for_one_reason(overrides: str, key: str, reason: str) -> None:
+    ((found, message),) = refused(*([overrides] if "{" in overrides or "'" in overrides else overrides.split(" ")))
+    assert found == key and reason in message and "known key" not in message
+
+
+@pytest.mark.parametrize("section", FIELD_KEYS)
+@pytest.mark.parametrize("value", [None, 7, {"a": 1}], ids=str)
+def test_every_key_of_the_field_is_known(section: str, value: Any) -> None:
+    inner: dict[str, Any] = dict.fromkeys(FIELD_KEYS[section].split(), value)
+    for name in reversed(section.split(".") if section else []):
+        inner = {name: inner}
+    try:
+        config_from_dict(merge(GOOD, inner))
+    except ConfigError as error:
+        below = ".a", "[0]"
+        unknown = [each.key for each in error.problems if "known key" in each.message and not each.key.endswith(below)]
+        assert unknown == []
+
+
+def test_verdicts_leave_the_settings_to_the_schema() -> None:
+    for section, verdicts in KEYS.items():
+        for name in verdicts.keys() & types_of(section).keys():
+            assert not isinstance(verdicts[name], Noted | Refused | Moved), f"{section.__name__}.{name}"
+
+
+def test_reasons_are_sentences() -> None:
+    for verdicts in KEYS.values():
+        for verdict in verdicts.values():
+            if isinstance(verdict, Noted | Refused) and verdict.why:
+                assert verdict.why.endswith("."), verdict.why
+
+
+def test_every_setting_has_a_doc_and_a_default() -> None:
+    """The file of a run may be short; what a section must have is said by rules, which know the mode."""
+    for key, section in sections():
+        for setting in settings(section):
+            assert setting.doc.endswith("."), f"{key}.{setting.name}"
+            assert not section.model_fields[setting.name].is_required(), f"{key}.{setting.name}"
+
+
+def test_the_first_layout_of_tasks_is_read() -> None:
+    tree = merge(GOOD, {})
+    tree.pop("buffer")
+    tree |= {
+        "data": {
+            "dataset_path": "d", "train_split": "train", "eval_split": "test", "total_epochs": 3, "batch_size": 5,
+            "format_config": {"prompt_key": "q", "response_key": "a", "solution_key": ""},
+            "default_reward_fn_type": "countdown_reward",
+        },
+        "buffer": {"max_retry_times": 3, "train_dataset": {"name": "b", "storage_type": "queue"}},
+        "trainer": {"algorithm_type": "grpo", "sft_warmup_iteration": 0},
+    }  # fmt: skip
+    config = config_from_dict(tree)
+    given = config.buffer.explorer_input
+    assert (given.tasksets[0].path, given.eval_tasksets[0].path, given.eval_tasksets[0].split) == ("d", "d", "test")
+    assert given.tasksets[0].format == given.eval_tasksets[0].format and given.tasksets[0].format.prompt_key == "q"
+    assert given.tasksets[0].default_reward_fn_type == "countdown_reward"
+    assert (config.buffer.total_epochs, config.buffer.batch_size) == (3, 5)
+    assert config.buffer.trainer_input.experience_buffer.name == "b"
+
+
+def test_expert_data_of_the_warmup_key_is_mixed_in() -> None:
+    config = made(
+        "algorithm={algorithm_type: mix, mu: 0.5, repeat_times: 8}",
+        "algorithm.policy_loss_fn_args={use_dynamic_bsz: true, ngpus_trainer: 4}",
+        "buffer.expert_data_ratio=0.25",
+        "buffer.trainer_input.sft_warmup_dataset={path: x, algorithm_type: sft}",
+    )
+    assert (
+        config.algorithm.policy_loss_fn_args["mu"] == 0.5
+        and "ngpus_trainer" not in config.algorithm.policy_loss_fn_args
+    )
+    assert config.algorithm.sample_strategy_args["expert_data_ratio"] == 0.25
+    assert config.buffer.trainer_input.auxiliary_buffers["sft_warmup_dataset"].path == "x"
+
+
+def test_the_older_replay_arguments_are_read() -> None:
+    buffer = made(
+        f"{EXPERIENCES}={{use_priority_queue: true, replay_buffer_kwargs: {{priority_fn: linear_decay, decay: 0.5}}}}"
+    ).buffer.trainer_input.experience_buffer
+    assert buffer.replay_buffer.priority_fn_args == {"decay": 0.5}
+
+
+def test_defaults_of_task_sets_yield_to_what_each_says() -> None:
+    config = made(
+        f"{INPUT}.system_prompt=think", f"{INPUT}.default_eval_workflow_type=math_boxed_workflow",
+        f"{EVAL}.default_workflow_type=null", f"{EVAL}.format.system_prompt=own", f"{EVAL}.rollout_args.n=4",
+    ).buffer.explorer_input  # fmt: skip
+    assert config.tasksets[0].format.system_prompt == "think" and config.eval_tasksets[0].format.system_prompt == "own"
+    assert config.tasksets[0].default_workflow_type == "math_workflow"
+    assert config.eval_tasksets[0].default_workflow_type == "math_boxed_workflow"
+    assert config.eval_tasksets[0].repeat_times == 4
+
+
+def test_training_and_evaluation_may_share_a_name() -> None:
+    config = made(f"{EVAL}.name=gsm8k")
+    assert config.buffer.explorer_input.tasksets[0].name == config.buffer.explorer_input.eval_tasksets[0].name
+
+
+def test_raft_learns_from_all_rollouts_where_asked() -> None:
+    parts = "algorithm={algorithm_type: raft, repeat_times: 1, advantage_fn_args: {selection: all}}"
+    assert made(parts).algorithm.repeat_times == 1 and not any("raft" in notice for notice in notices(made(parts)))
+
+
+def test_a_response_may_fill_the_model_beside_a_shorter_prompt() -> None:
+    limits = {"max_model_len": 2048, "max_response_tokens": 2048, "max_prompt_tokens": 1024}
+    assert made(model=limits).model.max_response_tokens == 2048
+    assert refused(model=limits | {"max_prompt_tokens": None})[0][0] == "model.max_response_tokens"
+
+
+def test_stages_are_read_in_the_same_words() -> None:
+    config = made(
+        stages=[
+            {"stage_name": "sft", "mode": "train", "algorithm": {"algorithm_type": "sft", "optimizer": {"beta1": 0.8}},
+             "buffer": {"trainer_input": {"experience_buffer": {"path": "x", "schema_type": "sft"}}}},
+            {"stage_name": "rft", "trainer": {"actor_grad_clip": 0.25}},
+        ]
+    )  # fmt: skip
+    first, second = stages(config)
+    assert first.algorithm.optimizer.betas == (0.8, 0.999) and second.trainer.grad_clip == 0.25
+    assert any("schema_type" in notice for notice in notices(first))
+
+
+def test_a_moved_key_is_reported_at_its_line() -> None:
+    text = (Path(__file__).parent / "documents/quick_start.yaml").read_text()
+    with pytest.raises(ConfigError) as caught:
+        config_from_text(text.replace("  engine_num: 1", "  engine_num: 1\n    max_response_tokens: -3"))
+    (problem,) = caught.value.problems
+    assert problem.line == 1 + text[: text.index("  engine_num: 1")].count("\n") + 1, problem
+
+
+VERL_FILE = """
+actor_rollout_ref:
+  actor:
+    _target_: a.B
+    strategy: fsdp
+    ppo_mini_batch_size: 256
+    use_dynamic_bsz: false
+    ppo_micro_batch_size_per_gpu: 4
+    checkpoint: {save_contents: [model], load_contents: '${.save_contents}'}
+    optim: {_target_: a.B, optimizer: AdamW, lr: 2e-6, lr_scheduler_type: cosine, warmup_style: null}
+    profiler: {tool: '${oc.select:global_profiler.tool,null}', ranks: []}
+  ref: {log_prob_use_dynamic_bsz: '${oc.select:actor_rollout_ref.actor.use_dynamic_bsz,false}'}
+  rollout: {name: "???", prompt_length: '${oc.select:data.max_prompt_length,512}', qat: '${nowhere.at_all}'}
+  model: {path: x, lora_rank: 0, mtp: {enable: false, method: mtp}}
+critic: {ppo_micro_batch_size: null, forward_micro_batch_size: '${.ppo_micro_batch_size}', enable: null}
+data: {max_prompt_length: 512}
+algorithm: {rollout_correction: {rollout_is: null}, kl_ctrl: {kl_coef: 0.1}}
+trainer: {project_name: p, default_local_dir: 'c/${trainer.project_name}', resume_mode: auto, val_before_train: true}
+global_profiler: {tool: null}
+"""
+
+
+@pytest.mark.parametrize("by", ["path", "inline"])
+def test_a_whole_trainer_file_of_verl_is_read(tmp_path: Path, by: str) -> None:
+    (tmp_path / "verl.yaml").write_text(VERL_FILE)
+    path = {"trainer_config_path": str(tmp_path / "verl.yaml")}
+    tree = merge(GOOD, {"trainer": path if by == "path" else {"trainer_config": yaml.safe_load(VERL_FILE)}})
+    tree["algorithm"].pop("optimizer")
+    config = config_from_dict(tree)
+    optimizer, actor = config.algorithm.optimizer, config.trainer.trainer_config.actor_rollout_ref.actor
+    assert (optimizer.lr, optimizer.warmup_style, config.trainer.use_dynamic_bsz) == (2e-6, "cosine", False)
+    assert actor.ppo_micro_batch_size_per_gpu == 4 and config.algorithm.rollout_correction == "none"
+    assert config.model.model_path == GOOD["model"]["model_path"].split(",")[1].rstrip("}")
+    assert any("{data, algorithm}" in notice for notice in notices(config))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("algorithm.optiimzer={lr: 1}", "is not a known key. Did you mean 'optimizer'?"),
+        ("explorer.enable_thinkng=true", "is not a known key."),
+        ("trainer.enable_thinking=true", "is not a known key; `model.enable_thinking` is."),
+        ("trainer.seed=3", "is not a known key."),
+        ("model.learning=3", "is not a known key."),
+    ],
+)
+def test_suggestions_are_near_or_elsewhere(overrides: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(overrides)
+    assert str(caught.value.problems[0]).endswith(f": {message}")
+
+
+def test_distance_counts_slips() -> None:
+    counted = {("repeat", "repeat"): 0, ("optiimzer", "optimizer"): 1, ("bufer", "buffer"): 1, ("", "abc"): 3}
+    assert {pair: distance(*pair) for pair in counted} == counted
+    assert closest("modle", ["mode", "model", "monitor"]) == "model" and closest("temp", ["seed"]) == ""

@@ -1,0 +1,368 @@
+"""Answer masks and turn ends of templates of the shapes of a dozen model families, against masks made by hand.
+
+A family's special tokens are added to the small tokenizer. `[…]` marks what the policy samples in the expected text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trinity_core.data.chat import ChatEncoder, EncodedConversation
+from trinity_core.data.formats import Conversation, Message
+from trinity_core.data.tiny import make_tokenizer
+from trinity_core.data.turns import text_after_answer
+from trinity_core.errors import DataError
+
+CALL = {"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": "2"}}}
+TALK: list[Message] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "one"},
+    {"role": "user", "content": "and"},
+    {"role": "assistant", "content": "two"},
+]
+WORK: list[Message] = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call00001", "content": "5"},
+    {"role": "assistant", "content": "so 5"},
+]
+ASK = "{% if add_generation_prompt %}"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A template with its tokens, and what it makes of the two conversations."""
+
+    template: str
+    special: tuple[str, ...]
+    eos: str
+    ends: tuple[str, ...]
+    talk: str
+    work: str = ""
+    """Empty where the template writes no tool calls."""
+    args: dict[str, Any] = field(default_factory=dict)
+
+
+CHATML = Family(
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}" + ASK + "<|im_start|>assistant\n{% endif %}",
+    ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
+    "<|endoftext|>",
+    ("<|im_end|>",),
+    "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[one<|im_end|>]\n"
+    "<|im_start|>user\nand<|im_end|>\n<|im_start|>assistant\n[two<|im_end|>]\n",
+    "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    '[<tool_call>\n{"name": "add", "arguments": {"a": "2"}}\n</tool_call><|im_end|>]\n'
+    "<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n[so 5<|im_end|>]\n",
+)
+QWEN3 = Family(  # thoughts stand in the last answer alone, and are empty where none are given
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}" + ASK + "<|im_start|>assistant\n{% endif %}",
+    CHATML.special,
+    "<|im_end|>",
+    ("<|im_end|>",),
+    "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n[one<|im_end|>]\n"
+    "<|im_start|>user\nand<|im_end|>\n<|im_start|>assistant\n[<think>\n\n</think>\n\ntwo<|im_end|>]\n",
+)
+LLAMA = Family(
+    "{{ bos_token }}{% for m in messages %}{% if m.tool_calls %}<|start_header_id|>assistant<|end_header_id|>\n\n"
+    "<|python_tag|>{% for k, v in m.tool_calls[0].function.arguments | items %}{{ k + '=' + v }}{% endfor %}"
+    "{{ '<|eom_id|>' if tools_run else '<|eot_id|>' }}"
+    "{% else %}<|start_header_id|>{{ 'ipython' if m.role == 'tool' else m.role }}<|end_header_id|>\n\n"
+    "{{ m.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
+    + ASK + "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+    ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>", "<|end_of_text|>"),
+    "<|end_of_text|>",
+    ("<|eot_id|>", "<|eom_id|>"),
+    "<|endoftext|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n[one<|eot_id|>]"
+    "<|start_header_id|>user<|end_header_id|>\n\nand<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n[two<|eot_id|>]",
+    "<|endoftext|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n[<|python_tag|>a=2<|eom_id|>]"
+    "<|start_header_id|>ipython<|end_header_id|>\n\n5<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n[so 5<|eot_id|>]",
+    {"tools_run": True},
+)  # fmt: skip
+MISTRAL = Family(  # nothing is written at the start of an answer
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }}[/INST]"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS] {{ m.content }}[/TOOL_RESULTS]"
+    "{% elif m.tool_calls %}{% if m.tool_calls[0].id | length != 9 %}{{ raise_exception('9 letters') }}{% endif %}"
+    "[TOOL_CALLS] [{{ m.tool_calls[0].function | tojson }}]{{ eos_token }}"
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
+    ("[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"),
+    "</s>",
+    ("</s>",),
+    "<|endoftext|>«INST» hi«/INST»[ one</s>]«INST» and«/INST»[ two</s>]",
+    '<|endoftext|>«INST» hi«/INST»[«TOOL_CALLS» «{"name": "add", "arguments": {"a": "2"}}»</s>]'
+    "«TOOL_RESULTS» 5«/TOOL_RESULTS»[ so 5</s>]",
+)
+PHI = Family(  # a second end, of the document, where no answer is asked for
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    + ASK + "<|assistant|>\n{% else %}{{ eos_token }}{% endif %}",
+    ("<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"),
+    "<|endoftext|>",
+    ("<|end|>",),
+    "<|user|>\nhi<|end|>\n<|assistant|>\n[one<|end|>]\n<|user|>\nand<|end|>\n<|assistant|>\n[two<|end|>]\n<|endoftext|>",
+)  # fmt: skip
+GEMMA = Family(
+    "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content | trim }}<end_of_turn>\n{% endfor %}" + ASK + "<start_of_turn>model\n{% endif %}",
+    ("<start_of_turn>", "<end_of_turn>", "<eos>"),
+    "<eos>",
+    ("<end_of_turn>",),
+    "<|endoftext|><start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n[one<end_of_turn>]\n"
+    "<start_of_turn>user\nand<end_of_turn>\n<start_of_turn>model\n[two<end_of_turn>]\n",
+)
+DEEPSEEK = Family(  # arguments of calls are text, and nothing is written before an answer to a tool
+    "{% set ns = namespace(tool=false) %}{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content }}"
+    "{% elif m.role == 'tool' %}<|tool_output|>{{ m.content }}{% set ns.tool = true %}"
+    "{% elif m.tool_calls %}<|Assistant|><|calls_begin|>{{ m.tool_calls[0].function.name + '\n' "
+    "+ m.tool_calls[0].function.arguments }}<|calls_end|>{{ eos_token }}"
+    "{% else %}{{ '' if ns.tool else '<|Assistant|>' }}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+    + ASK + "{{ '' if ns.tool else '<|Assistant|>' }}{% endif %}",
+    ("<|User|>", "<|Assistant|>", "<|calls_begin|>", "<|calls_end|>", "<|tool_output|>", "<|end▁of▁sentence|>"),
+    "<|end▁of▁sentence|>",
+    ("<|end▁of▁sentence|>",),
+    "<|User|>hi<|Assistant|>[one<|end▁of▁sentence|>]<|User|>and<|Assistant|>[two<|end▁of▁sentence|>]",
+    '<|User|>hi<|Assistant|>[<|calls_begin|>add\n{"a": "2"}<|calls_end|><|end▁of▁sentence|>]'
+    "<|tool_output|>5[so 5<|end▁of▁sentence|>]",
+)  # fmt: skip
+KIMI = Family(  # special tokens inside an answer
+    "{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>{{ m.content }}{% if m.tool_calls %}"
+    "<|calls_begin|>{% for c in m.tool_calls %}<|call_begin|>{{ c.id }}<|call_arguments|>"
+    "{{ c.function.arguments | tojson }}<|call_end|>{% endfor %}<|calls_end|>{% endif %}<|im_end|>{% endfor %}"
+    + ASK + "<|im_assistant|>assistant<|im_middle|>{% endif %}",
+    ("<|im_user|>", "<|im_assistant|>", "<|im_tool|>", "<|im_middle|>", "<|im_end|>", "<|calls_begin|>",
+     "<|call_begin|>", "<|call_arguments|>", "<|call_end|>", "<|calls_end|>", "«EOS»"),
+    "«EOS»",
+    ("<|im_end|>",),
+    "<|im_user|>user<|im_middle|>hi<|im_end|><|im_assistant|>assistant<|im_middle|>[one<|im_end|>]"
+    "<|im_user|>user<|im_middle|>and<|im_end|><|im_assistant|>assistant<|im_middle|>[two<|im_end|>]",
+    "<|im_user|>user<|im_middle|>hi<|im_end|><|im_assistant|>assistant<|im_middle|>"
+    '[<|calls_begin|><|call_begin|>call00001<|call_arguments|>{"a": "2"}<|call_end|><|calls_end|><|im_end|>]'
+    "<|im_tool|>tool<|im_middle|>5<|im_end|><|im_assistant|>assistant<|im_middle|>[so 5<|im_end|>]",
+)  # fmt: skip
+HARMONY = Family(  # an answer ends in another way once the conversation goes on; the policy writes the channel
+    "{% for m in messages %}{% if m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>"
+    "{% elif m.role == 'tool' %}<|start|>functions.add to=assistant<|channel|>commentary<|message|>{{ m.content }}"
+    "<|end|>"
+    "{% elif m.tool_calls %}<|start|>assistant to=functions.{{ m.tool_calls[0].function.name }}<|channel|>commentary "
+    "json<|message|>{{ m.tool_calls[0].function.arguments | tojson }}<|call|>"
+    "{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}"
+    "{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% endif %}{% endfor %}"
+    + ASK + "<|start|>assistant{% endif %}",
+    ("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|call|>", "<|return|>"),
+    "<|return|>",
+    ("<|return|>", "<|call|>"),
+    "<|start|>user<|message|>hi<|end|><|start|>assistant[<|channel|>final<|message|>one]<|end|>"
+    "<|start|>user<|message|>and<|end|><|start|>assistant[<|channel|>final<|message|>two<|return|>]",
+    "<|start|>user<|message|>hi<|end|><|start|>assistant"
+    '[ to=functions.add<|channel|>commentary json<|message|>{"a": "2"}<|call|>]'
+    "<|start|>functions.add to=assistant<|channel|>commentary<|message|>5<|end|>"
+    "<|start|>assistant[<|channel|>final<|message|>so 5<|return|>]",
+)  # fmt: skip
+COHERE = Family(  # two tokens end an answer, in every place
+    "{% for m in messages %}<|turn|><|{{ m.role }}|>{{ '<|response|>' if m.role == 'assistant' }}{{ m.content }}"
+    "{{ '<|end_response|>' if m.role == 'assistant' }}<|end_turn|>{% endfor %}"
+    + ASK
+    + "<|turn|><|assistant|>{% endif %}",
+    ("<|turn|>", "<|user|>", "<|assistant|>", "<|response|>", "<|end_response|>", "<|end_turn|>"),
+    "<|end_turn|>",
+    ("<|end_turn|>",),
+    "<|turn|><|user|>hi<|end_turn|><|turn|><|assistant|>[<|response|>one<|end_response|><|end_turn|>]"
+    "<|turn|><|user|>and<|end_turn|><|turn|><|assistant|>[<|response|>two<|end_response|><|end_turn|>]",
+)  # fmt: skip
+GLM = Family(  # the next turn's beginning is what ends an answer
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ c.function.name }}</tool_call>{% endfor %}{% endfor %}" + ASK + "<|assistant|>\n{% endif %}",
+    ("<|user|>", "<|assistant|>", "<|tool|>"),
+    "<|endoftext|>",
+    (),
+    "<|user|>\nhi<|assistant|>\n[one]<|user|>\nand<|assistant|>\n[two]",
+    "<|user|>\nhi<|assistant|>\n[<tool_call>add</tool_call>]<|tool|>\n5<|assistant|>\n[so 5]",
+)
+VICUNA = Family(  # spaces before an end are the policy's
+    "{% for m in messages %}{% if m.role == 'user' %}USER: {{ m.content }}\n{% else %}ASSISTANT: {{ m.content }} "
+    "{{ eos_token }}\n{% endif %}{% endfor %}" + ASK + "ASSISTANT:{% endif %}",
+    ("</s>",),
+    "</s>",
+    ("</s>",),
+    "USER: hi\nASSISTANT:[ one </s>]\nUSER: and\nASSISTANT:[ two </s>]\n",
+)
+FAMILIES = {
+    "chatml": CHATML, "qwen3": QWEN3, "llama": LLAMA, "mistral": MISTRAL, "phi": PHI, "gemma": GEMMA,
+    "deepseek": DEEPSEEK, "kimi": KIMI, "harmony": HARMONY, "cohere": COHERE, "glm": GLM, "vicuna": VICUNA,
+}  # fmt: skip
+WORKING = {name: family for name, family in FAMILIES.items() if family.work}
+
+
+def encoder_of(family: Family) -> ChatEncoder:
+    tokenizer = make_tokenizer()
+    special = [token.translate(BRACKETS) for token in (*family.special, family.eos)]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.eos_token, tokenizer.bos_token = family.eos.translate(BRACKETS), "<|endoftext|>"
+    return ChatEncoder(tokenizer, family.template, family.args)
+
+
+BRACKETS = str.maketrans("«»", "[]")
+"""Brackets that belong to the text."""
+
+
+def by_hand(encoder: ChatEncoder, marked: str) -> tuple[list[int], list[bool]]:
+    """The tokens of a text with `[…]` around what is learned, and their mask, from the places of the brackets."""
+    text, learned, inside = "", [], False
+    for letter in marked:
+        if letter in "[]":
+            inside = letter == "["
+        else:
+            text += letter.translate(BRACKETS)
+            learned.append(inside)
+    encoded = encoder.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return encoded["input_ids"], [all(learned[start:end]) for start, end in encoded["offset_mapping"]]
+
+
+def check(encoder: ChatEncoder, messages: list[Message], marked: str, every_turn: bool = True) -> None:
+    (encoded,) = encoder.conversations([Conversation(messages, every_turn=every_turn)])
+    assert isinstance(encoded, EncodedConversation), encoded
+    tokens, mask = by_hand(encoder, marked)
+    assert encoder.tokenizer.decode(encoded.tokens) == encoder.tokenizer.decode(tokens)
+    assert encoded.tokens.tolist() == tokens and encoded.answer.tolist() == mask
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_every_answer_carries_loss_up_to_its_end(family: Family) -> None:
+    check(encoder_of(family), TALK, family.talk)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_the_last_answer_alone_carries_loss(family: Family) -> None:
+    earlier, last = family.talk.rsplit("[", 1)
+    check(encoder_of(family), TALK, earlier.replace("[", "").replace("]", "") + "[" + last, every_turn=False)
+
+
+@pytest.mark.parametrize("family", WORKING.values(), ids=WORKING)
+def test_tool_calls_carry_loss_and_results_do_not(family: Family) -> None:
+    encoder = encoder_of(family)
+    check(encoder, WORK, family.work)
+    called = family.work[: family.work.index("]") + 1]
+    behind = "\n" if family is CHATML else ""  # written by the template
+    check(encoder, WORK[:2], called + behind)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_turn_ends_are_found_by_rendering(family: Family) -> None:
+    encoder = encoder_of(family)
+    assert tuple(encoder.tokenizer.convert_ids_to_tokens(encoder.turn_ends)) == family.ends
+
+
+@pytest.mark.parametrize(
+    "family, expected",
+    [
+        (CHATML, "<|im_end|>\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"),
+        (KIMI, "<|im_end|><|im_tool|>tool<|im_middle|>5<|im_end|><|im_assistant|>assistant<|im_middle|>"),
+        (MISTRAL, "</s>[TOOL_RESULTS] 5[/TOOL_RESULTS]"),
+        (DEEPSEEK, "<|end▁of▁sentence|><|tool_output|>5"),
+        (
+            replace(LLAMA, args={}),
+            "<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n5<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (GLM, "<|tool|>\n5<|assistant|>\n"),
+        (LLAMA, None),
+        (HARMONY, None),
+    ],
+    ids=["chatml", "kimi", "mistral", "deepseek", "llama", "glm", "llama runs tools", "harmony"],
+)
+def test_a_conversation_continues_after_a_tool_call(family: Family, expected: str | None) -> None:
+    """Also where the template leaves out the content of an answer with calls. None if calls end in their own way."""
+    encoder = encoder_of(family)
+
+    def render(messages: Sequence[Any], prompt: bool) -> str:
+        return encoder.render(messages, None, prompt)
+
+    for content in ("", "Let me see."):
+        answer = {**WORK[1], "content": content}
+        assert text_after_answer(render, [WORK[0], answer, WORK[2]], 2) == expected
+
+
+@pytest.mark.parametrize("family", [PHI, GEMMA, COHERE], ids=["phi", "gemma", "cohere"])
+def test_a_template_that_leaves_out_tool_calls_is_refused(family: Family) -> None:
+    (refused,) = encoder_of(family).conversations([Conversation(WORK[:2])])
+    assert isinstance(refused, DataError)
+
+
+def test_a_template_that_leaves_out_tools_is_refused() -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    encoder = encoder_of(CHATML)
+    (refused,) = encoder.conversations([Conversation(TALK, tools)])
+    assert isinstance(refused, DataError) and "tools" in str(refused)
+    refused, fine = encoder.prompts([(TALK[:1], tools), (TALK[:1], None)])
+    assert isinstance(refused, DataError) and fine == encoder.prompt(TALK[:1]).tokens
+    shows = ChatEncoder(encoder.tokenizer, "{{ tools | tojson if tools }}" + CHATML.template)
+    (encoded,) = shows.conversations([Conversation(TALK, tools)])
+    assert isinstance(encoded, EncodedConversation) and '"name": "add"' in encoder.tokenizer.decode(encoded.tokens)
+
+
+def test_thoughts_of_the_last_answer_carry_loss() -> None:
+    thinking = [*TALK[:3], {**TALK[3], "reasoning_content": "hm"}]
+    check(encoder_of(QWEN3), thinking, QWEN3.talk.replace("<think>\n\n", "<think>\nhm\n"))
+
+
+def test_thoughts_opened_by_the_prompt_alone_are_refused() -> None:
+    opens = CHATML.template.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    (refused,) = ChatEncoder(encoder_of(CHATML).tokenizer, opens).conversations([Conversation(TALK)])
+    assert isinstance(refused, DataError) and "<think>" in str(refused)
+
+
+def test_an_end_that_is_several_tokens_is_no_turn_end() -> None:
+    """As where a template is used with a tokenizer that does not know its tokens."""
+    encoder = ChatEncoder(make_tokenizer(), PHI.template.replace("{{ eos_token }}", ""))
+    assert encoder.turn_ends == () and encoder.closing.end is None
+    (encoded,) = encoder.conversations([Conversation(TALK)])
+    assert isinstance(encoded, EncodedConversation)
+    assert encoder.tokenizer.decode(encoded.tokens[encoded.answer]) == "two<|end|>\n"
+
+
+def test_a_call_that_closes_with_a_token_of_its_own_ends_no_turn() -> None:
+    """Several calls fit into one answer, so the token after one of them must not stop an engine."""
+    family = CHATML
+    template = family.template.replace("</tool_call>{% endfor %}<|im_end|>", "<|call_end|>{% endfor %}").replace(
+        "{{ m.content }}", "{{ m.content }}{{ '' if m.tool_calls else '<|im_end|>' }}"
+    )
+    tokenizer = encoder_of(family).tokenizer
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|call_end|>"]})
+    assert tokenizer.convert_ids_to_tokens(ChatEncoder(tokenizer, template).turn_ends) == ["<|im_end|>"]
+
+
+def test_a_tokenizer_without_character_offsets_gives_prompts() -> None:
+    from transformers import ByT5Tokenizer
+
+    encoder = ChatEncoder(ByT5Tokenizer(), CHATML.template)
+    (prompt,) = encoder.prompts([(TALK[:1], None)])
+    assert prompt == encoder.prompt(TALK[:1]).tokens
+    assert encoder.tokenizer.decode(prompt).startswith("<|im_start|>user\nhi")
+    assert encoder.turn_ends == (), "it has no such tokens"
+    encoder.tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    assert encoder.tokenizer.convert_ids_to_tokens(ChatEncoder(encoder.tokenizer, CHATML.template).turn_ends) == [
+        "<|im_end|>"
+    ]
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        encoder.conversations([Conversation(TALK)])
+
+
+def test_masks_of_many_rows_agree_with_those_of_one() -> None:
+    encoder = encoder_of(KIMI)
+    rows = [Conversation(TALK, every_turn=True), Conversation(WORK, every_turn=True), Conversation(TALK)]
+    together = encoder.conversations(rows)
+    for row, encoded in zip(rows, together, strict=True):
+        (alone,) = encoder.conversations([row])
+        assert isinstance(alone, EncodedConversation) and isinstance(encoded, EncodedConversation)
+        assert np.array_equal(alone.answer, encoded.answer) and np.array_equal(alone.tokens, encoded.tokens)

@@ -1,0 +1,41 @@
+"""Stages as subflows: each is found again by what it is, and says which file it came from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from prefect import flow, get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.runtime import flow_run
+
+from tasks.adapter import PREFECT
+from trinity_core.runtime.stage import Request
+
+
+def requests() -> list[Request]:
+    config: Any = SimpleNamespace(name="run.1")
+    return [
+        Request(config, "evaluate", "sft", which="base"),
+        Request(config, "sft", "sft"),
+        Request(config, "rft", "rft"),
+    ]
+
+
+def test_each_stage_has_a_subflow_of_its_own(prefect_api: str) -> None:
+    """Prefect finds the subflows of a flow that is started again by key and number: one key would mix up stages."""
+
+    @flow
+    def above(config: str, overrides: list[str]) -> tuple[str, list[int]]:
+        return flow_run.id, [PREFECT.subflow(request, lambda: 1) for request in requests()]
+
+    parent, results = above("my.yaml", ["seed=1"])
+    with get_client(sync_client=True) as client:
+        tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": [UUID(parent)]}))
+        stages = [client.read_flow_run(task.state.state_details.child_flow_run_id) for task in tasks]
+    assert results == [1, 1, 1] and len({task.task_key for task in tasks}) == 3
+    assert {stage.parameters["stage"] for stage in stages} == {"sft", "rft"}
+    assert all(
+        (stage.parameters["config"], stage.parameters["overrides"]) == ("my.yaml", ["seed=1"]) for stage in stages
+    )

@@ -1,0 +1,82 @@
+"""The port of the endpoint: waited for while an actor of a killed run holds it, and named with its holder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from trinity_core.addresses import holder_of, is_orphan
+from trinity_core.config import config_from_dict
+from trinity_core.errors import TransientFault
+from trinity_core.inference.openai_api import server
+from trinity_core.runtime.preflight.checks import busy_port
+
+LISTENER = "import socket, sys, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)"
+
+
+@contextmanager
+def listening(name: str, seconds: float, orphan: bool) -> Iterator[int]:
+    """The port of a process that calls itself `name`, and ends after a while; an orphan has no parent."""
+    code = f"{LISTENER}; time.sleep({seconds})"
+    command = ["bash", "-c", f'exec -a {name} "$0" -c "$1"', sys.executable, code]
+    if orphan:
+        command[2] = f"({command[2]}) &"
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONHOME": sys.base_prefix})
+    assert started.stdout is not None
+    port = int(started.stdout.readline())
+    if orphan:
+        started.wait()
+    holder = holder_of(port)
+    assert holder is not None
+    try:
+        yield port
+    finally:
+        if holder.is_running():
+            holder.kill()
+        started.wait()
+
+
+def config_of(port: int) -> Any:
+    return config_from_dict({
+        "mode": "explore", "checkpoint_root_dir": "/nowhere", "model": {"model_path": "m", "max_model_len": 64},
+        "explorer": {"api_port": port, "rollout_model": {"enable_openai_api": True}},
+        "buffer": {"batch_size": 1, "total_steps": 1, "explorer_input": {
+            "taskset": {"path": "/nowhere", "format": {"prompt_key": "q", "response_key": "a"}}}},
+    })  # fmt: skip
+
+
+def bound(port: int) -> socket.socket:
+    return asyncio.run(server._listening_once_free("127.0.0.1", port))
+
+
+def test_the_port_of_a_killed_runs_actor_is_waited_for():
+    with listening("ray::Explorer", 3, orphan=True) as port:
+        holder = holder_of(port)
+        assert holder is not None and is_orphan(holder)
+        assert [*busy_port(config_of(port))] == []
+        began = time.monotonic()
+        with bound(port) as own:
+            assert own.getsockname()[1] == port and time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(("name", "orphan"), [("ray::Explorer", False), ("somebody", True)])
+def test_a_port_that_stays_taken_is_refused_with_its_holder(monkeypatch, name, orphan):
+    monkeypatch.setattr(server, "PORT_SECONDS", 0.2)
+    with listening(name, 60, orphan) as port:
+        holder = holder_of(port)
+        assert isinstance(holder, psutil.Process) and not is_orphan(holder)
+        [obstacle] = busy_port(config_of(port))
+        with pytest.raises(TransientFault) as refused:
+            bound(port)
+        for message in (obstacle.message, str(refused.value)):
+            assert f"process {holder.pid} ({name} " in message

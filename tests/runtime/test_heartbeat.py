@@ -1,0 +1,94 @@
+"""Waiting for processes: silent ones are given up, late ones are named, a starting explorer is announced."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trinity_core.config import Config
+from trinity_core.errors import TransientFault
+from trinity_core.runtime import actors, faults, heartbeat
+from trinity_core.runtime.faults import ProcessLost, result_of
+from trinity_core.runtime.heartbeat import StartupPresence, StartWait, within
+from trinity_core.runtime.trainers import Trainers
+from trinity_core.store.run_store import open_run_store
+
+
+def silent(*verbs: str) -> Any:
+    """An actor that is asked and does not answer."""
+    return SimpleNamespace(**{verb: SimpleNamespace(remote=lambda *_, verb=verb: verb) for verb in verbs})
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.wait", lambda refs, **_: ([], refs))
+    monkeypatch.setattr(faults, "POLL_SECONDS", 0.01)
+
+
+def no_check() -> None:
+    pass
+
+
+def test_a_wait_with_a_limit_says_what_is_lacking() -> None:
+    with pytest.raises(ProcessLost, match=r"the moon has not set within 0 s\. Start the same run again"):
+        result_of("ref", within(0.05, "the moon has not set", no_check))
+
+    def lost() -> None:
+        raise TransientFault("Ray has died")
+
+    with pytest.raises(TransientFault, match="Ray has died"):
+        result_of("ref", within(60, "the moon has not set", lost))
+
+
+def test_kept_processes_that_do_not_answer_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actors, "LOAD_SECONDS", 0.05)
+    monkeypatch.setattr(actors, "SILENCE_SECONDS", 0.05)
+    with pytest.raises(ProcessLost, match="engines kept from an earlier stage have not loaded some/model within"):
+        actors.load_folder([silent("load")], "some/model", no_check)
+    with pytest.raises(ProcessLost, match="workers kept from an earlier stage have not let it go within"):
+        actors.renew([silent("renew")], Config(), no_check)
+
+
+def test_a_conversion_ends_if_its_worker_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "SILENCE_SECONDS", 0.05)
+    cluster: Any = None
+    trainers = Trainers(cluster, Config(), cluster, no_check, lambda: False)
+    trainers.workers = [silent("convert", "progress")]
+    with pytest.raises(ProcessLost, match=r"trainer_0 has not answered for 0 s"):
+        trainers.convert(3)
+
+
+def test_a_wait_for_processes_names_those_without_a_place(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trinity_core.waits.FIRST_SECONDS", 0.0)
+    caplog.set_level(logging.INFO)
+    StartWait("the engines of e", lambda: ["run/e/engine_0"], lambda: None).check()
+    StartWait("the trainer's workers", lambda: [], lambda: None).check()
+    assert caplog.messages == [
+        "waits for the engines of e to start, 0 s so far; Ray has yet to start run/e/engine_0",
+        "waits for the trainer's workers to start, 0 s so far; they are loading",
+    ]
+
+
+def test_an_explorer_is_seen_while_its_engines_load(tmp_path: Path) -> None:
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    with open_run_store(config) as store:
+        store.expect("explorer")
+        assert store.stats().explorers["explorer"]["seen"] is None
+        StartupPresence(config, lambda: None).check()
+        assert store.stats().explorers["explorer"]["seen"] is not None
+
+
+def test_a_lost_run_is_heard_of_while_it_starts(tmp_path: Path) -> None:
+    def check() -> None:
+        raise TransientFault("Ray has died")
+
+    config = Config(project="tests", name="run", checkpoint_root_dir=str(tmp_path))
+    starting = StartupPresence(config, StartWait("the engines of e", lambda: [], check).check)
+    with pytest.raises(TransientFault, match="Ray has died"):
+        starting.check()

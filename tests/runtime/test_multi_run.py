@@ -1,0 +1,71 @@
+"""Which runs may work beside each other in one process, and how they are asked to end together."""
+
+from __future__ import annotations
+
+import contextvars
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trinity_core.errors import TrinityError
+from trinity_core.runtime.faults import CANCEL_TOKEN, CancelToken, Stopped
+from trinity_core.runtime.multi_run import gpus_together, plan_parts
+from trinity_core.runtime.placement import Machine
+
+GSM8K = Path(__file__).parent.parent.parent / "configs/gsm8k"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example's files of those names, on a machine without GPUs."""
+    monkeypatch.setenv("TRINITY_CHECKPOINT_ROOT_DIR", str(tmp_path))
+    return lambda *names: [str(GSM8K / f"{name}.yaml") for name in names]
+
+
+def test_a_trainer_and_its_explorers_are_parts_of_a_run(files: Any) -> None:
+    parts = plan_parts(files("trainer", "explorer", "explorer_new"), ["cluster.gpu_per_node=0"])
+    assert [part.name for part in parts] == ["trainer", "explorer", "explorer_new"]
+    assert len({part.config.job_dir for part in parts}) == 1 and gpus_together(parts) == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("trainer", "gsm8k"), r"gsm8k\.yaml has mode both"),
+        (("trainer", "explorer", "explorer"), r"one and the same part of the run \(explorer\)"),
+        (("trainer", "trainer"), r"one and the same part of the run \(trainer\)"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(files: Any, names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(TrinityError, match=message):
+        plan_parts(files(*names), [])
+
+
+def test_parts_of_two_runs_are_refused(files: Any, tmp_path: Path) -> None:
+    (trainer,) = files("trainer")
+    other = tmp_path / "other.yaml"
+    other.write_text(
+        Path(trainer).read_text().replace("name: gsm8k-async", "name: another").replace("train", "explore", 1)
+    )
+    with pytest.raises(TrinityError, match="are different runs"):
+        plan_parts([trainer, str(other)], [])
+
+
+def test_parts_need_their_gpus_together(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trinity_core.runtime.cluster.machine", lambda gpus: Machine(16, 8))
+    assert gpus_together(plan_parts(files("trainer", "explorer"), [])) == 8
+
+
+def test_runs_of_one_context_end_together() -> None:
+    end = CancelToken()
+
+    def opened_within() -> CancelToken | None:
+        CANCEL_TOKEN.set(end)
+        return CANCEL_TOKEN.get()
+
+    assert contextvars.copy_context().run(opened_within) is end and CANCEL_TOKEN.get() is None
+    end.raise_if_cancelled()
+    end.stop()
+    with pytest.raises(Stopped, match="has saved and ended"):
+        end.raise_if_cancelled()

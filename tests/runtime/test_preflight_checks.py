@@ -1,0 +1,458 @@
+"""What a configuration names is opened before anything starts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from unittest import mock
+
+import psutil
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from flows.cli import app
+from trinity_core.config import ConfigError
+from trinity_core.errors import TransientFault
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.preflight import checks, models
+from trinity_core.runtime.preflight.checks import folder_fault, load_ready, require_ready
+from trinity_core.runtime.preflight.models import model_fault, positions_of
+from trinity_core.runtime.preflight.resource_estimate import Room, memory_of_this_machine
+
+INPUT = "buffer.explorer_input"
+EXPERIENCES = "buffer.trainer_input.experience_buffer"
+JOINED = "data_processor.experience_pipeline.inputs"
+
+
+@pytest.fixture
+def run_file(tiny_folders, tmp_path):
+    """A configuration that can start, as a file."""
+    taskset = {"name": "words", "path": str(tiny_folders.data), "default_workflow_type": "math_workflow"}
+    taskset["format"] = {"prompt_key": "question", "response_key": "answer"}
+    tree = {
+        "checkpoint_root_dir": str(tmp_path / "runs"),
+        "model": {"model_path": str(tiny_folders.model), "max_model_len": 128},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [{**taskset, "name": "e"}]}},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def problems(run_file: Path, *overrides: str) -> dict[str, str]:
+    """Key -> message of what keeps the run from starting."""
+    try:
+        load_ready(run_file, overrides)
+    except ConfigError as error:
+        return {each.key: each.message for each in error.problems}
+    return {}
+
+
+def test_a_run_whose_things_are_there_can_start(run_file, tmp_path):
+    assert problems(run_file) == {}
+    assert not (tmp_path / "runs").exists(), "looking leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "message"),
+    [
+        ("model.model_path=/nowhere/model", "model.model_path", "there is no folder /nowhere/model"),
+        (f"{INPUT}.taskset.path=/nowhere/rows.jsonl", f"{INPUT}.taskset.path", "no file or folder /nowhere/rows.jsonl"),
+        (f"{INPUT}.taskset.split=trian", f"{INPUT}.taskset.path", "has no split 'trian'"),
+        (f"{INPUT}.eval_tasksets.e.split=exam", f"{INPUT}.eval_tasksets[0].path", "has no split 'exam'"),
+        (
+            f"{INPUT}.taskset.format.prompt_key=ask",
+            f"{INPUT}.taskset.format",
+            "train.jsonl:1: there is no column 'ask'",
+        ),
+        ("checkpoint_root_dir=/proc/nope", "checkpoint_root_dir", "/proc/nope/.* cannot be made"),
+        ("checkpoint_root_dir=/etc/hostname", "checkpoint_root_dir", "/etc/hostname is a file"),
+        ("model.chat_template_path=/nowhere.jinja", "model.chat_template_path", "there is no file /nowhere.jinja"),
+        (
+            "explorer.auxiliary_models=[{model_path: ./judge, name: judge}]",
+            "explorer.auxiliary_models[0].model_path",
+            "there is no folder judge",
+        ),
+        (
+            f"{JOINED}={{stars: {{path: ./gone.csv, join_key: id}}}}",
+            f"{JOINED}.stars.path",
+            r"no file or folder \./gone",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named_with_its_line(run_file, override, key, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_ready(run_file, [override])
+    [problem] = caught.value.problems
+    assert problem.key == key and (problem.line or override in problem.file)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.at_all.Flow", "cannot be imported: No module named 'nowhere'"),
+        ("dotted_flows.Flows", "module dotted_flows has no workflow 'Flows'"),
+        ("dotted_broken.Flow", "cannot be imported: ZeroDivisionError"),
+        ("dotted_script.Flow", "cannot be imported: SystemExit: 2"),
+        ("dotted_flows.Flow", None),
+    ],
+)
+def test_a_dotted_workflow_is_imported(run_file, tmp_path, monkeypatch, name, message):
+    """From the folder in which the run is started too, as the run's own processes do."""
+    flow = "from trinity_core.workflows import Workflow\n\n\nclass Flow(Workflow):\n    pass\n"
+    (tmp_path / "dotted_flows.py").write_text(flow)
+    (tmp_path / "dotted_broken.py").write_text("1 / 0\n")
+    script = "from argparse import ArgumentParser\nArgumentParser().parse_args(['--of-trinity'])\n"
+    (tmp_path / "dotted_script.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    override = f"{INPUT}.taskset.default_workflow_type={name}"
+    path, found = list(sys.path), problems(run_file, override)
+    assert sys.path == path
+    assert problems(run_file, override, "mode=train", "buffer.total_steps=1") == {}, "a trainer runs no workflow"
+    if message is None:
+        assert found == {}
+    else:
+        [(key, told)] = found.items()
+        assert key == f"{INPUT}.taskset.default_workflow_type" and message in told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["model.max_model_len=1025"], "model.max_model_len"),
+        (["model.max_prompt_tokens=512", "model.max_response_tokens=513"], "model.max_response_tokens"),
+        (["model.max_model_len=1024"], None),
+        (["model.max_model_len=1025", "mode=train", "buffer.total_steps=1"], None),
+        (
+            ["explorer.auxiliary_models=[{name: j, model_path: MODEL, max_model_len: 2000}]"],
+            "explorer.auxiliary_models[0].max_model_len",
+        ),
+    ],
+)
+def test_sequences_fit_the_positions_of_the_model(run_file, tiny_folders, overrides, key):
+    model = str(tiny_folders.model)
+    tree = yaml.safe_load(run_file.read_text())
+    tree["model"] = {"model_path": model}
+    run_file.write_text(yaml.safe_dump(tree))
+    if not any(each.startswith("model") for each in overrides):
+        overrides = [*overrides, "model.max_model_len=128"]
+    assert list(problems(run_file, *[each.replace("MODEL", model) for each in overrides])) == ([key] if key else [])
+
+
+def test_a_reward_model_may_have_fewer_positions(run_file, tiny_folders, tmp_path):
+    """What is longer than it takes has no verdict."""
+    judge = tmp_path / "judge"
+    shutil.copytree(tiny_folders.model, judge)
+    described = json.loads((judge / "config.json").read_text())
+    described |= {"architectures": ["Qwen2ForSequenceClassification"], "max_position_embeddings": 64}
+    (judge / "config.json").write_text(json.dumps(described))
+    assert problems(run_file, f"explorer.auxiliary_models=[{{name: j, model_path: {judge}}}]") == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_positions": 1024}, 1024),
+        ({"hidden_size": 8}, None),
+        ({"text_config": {"max_position_embeddings": 2048}}, 2048),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"type": "linear", "factor": 4.0}}, 8192),
+        ({"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 4096),
+        ({"max_position_embeddings": 8192, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 8192),
+        ({"max_position_embeddings": 4096, "model_type": "gemma3_text", "rope_scaling": {"factor": 8.0}}, 4096),
+        ({"max_position_embeddings": 512, "rope_parameters": {"full": {"rope_type": "linear", "factor": 2.0}}}, 1024),
+        ({"max_position_embeddings": 4096, "rope_scaling": "x"}, 4096),
+    ],
+)
+def test_positions_of_a_model(config, positions):
+    assert positions_of(config) == positions
+
+
+ROPE = {"factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 10000.0}
+LONG = {"short_factor": [1.0] * 64, "long_factor": [1.0] * 64}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_position_embeddings": 32768},
+        {"max_position_embeddings": 32768, "max_seq_len": 1024},
+        {"max_position_embeddings": 32768, "max_target_positions": 448},
+        {"max_position_embeddings": 2048, "model_max_length": 9000},
+        {"max_position_embeddings": 32768, "rope_scaling": {"type": "default", "rope_theta": 10000.0}},
+        {"max_position_embeddings": 32768, "rope_scaling": {"type": "linear", "factor": 2.5}},
+        {"max_position_embeddings": 32768, "rope_scaling": {"type": "linear", "factor": None}},
+        {"max_position_embeddings": 32768, "rope_scaling": {"rope_type": "dynamic", **ROPE}},
+        {"max_position_embeddings": 32768, "rope_scaling": {"type": "yarn", **ROPE}},
+        {"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "yarn", **ROPE}},
+        {"max_position_embeddings": 131072, "rope_parameters": {"rope_type": "yarn", **ROPE}},
+        {"max_position_embeddings": 131072, "rope_scaling": {"type": "longrope", **LONG, **ROPE}},
+        {"max_position_embeddings": 131072, "rope_scaling": {"type": "su", **LONG, **ROPE}},
+        {
+            "max_position_embeddings": 131072,
+            "rope_scaling": {"type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ROPE},
+        },
+        {"model_type": "gpt2", "n_positions": 1024},
+        {"model_type": "gemma3_text", "max_position_embeddings": 131072},
+    ],
+    ids=str,
+)
+def test_positions_are_those_that_vllm_derives(config):
+    """Its own function, for a model folder with this config.json; no engine starts."""
+    from transformers import AutoConfig
+    from vllm.config.model import _get_and_verify_max_len
+    from vllm.transformers_utils.config import patch_rope_parameters
+    from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
+
+    keys = json.loads(json.dumps({"model_type": "llama", **config}))
+    loaded = AutoConfig.for_model(**keys)
+    patch_rope_parameters(loaded)
+    architecture = mock.Mock()
+    architecture.derived_max_model_len_and_key = ModelArchConfigConvertorBase(
+        loaded, loaded
+    ).derive_max_model_len_and_key()
+    limit = positions_of(config)
+    assert _get_and_verify_max_len(loaded, architecture, None, limit, False, None) == limit
+    with pytest.raises(ValueError, match="greater than the derived max_model_len"):
+        _get_and_verify_max_len(loaded, architecture, None, limit + 1, False, None)
+
+
+def test_rows_of_joined_inputs_are_looked_at(run_file, tiny_folders):
+    found = problems(run_file, f"{JOINED}={{stars: {{path: {tiny_folders.data}, join_key: id}}}}")
+    assert "the row has no column 'id'" in found[f"{JOINED}.stars.join_key"]
+
+
+def test_all_obstacles_are_told_at_once(run_file):
+    found = problems(run_file, "model.model_path=./gone", f"{INPUT}.taskset.path=./gone", "checkpoint_root_dir=/proc/x")
+    assert set(found) == {"model.model_path", f"{INPUT}.taskset.path", "checkpoint_root_dir"}
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("sft", '{"prompt": "a"}'), ("dpo", '{"prompt": "a", "chosen": "b"}')])
+def test_rows_of_the_trainer_are_looked_at(run_file, tmp_path, kind, rows):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{rows}\n" * 3)
+    chosen = [f"algorithm.algorithm_type={kind}", f"{EXPERIENCES}.path={path}", "mode=train"]
+    lacking = "response" if kind == "sft" else "rejected"
+    found = problems(run_file, *chosen)
+    assert f"none of the first 3 rows can be used; {path}:1: there is no column '{lacking}'" in found.popitem()[1]
+
+
+def test_one_bad_row_keeps_no_run_from_starting(run_file, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('no JSON\n{"question": "1 + 1?", "answer": "2"}\n')
+    assert problems(run_file, f"{INPUT}.taskset.path={path}") == {}
+    path.write_text("no JSON\n")
+    assert "the first row cannot be used" in problems(run_file, f"{INPUT}.taskset.path={path}").popitem()[1]
+    path.write_text("")
+    assert "has no rows" in problems(run_file, f"{INPUT}.taskset.path={path}").popitem()[1]
+
+
+def test_a_later_stage_needs_no_model_nor_rollouts_yet(run_file, tmp_path):
+    tree = yaml.safe_load(run_file.read_text())
+    earlier = {"storage_type": "rollouts", "path": str(tmp_path / "runs/not/yet.db")}
+    after = {
+        "stage_name": "second", "mode": "train", "algorithm": {"algorithm_type": "sft"},
+        "model": {"model_path": "./written-for-later"},
+        "buffer": {"trainer_input": {"experience_buffer": earlier}},
+    }  # fmt: skip
+    run_file.write_text(yaml.safe_dump({**tree, "stages": [{"stage_name": "first"}, after]}))
+    assert problems(run_file) == {}
+    run_file.write_text(yaml.safe_dump({**tree, "stages": [after]}))
+    assert set(problems(run_file)) == {"stages[0].model.model_path", f"stages[0].{EXPERIENCES}.path"}
+
+
+def test_models_of_a_joined_cluster_are_left_to_it(run_file):
+    assert problems(run_file, "cluster.ray_address=10.0.0.1:6379", "model.model_path=/only/there") == {}
+    assert "checkpoint_root_dir" in problems(run_file, "cluster.ray_address=auto", "checkpoint_root_dir=/proc/nope")
+
+
+def test_a_port_in_use_is_told_and_may_pass(run_file):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        asked = ["explorer.rollout_model.enable_openai_api=true", f"explorer.api_port={port}"]
+        assert f"port {port} of 127.0.0.1 is in use" in problems(run_file, *asked)["explorer.api_port"]
+        with pytest.raises(TransientFault, match="is in use"):
+            require_ready(load_checked(run_file, asked))
+    assert problems(run_file, *asked) == {}
+
+
+def test_more_gpus_than_there_are_are_refused(run_file):
+    assert "asks for 99 GPUs" in problems(run_file, "cluster.gpu_per_node=99")["cluster"]
+
+
+def _spoilt(folder: Path, name: str, content: bytes | None) -> None:
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "has no config.json"),
+        ("config.json", b"{", "cannot be read"),
+        ("config.json", b"[]", "names no model_type"),
+        ("model.safetensors", None, "has no weights"),
+        ("model.safetensors", b"", "is no safetensors file"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": "model-2-of-2.safetensors"}}', "lacks model-2-of-2"),
+        ("model.safetensors.index.json", b"[]", "index of its weights cannot be read"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_told(tiny_folder, tmp_path, name, content, message):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    assert model_fault(folder) == ""
+    _spoilt(folder, name, content)
+    assert message in model_fault(folder)
+
+
+def test_a_model_without_a_tokenizer_is_told(tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert "has no tokenizer" in model_fault(folder) and model_fault(folder, speaks=False) == ""
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_download_that_broke_off_is_found(tiny_folder, tmp_path, share):
+    folder = tmp_path / "model"
+    if not folder.exists():
+        shutil.copytree(tiny_folder, folder)
+    weights = (tiny_folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: int(share * len(weights))])
+    assert "download the model again" in model_fault(folder)
+
+
+def test_a_folder_that_can_be_made_is_not_made(tmp_path):
+    assert folder_fault(tmp_path / "a/b") == "" and list(tmp_path.iterdir()) == []
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does: the names `known`, `gated` and `broken`, and no others."""
+
+    def do_GET(self) -> None:
+        name = self.path.rpartition("/")[2]
+        status, code = {"known": (200, ""), "gated": (403, "GatedRepo"), "broken": (500, "")}.get(
+            name, (404, "RepoNotFound")
+        )
+        body = json.dumps({"id": name, "siblings": []}).encode()
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("known", ""),
+        ("gated", "users who accept its terms"),
+        ("absent", "the hub has no model of this name"),
+        ("broken", "the hub does not answer"),
+        ("not a name", "neither a folder nor a name on the hub"),
+    ],
+)
+def test_a_name_on_the_hub_is_asked_for(hub, run_file, name, message):
+    found = problems(run_file, f"model.model_path='{name}'")
+    assert message in found["model.model_path"] if message else found == {}
+
+
+def test_a_data_set_on_the_hub_is_asked_for(hub, run_file):
+    assert problems(run_file, f"{INPUT}.taskset.path=known") == {}
+    assert "no data set of this name" in problems(run_file, f"{INPUT}.taskset.path=absent")[f"{INPUT}.taskset.path"]
+
+
+def test_what_is_in_the_cache_needs_no_hub(hub, run_file, tmp_path):
+    assert problems(run_file, "model.model_path=me/mine")
+    (tmp_path / "cache/models--me--mine/snapshots/abc").mkdir(parents=True)
+    assert problems(run_file, "model.model_path=me/mine") == {}
+
+
+def test_a_hub_that_is_away_is_a_fault_that_passes(monkeypatch, run_file):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    config = load_checked(run_file, ["model.model_path=nobody/nothing"])
+    with pytest.raises(TransientFault, match="the hub does not answer"):
+        require_ready(config)
+
+
+def test_validate_opens_what_it_can(run_file):
+    def validated(*arguments):
+        result = CliRunner().invoke(app, ["validate", "--config", str(run_file), *arguments])
+        return result.exit_code, result.output
+
+    assert validated()[0] == 0 and "Models, data and ports were not opened" not in validated()[1]
+    code, text = validated("model.model_path=./gone", "--json")
+    found = json.loads(text)
+    assert code == 2 and not found["accepted"] and found["problems"][0]["key"] == "model.model_path"
+    assert "value" not in found["problems"][0], "a value may be a secret"
+    code, text = validated("model.model_path=./gone", "--offline", "--json")
+    assert code == 0 and json.loads(text)["accepted"] and not json.loads(text)["opened"]
+
+
+def test_validate_tells_of_a_template_without_a_turn_end(run_file):
+    def notices(*arguments):
+        result = CliRunner().invoke(app, ["validate", "--config", str(run_file), "--json", *arguments])
+        [stage] = json.loads(result.output)["stages"]
+        return stage["notices"]
+
+    endless = "model.custom_chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'"
+    assert not any("no special token" in notice for notice in notices())
+    assert [notice for notice in notices(endless) if "no special token" in notice and "custom_chat_template" in notice]
+    assert not any("no special token" in notice for notice in notices(endless, "--offline"))
+    with mock.patch.object(models, "policy_encoder", side_effect=ValueError("no JSON")):
+        assert [notice for notice in notices() if "tokenizer" in notice and "no JSON" in notice]
+
+
+def test_a_run_that_does_not_fit_is_refused_with_its_numbers(run_file, monkeypatch):
+    few = Room(memory=1 << 30, gpu_memory=0, disk=1 << 20)
+    monkeypatch.setattr(checks, "room_for", lambda _: few)
+    steps = "buffer.total_steps=10"
+    config = load_checked(run_file, [steps])
+    messages = [found.message for found in checks.oversized(config)]
+    assert len(messages) == 2
+    assert "of memory, and there are 1 GiB: 1 × engine" in messages[0] and "policy optimizer" in messages[0]
+    assert "1 MiB are free" in messages[1] and "checkpoints" in messages[1]
+    assert all("cluster.allow_oversized: true" in message for message in messages)
+    with pytest.raises(ConfigError, match=r"cluster\.allow_oversized"):
+        require_ready(config)
+    require_ready(load_checked(run_file, [steps, "cluster.allow_oversized=true"]))
+
+
+def test_memory_of_a_container_is_its_limit(tmp_path):
+    limit = tmp_path / "memory.max"
+    limit.write_text("1073741824\n")
+    assert memory_of_this_machine((limit,)) == 1 << 30
+    limit.write_text("max\n")
+    assert memory_of_this_machine((limit, tmp_path / "none")) == psutil.virtual_memory().total

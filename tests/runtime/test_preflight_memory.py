@@ -1,0 +1,161 @@
+"""Peaks of memory, against numbers worked out by hand and against what autograd keeps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from preflight_configs import SHAPE, config_of
+
+from trinity_core.config import train_settings
+from trinity_core.data.experience import Experience
+from trinity_core.data.tiny import TinySize, make_model
+from trinity_core.errors import TrinityError
+from trinity_core.inference.settings import EngineSettings
+from trinity_core.runtime.preflight.model_shape import shape_of
+from trinity_core.runtime.preflight.needs import Need, total
+from trinity_core.runtime.preflight.resource_estimate import (
+    cpu_engine_needs,
+    gpu_engine_needs,
+    prefill_tokens,
+    zero_stage,
+)
+from trinity_core.runtime.preflight.trainer_memory import (
+    BUCKET,
+    MicroBatches,
+    TrainedModel,
+    activation_bytes,
+    layer_bytes,
+    logit_bytes,
+    micro_batches,
+    trainer_needs,
+)
+from trinity_core.training.micro import build_micro
+from trinity_core.training.policy import Policy, find_fast_paths, load_causal_lm
+
+BASE = Need("process", 0, "")
+MILLION = 1_000_000
+MICRO = MicroBatches(count=1, tokens=100, targets=64, rows=4, longest=40, mask=0)
+"""Of a model so small that its state outweighs a pass."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder, 0, TinySize(128, 384, 3, 4, 2))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_are_what_autograd_keeps(model, dtype, checkpointing):
+    lm = load_causal_lm(str(model), dtype)
+    fast_paths = find_fast_paths(lm)
+    if checkpointing:
+        lm.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = Policy(lm, fast_paths)
+    prompts, repeats, prompt, response = 4, 4, 32, 32
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(prompts):
+        begin = rng.integers(0, 400, prompt)
+        for _ in range(repeats):
+            tokens = np.concatenate([begin, rng.integers(0, 400, response)])
+            rows.append(Experience(tokens=tokens, prompt_length=prompt, action_mask=np.ones(response)))
+    micro = build_micro(rows, range(len(rows)), response).to(torch.device("cpu"), dtype)
+    own = {p.untyped_storage().data_ptr() for p in policy.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = (storage.nbytes(), tensor.shape, tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy(micro, 1.0, False)
+    shape = shape_of(str(model))
+    layers = sum(count for count, size, _ in kept.values() if size[-1:] != (shape.vocabulary,))
+    number = len(rows)
+    counted = MicroBatches(1, prompts * prompt + number * response, number * response, number, prompt + response, 0)
+    estimate = activation_bytes(shape, counted, dtype.itemsize, checkpointing)
+    if checkpointing:  # the layer that is computed again is kept in the backward pass only
+        estimate -= layer_bytes(shape, counted, dtype.itemsize)
+    assert estimate == pytest.approx(layers, rel=0.03)
+
+
+def test_logits_are_held_four_times_or_sliced():
+    assert logit_bytes(SHAPE, MICRO) == 4 * 4 * 64 * 1024
+    assert logit_bytes(SHAPE, MicroBatches(1, 1, 1 << 15, 1, 1, 0)) == 3 * 4 * (1 << 23)
+
+
+def test_micro_batches_are_those_of_the_trainer():
+    def planned(*overrides):
+        config = config_of("trainer.max_token_len_per_gpu=800", *overrides)
+        return micro_batches(config, train_settings(config), 1)
+
+    # A group: 88 tokens of the prompt and 8 responses of 40, 408; 4 groups, each alone within 800 tokens.
+    made = planned()
+    assert (made.count, made.tokens, made.targets, made.rows, made.longest) == (4, 408, 320, 8, 128)
+    assert made.mask == 4 * 8 * 40 * 128
+    made = planned("trainer.max_token_len_per_gpu=816")
+    assert (made.count, made.tokens, made.rows) == (2, 816, 16)
+    made = planned(
+        "trainer.use_dynamic_bsz=false",
+        "trainer.trainer_config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
+    )
+    assert (made.count, made.tokens, made.rows) == (2, 816, 16)
+
+
+def state(stage: int, workers: int, width: int = 4, **more) -> dict[str, int]:
+    policy = TrainedModel("policy", SHAPE, width, stage, workers, MICRO, checkpointing=False, **more)
+    return {need.what: need.bytes for need in trainer_needs(BASE, policy, None, False, 0)}
+
+
+def test_trainer_holds_weights_optimizer_and_gradients():
+    whole = state(0, 1)
+    assert whole["policy weights"] == 4 * MILLION
+    assert whole["policy optimizer"] == 8 * MILLION
+    assert whole["policy gradients"] == 8 * MILLION
+    halves = state(2, 2, width=2)
+    assert halves["policy weights"] == 2 * MILLION
+    assert halves["policy optimizer"] == 12 * MILLION // 2
+    split = state(3, 4, width=2)
+    assert split["policy weights"] == 2 * MILLION // 4
+    assert split["policy optimizer"] == 12 * MILLION // 4
+    assert split["policy buffers of gradients"] == 4 * MILLION // 4 + 2 * MILLION
+    assert split["policy kept by malloc"] == 2 * (MILLION + MILLION // 4)
+    assert "policy kept by malloc" not in state(3, 4), "float32 copies for a checkpoint fit where the model was"
+    on_gpu = state(2, 2, width=2, on_gpu=True, offloaded=True)
+    assert "policy optimizer" not in on_gpu
+    assert on_gpu["policy gradients"] == 2 * BUCKET + 8 * MILLION // 2
+
+
+def test_trainer_adds_critic_reference_and_published_weights():
+    policy = TrainedModel("policy", SHAPE, 4, 0, 1, MICRO, checkpointing=False)
+    critic = TrainedModel("critic", SHAPE, 4, 0, 1, MICRO, checkpointing=False, scores=False)
+    alone = total(trainer_needs(BASE, policy, None, False, 0))
+    assert total(trainer_needs(BASE, policy, critic, False, 0)) == alone + 12 * MILLION
+    assert total(trainer_needs(BASE, policy, None, True, 3)) == alone + 4 * MILLION + 3 * 4 * MILLION
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers", "width", "stage"), [(None, 1, 4, 0), (None, 2, 4, 2), (1, 1, 4, 1), (0, 1, 2, 2), (3, 2, 2, 3)]
+)
+def test_zero_stage_in_force(asked, workers, width, stage):
+    assert zero_stage(asked, workers, width) == stage
+
+
+def test_engine_holds_weights_cache_and_logits():
+    settings = EngineSettings("model", max_model_len=128, max_num_seqs=32)
+    needs = {need.what: need.bytes for need in cpu_engine_needs(BASE, settings, SHAPE, 8, 88, 2, 1 << 34)}
+    assert needs["weights"] == 4 * (MILLION + 1024 * 128)  # the tied head has a packed copy
+    assert needs["KV cache"] == (32 * 128 + 32) * 2 * 4 * 2 * 32 * 4  # tokens × keys and values of 4 layers, 2 heads
+    assert needs["loading weights"] == 2 * MILLION + needs["weights"]
+    assert prefill_tokens(32, 8, 88) == 8 * 88 + 24 * 32
+    assert needs["prefill"] == (8 * 88 + 24 * 32) * 3 * (128 + 384) * 4
+    assert needs["sampler"] == 6 * 4 * 32 * 1024
+    with pytest.raises(TrinityError, match=r"lower model\.max_model_len"):
+        cpu_engine_needs(BASE, settings, SHAPE, 8, 88, 2, 1 << 18)
+    (share,) = gpu_engine_needs(EngineSettings("model", 128, gpu_memory_utilization=0.5), 80 << 30)
+    assert share.bytes == 40 << 30

@@ -1,0 +1,71 @@
+"""The sizes of models of which a plan sees config.json alone, and why it knows nothing of others."""
+
+from __future__ import annotations
+
+import json
+
+import huggingface_hub.constants
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trinity_core.runtime.preflight.model_shape import parameters_of, shape_of, why_unknown
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "phi3", "qwen2", "qwen3"])
+def test_parameters_by_config_json_are_those_of_transformers(tmp_path, kind, tied):
+    config = AutoConfig.for_model(
+        kind, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, vocab_size=100, tie_word_embeddings=tied, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shape = shape_of(str(tmp_path))
+    assert shape is not None
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+
+
+def test_model_on_the_hub_is_known_by_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    name = "maker/small"
+    assert shape_of(name) is None
+    assert "maker/small is not in the cache of the hub" in why_unknown(name)
+    folder = tmp_path / "models--maker--small"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    AutoConfig.for_model("qwen2", hidden_size=64, num_attention_heads=4).save_pretrained(folder / "snapshots" / "abc")
+    shape = shape_of(name)
+    assert shape is not None
+    assert (shape.hidden, shape.channels) == (64, 16)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "has no config.json that can be read"),
+        ("[1]", "has no config.json that can be read"),
+        ({"model_type": "gpt2", "n_embd": 64}, "does not give sizes"),
+        (
+            {"model_type": "deepseek_v3", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2,
+             "intermediate_size": 96, "vocab_size": 100},
+            "how many parameters a deepseek_v3 has is not known here",
+        ),
+    ],
+)  # fmt: skip
+def test_reason_is_given_for_a_model_of_unknown_size(tmp_path, content, why):
+    if content is not None:
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / "config.json").write_text(text)
+    assert shape_of(str(tmp_path)) is None
+    assert why in why_unknown(str(tmp_path))
+    assert why_unknown(str(tmp_path / "later")) == f"there is no folder {tmp_path / 'later'} yet"
+
+
+@pytest.mark.parametrize(
+    "content", [b"version https://git-lfs.github.com/spec/v1\noid sha256:0", b"\x02\0\0\0\0\0\0\0[]"]
+)
+def test_damaged_weights_have_no_parameters(tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert parameters_of(tmp_path) is None

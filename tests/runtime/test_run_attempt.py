@@ -1,0 +1,182 @@
+"""An attempt's tracking: what it says, and when, with a real MLflow store and without Ray."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trinity_core.config import Config, config_from_dict
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runlock import hold
+from trinity_core.runtime.adapter import PLAIN
+from trinity_core.runtime.cluster import Cluster
+from trinity_core.runtime.faults import ANOTHER_FOLLOWS
+from trinity_core.runtime.placement import Machine, place
+from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
+from trinity_core.runtime.stage import Stage, resume
+from trinity_core.store.run_store import open_run_store
+from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.writers import RunOutcome
+
+
+class WithoutRay(Cluster):
+    """In place of a cluster that is alive."""
+
+    def check(self) -> None: ...
+
+
+def begin(root: Path, **monitor: Any) -> RunAttempt:
+    config = config_from_dict({
+        "project": "p",
+        "name": "n",
+        "mode": "train",
+        "checkpoint_root_dir": str(root),
+        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
+        "algorithm": {"algorithm_type": "sft"},
+        "buffer": {"trainer_input": {"experience_buffer": {"path": "data.jsonl"}}},
+        "monitor": monitor,
+    })  # fmt: skip
+    cluster = WithoutRay(config, Machine(1, 0))
+    cluster._users = 1
+    return RunAttempt(Stage(config, place(config, Machine(1, 0)), "sft"), cluster).start()
+
+
+def test_a_session_that_cannot_start_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a user of the cluster, nor a thread that forwards metrics, nor a lock of the run."""
+    attempts: list[RunAttempt] = []
+
+    def fail(attempt: RunAttempt) -> None:
+        attempts.append(attempt)
+        attempt.tracking()
+        hold(attempt.config.job_dir, "training")
+        raise TrinityError("the engine does not fit")
+
+    monkeypatch.setattr(RunAttempt, "engines", fail)
+    before = set(threading.enumerate())
+    with pytest.raises(TrinityError, match="does not fit"):
+        begin(tmp_path, monitor_type="tensorboard")
+    [attempt] = attempts
+    assert attempt.cluster._users == 0
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name in ("forwarder", "tracking")]
+    with (attempt.config.job_dir / ".training.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def lose_the_store(attempt: RunAttempt) -> None:
+    """Numbers wait for it, and it is no database any more."""
+    attempt.tracking()
+    MetricsFile(attempt.config.job_dir, "trainer").write(1, {"loss": 1.0})
+    (Path(attempt.config.checkpoint_root_dir) / "mlflow.db").write_bytes(b"no database" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("error", "another_follows", "waited_for"),
+    [
+        (TransientFault("a node died"), True, True),
+        (TransientFault("a node died for the third time"), False, False),
+        (TrinityError("no room"), True, False),
+        (KeyboardInterrupt(), True, False),
+    ],
+)
+def test_an_explorer_that_cannot_start_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, another_follows: bool, waited_for: bool
+) -> None:
+    """Unless its flow tries again."""
+    config = config_from_dict({
+        "project": "p",
+        "name": "n",
+        "mode": "explore",
+        "checkpoint_root_dir": str(tmp_path),
+        "model": {"model_path": "m", "max_response_tokens": 8, "max_model_len": 16},
+        "buffer": {"explorer_input": {"taskset": {"path": "tasks.jsonl"}}},
+        "synchronizer": {"sync_method": "checkpoint"},
+        "monitor": {"monitor_type": "tensorboard"},
+    })  # fmt: skip
+    stage = resume(Stage(config, place(config, Machine(1, 0)), "rft"))
+
+    def fail(attempt: RunAttempt) -> None:
+        raise error
+
+    monkeypatch.setattr(RunAttempt, "engines", fail)
+    cluster = WithoutRay(config, Machine(1, 0))
+    cluster._users = 1
+    monkeypatch.setattr("trinity_core.runtime.run_attempt.open_cluster", lambda *_: cluster)
+    open_run_store(config).expect("explorer")
+    token = ANOTHER_FOLLOWS.set(lambda: another_follows)
+    with pytest.raises(type(error)):
+        open_attempt(stage)
+    ANOTHER_FOLLOWS.reset(token)
+    assert is_awaited(config) == waited_for
+
+
+def is_awaited(config: Config) -> bool:
+    with open_run_store(config) as store:
+        return not store.stats().explorers["explorer"]["left"]
+
+
+@pytest.mark.slow
+def test_a_failed_run_keeps_its_error_if_tracking_fails_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    attempt = begin(tmp_path)
+    with pytest.raises(TransientFault, match="the node died"), attempt:
+        lose_the_store(attempt)
+        raise TransientFault("the node died")
+    assert "not a database" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_run_whose_metrics_were_not_tracked_fails(tmp_path: Path) -> None:
+    attempt = begin(tmp_path)
+    with pytest.raises(Exception, match="not a database"), attempt:
+        lose_the_store(attempt)
+
+
+def test_tracking_that_opens_after_the_end_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt that fails early does not wait for it, and the next attempt opens it anew."""
+    go_on, closed = threading.Event(), list[RunOutcome]()
+
+    def late(*_: Any) -> Any:
+        assert go_on.wait(60)
+        return SimpleNamespace(close=closed.append, faults=())
+
+    monkeypatch.setattr("trinity_core.runtime.tracking_thread.open_writer", late)
+    monkeypatch.setattr("trinity_core.runtime.tracking_thread.FAILED_CLOSE_SECONDS", 0.1)
+    with pytest.raises(TransientFault, match="the node died"), begin(tmp_path) as attempt:
+        raise TransientFault("the node died")
+    assert attempt._tracking is not None
+    go_on.set()
+    attempt._tracking._opening.join(60)
+    assert closed == [RunOutcome.FAILED] and "forwarder" not in {thread.name for thread in threading.enumerate()}
+
+
+def until_stopped(attempt: RunAttempt) -> None:
+    """A component that works until the attempt stops."""
+    while not attempt.is_stopping():
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_store_that_cannot_be_opened_ends_the_run_at_once(tmp_path: Path) -> None:
+    attempt = begin(tmp_path, monitor_args={"uri": "nonsense://nowhere"})
+    with pytest.raises(TrinityError, match=r"monitor_args.uri"), attempt:
+        PLAIN.run_components(attempt, {"train": lambda: until_stopped(attempt)})
+
+
+@pytest.mark.slow
+def test_a_run_survives_a_tracking_store_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    attempt = begin(tmp_path)
+    store = Path(attempt.config.checkpoint_root_dir) / "mlflow.db"
+    with attempt:
+        attempt.tracking()
+        whole = store.read_bytes()
+        lose_the_store(attempt)
+        while "sent later" not in caplog.text:
+            attempt.check()
+            time.sleep(0.1)
+        attempt.check()
+        store.write_bytes(whole)

@@ -1,0 +1,209 @@
+"""A score belongs to what it was made with: model, data, sampling, workflow and reward."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from trinity_core.checkpoints.manifest import write_manifest
+from trinity_core.config import Config, config_from_dict
+from trinity_core.layout import JobLayout
+from trinity_core.runtime import evaluation
+from trinity_core.runtime.evaluation import unscored_targets
+from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.forwarder import Forwarder
+from trinity_core.tracking.scores import score_fingerprint, valid_scores
+from trinity_core.tracking.writers import RankingWriter
+from trinity_core.training.savepoints import Savepoints
+
+
+def config_of(root: Path, *overrides: str) -> Config:
+    columns = {"prompt_key": "question", "response_key": "answer"}
+    sets = {
+        "taskset": {"path": str(root / "data"), "format": columns},
+        "eval_tasksets": [{"name": "test", "path": str(root / "data"), "split": "test", "format": columns}],
+    }
+    tree = {
+        "project": "p", "name": "n", "mode": "bench", "checkpoint_root_dir": str(root / "runs"),
+        "model": {"model_path": str(root / "model"), "max_model_len": 128, "max_response_tokens": 24},
+        "buffer": {"explorer_input": sets},
+        "explorer": {"auxiliary_models": [{"model_path": str(root / "judge"), "max_model_len": 64}]},
+        "plugin_dir": str(root / "plugins"),
+    }  # fmt: skip
+    return config_from_dict(tree, list(overrides))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("data", "model", "plugins", "judge"):
+        (tmp_path / name).mkdir()
+    for split in ("train", "test"):
+        (tmp_path / f"data/{split}.jsonl").write_text(json.dumps({"question": "1+1?", "answer": "2"}) + "\n")
+    (tmp_path / "model/model.safetensors").write_bytes(b"weights")
+    (tmp_path / "plugins/reward.py").write_text("LIMIT = 1\n")
+    return tmp_path
+
+
+def write_score(config: Config, step: int, accuracy: float) -> None:
+    made_with = score_fingerprint(config, step)
+    MetricsFile(config.job_dir, "eval").write(step, {"eval/test/accuracy": accuracy}, made_with=made_with)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "model.temperature=0.5",
+        "model.max_response_tokens=12",
+        "model.custom_chat_template=x",
+        "seed=7",
+        "explorer.rollout_model.dtype=float16",
+        "explorer.rollout_model.tool_call_parser=hermes",
+        "explorer.rollout_model.reasoning_parser=qwen3",
+        "explorer.rollout_model.seed=7",
+        "explorer.max_timeout=5",
+        "explorer.env_vars={JUDGE: x}",
+        "judge/model.safetensors",
+        "buffer.explorer_input.default_workflow_type=simple_workflow",
+        "buffer.explorer_input.default_reward_fn_type=format_reward",
+        "data/test.jsonl",
+        "plugins/reward.py",
+        "model/model.safetensors",
+    ],
+)
+def test_a_score_is_made_again_when_what_made_it_changes(folder: Path, change: str) -> None:
+    before = config_of(folder)
+    write_score(before, 0, 0.4)
+    assert unscored_targets(before, "base") == [] and valid_scores(before) == {0: 0.4}
+    if "=" in change:
+        after = config_of(folder, change)
+    else:
+        (folder / change).write_text('{"question": "2+2?", "answer": "4"}\n')
+        after = config_of(folder)
+    assert [target.step for target in unscored_targets(after, "base")] == [0]
+    assert valid_scores(after) == {}
+    write_score(after, 0, 0.6)
+    assert unscored_targets(after, "base") == [] and valid_scores(after) == {0: 0.6}
+
+
+@pytest.mark.parametrize("change", ["explorer.rollout_model.max_num_seqs=4", "name=n", "data/train.jsonl"])
+def test_a_score_stays_when_what_made_it_stays(folder: Path, change: str) -> None:
+    write_score(config_of(folder), 0, 0.4)
+    if "=" not in change:
+        (folder / change).write_text('{"question": "2+2?", "answer": "4"}\n')
+    after = config_of(folder, *([change] if "=" in change else []))
+    assert valid_scores(after) == {0: 0.4}
+
+
+def test_trained_step_keeps_its_score_under_another_base_model(folder: Path) -> None:
+    """Its weights are the run's own; only step 0 is the model of `model_path`."""
+    write_score(config_of(folder), 8, 0.9)
+    (folder / "model/model.safetensors").write_bytes(b"others!")
+    assert valid_scores(config_of(folder)) == {8: 0.9}
+
+
+def test_a_trainer_alone_takes_the_scores_of_its_explorer(folder: Path) -> None:
+    """Its configuration need not name the eval sets."""
+    write_score(config_of(folder, "mode=explore", "synchronizer.sync_method=checkpoint"), 8, 0.9)
+    trainer = config_of(folder, "mode=train", "buffer.explorer_input.eval_tasksets=[]")
+    assert valid_scores(trainer) == {8: 0.9}
+
+
+def test_each_tensor_of_the_model_counts(folder: Path) -> None:
+    """Also one in the middle of a large file, such as those that a merged adapter changes."""
+    values = {f"layer{i}": np.full((256, 1024), i, np.float32) for i in range(5)}
+    save_file(values, folder / "model/model.safetensors")
+    before = score_fingerprint(config_of(folder), 0)
+    save_file(values | {"layer2": values["layer2"] + 1}, folder / "model/model.safetensors")
+    assert score_fingerprint(config_of(folder), 0) != before
+
+
+def test_scores_with_a_missing_eval_set_do_not_count(folder: Path) -> None:
+    sets = [{"name": name, "path": str(folder / "data"), "split": "test"} for name in ("easy", "hard")]
+    config = config_of(folder, f"buffer.explorer_input.eval_tasksets={json.dumps(sets)}")
+    for step, values in ((2, {"easy": 0.9, "hard": 0.1}), (4, {"easy": 0.7})):
+        metrics = {f"eval/{name}/accuracy": value for name, value in values.items()}
+        MetricsFile(config.job_dir, "eval").write(step, metrics, made_with=score_fingerprint(config, step))
+    assert valid_scores(config) == {2: 0.5}
+
+
+def test_best_checkpoint_and_champion_take_scores_that_count(folder: Path) -> None:
+    """The prompt of the eval set changed between steps 4 and 6; step 7 is a folder of published weights alone."""
+    prompt = "buffer.explorer_input.eval_tasksets.test.format.system_prompt={}"
+    both = ("mode=both", "algorithm.repeat_times=2", "buffer.total_steps=9", "trainer.max_checkpoints_to_keep=1")
+    old, new = (config_of(folder, *both, prompt.format(text)) for text in ("easy", "hard"))
+    layout = JobLayout(new.job_dir)
+    for step, accuracy, config in ((4, 0.95, old), (6, 0.4, new), (7, 0.9, new), (8, 0.5, new)):
+        write_score(config, step, accuracy)
+        layout.actor(step).mkdir(parents=True)
+        (layout.actor(step) / "weights").write_text(str(step))
+        if step != 7:
+            write_manifest(layout.step(step), step)
+    savepoints = object.__new__(Savepoints)  # its trainer is not needed
+    savepoints.layout, savepoints.config, savepoints.keep = layout, new, 1
+    assert savepoints._best() == [4, 8], "the best by what counts now, and the best by what counted before"
+    sent: dict[int, float] = {}
+    counted: set[int] = set()
+
+    class Writer(RankingWriter):
+        def checkpoint(self, step: int, path: Path) -> None: ...
+
+        def score(self, step: int, value: float) -> bool:
+            sent[step] = value
+            counted.update(self.counting or ())
+            return True
+
+    Forwarder(new.job_dir, Writer(), scores=partial(valid_scores, new))._forward_checkpoints()  # type: ignore[arg-type]
+    assert sent == {6: 0.4, 8: 0.5} and counted == {6, 7, 8}
+
+
+def test_outside_programs_read_an_eval_line_as_before(folder: Path) -> None:
+    config = config_of(folder)
+    write_score(config, 0, 0.4)
+    line = json.loads((config.job_dir / "monitor/metrics.jsonl").read_text())
+    assert line.keys() - {"made_with"} == {"step", "source", "time", "metrics"}
+    assert line["metrics"] == {"eval/test/accuracy": 0.4}
+
+
+def test_plugins_in_the_home_folder_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    config = config_of(folder, "plugin_dir=~/plugins")
+    before = score_fingerprint(config, 1)
+    (folder / "plugins/reward.py").write_text("LIMIT = 2\n")
+    assert score_fingerprint(config, 1) != before
+
+
+@pytest.fixture
+def checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Steps 1 to 3 of a run, converted already."""
+    job_dir = config_of(folder).job_dir
+    for step in (1, 2, 3):
+        actor = JobLayout(job_dir).actor(step)
+        actor.mkdir(parents=True)
+        (actor / "model_world_size_1_rank_0.pt").write_bytes(b"weights")
+        write_manifest(actor.parent, step)
+    monkeypatch.setattr(evaluation, "huggingface_folder", lambda _, step: folder / str(step))
+    return job_dir
+
+
+@pytest.mark.usefixtures("checkpoints")
+@pytest.mark.parametrize(("latest", "steps"), [(True, [3]), (False, [1, 2, 3])])
+def test_bench_scores_the_latest_or_every_checkpoint(folder: Path, latest: bool, steps: list[int]) -> None:
+    config = config_of(folder, "mode=bench", f"explorer.bench_on_latest_checkpoint={latest}")
+    session = SimpleNamespace(config=config)
+    assert [target.step for target in evaluation.unscored_result(session)] == steps  # type: ignore[arg-type]
+    shutil.rmtree(config.job_dir)
+    assert [target.step for target in evaluation.unscored_result(session)] == [0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("which", "steps"), [("latest", [2]), ("missing", [1, 2]), ("all", [1, 2])])
+def test_damaged_checkpoint_is_not_scored(folder: Path, checkpoints: Path, which: str, steps: list[int]) -> None:
+    """Sizes fit, contents do not: resume and summary pass it over too."""
+    (JobLayout(checkpoints).actor(3) / "model_world_size_1_rank_0.pt").write_bytes(b"WEIGHTS")
+    assert [target.step for target in unscored_targets(config_of(folder), which)] == steps

@@ -1,0 +1,98 @@
+"""The model that a run began with, by its name and the digest of its weights.
+
+It is the run's reference: a KL term pulls towards the policy before the first step. Each checkpoint says which that
+was, and before the first one `beginning.json` does, so that a resume with another model, or with other weights under
+the same path, is noticed. Imports no torch: flows ask before anything starts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trinity_core.checkpoints.resume import read_meta
+from trinity_core.errors import TrinityError
+from trinity_core.files import write_json
+from trinity_core.layout import JobLayout, as_layout
+from trinity_core.weights_digest import weights_digest
+
+STATE = "trainer_state.json"
+"""The file of a checkpoint that holds the trainer's state other than tensors."""
+OTHER_ROWS = (
+    "model.model_path is {now}, but the run in {folder} began with {began}{why}, which sampled what waits in its "
+    "store: it would be trained on as if this model had. To go on, give the model that it began with; to start from "
+    "another, give the run another `name`, or set `continue_from_checkpoint: false`"
+)
+OTHER_REFERENCE = (
+    "model.model_path is {now}, but the run in {folder} began with {began}{why}: its KL term would pull towards "
+    "another model from here on. To go on, give the model that it began with; for another reference, give the run "
+    "another `name`, or set `continue_from_checkpoint: false`"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The model that a run began with."""
+
+    model: str
+    """The absolute path of a folder, or a hub model's name."""
+    digest: str = ""
+    """Of its weights, see `weights_digest`; "" where they could not be read."""
+
+    @classmethod
+    def of(cls, model_path: str) -> Beginning:
+        """A starting model."""
+        return cls(model_name(model_path), weights_digest(model_path))
+
+    def differs(self, other: Beginning) -> bool:
+        """By content, wherever the folders are; by name where a content is not known."""
+        if self.digest and other.digest:
+            return self.digest != other.digest
+        return self.model != other.model
+
+
+def model_name(model_path: str) -> str:
+    """The name of a starting model in a run's files: the absolute path of a folder, or a hub model's name."""
+    return str(Path(model_path).resolve()) if Path(model_path).exists() else model_path
+
+
+def recorded_beginning(job_dir: JobLayout | Path | str, step: int) -> Beginning | None:
+    """What the checkpoint of `step` says that its run began with; None if it does not say."""
+    layout = as_layout(job_dir)
+    state = layout.step(step) / STATE
+    began = json.loads(state.read_text()).get("began") if state.exists() else None
+    if began:
+        return Beginning(**began)
+    named = read_meta(layout.trainer_meta).get("model")
+    return Beginning(named) if named else None
+
+
+def other_beginning(job_dir: JobLayout | Path | str, step: int, model_path: str) -> Beginning | None:
+    """What the run of the checkpoint of `step` began with, if that is not the model of `model_path`; else None."""
+    began = recorded_beginning(job_dir, step)
+    return began if began is not None and began.differs(Beginning.of(model_path)) else None
+
+
+def refuse_other_reference(began: Beginning, model_path: str, job_dir: Path) -> None:
+    """Raise TrinityError: a run that `began` otherwise cannot take this model as its reference."""
+    raise TrinityError(_refusal(OTHER_REFERENCE, began, model_path, job_dir))
+
+
+def begin_from(job_dir: JobLayout | Path | str, model_path: str, has_rows: bool) -> None:
+    """Note the model that a run without a checkpoint begins with.
+
+    `has_rows`: rollouts wait in the run's store. Raises TrinityError if those are another model's.
+    """
+    layout, present = as_layout(job_dir), Beginning.of(model_path)
+    noted = Beginning(**json.loads(layout.beginning.read_text())) if layout.beginning.exists() else None
+    if noted is not None and has_rows and noted.differs(present):
+        raise TrinityError(_refusal(OTHER_ROWS, noted, model_path, layout.root))
+    if noted != present:
+        write_json(layout.beginning, asdict(present))
+
+
+def _refusal(text: str, began: Beginning, model_path: str, job_dir: Path) -> str:
+    same_name = began.model == model_name(model_path)
+    why = " when its weights were others: the folder was written again since" if same_name else ""
+    return text.format(now=model_path, folder=job_dir, began=began.model, why=why)

@@ -1,0 +1,235 @@
+"""Child processes. A `Child` is any command, a `Worker` an object in a process of its own that answers calls.
+
+Each is killed with all that it started, daemons included, and none outlives this process, even one that is killed, by
+more than a few seconds: `guardian.py` sees to it. Both rest on a variable in the environment of every child, which
+its own children inherit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, Any
+from uuid import uuid4
+
+from trinity_core import child_server, guardian
+from trinity_core.processes import run_queue_seconds
+
+START_SECONDS = 120.0
+"""To import a worker's packages and make its object: 1 to 3 s on quiet cores, far longer on busy ones."""
+END_SECONDS = 10.0
+"""For a child that was killed to be gone."""
+SHORTEST_POLL, LONGEST_POLL = 0.01, 60.0
+"""Seconds. Once a time limit has passed, a worker that waited for a CPU gets at least the former per look."""
+
+_guardians: dict[int, str] = {}
+"""Process → the variable of its children. A process that was forked has no guardian yet."""
+_lock = threading.Lock()
+
+
+class NoAnswer(Exception):
+    """A worker has died or did not answer in time; it has been killed. Another one may do better.
+
+    The text lacks its subject, the worker: "took longer than 3 s".
+    """
+
+    def __init__(self, reason: str, died: bool) -> None:
+        super().__init__(reason)
+        self.died = died
+        """The process ended by itself; False: it took too long."""
+
+
+class CallFailed(Exception):
+    """What was called in a worker raised an exception; the worker goes on."""
+
+    def __init__(self, reply: Mapping[str, Any]) -> None:
+        self.kinds: Sequence[str] = reply["kinds"]
+        """Names of the exception's class and of its bases."""
+        self.missing: str | None = reply["missing"]
+        """The module that could not be imported."""
+        text = str(reply["error"])
+        super().__init__(text if self.is_for_users else f"{self.kinds[0]}: {text}")
+
+    @property
+    def is_for_users(self) -> bool:
+        """True for a TrinityError."""
+        return "TrinityError" in self.kinds
+
+
+class Child:
+    """A command as a process with a session of its own.
+
+    `environment`: all its variables, by default ours. `descriptors` are passed on. With `keep_output`, its standard
+    output and error go to a file that `output` reads. Raises OSError if the command does not start.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        descriptors: Sequence[int] = (),
+        keep_output: bool = False,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
+        self._variable = f"TRINITY_CHILD_{uuid4().hex}"
+        marks = {self._variable: "1", _guarded(): "1"}
+        self._output: IO[bytes] | None = tempfile.TemporaryFile() if keep_output else None  # noqa: SIM115 - kept
+        self.process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=self._output or stdout,
+            stderr=self._output or stderr,
+            env={**(os.environ if environment is None else environment), **marks},
+            cwd=folder,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """True until the process ends."""
+        return self.process.poll() is None
+
+    def kill(self, daemons: bool = True) -> None:
+        """Kill the process and all that it started; raises TimeoutExpired if it is not gone then.
+
+        `daemons`: also those that left its session, for which all processes of this machine are looked at.
+        """
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(END_SECONDS)
+        if daemons:
+            guardian.kill_marked(self._variable)
+
+    def output(self, characters: int) -> str:
+        """The last characters that it has written; "" if they are not kept."""
+        if self._output is None:
+            return ""
+        self._output.seek(max(0, self.output_bytes() - characters))
+        return self._output.read().decode(errors="replace").strip()
+
+    def output_bytes(self) -> int:
+        """How much it has written, if that is kept."""
+        return self._output.seek(0, os.SEEK_END) if self._output else 0
+
+
+class Worker(Child):
+    """An object of a class in a process of its own. It belongs to one thread at a time; `make` comes first.
+
+    `target` names the class as `package.module:Class` or `file.py:Class`. With another `python` than ours the class
+    must not need this project. `most_bytes` limits a reply.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+        keep_output: bool = False,
+        most_bytes: int | None = None,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        path = [json.dumps(sys.path)] if python == sys.executable else []
+        command = [python, "-I", child_server.__file__, str(theirs.fileno()), target, *path]
+        with ours, theirs:
+            super().__init__(command, environment=environment, descriptors=[theirs.fileno()], keep_output=keep_output)
+            self._connection = Connection(ours.detach())
+        self._most_bytes = most_bytes
+
+    def make(
+        self, arguments: Mapping[str, Any], optional: Mapping[str, Any] | None = None, seconds: float = START_SECONDS
+    ) -> None:
+        """Make the object, anew if it has other arguments; those of `optional` count as far as its class takes them.
+
+        Raises NoAnswer, and CallFailed with what the class or its import raises.
+        """
+        self._ask("", (dict(arguments), dict(optional or {})), seconds)
+
+    def call(self, method: str, *arguments: Any, seconds: float = float("inf")) -> Any:
+        """What a method of the object returns, JSON or bytes, within `seconds`, not counting its waits for a CPU.
+
+        Arguments are pickled. Raises NoAnswer, and CallFailed with what the method raises.
+        """
+        return self._ask(method, arguments, seconds)
+
+    def _ask(self, method: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        try:
+            self._connection.send((method, arguments))
+            self._wait(seconds)
+            reply = json.loads(self._connection.recv_bytes(self._most_bytes))
+            if reply.get("bytes"):
+                return self._connection.recv_bytes()
+        except (EOFError, ConnectionError):
+            with suppress(subprocess.TimeoutExpired):  # it may have closed its end and go on
+                self.process.wait(END_SECONDS)
+            self.kill()
+            raise NoAnswer(f"ended with exit code {self.process.returncode}", died=True) from None
+        except OSError:
+            self.kill()
+            raise NoAnswer(f"gave a reply of more than {self._most_bytes} bytes", died=False) from None
+        if "error" in reply:
+            raise CallFailed(reply)
+        return reply["result"]
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for a reply. Raises NoAnswer, and the process is gone, if there is none in time."""
+        began, waited = time.monotonic(), run_queue_seconds(self.process.pid)
+        left = seconds
+        while left > 0:
+            if self._connection.poll(min(max(left, SHORTEST_POLL), LONGEST_POLL)):
+                return
+            cpu_waits = run_queue_seconds(self.process.pid) - waited
+            left = seconds - (time.monotonic() - began) + cpu_waits
+        self.kill()
+        raise NoAnswer(f"took longer than {seconds:g} s", died=False)
+
+
+def start_detached(
+    command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path
+) -> subprocess.Popen[bytes]:
+    """Start a command that outlives this process; what it writes is appended to `log`. Raises OSError."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _guarded() -> str:
+    """The variable of this process's children, whose guardian has been started."""
+    own = os.getpid()
+    with _lock:
+        if own not in _guardians:
+            variable = f"TRINITY_PARENT_{own}_{uuid4().hex}"
+            descriptor = os.pidfd_open(own)
+            try:
+                subprocess.run(
+                    [sys.executable, "-I", "-S", guardian.__file__, str(descriptor), variable],
+                    pass_fds=[descriptor], check=True, timeout=START_SECONDS,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+            finally:
+                os.close(descriptor)
+            _guardians[own] = variable
+    return _guardians[own]

@@ -1,0 +1,179 @@
+"""What is found about a configuration: errors, warnings and notices, each with a code and its file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from trinity_core.errors import TrinityError
+
+LONGEST = 200
+"""Characters of a value that a message repeats."""
+
+Severity = Literal["error", "warning", "notice"]
+"""An error keeps a run from starting, a warning does not, and a notice is only for information."""
+Code = Literal[
+    "unreadable",  # a file is missing, cannot be opened, or is no YAML
+    "duplicate-key",
+    "recursive",  # an anchor or an interpolation that leads to itself
+    "bad-override",
+    "unresolved",  # an interpolation whose variable or key is not there
+    "unknown-key",
+    "unsupported-key",  # another system's setting that this one cannot follow
+    "wrong-type",
+    "out-of-range",
+    "missing",
+    "unknown-choice",
+    "unknown-name",  # neither built in nor a plugin's
+    "unknown-argument",
+    "invalid",  # of the right type, and of no use: an address, a folder's name, a database
+    "duplicate-name",
+    "two-spellings",  # one setting given in two places
+    "conflict",  # cannot go with another setting
+    "unavailable",  # this machine does not have it: a model, data, a port, GPUs, memory, disk
+    "busy",  # unavailable now, and perhaps not soon: a port in use, a hub that does not answer
+    "no-effect",
+    "changed",  # a setting that another one overrules
+    "info",
+]
+"""Stable names of what may be wrong. Programs and tests read the key and the code; messages may be reworded."""
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """Where a key was written: a line of a file (from 1), an override (`line` is None), or no file at all."""
+
+    file: str | None = None
+    line: int | None = None
+    key: str = ""
+    """The key as it was written, where that is another spelling of the setting."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file or ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to say about a configuration, whoever found it."""
+
+    key: str
+    """Dotted key path, such as `buffer.explorer_input.eval_tasksets[0].path`; empty for the whole file."""
+    value: Any
+    """The offending value; None where a key is missing or unknown, or where the value may be a secret."""
+    code: Code
+    message: str
+    """What is wrong and what would be right."""
+    rests_on: tuple[str, ...] = ()
+    """Other settings that were read. Where one of them is wrong itself, the finding is not reported."""
+    suggestion: str = ""
+    """The key or choice that was probably meant."""
+    severity: Severity = "error"
+    file: str | None = None
+    """File (or override) in which the key was given."""
+    line: int | None = None
+    """Line of that file, from 1."""
+
+    @property
+    def place(self) -> SourceLocation:
+        """Where the key was written."""
+        return SourceLocation(self.file, self.line)
+
+    def at(self, place: SourceLocation | None, key: str | None = None) -> Finding:
+        """The same finding at the place of its key, which may be the key of a stage."""
+        place = place or SourceLocation()
+        return replace(self, key=self.key if key is None else key, file=place.file, line=place.line)
+
+    def __str__(self) -> str:
+        where = f"{self.place}: " if self.file else ""
+        hint = f" Did you mean '{self.suggestion}'?" if self.suggestion else ""
+        text = f"{where}{self.key}: {self.message}{hint}" if self.key else f"{where}{self.message}{hint}"
+        return text.encode(errors="backslashreplace").decode()  # an argument's bytes may be no UTF-8
+
+
+class ConfigError(TrinityError):
+    """A configuration cannot be used; `problems` lists every reason found."""
+
+    def __init__(self, problems: Sequence[Finding]) -> None:
+        super().__init__(list(problems))
+        self.problems = list(problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        head = f"The configuration has {count} problem{'s' if count != 1 else ''}:"
+        return "\n".join([head, *(f"  - {problem}" for problem in self.problems)])
+
+
+class Report:
+    """Collects findings and finds the line of each."""
+
+    def __init__(self, places: Mapping[str, SourceLocation] | None = None, stage: str | None = None) -> None:
+        """`places` maps keys to where they were written; `stage` is the key of the stage being checked, if any."""
+        self.places = dict(places or {})
+        self.stage = stage
+        self.problems: list[Finding] = []
+
+    def add(self, finding: Finding) -> None:
+        """Note a finding with its place, once."""
+        key, place = self._locate(finding.key)
+        value = finding.value
+        if isinstance(value, str) and len(value) > LONGEST:
+            finding = replace(finding, message=finding.message.replace(value, f"{value[:LONGEST]}…"))
+        located = finding.at(place, key)
+        if located not in self.problems:
+            self.problems.append(located)
+
+    def extend(self, findings: Iterable[Finding]) -> None:
+        """Note findings that do not follow from what is reported already."""
+        for finding in findings:
+            if not self.touched((finding.key, *finding.rests_on)):
+                self.add(finding)
+
+    def touched(self, keys: Iterable[str]) -> bool:
+        """True if one of these keys already has a problem; problems that follow from it are not reported."""
+        reported = {problem.key for problem in self.problems}
+        return any(self._locate(key)[0] in reported for key in keys)
+
+    def check(self) -> None:
+        """Raise ConfigError if there are problems."""
+        if self.problems:
+            raise ConfigError(sorted(self.problems, key=lambda problem: (problem.file or "", problem.line or 0)))
+
+    def _locate(self, key: str) -> tuple[str, SourceLocation | None]:
+        """The key as written (within its stage where it was given there), and its place or its nearest parent's."""
+        candidates = [f"{self.stage}.{key}", key] if self.stage else [key]
+        for candidate in candidates:
+            if candidate in self.places:
+                return self.places[candidate].key or candidate, self.places[candidate]
+        parent = key
+        while parent := _parent(parent):
+            if self.stage and f"{self.stage}.{parent}" in self.places:
+                place = self.places[f"{self.stage}.{parent}"]
+                return f"{place.key or f'{self.stage}.{parent}'}{key[len(parent) :]}", place
+            if parent in self.places:
+                return f"{self.places[parent].key or parent}{key[len(parent) :]}", self.places[parent]
+        return key, self.places.get(self.stage or "") or self.places.get("")
+
+
+def _parent(key: str) -> str:
+    """`a.b[0]` → `a.b` → `a` → nothing."""
+    return key[: max(key.rfind("."), key.rfind("["), 0)]
+
+
+def repeated_names(what: str, named: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """A finding for every name that was seen before."""
+    seen: set[str] = set()
+    for key, name in named:
+        if name in seen:
+            message = f"two {what} are called '{name}'; names must differ."
+            yield Finding(key, name, "duplicate-name", message)
+        seen.add(name)
+
+
+def unusable_name(name: str) -> str:
+    """Why a name cannot be a folder's, or an empty string."""
+    if not name or name != name.strip():
+        return "must be given, without blanks around it."
+    if "/" in name or "\0" in name or name in (".", ".."):
+        return f"names a folder, so it cannot be {name!r}."
+    return ""

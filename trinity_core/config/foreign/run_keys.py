@@ -1,0 +1,355 @@
+"""Trinity-RFT's keys of the run, the algorithm and the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trinity_core.config import schema
+from trinity_core.config.foreign.key_action import (
+    FOLLOWS,
+    SILENT,
+    Below,
+    Cases,
+    Keys,
+    Refused,
+    Rewritten,
+    Spelled,
+    moved,
+    noted,
+    refused,
+    same,
+    unset,
+)
+from trinity_core.config.foreign.rollout_keys import WARMUP
+from trinity_core.config.schema.monitor import TaskOutputConfig
+
+TASKSET = "/buffer.explorer_input.taskset"
+AGENT = refused(
+    "no model chooses the operators; list them under data_processor.task_pipeline.operators (data_juicer is one)."
+)
+AGENTS = noted("No model chooses the operators.")
+LORA = refused("all weights are trained: there are no LoRA adapters; leave this out.", [], False)
+ROPE = refused("change it in the model folder's config.json, which the engines and the trainer both read.")
+
+
+def _juicer(path: Any, _: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The operators of a Data-Juicer recipe."""
+    return [{"name": "data_juicer", "args": {"config_path": path}}]
+
+
+def _path(buffer: Any, _: Mapping[str, Any]) -> Any:
+    return buffer.get("path") if isinstance(buffer, Mapping) else buffer
+
+
+def _paths(buffers: Any, _: Mapping[str, Any]) -> Any:
+    return [_path(each, _) for each in buffers] if isinstance(buffers, list) else buffers
+
+
+def _held_out(split: str, data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The evaluation set that `data.eval_split` names."""
+    columns = data.get("format") or data.get("format_config")
+    named = {"path": data.get("dataset_path"), "subset_name": data.get("subset_name") or None, "format": columns}
+    return [{"name": "eval", **named, "split": split}]
+
+
+DATA = Below(
+    {
+        "dataset_path": moved(f"{TASKSET}.path"),
+        "subset_name": moved(f"{TASKSET}.subset_name", unset=("",)),
+        "train_split": moved(f"{TASKSET}.split", unset=("",)),
+        "eval_split": moved("/buffer.explorer_input.eval_tasksets", unset=("",), convert=_held_out),
+        "format": moved(f"{TASKSET}.format"),
+        "format_config": moved(f"{TASKSET}.format"),
+        "total_epochs": moved("/buffer.total_epochs"),
+        "batch_size": moved("/buffer.batch_size"),
+        "default_workflow_type": moved("/buffer.explorer_input.default_workflow_type", unset=("",)),
+        "default_reward_fn_type": moved("/buffer.explorer_input.default_reward_fn_type", unset=("",)),
+        "db_url": noted("Tasks are read from their files.", ""),
+        "dj_process_desc": AGENT,
+        "dj_config_path": moved("/data_processor.task_pipeline.operators", unset=("",), convert=_juicer),
+    },
+    AGENTS,
+)
+"""Version 0.1's section of tasks."""
+GLOBAL = Below(
+    {
+        "total_epochs": moved("/buffer.total_epochs"),
+        "batch_size": moved("/buffer.batch_size"),
+        "eval_interval": moved("/explorer.eval_interval"),
+        "eval_on_latest_checkpoint": moved("/explorer.bench_on_latest_checkpoint"),
+    },
+    refused("is not a known key."),
+)
+
+RUN: Keys = {
+    "group": noted("Runs are grouped by project, within which their names differ.", ""),
+    "checkpoint_job_dir": FOLLOWS,
+    "checkpoint_root_dir": unset(""),
+    "ignore_validator_suggestions": noted("What does not fit is an error, and no setting is changed."),
+    "mode": Spelled({"colocate": "both"}),
+    "algorithm_type": moved("algorithm.algorithm_type"),
+    "data": DATA,
+    "global_config": GLOBAL,
+    "cod": refused("tasks are not packed together; write a workflow that does it."),
+}
+MODEL: Keys = {
+    "logprobs": noted("The log-prob of each sampled token is always recorded, that of no other.", 0),
+    "repetition_penalty": refused("rollouts are sampled without one, as the trainer's log-probs are.", 1.0, 1),
+    "lora_configs": LORA,
+    "fully_sharded_loras": LORA,
+    "max_cpu_loras": LORA,
+    "rope_scaling": ROPE,
+    "rope_theta": ROPE,
+    "max_token_len": moved("max_model_len"),
+    "checkpoint_path": moved("/checkpoint_root_dir", unset=("",)),
+    "tinker": Below(
+        {"enable": refused("training is done by the run itself, not by Tinker; leave model.tinker out.", False)},
+        noted("Tinker is not used."),
+    ),
+    "external_model": Below(
+        {
+            "enable": refused(
+                "the policy is a model of the run's own engines; explorer.external_model scores another in mode bench.",
+                False,
+            )
+        },
+        noted("It is not enabled."),
+    ),
+}
+CLUSTER: Keys = same(
+    FOLLOWS,
+    "total_gpu_num rollout_gpu_num auxiliary_model_gpu_num explorer_gpu_num trainer_gpu_num "
+    "trainer_node_num trainer_gpu_num_per_node",
+)
+SYNCHRONIZER: Keys = {
+    "sync_iteration_interval": moved("sync_interval"),
+    "wait_for_checkpoint": noted("Each side always waits for the version that it needs, up to sync_timeout.", False),
+    "explorer_sync_interval": moved("sync_interval"),
+    "trainer_sync_interval": moved("sync_interval"),
+    "group_name": noted("The group of GPUs is the run's own."),
+    "explorer_world_size": FOLLOWS,
+    "ray_namespace": FOLLOWS,
+}
+MONITOR: Keys = {
+    "cache_dir": FOLLOWS,
+    "cache_root_dir": FOLLOWS,
+    "project": moved("/project"),
+    "name": moved("/name"),
+    "detailed_stats": noted("Scores are always given with their spread.", False),
+}
+DATA_PROCESSOR: Keys = {
+    "data_processor_url": noted("See service.data_juicer."),
+    "data_workflow_url": noted("See service.data_juicer.", ""),
+    "db_url": noted("Tasks are read from their files.", ""),
+    "max_retry_times": noted("Tasks are read from their files."),
+    "max_retry_interval": noted("Tasks are read from their files."),
+    "dj_config_path": moved("task_pipeline.operators", convert=_juicer),
+    "dj_process_desc": AGENT,
+    **same(
+        AGENTS,
+        "source_data_path format load_kwargs agent_model_name agent_model_config clean_strategy "
+        "min_size_ratio min_priority_score priority_weights data_dist",
+    ),
+}
+TASK_PIPELINE: Keys = {
+    "config_path": moved("operators", convert=_juicer),
+    "dj_config_path": moved("operators", convert=_juicer),
+    "input_buffers": moved("inputs", convert=_paths),
+    "output_buffer": moved("output.path", convert=_path),
+    "dj_process_desc": AGENT,
+    "dynamic": refused("it runs once, before the run; leave this out.", False),
+    "reward_shaping": refused("list a reward_shaping_mapper under data_processor.experience_pipeline.operators.", []),
+    **same(
+        AGENTS,
+        "format agent_model_name agent_model_config clean_strategy min_size_ratio min_priority_score data_dist",
+    ),
+}
+TASK_OUTPUT: Keys = same(
+    noted("The output is a folder of Parquet, read by the task sets."), "name storage_type split subset_name format"
+)
+EXPERIENCE_PIPELINE: Keys = {
+    "output": refused("what operators return goes to the experience buffer; leave this out."),
+}
+
+OFFLOAD = "trainer_config.actor_rollout_ref.actor.fsdp_config"
+MEGATRON = refused("Megatron does not train here, DeepSpeed does: leave this out, and set trainer.zero_stage.")
+STRATEGY = Cases({"megatron": MEGATRON}, noted("DeepSpeed shards the model; see trainer.zero_stage."))
+NOT_MEGATRON = noted("There is no Megatron; DeepSpeed shards the model; see trainer.zero_stage.", {})
+EXACT = noted("The loss does not depend on micro-batches.", False, True)
+ADAMW = refused("AdamW is the only optimizer.", "adam", "adamw", "AdamW")
+SCHEDULE = noted(
+    "The learning rate has a warm-up, a course and an end: warmup_style, min_lr_ratio.", 0.0, 0, "constant"
+)
+FROM_BATCH = noted("It follows from the batch itself.")
+CLIP_B = refused(
+    "it clips by the entropy of each token, which advantages do not see here (Trinity-RFT patches its trainer for it); "
+    "write grpo, and see entropy_loss_fn."
+)
+CORRECTIONS = {"none": "none", "token": "tis_token", "sequence": "tis_sequence"}
+
+
+BYPASSES = ("bypass_mode", "bypass_old_logprob_for_rollout")
+CORRECTED_BY = (
+    *BYPASSES,
+    "rollout_is",
+    "rollout_is_threshold",
+    "rollout_rs_threshold",
+    "rollout_rs_threshold_lower",
+    "loss_type",
+    "use_policy_gradient",
+)
+"""Keys of veRL's section `rollout_correction` that are read, or say nothing alone."""
+NOT_CORRECTED = {
+    "rollout_rs": "rejection sampling is a correction of its own here, not one beside weights: leave it out, or write "
+    "`rollout_correction: geometric`, `mis` or `icepop` in place of this section (docs/algorithms.md).",
+    "rollout_is_threshold_lower": "weights have an upper bound: leave it out, or write `rollout_correction: icepop` in "
+    "place of this section.",
+    "rollout_token_veto_threshold": "a token vetoes no sequence here: leave it out, or write `rollout_correction: mis` "
+    "in place of this section.",
+    "rollout_is_batch_normalize": "weights are not normalised over a batch: leave it out.",
+}
+"""Keys of that section that change the loss and have no counterpart, and what to do."""
+NOT_CLIPPED = "a loss without a clip is one of its own here, such as `policy_loss_fn: reinforce` (docs/algorithms.md)."
+
+
+def correction(given: Any, _: Mapping[str, Any]) -> Mapping[str, Any] | Refused | None:
+    """A section about rollout correction as the name of one and its arguments.
+
+    In veRL's bypass mode the clipped ratio is to the policy that sampled, and `rollout_is` says nothing.
+    """
+    if not isinstance(given, Mapping):
+        return None
+    for key, value in given.items():
+        if value not in (None, False) and key not in CORRECTED_BY:
+            return Refused(f"{key}: {NOT_CORRECTED.get(key, 'there is no such key of rollout_correction.')}")
+    if any(given.get(key) is True for key in BYPASSES):
+        if given.get("loss_type", "ppo_clip") != "ppo_clip" or given.get("use_policy_gradient"):
+            return Refused(f"loss_type: {NOT_CLIPPED}")
+        return {"/algorithm.rollout_correction": "bypass"}
+    if "rollout_is" not in given:
+        return {}
+    asked = "none" if given["rollout_is"] is None else given["rollout_is"]
+    name = CORRECTIONS.get(asked, asked) if isinstance(asked, str) else asked
+    cap = None if name == "none" else given.get("rollout_is_threshold")
+    bounds = str(cap).split("_")
+    if len(bounds) == 1 or not isinstance(cap, str):
+        return {"/algorithm.rollout_correction": name, "/algorithm.rollout_correction_args.cap": cap}
+    if name != "tis_token" or len(bounds) != 2:
+        return Refused(f"rollout_is_threshold: two bounds, {cap}, are those of single tokens (rollout_is: token).")
+    low, high = bounds
+    args = "/algorithm.rollout_correction_args"
+    return {"/algorithm.rollout_correction": "icepop", f"{args}.low": bound(low), f"{args}.high": bound(high)}
+
+
+def bound(text: str) -> float | str:
+    """The number that a text is; the text itself, which the schema refuses, where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def betas(_: Any, optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Two keys as one."""
+    return {"betas": [optimizer.get("beta1", 0.9), optimizer.get("beta2", 0.999)]}
+
+
+OPTIMIZER: Keys = {
+    "lr_warmup_steps": unset(-1),
+    "min_lr_ratio": unset(),
+    "warmup_style": unset(),
+    "lr_scheduler_type": moved("warmup_style"),
+    "optimizer_type": ADAMW,
+    "clip_grad": noted("See trainer.grad_clip."),
+    "beta1": Rewritten(betas),
+    "beta2": Rewritten(betas),
+    **same(SCHEDULE, "lr_warmup_init lr_decay_steps lr_decay_style min_lr"),
+}
+LOSS_ARGS = Below(
+    {
+        "loss_agg_mode": moved("../loss_agg_mode"),
+        "sft_loss_agg_mode": noted("Both terms of mix are aggregated as algorithm.loss_agg_mode says.", "token-mean"),
+        "use_token_level_loss_in_sft": noted("Both terms of mix are aggregated as algorithm.loss_agg_mode says.", True),
+        **same(
+            FROM_BATCH,
+            "use_dynamic_bsz ppo_mini_batch_size ppo_micro_batch_size_per_gpu ngpus_trainer "
+            "repeat_times train_batch_size_expert train_batch_size_usual read_batch_size_expert "
+            "read_batch_size_usual",
+        ),
+    }
+)
+ADVANTAGE_ARGS = Below(
+    {
+        "omega": moved("step_weight"),
+        "fnorm": moved("std_normalize", convert=lambda kind, _: kind == "std"),
+    }
+)
+ALGORITHM: Keys = {
+    "algorithm_type": Spelled({"grpo_verl": "grpo"}),
+    "advantage_fn": Cases({"clipb": CLIP_B}, SILENT),
+    "add_strategy": moved("advantage_fn"),
+    "add_strategy_args": moved("advantage_fn_args"),
+    "mu": moved("policy_loss_fn_args.mu"),
+    "gamma": moved("advantage_fn_args.gamma"),
+    "lam": moved("advantage_fn_args.lam"),
+    "use_token_level_loss": refused("write loss_agg_mode, such as seq-mean-token-mean.", True),
+    "enable_router_replay": refused("the experts' choice is not replayed in training.", False),
+    "bypass_old_logprobs": Rewritten(lambda asked, _: {"rollout_correction": "bypass"} if asked is True else {}),
+    "rollout_correction": Rewritten(correction),
+    "sample_strategy": Spelled({"warmup": "default"}),
+    "policy_loss_fn_args": LOSS_ARGS,
+    "advantage_fn_args": ADVANTAGE_ARGS,
+}
+TRAINER: Keys = {
+    "trainer_strategy": STRATEGY,
+    "enable_preview": noted("Rollouts are always recorded; monitor.traces_per_step is how many MLflow shows.", True),
+    "max_token_len_per_gpu": unset(),
+    "ppo_max_token_len_per_gpu": moved("max_token_len_per_gpu"),
+    "max_checkpoints_to_keep": unset(0),
+    "actor_grad_clip": moved("grad_clip", yields=True),
+    "actor_clip_ratio": moved("/algorithm.policy_loss_fn_args.clip_range"),
+    "actor_entropy_coef": moved("/algorithm.entropy_loss_fn_args.entropy_coef"),
+    "actor_kl_loss_coef": moved("/algorithm.kl_loss_fn_args.kl_coef"),
+    "actor_use_kl_loss": moved("/algorithm.kl_loss_fn", unset=(True,), convert=lambda used, _: used or "none"),
+    "use_remove_padding": noted("Micro-batches never hold more padding than their rows' difference in length.", True),
+    "balance_batch": noted("Workers always get rows of about equal total length.", True),
+    "fix_actor_microbatch_loss_scale": EXACT,
+    "critic_warmup": moved("trainer_config.trainer.critic_warmup"),
+    "param_offload": moved(
+        f"{OFFLOAD}.param_offload",
+        "trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload",
+        "trainer_config.critic.model.fsdp_config.param_offload",
+        yields=True,
+    ),
+    "optimizer_offload": moved(
+        f"{OFFLOAD}.optimizer_offload", "trainer_config.critic.model.fsdp_config.optimizer_offload", yields=True
+    ),
+    "grad_offload": noted("Gradients are kept on the GPU.", False),
+    "offload_policy": noted("See param_offload.", False),
+    "megatron": Below({}, NOT_MEGATRON),
+    "trust_remote_code": moved("/model.trust_remote_code", yields=True),
+    "algorithm_type": moved("/algorithm.algorithm_type"),
+    "eval_interval": moved("/explorer.eval_interval"),
+    "sft_warmup_steps": WARMUP,
+    "sft_warmup_iteration": WARMUP,
+    "get_exp_strategy": noted("See algorithm.sample_strategy."),
+}
+
+
+KEYS: Mapping[type[Any], Keys] = {
+    schema.Config: RUN,
+    schema.ModelConfig: MODEL,
+    schema.ClusterConfig: CLUSTER,
+    schema.SynchronizerConfig: SYNCHRONIZER,
+    schema.MonitorConfig: MONITOR,
+    schema.DataJuicerConfig: {"port": unset(0)},
+    schema.DataProcessorConfig: DATA_PROCESSOR,
+    schema.TaskPipelineConfig: TASK_PIPELINE,
+    TaskOutputConfig: TASK_OUTPUT,
+    schema.ExperiencePipelineConfig: EXPERIENCE_PIPELINE,
+    schema.LogConfig: {"save_dir": FOLLOWS},
+    schema.AlgorithmConfig: ALGORITHM,
+    schema.OptimizerConfig: OPTIMIZER,
+    schema.TrainerConfig: TRAINER,
+}

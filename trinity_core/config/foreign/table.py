@@ -1,0 +1,144 @@
+"""The table of foreign keys: what becomes of each key of Trinity-RFT and veRL that is no setting here.
+
+The loader, its notices, the JSON Schema and `import-verl` all read it, so a key stands in it once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from trinity_core.config import fields
+from trinity_core.config.fields import Setting, Type, sections, settings, types_of
+from trinity_core.config.foreign import rollout_keys, run_keys, verl_keys, verl_run_keys
+from trinity_core.config.foreign.key_action import (
+    Below,
+    Cases,
+    Imported,
+    KeyAction,
+    Keys,
+    Moved,
+    Noted,
+    Refused,
+    Rewritten,
+    keys,
+)
+from trinity_core.config.schema import Config, StageConfig, VerlConfig
+
+ROOT = "trainer.trainer_config"
+"""Where a veRL trainer configuration stands."""
+KEYS: Mapping[type[Any], Keys] = {**run_keys.KEYS, **rollout_keys.KEYS, **verl_keys.KEYS}
+"""Section of the schema → the foreign keys that may stand in it."""
+
+
+def accepted_keys(section: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
+    """The keys of a section that are accepted beside its settings, each with a sentence, and with the key here if it is
+    no more than another spelling of that."""
+    for name, action in KEYS.get(section, {}).items():
+        if name not in types_of(section) and not isinstance(action, Refused):
+            yield name, _sentence(action), action.setting if isinstance(action, Moved) else ""
+
+
+def type_below(typed: Type | Below | None, part: str | int) -> Type | Below | None:
+    """The type of an entry, also of another version's section; a key that moves unchanged has its target's type.
+
+    None where no setting is.
+    """
+    section: type[BaseModel] | None = None
+    if isinstance(typed, Below):
+        action = typed.keys.get(str(part))
+    else:
+        below = fields.type_below(typed, part)
+        if below is not None or typed is None or typed.entry is not None or typed.section is None:
+            return below
+        section = Config if typed.section is StageConfig else typed.section
+        action = KEYS.get(section, {}).get(str(part))
+    if isinstance(action, Moved) and action.convert is None:
+        path = action.to[0].replace("[]", ".NAME")
+        start = Config if path.startswith("/") else section
+        return None if start is None else type_at(start, path.removeprefix("/").split("."))
+    return action if isinstance(action, Below) else None
+
+
+def type_at(section: type[BaseModel], path: Iterable[str | int]) -> Type | Below | None:
+    """The type of the value at a path below a section, by `type_below`."""
+    typed: Type | Below | None = Type(section, (), False)
+    for part in path:
+        typed = type_below(typed, part)
+    return typed
+
+
+def _sentence(action: KeyAction) -> str:
+    match action:
+        case Noted(why=why) | Refused(why=why):
+            return f"Without effect. {why}".rstrip()
+        case Moved(to=to):
+            return f"Same as `{to[0].lstrip('./')}`."
+        case Below(rest=rest):
+            return _sentence(rest) if rest is not None else "A section of another version."
+        case Cases(rest=rest):
+            return _sentence(rest)
+        case Rewritten():
+            return "Written in other keys here."
+    return ""
+
+
+def verl_actions(supervised: bool) -> Keys:
+    """What becomes of each key of a whole veRL run, by dotted key.
+
+    `supervised` is True for supervised fine-tuning, some of whose keys are others.
+    """
+    own = {
+        path: below
+        for section, cls in sections(VerlConfig)
+        for name, action in KEYS.get(cls, {}).items()
+        for path, below in _with_inner(f"{section}.{name}".lstrip("."), action)
+    }
+    return keys(own, verl_run_keys.SUPERVISED if supervised else verl_run_keys.REINFORCED)
+
+
+def _with_inner(key: str, action: KeyAction) -> Iterator[tuple[str, KeyAction]]:
+    """The key, and the keys below it that have actions of their own."""
+    yield key, action
+    if isinstance(action, Below):
+        for name, inner in action.keys.items():
+            yield from _with_inner(f"{key}.{name}", inner)
+
+
+@functools.cache
+def verl_settings() -> Mapping[str, Setting]:
+    """The settings here that have veRL's key, by that key."""
+    return {
+        f"{section}.{setting.name}".lstrip("."): setting
+        for section, cls in sections(VerlConfig)
+        for setting in settings(cls)
+        if setting.section is None
+    }
+
+
+def counterpart(actions: Mapping[str, KeyAction], key: str) -> tuple[str, KeyAction | None]:
+    """The key here for a key of a veRL run, and the action that leads to it; an empty key where there is none."""
+    for prefix in prefixes(key):
+        action, rest = actions.get(prefix), key[len(prefix) :]
+        if isinstance(action, Imported) and not rest:
+            return action.to, action
+        if isinstance(action, Moved):
+            to = f"{action.to[0]}{rest}"
+            if to.startswith("/"):
+                return to.removeprefix("/"), action
+            return counterpart(actions, f"{prefix.rpartition('.')[0]}.{to}")
+        if prefix in verl_settings():
+            return f"{ROOT}.{key}", None
+        if action is not None:
+            break
+    return "", None
+
+
+def prefixes(key: str) -> Iterator[str]:
+    """A dotted key, and the sections in which it stands, outwards."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]

@@ -1,0 +1,254 @@
+"""A tree in the words of Trinity-RFT and veRL as one in this schema's own.
+
+Each walk follows the schema through the tree and finds every foreign key or value; a value that was moved is looked at
+again by the next walk.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from trinity_core.config.fields import Type, types_of
+from trinity_core.config.findings import Finding, Report
+from trinity_core.config.foreign.key_action import (
+    Below,
+    Cases,
+    KeyAction,
+    Moved,
+    Noted,
+    Refused,
+    Rewritten,
+    Spelled,
+    is_among,
+)
+from trinity_core.config.foreign.table import KEYS
+from trinity_core.config.schema import Config
+from trinity_core.config.source import Tree, join_key
+from trinity_core.config.validation import show
+
+
+class Place(NamedTuple):
+    """A section of the tree."""
+
+    key: str
+    node: Tree
+
+
+Chain = tuple[Place, ...]
+"""The sections above a key, from the top of the configuration, or of a stage, inwards."""
+
+
+@dataclass(frozen=True)
+class Put:
+    """The value goes elsewhere, or nowhere if it asks for nothing."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Key → value; keys as of `Moved`."""
+    yields: bool = True
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A key of the tree with something to be done about it."""
+
+    chain: Chain
+    """The sections from the top down to the one in which the key stands."""
+    name: str
+    value: Any
+    action: Noted | Refused | Put
+
+    @property
+    def key(self) -> str:
+        """The dotted key."""
+        return join_key(self.chain[-1].key, self.name)
+
+
+def native(tree: Tree, report: Report) -> Tree:
+    """A copy in this schema's words; only keys without effect stay as they are. Refused keys are reported."""
+    tree = copy.deepcopy(tree)
+    while todo := [foreign for foreign in walk(Config, tree) if not isinstance(foreign.action, Noted)]:
+        for foreign in todo:
+            _apply(foreign, report)
+    return tree
+
+
+def without_noted(tree: Tree) -> Tree:
+    """A copy without the keys that have no effect."""
+    tree = copy.deepcopy(tree)
+    for foreign in walk(Config, tree):
+        foreign.chain[-1].node.pop(foreign.name, None)
+    return tree
+
+
+def notes(tree: Tree) -> Iterator[Finding]:
+    """A notice for each key that has no effect."""
+    for foreign in walk(Config, tree):
+        if isinstance(foreign.action, Noted) and foreign.action.why:
+            yield Finding(foreign.key, foreign.value, "no-effect", foreign.action.why, severity="notice")
+
+
+def noted_keys(cls: type[BaseModel], tree: Tree) -> list[str]:
+    """The keys of a section's tree that have no effect."""
+    return [foreign.key for foreign in walk(cls, tree) if isinstance(foreign.action, Noted)]
+
+
+def walk(cls: type[BaseModel], tree: Tree) -> list[Foreign]:
+    """Every key below a section of the schema with something to be done about it, in the order of the tree."""
+    return list(_section(cls, tree, (Place("", tree),)))
+
+
+def _section(cls: type[BaseModel], node: Mapping[str, Any], chain: Chain) -> Iterator[Foreign]:
+    settings, actions = types_of(cls), KEYS.get(cls, {})
+    for name, value in node.items():
+        action = actions.get(name)
+        if name not in settings:
+            if action is not None:
+                yield from _unknown(action, name, value, chain)
+            continue
+        if action is not None:
+            yield from _known(action, name, value, chain)
+        if (choice := _choice(settings[name], value)) is not None:
+            yield Foreign(chain, name, value, Put({name: choice}))
+        if cls is Config and name == "stages" and isinstance(value, list):
+            for index, stage in enumerate(value):
+                if isinstance(stage, dict):
+                    yield from _section(Config, stage, (Place(f"stages[{index}]", stage),))
+        elif settings[name].section is not None:
+            yield from _inner(settings[name], join_key(chain[-1].key, name), value, chain)
+
+
+def _inner(typed: Type, key: str, value: Any, chain: Chain) -> Iterator[Foreign]:
+    """The section, or the sections of a list or by name."""
+    cls, entries = typed.section, [(key, value)]
+    if typed.entry is not None:
+        named = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        entries = [(join_key(key, name), entry) for name, entry in named]
+    for place, entry in entries:
+        if cls is not None and isinstance(entry, dict):
+            yield from _section(cls, entry, (*chain, Place(place, entry)))
+
+
+def _known(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator[Foreign]:
+    """A value of a setting that is known here."""
+    match action:
+        case Spelled(values=values):
+            if value is None or is_among(value, values):
+                other = next((new for old, new in values.items() if is_among(value, (old,))), None)
+                yield Foreign(chain, name, value, Put({} if other is None else {name: other}))
+        case Cases(of=of):
+            if case := next((case for other, case in of.items() if is_among(value, (other,))), None):
+                yield from _unknown(case, name, value, chain)
+        case Below(keys=keys) if isinstance(value, dict):
+            inner = (*chain, Place(join_key(chain[-1].key, name), value))
+            for part in (part for part in value if part in keys):
+                yield from _unknown(keys[part], part, value[part], inner)
+        case Rewritten() if isinstance(value, dict):
+            yield from _unknown(action, name, value, chain)
+
+
+def _unknown(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator[Foreign]:
+    """A key that is unknown here."""
+    asked_by = action.asked_by if isinstance(action, Noted) else ""
+    asked = not asked_by or any(
+        section.get(asked_by) for section in (chain[-1].node, value) if isinstance(section, dict)
+    )
+    if value is None or not asked or (isinstance(action, Noted | Refused) and is_among(value, action.harmless)):
+        yield Foreign(chain, name, value, Put())
+        return
+    match action:
+        case Noted() | Refused():
+            yield Foreign(chain, name, value, action)
+        case Moved(to=to, unset=unset, convert=convert, yields=yields):
+            there = None if is_among(value, unset) else convert(value, chain[-1].node) if convert else value
+            yield Foreign(chain, name, value, Put({} if there is None else dict.fromkeys(to, there), yields))
+        case Rewritten(keys=rewrite):
+            values = rewrite(value, chain[-1].node)
+            if isinstance(values, Refused):
+                yield Foreign(chain, name, value, values)
+            elif values is not None:
+                there = {to: part for to, part in values.items() if part is not None}
+                yield Foreign(chain, name, value, Put(there))
+        case Cases(of=of, rest=rest):
+            case = next((case for other, case in of.items() if is_among(value, (other,))), rest)
+            yield from _unknown(case, name, value, chain)
+        case Below():
+            yield from _below(action, name, value, chain)
+
+
+def _below(action: Below, name: str, value: Any, chain: Chain) -> Iterator[Foreign]:
+    """A section that is unknown here: each listed key for itself, the others together if they have no effect."""
+    if not isinstance(value, dict):
+        must = Refused(f"must be a section with keys, not {show(value)}.")
+        yield Foreign(chain, name, value, action.rest if isinstance(action.rest, Noted) else must)
+        return
+    if not value:
+        yield Foreign(chain, name, value, Put())
+    elif isinstance(action.rest, Noted) and not value.keys() <= action.keys.keys():
+        yield Foreign(chain, name, value, action.rest)
+    inner = (*chain, Place(join_key(chain[-1].key, name), value))
+    for part, entry in value.items():
+        of_part = action.keys.get(part, None if isinstance(action.rest, Noted) else action.rest)
+        if of_part is not None:
+            yield from _unknown(of_part, part, entry, inner)
+
+
+def _choice(typed: Type, value: Any) -> str | None:
+    """The choice that a text stands for in other capitals."""
+    if not isinstance(value, str) or value in typed.choices:
+        return None
+    return next((choice for choice in typed.choices if choice.lower() == value.lower()), None)
+
+
+def _apply(foreign: Foreign, report: Report) -> None:
+    owner, value = foreign.chain[-1].node, foreign.value
+    if owner.get(foreign.name) is not value:
+        return  # another key was moved here meanwhile; the next walk looks at it
+    owner.pop(foreign.name, None)
+    match foreign.action:
+        case Refused(why=why):
+            report.add(Finding(foreign.key, value, "unsupported-key", why))
+        case Put(values=values, yields=yields):
+            for to, part in values.items():
+                _put(foreign.chain, to.replace("*", foreign.name), part, yields, report, foreign.key)
+
+
+def _put(chain: Chain, to: str, value: Any, yields: bool, report: Report, written: str) -> None:
+    """Set a value at the key `to` (as of `Moved`), which the key `written` is another spelling of.
+
+    What is there already stays; unless `yields`, a different value is reported.
+    """
+    if to.startswith("/"):
+        place, to = chain[0], to[1:]
+    else:
+        above = to.count("../")
+        place, to = chain[-1 - above], to.removeprefix("../" * above)
+    _put_below(place, to.split("."), value, yields, report, written)
+
+
+def _put_below(place: Place, parts: list[str], value: Any, yields: bool, report: Report, written: str) -> None:
+    (name, *rest), (key, node) = parts, place
+    if name.endswith("[]"):
+        entries = node.get(name[:-2])
+        for index, entry in enumerate(entries if isinstance(entries, list) else []):
+            if isinstance(entry, dict):
+                _put_below(Place(f"{join_key(key, name[:-2])}[{index}]", entry), rest, value, yields, report, written)
+        return
+    at, there = join_key(key, name), node.get(name)
+    if there is None:
+        there = node[name] = {} if rest or isinstance(value, dict) else value
+        if written in report.places:
+            source = report.places[written]
+            report.places.setdefault(at, replace(source, key=source.key or written))
+    if rest and isinstance(there, dict):
+        _put_below(Place(at, there), rest, value, yields, report, written)
+    elif isinstance(value, dict) and isinstance(there, dict):
+        for part, entry in value.items():
+            _put_below(Place(at, there), [str(part)], entry, yields, report, join_key(written, str(part)))
+    elif not yields and there != value:
+        message = f"is {show(value)}, but {at} is {show(there)}; give one of them."
+        report.add(Finding(written, value, "two-spellings", message))

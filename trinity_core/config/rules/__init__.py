@@ -1,0 +1,112 @@
+"""Rules between settings, a file for each part of the configuration. Each rule reports what it finds; none raises.
+
+A finding is dropped if one of the settings it rests on is already reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trinity_core.config.findings import Finding, Report, unusable_name
+from trinity_core.config.rules import algorithm, experiences, explorer, resources, tasks
+from trinity_core.config.schema import BufferConfig, Config
+
+
+def check(written: Config, config: Config, report: Report) -> None:
+    """Report every contradiction between what was written and, in `config`, what it resolves to."""
+    rules = (
+        _names,
+        algorithm.algorithm_rules,
+        algorithm.model_rules,
+        resources.cluster_rules,
+        experiences.batch_rules,
+        tasks.task_rules,
+        algorithm.sampling_rules,
+        algorithm.distillation_rules,
+        experiences.experience_rules,
+        resources.synchronizer_rules,
+        resources.staleness_rules,
+        explorer.auxiliary_rules,
+        explorer.external_rules,
+        explorer.openai_api_rules,
+        _serve,
+        tasks.joined_rules,
+        resources.trainer_rules,
+    )
+    findings = [
+        *_spelled_twice(written),
+        *tasks.tasks_spelled_twice(written),
+        *(finding for rule in rules for finding in rule(config)),
+    ]
+    report.extend(findings)
+
+
+def check_stage_list(config: Config, report: Report) -> None:
+    """Report stages without a usable name or with another's."""
+    seen: set[str] = set()
+    for index, stage in enumerate(config.stages):
+        key = f"stages[{index}].stage_name"
+        if wrong := unusable_name(stage.stage_name):
+            report.add(Finding(key, stage.stage_name, "invalid", wrong))
+        elif stage.stage_name in seen:
+            report.add(
+                Finding(
+                    key,
+                    stage.stage_name,
+                    "duplicate-name",
+                    f"two stages are called '{stage.stage_name}'; names must differ.",
+                )
+            )
+        seen.add(stage.stage_name)
+
+
+def _spelled_twice(written: Config) -> Iterator[Finding]:
+    inputs = written.buffer.explorer_input
+    if inputs.taskset is not None and inputs.tasksets:
+        yield Finding(f"{tasks.INPUT}.tasksets", None, "two-spellings", "give this or taskset, not both.")
+    steps, other = written.buffer.total_steps, written.trainer.total_steps
+    if steps is not None and other is not None and steps != other:
+        yield Finding(
+            "trainer.total_steps",
+            other,
+            "two-spellings",
+            f"is {other}, but buffer.total_steps is {steps}; give one of them.",
+        )
+    optimizer = written.algorithm.optimizer
+    if optimizer.lr_warmup_steps and optimizer.lr_warmup_steps_ratio:
+        message = "give this or lr_warmup_steps, not both."
+        yield Finding(
+            "algorithm.optimizer.lr_warmup_steps_ratio", optimizer.lr_warmup_steps_ratio, "two-spellings", message
+        )
+    if written.model.custom_chat_template and written.model.chat_template_path:
+        message = "give this or custom_chat_template, not both."
+        yield Finding("model.chat_template_path", written.model.chat_template_path, "two-spellings", message)
+
+
+def _names(config: Config) -> Iterator[Finding]:
+    for key, name in (("project", config.project), ("name", config.name)):
+        if wrong := unusable_name(name):
+            yield Finding(key, name, "invalid", wrong)
+
+
+def _serve(config: Config) -> Iterator[Finding]:
+    """What contradicts mode `serve`, or would do nothing there."""
+    if config.mode != "serve":
+        return
+    if not config.explorer.rollout_model.enable_openai_api:
+        message = "must be true in mode serve, whose users come through that API."
+        yield Finding("explorer.rollout_model.enable_openai_api", False, "conflict", message, ("mode",))
+    buffer = config.given.get("buffer")
+    buffer = buffer if isinstance(buffer, dict) else {}
+    inputs = buffer.get("explorer_input")
+    for key in ("taskset", "tasksets"):
+        if isinstance(inputs, dict) and inputs.get(key):
+            message = "must be left out in mode serve: what users ask takes the place of tasks."
+            yield Finding(f"buffer.explorer_input.{key}", None, "conflict", message, ("mode",))
+    for key, default in (("total_steps", None), ("total_epochs", BufferConfig().total_epochs)):
+        if buffer.get(key) not in (None, default):
+            message = "must be left out in mode serve, which ends when its trainer has finished; set it there."
+            yield Finding(f"buffer.{key}", buffer[key], "conflict", message, ("mode",))
+    if config.synchronizer.max_staleness is not None:
+        message = "must be left out in mode serve: nobody can tell when users will give feedback."
+        yield Finding("synchronizer.max_staleness", config.synchronizer.max_staleness, "conflict", message, ("mode",))

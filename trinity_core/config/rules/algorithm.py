@@ -1,0 +1,132 @@
+"""Rules of `algorithm` and `model`: rollouts to compare, room for tokens, and how training samples are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.findings import Finding
+from trinity_core.config.rules.tasks import training_tasksets
+from trinity_core.config.schema import Config, ModelConfig
+from trinity_core.config.schema.buffer import RolloutArgs
+from trinity_core.spelling import closest
+
+RAFT = "advantage_fn_args {selection: all} learns from every rollout that the workflow returns, as Trinity-RFT's raft."
+RESTRICTED_ON_GPU = (
+    "must be 1 (or 0) on a GPU where {} restricts sampling: vLLM cannot report log-probs over the whole vocabulary at "
+    "another temperature, of any task set, and every importance ratio would be biased."
+)
+TAUGHT = "must be 1 (or 0) for {}: the teacher's log-probs are at temperature 1, and the student's would not be."
+
+
+def algorithm_rules(config: Config) -> Iterator[Finding]:
+    name, key = config.algorithm.algorithm_type, "algorithm.algorithm_type"
+    known = ALGORITHMS.get(name)
+    if known is None:
+        listed = ", ".join(sorted(ALGORITHMS))
+        yield Finding(
+            key, name, "unknown-choice", f"must be one of {listed}, not '{name}'.", suggestion=closest(name, ALGORITHMS)
+        )
+        return
+    if known.uses_rollouts:
+        least = 1 if chooses_every_rollout(config) else known.min_repeat_times
+        repeats = [("algorithm.repeat_times", config.algorithm.repeat_times)]
+        repeats += [(f"{where}.repeat_times", taskset.repeat_times) for where, taskset in training_tasksets(config)]
+        for where, times in repeats:
+            if times < least:
+                message = f"{name} compares rollouts of the same task, so it needs at least {least}, not {times}."
+                message += f" {RAFT}" if name == "raft" else ""
+                yield Finding(where, times, "conflict", message, (key, "algorithm.repeat_times"))
+                break
+    elif config.explores:
+        message = f"{name} learns from a data set, without an explorer: the mode must be train, not {config.mode}."
+        yield Finding("mode", config.mode, "conflict", message, (key,))
+
+
+def chooses_every_rollout(config: Config) -> bool:
+    """True for RAFT without a choice: every rollout is learned from, so that one of each task is enough."""
+    parts = config.algorithm
+    return parts.advantage_fn == "raft" and parts.advantage_fn_args.get("selection", "best") != "best"
+
+
+def model_rules(config: Config) -> Iterator[Finding]:
+    model = config.model
+    if config.external_model and model.max_model_len is None:
+        return
+    if not model.model_path and not config.external_model:
+        yield Finding(
+            "model.model_path", model.model_path, "missing", "must be given: a Hugging Face folder or hub name."
+        )
+    if model.max_model_len is None:
+        message = "must be given, or both max_prompt_tokens and max_response_tokens, from which it follows."
+        yield Finding(
+            "model.max_model_len", None, "missing", message, ("model.max_prompt_tokens", "model.max_response_tokens")
+        )
+        return
+    for name, other in (("max_response_tokens", "prompt"), ("max_prompt_tokens", "response")):
+        limit = getattr(model, name)
+        if limit >= model.max_model_len and (other == "response" or model.max_prompt_tokens <= 1):
+            message = f"is {limit}, which leaves no room for a {other} within max_model_len {model.max_model_len}."
+            yield Finding(
+                f"model.{name}", limit, "conflict", message, ("model.max_model_len", "model.max_response_tokens")
+            )
+            break
+    if model.min_response_tokens >= model.max_response_tokens:
+        least, most = model.min_response_tokens, model.max_response_tokens
+        message = f"must be less than max_response_tokens, which is {most}; it is {least}."
+        yield Finding("model.min_response_tokens", least, "conflict", message, ("model.max_response_tokens",))
+
+
+def sampling_rules(config: Config) -> Iterator[Finding]:
+    """`inference.settings.policy_engine` checks the same when the number of GPUs is counted at the start."""
+    if config.mode == "bench" or not config.cluster.gpu_per_node:
+        return
+    for key, value, message in unreported_temperatures(config):
+        rests_on = ("cluster.gpu_per_node", "model.temperature", restricted_sampling(config))
+        yield Finding(key, value, "conflict", message, rests_on)
+
+
+def distillation_rules(config: Config) -> Iterator[Finding]:
+    """`training.update.prepare` checks the rows themselves."""
+    name = config.algorithm.advantage_fn
+    if name != "on_policy_distill" or config.mode == "bench":
+        return
+    for key, value in training_temperatures(config):
+        if value not in (0.0, 1.0):
+            yield Finding(key, value, "conflict", TAUGHT.format(name), ("algorithm.advantage_fn", "model.temperature"))
+
+
+def training_temperatures(config: Config) -> list[tuple[str, float]]:
+    """Key and value of the temperature of each training task set, and of users' requests in mode `serve`."""
+    default = config.model.temperature
+    temperatures = [("model.temperature", default)] if config.mode == "serve" else []
+    for key, taskset in training_tasksets(config):
+        own = taskset.rollout_args.temperature
+        temperatures.append((f"{key}.rollout_args.temperature", default if own is None else own))
+    return temperatures
+
+
+def restricted_sampling(config: Config) -> str:
+    """The first key by which training samples do not come from the whole vocabulary; empty if there is none."""
+    model = config.model
+    if model.min_response_tokens > 1 and training_temperatures(config):
+        return "model.min_response_tokens"
+    sources: list[tuple[str, ModelConfig | RolloutArgs]] = [("model", model)] if config.mode == "serve" else []
+    sources += [(f"{key}.rollout_args", taskset.rollout_args) for key, taskset in training_tasksets(config)]
+    for key, args in sources:
+        if (1.0 if args.top_p is None else args.top_p) < 1.0:
+            return f"{key}.top_p"
+        if (args.top_k or 0) > 0:
+            return f"{key}.top_k"
+    return ""
+
+
+def unreported_temperatures(config: Config) -> list[tuple[str, float, str]]:
+    """Key and value of each temperature whose log-probs an engine on a GPU cannot report, and why.
+
+    How log-probs are reported is one setting of the engine: where one task set restricts sampling, all get raw ones.
+    """
+    if not (restricting := restricted_sampling(config)):
+        return []
+    message = RESTRICTED_ON_GPU.format(restricting)
+    return [(key, value, message) for key, value in training_temperatures(config) if value not in (0.0, 1.0)]

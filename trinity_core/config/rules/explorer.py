@@ -1,0 +1,140 @@
+"""Rules of `explorer`: auxiliary models, the external model and its key, and the OpenAI API.
+
+The parsers of vLLM 0.32 are listed so that a configuration is checked without vLLM; a test compares them with vLLM's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from trinity_core.config.findings import Finding, repeated_names, unusable_name
+from trinity_core.config.schema import Config
+from trinity_core.config.schema.explorer import RolloutModelConfig
+from trinity_core.errors import TrinityError
+from trinity_core.spelling import closest
+
+EXTERNAL = "explorer.external_model"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+TOOL_CALL_PARSERS = (
+    "apertus", "cohere_command3", "cohere_command4", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4",
+    "deepseek_v41", "dots", "ernie45", "functiongemma", "gemma4", "gigachat3", "glm45", "glm47", "granite",
+    "granite-20b-fc", "granite4", "hermes", "hf", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "internlm", "jamba",
+    "k2_horizon", "kimi_k2", "kimi_k3", "lfm2", "ling3", "llama3_json", "llama4_json", "llama4_pythonic", "longcat",
+    "mimo", "minicpm5", "minimax_m2", "minimax_m3", "mistral", "muse_glimmer", "olmo3", "openai", "phi4_mini_json",
+    "plamo3", "poolside_v1", "pythonic", "qwen3_coder", "qwen3_json", "qwen3_xml", "seed_oss", "step3", "step3p5",
+    "xlam",
+)  # fmt: skip
+REASONING_PARSERS = (
+    "cohere_command3", "cohere_command4", "deepseek_r1", "deepseek_v3", "deepseek_v4", "deepseek_v41", "ernie45",
+    "gemma4", "glm45", "glm47", "granite", "granite_thinking_parser", "hf", "holo2", "hunyuan_a13b", "hy_v3", "hy_v4",
+    "inkling", "k2_horizon", "kimi_k2", "kimi_k3", "ling3", "mimo", "minicpmv", "minimax_m2",
+    "minimax_m2_append_think", "minimax_m3", "mistral", "muse_glimmer", "nemotron_v3", "olmo3", "openai_gptoss",
+    "plamo3", "poolside_v1", "qwen3", "seed_oss", "step3", "step3p5",
+)  # fmt: skip
+
+
+def auxiliary_rules(config: Config) -> Iterator[Finding]:
+    models = config.explorer.auxiliary_models
+    for index, model in enumerate(models):
+        key = f"explorer.auxiliary_models[{index}]"
+        if not model.model_path:
+            yield Finding(
+                f"{key}.model_path", model.model_path, "missing", "must be given: a Hugging Face folder or hub name."
+            )
+    names = ((f"explorer.auxiliary_models[{i}].name", model.name) for i, model in enumerate(models) if model.name)
+    yield from repeated_names("auxiliary models", names)
+    if wrong := unusable_name(config.explorer.name):
+        yield Finding("explorer.name", config.explorer.name, "invalid", wrong)
+
+
+def external_rules(config: Config) -> Iterator[Finding]:
+    """The address, the model's name, and a variable's name where a key must not stand."""
+    external = config.explorer.external_model
+    if external is None:
+        return
+    if wrong := _no_address(external.base_url):
+        yield Finding(f"{EXTERNAL}.base_url", None, "invalid", wrong)
+    if not external.model_name:
+        yield Finding(f"{EXTERNAL}.model_name", None, "missing", "must be given: the model's name at the endpoint.")
+    if external.api_key_env is not None and not _VARIABLE.fullmatch(external.api_key_env):
+        message = "must be the name of an environment variable, such as OPENAI_API_KEY, and not the key itself."
+        yield Finding(f"{EXTERNAL}.api_key_env", None, "invalid", message)
+    for index, model in enumerate(config.explorer.auxiliary_models if config.external_model else ()):
+        if model.max_model_len is None:
+            message = "must be given, as model.max_model_len is not, which an endpoint does not need."
+            yield Finding(f"explorer.auxiliary_models[{index}].max_model_len", None, "missing", message)
+
+
+def key_of_endpoint(config: Config) -> str:
+    """The key of the external model, "" if it needs none. Raises TrinityError if its variable is not set."""
+    external = config.explorer.external_model
+    return key_in(config, external.api_key_env if external else None, f"{EXTERNAL}.api_key_env")
+
+
+def key_in(config: Config, name: str | None, where: str) -> str:
+    """The key in the variable that `where` names, "" without a name. Raises TrinityError if it is not set."""
+    if not name:
+        return ""
+    key = config.explorer.env_vars.get(name) or os.environ.get(name, "")
+    if not key.strip():
+        raise TrinityError(f"The environment variable {name}, which {where} names, is not set.")
+    return key.strip()
+
+
+def is_http(url: str) -> bool:
+    """Whether a text is the URL of an HTTP server."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return False
+
+
+def _no_address(url: str) -> str:
+    """Why a URL is not the address of an API, or an empty string. The URL is not shown: it may hold a password."""
+    if not is_http(url):
+        return "must be the address of an OpenAI-compatible API, such as https://api.openai.com/v1."
+    parts = urlsplit(url)
+    if parts.username or parts.password or parts.query or parts.fragment:
+        return "must hold no credentials and nothing after the path; name the key's variable in api_key_env."
+    return ""
+
+
+def openai_api_rules(config: Config) -> Iterator[Finding]:
+    """Unknown parsers, tool calls that nothing would read, and workflows that need the API."""
+    models = [("explorer.rollout_model", config.explorer.rollout_model)]
+    models += [(f"explorer.auxiliary_models[{i}]", model) for i, model in enumerate(config.explorer.auxiliary_models)]
+    for key, model in models:
+        yield from _parsers(key, model)
+    enable = "explorer.rollout_model.enable_openai_api"
+    tasksets = config.buffer.explorer_input.tasksets + config.buffer.explorer_input.eval_tasksets
+    agents = any(taskset.default_workflow_type == "command_workflow" for taskset in tasksets)
+    served = config.explorer.rollout_model.enable_openai_api or config.external_model is not None
+    calls = any(taskset.default_workflow_type == "toolcall_workflow" for taskset in tasksets)
+    if calls and config.explorer.rollout_model.tool_call_parser is None and config.mode != "train":
+        parser = "explorer.rollout_model.tool_call_parser"
+        yield Finding(
+            parser,
+            None,
+            "missing",
+            "must be set for toolcall_workflow: it reads the calls (hermes for Qwen 2.5 and 3).",
+        )
+    if agents and config.mode != "train" and not served:
+        yield Finding(enable, False, "conflict", "must be true: command_workflow gives its command the API's address.")
+
+
+def _parsers(key: str, model: RolloutModelConfig) -> Iterator[Finding]:
+    parsers = (
+        ("tool_call_parser", model.tool_call_parser, TOOL_CALL_PARSERS),
+        ("reasoning_parser", model.reasoning_parser, REASONING_PARSERS),
+    )
+    for name, parser, known in parsers:
+        if parser is not None and parser not in known:
+            message = f"must be one of {', '.join(known)}, not '{parser}'."
+            yield Finding(f"{key}.{name}", parser, "unknown-choice", message, suggestion=closest(parser, known))
+    if model.enable_auto_tool_choice and model.tool_call_parser is None:
+        message = "needs tool_call_parser, which reads the model's tool calls."
+        yield Finding(f"{key}.enable_auto_tool_choice", True, "missing", message, (f"{key}.tool_call_parser",))

@@ -1,0 +1,138 @@
+"""Rules of `cluster`, `synchronizer` and `trainer`: GPUs, workers, weight sync and staleness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.findings import Finding
+from trinity_core.config.resolve import draws_by, expert_share
+from trinity_core.config.schema import Config
+from trinity_core.config.sync_methods import SYNC_METHODS
+
+ON_CPU = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
+SHARED_GPU_MEMORY = 0.7
+"""Up to this `gpu_memory_utilization` an engine leaves room for a trainer on the same single GPU."""
+MAX_STALENESS = "synchronizer.max_staleness"
+STYLE, STRATEGY = "synchronizer.sync_style", "algorithm.sample_strategy"
+
+
+def shares_a_gpu(config: Config, total: int) -> bool:
+    """Whether engine and trainer may share the only GPU: the engine leaves enough of its memory."""
+    return total == 1 and config.explorer.rollout_model.gpu_memory_utilization <= SHARED_GPU_MEMORY
+
+
+def cluster_rules(config: Config) -> Iterator[Finding]:
+    """Several nodes are joined, not started. GPUs are counted where their number is given; 0 means the CPU."""
+    rollout, per_node = config.explorer.rollout_model, config.cluster.gpu_per_node
+    if config.cluster.node_num > 1 and not config.cluster.ray_address:
+        message = "must be 1 without cluster.ray_address: a Ray that is started for the run has this machine alone."
+        yield Finding("cluster.node_num", config.cluster.node_num, "conflict", message, ("cluster.ray_address",))
+    if per_node is None:
+        return
+    key, size = "cluster.gpu_per_node", "explorer.rollout_model.tensor_parallel_size"
+    if per_node == 0:
+        if rollout.tensor_parallel_size > 1 and config.mode != "train" and not config.external_model:
+            yield Finding(size, rollout.tensor_parallel_size, "conflict", ON_CPU, (key,))
+        for index, model in enumerate(config.explorer.auxiliary_models):
+            if model.tensor_parallel_size > 1 and config.mode != "train":
+                where = f"explorer.auxiliary_models[{index}].tensor_parallel_size"
+                yield Finding(where, model.tensor_parallel_size, "conflict", ON_CPU, (key,))
+        return
+    total = per_node * config.cluster.node_num
+    policy = [] if config.external_model else [rollout]
+    models = [] if config.mode == "train" else [*policy, *config.explorer.auxiliary_models]
+    engines = sum(model.engine_num * model.tensor_parallel_size for model in models)
+    rests_on = (key, size, "cluster.node_num", "explorer.rollout_model.engine_num", "explorer.auxiliary_models")
+    have = f"and there {'is' if total == 1 else 'are'} {total} (cluster.node_num x cluster.gpu_per_node)"
+    if engines > total:
+        yield Finding(
+            "explorer.rollout_model.engine_num",
+            engines,
+            "conflict",
+            f"the engines need {engines} GPUs, {have}.",
+            rests_on,
+        )
+    elif config.mode == "both" and engines == total and not shares_a_gpu(config, total):
+        message = f"the engines need {engines} GPUs, {have}: none is left for the trainer."
+        yield Finding("explorer.rollout_model.engine_num", engines, "conflict", message, rests_on)
+    elif config.mode in ("both", "train") and (config.trainer.worker_num or 0) > total - engines:
+        workers = config.trainer.worker_num
+        message = f"asks for {workers} GPUs, but the engines leave {total - engines} of {total}."
+        yield Finding("trainer.worker_num", workers, "conflict", message, rests_on)
+
+
+def synchronizer_rules(config: Config) -> Iterator[Finding]:
+    key, name = "synchronizer.sync_method", config.synchronizer.sync_method
+    method = SYNC_METHODS.get(name)
+    if method is None:
+        return
+    known = ALGORITHMS.get(config.algorithm.algorithm_type)
+    apart = config.explores_alone or (config.mode == "train" and known is not None and known.uses_rollouts)
+    if apart and not method.separate_runs:
+        allowed = [name for name, other in SYNC_METHODS.items() if other.separate_runs]
+        why = f" (algorithm_type {config.algorithm.algorithm_type} has an explorer)" if config.mode == "train" else ""
+        message = f"must be {' or '.join(allowed)} in mode {config.mode}{why}: explorer and trainer are separate runs."
+        yield Finding(key, name, "conflict", message, ("mode",), allowed[0])
+    elif method.one_node and config.cluster.node_num > 1:
+        allowed = [name for name, other in SYNC_METHODS.items() if not other.one_node]
+        message = f"must be {' or '.join(allowed)} on several nodes: {name} works within one."
+        yield Finding(key, name, "conflict", message, ("cluster.node_num",))
+
+
+def staleness_rules(config: Config) -> Iterator[Finding]:
+    """What contradicts a bound on staleness, or new weights in mid-generation."""
+    sync, most = config.synchronizer, config.synchronizer.max_staleness
+    if sync.sync_in_flight and (config.is_synchronous or sync.style == "explorer_driven"):
+        message = f"cannot go with sync_style {sync.sync_style}, where weights change between explore steps only."
+        yield Finding("synchronizer.sync_in_flight", True, "conflict", message, (STYLE, "mode"))
+    if most is None:
+        return
+    if (drawn := draws_by(config)) not in ("default", "fifo", "staleness_control"):
+        message = f"cannot go with the sample strategy '{drawn}': rows must be trained in the order of their arrival."
+        yield Finding(MAX_STALENESS, most, "conflict", message, (STRATEGY,))
+    other = config.algorithm.sample_strategy_args.get("max_staleness", most)
+    if drawn == "staleness_control" and other != most:
+        message = f"is {most}, but {STRATEGY}_args.max_staleness is {other}; give one of them."
+        yield Finding(MAX_STALENESS, most, "two-spellings", message, (f"{STRATEGY}_args",))
+    yield from _room(config, most)
+
+
+def _room(config: Config, most: int) -> Iterator[Finding]:
+    """The bound must allow what happens anyway, or explorers could never begin (`sync.schedule.least_staleness`)."""
+    sync, buffer = config.synchronizer, config.buffer
+    repeats = max((taskset.repeat_times or 1 for taskset in buffer.explorer_input.tasksets), default=1)
+    rows = (buffer.batch_size or 1) * repeats
+    taken = max(round((buffer.train_batch_size or 1) * (1 - expert_share(config.algorithm))), 1)
+    fills = -(-rows // taken)
+    rests_on = ("buffer.batch_size", "buffer.train_batch_size", "synchronizer.sync_interval", STYLE, "mode")
+    if not config.is_synchronous:
+        every = 1 if sync.style == "explorer_driven" else sync.sync_interval
+        least, offset = every - 1 + fills - 1, ""
+    elif fills == 1:
+        every, least = sync.sync_interval, sync.sync_interval - 1 + sync.sync_offset
+        offset = f", sync_offset is {sync.sync_offset}"
+    else:
+        message = (
+            f"cannot be kept with sync_style fixed: an explore step gives {rows} rows, a train step takes {taken}, so "
+            "the trainer runs ahead further and further."
+        )
+        yield Finding(MAX_STALENESS, most, "conflict", message, rests_on)
+        return
+    if most < least:
+        message = (
+            f"must be at least {least}: versions are published every {every} train steps{offset}, and the rows of an "
+            f"explore step fill {fills}."
+        )
+        yield Finding(MAX_STALENESS, most, "out-of-range", message, rests_on, str(least))
+
+
+def trainer_rules(config: Config) -> Iterator[Finding]:
+    trainer = config.trainer
+    share = trainer.ulysses_sequence_parallel_size
+    if trainer.worker_num is not None and trainer.worker_num % share:
+        message = f"must divide trainer.worker_num, which is {trainer.worker_num}; it is {share}."
+        yield Finding("trainer.ulysses_sequence_parallel_size", share, "conflict", message, ("trainer.worker_num",))
+    if trainer.torch_compile and trainer.zero_stage == 3:
+        message = "cannot go with trainer.zero_stage 3, which gathers weights within a layer; choose one of them."
+        yield Finding("trainer.torch_compile", True, "conflict", message, ("trainer.zero_stage",))

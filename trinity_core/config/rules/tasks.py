@@ -1,0 +1,190 @@
+"""Rules of the tasks: task sets, their order and weights, queues, and what the pipelines read and write."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from trinity_core.config.algorithm_types import ALGORITHMS
+from trinity_core.config.findings import Finding, repeated_names
+from trinity_core.config.schema import Config, TasksetConfig
+from trinity_core.config.schema.buffer import TaskSelectorConfig
+from trinity_core.config.task_output import PIPELINE, SPLITS, reads_output
+
+INPUT = "buffer.explorer_input"
+JOINED_INPUTS = "data_processor.experience_pipeline.inputs"
+PATH = "must be given, and not be blank: a file, a folder or a hub name."
+
+
+def training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+    """Each training task set with the key under which it was given."""
+    buffer = config.given.get("buffer")
+    inputs = buffer.get("explorer_input") if isinstance(buffer, dict) else None
+    single = isinstance(inputs, dict) and inputs.get("taskset") is not None
+    return [
+        (f"{INPUT}.taskset" if single and index == 0 else f"{INPUT}.tasksets[{index - single}]", taskset)
+        for index, taskset in enumerate(config.buffer.explorer_input.tasksets)
+    ]
+
+
+def eval_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
+    """Each task set for evaluation with its key."""
+    return [
+        (f"{INPUT}.eval_tasksets[{i}]", taskset) for i, taskset in enumerate(config.buffer.explorer_input.eval_tasksets)
+    ]
+
+
+def task_rules(config: Config) -> Iterator[Finding]:
+    known = ALGORITHMS.get(config.algorithm.algorithm_type)
+    explores = config.mode in ("both", "explore") and (known is None or known.uses_rollouts)
+    inputs = config.buffer.explorer_input
+    if explores and not inputs.tasksets:
+        yield Finding(
+            f"{INPUT}.taskset",
+            None,
+            "missing",
+            f"must be given, or tasksets, in mode {config.mode}: the explorer needs tasks.",
+            ("mode",),
+        )
+    if config.mode == "bench" and not inputs.eval_tasksets:
+        yield Finding(
+            f"{INPUT}.eval_tasksets", None, "missing", "must be given in mode bench: there is nothing to evaluate on."
+        )
+    tasksets = [*training_tasksets(config), *eval_tasksets(config)]
+    produced = config.data_processor.task_pipeline is not None
+    for key, taskset in tasksets:
+        if not taskset.path.strip() and not produced and taskset.storage_type != "queue":
+            yield Finding(f"{key}.path", taskset.path, "missing", PATH)
+    yield from _pipeline(config, tasksets)
+    yield from _weights(training_tasksets(config))
+    yield from _queues(config, training_tasksets(config), eval_tasksets(config))
+    for group in (training_tasksets(config), eval_tasksets(config)):
+        yield from repeated_names("task sets", ((f"{key}.name", taskset.name) for key, taskset in group))
+
+
+def tasks_spelled_twice(written: Config) -> Iterator[Finding]:
+    """Task sets that name a selector, or a weight, in two ways."""
+    inputs = written.buffer.explorer_input
+    listed = [("taskset", inputs.taskset)] if inputs.taskset is not None else []
+    listed += [(f"tasksets[{i}]", taskset) for i, taskset in enumerate(inputs.tasksets)]
+    listed += [(f"eval_tasksets[{i}]", taskset) for i, taskset in enumerate(inputs.eval_tasksets)]
+    for name, taskset in listed:
+        if taskset.data_selector is not None and taskset.task_selector != TaskSelectorConfig():
+            yield Finding(
+                f"{INPUT}.{name}.data_selector", None, "two-spellings", "give this or task_selector, not both."
+            )
+        if taskset.weight is not None and taskset.weight_by_step:
+            yield Finding(f"{INPUT}.{name}.weight_by_step", None, "two-spellings", "give this or weight, not both.")
+
+
+def _weights(tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
+    """Weights of the training task sets, each with its key."""
+    wrong = False
+    for key, taskset in tasksets:
+        for step in taskset.weight_by_step:
+            if not (step.isascii() and step.isdigit() and 0 < int(step) < 2**31):
+                wrong = True
+                message = f"the keys are explore steps, which count from 1; {step!r} is none."
+                yield Finding(f"{key}.weight_by_step", step, "out-of-range", message)
+    points = {key: taskset.weight_points for key, taskset in tasksets} if not wrong else {}
+    weights = [weight for weight in points.values() if weight is not None]
+    if not weights:
+        return
+    for key, weight in points.items():
+        if weight is None:
+            message = "must be given where another training task set has a weight."
+            yield Finding(f"{key}.weight", None, "missing", message)
+    if len(weights) == len(points) and (empty := _unfilled(weights)) is not None:
+        first = next(iter(points))
+        yield Finding(
+            f"{first}.weight", 0, "conflict", f"all training task sets have weight 0 at explore step {empty}."
+        )
+
+
+def _unfilled(weights: list[dict[int, float]]) -> int | None:
+    """A step at which all weights are 0; None if there is none. Weights are linear between their steps."""
+
+    def zero(points: dict[int, float], step: int) -> bool:
+        steps = sorted(points)
+        place = bisect_right(steps, step)
+        around = {steps[max(place - 1, 0)]} if step in points else set(steps[max(place - 1, 0) : place + 1])
+        return all(points[neighbour] == 0 for neighbour in around)
+
+    for step in sorted({step for points in weights for step in points}):
+        if all(zero(points, step) for points in weights):
+            return step
+    return None
+
+
+def _queues(
+    config: Config, training: list[tuple[str, TasksetConfig]], evals: list[tuple[str, TasksetConfig]]
+) -> Iterator[Finding]:
+    """Task sets of `storage_type: queue`, whose tasks arrive while the run goes on."""
+    for key, taskset in evals:
+        if taskset.storage_type == "queue":
+            yield Finding(
+                f"{key}.storage_type",
+                "queue",
+                "conflict",
+                "must be file or sql: an evaluation has the same tasks each time.",
+            )
+    queues = [(key, taskset) for key, taskset in training if taskset.storage_type == "queue"]
+    for key, taskset in queues:
+        if "://" in taskset.path and not taskset.path.startswith("sqlite:///"):
+            message = "must be a SQLite file: name.db (in the run's buffer folder), or sqlite:////folder/name.db."
+            yield Finding(f"{key}.path", None, "invalid", message)
+        if taskset.task_selector != TaskSelectorConfig():
+            message = "must be left out: tasks of a queue are taken once each, in the order of arrival."
+            yield Finding(f"{key}.task_selector", None, "conflict", message)
+        if len(training) > 1 and taskset.weight is None and not taskset.weight_by_step:
+            message = "must be given, for all training task sets: nobody knows how many tasks a queue will have."
+            yield Finding(f"{key}.weight", None, "missing", message)
+    if queues and config.mode in ("both", "explore", "train") and config.buffer.total_steps is None:
+        message = "must be given: nobody knows how many tasks a queue will have."
+        yield Finding("buffer.total_steps", None, "missing", message, ("trainer.total_steps",))
+    if queues and config.synchronizer.max_staleness is not None:
+        message = "must be left out with a queue of tasks: nobody can tell when tasks will arrive."
+        yield Finding("synchronizer.max_staleness", config.synchronizer.max_staleness, "conflict", message)
+
+
+def _pipeline(config: Config, tasksets: list[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
+    """What cannot work in the task pipeline, or in a task set that reads its output."""
+    pipeline = config.data_processor.task_pipeline
+    if pipeline is None or config.mode == "train":
+        return
+    if not pipeline.inputs:
+        yield Finding(
+            f"{PIPELINE}.inputs", None, "missing", "must be given: the files or folders that the pipeline reads."
+        )
+    if pipeline.top_k == 0:
+        yield Finding(
+            f"{PIPELINE}.top_k", 0, "out-of-range", "must be the number of rows to keep, at least 1, or -1 for all."
+        )
+    splits = SPLITS if pipeline.test_share else SPLITS[:1]
+    for key, taskset in tasksets:
+        if reads_output(config, taskset) and taskset.split not in splits:
+            message = f"must be {' or '.join(splits)}: {key} reads the output of the task pipeline"
+            more = "." if pipeline.test_share else ", which has a split test with test_share."
+            yield Finding(f"{key}.split", taskset.split, "conflict", message + more, (f"{PIPELINE}.test_share",))
+
+
+def joined_rules(config: Config) -> Iterator[Finding]:
+    """Inputs that cannot be joined: without a path or a key, and in a run without tasks."""
+    pipeline = config.data_processor.experience_pipeline
+    for name, source in pipeline.inputs.items() if pipeline else ():
+        if not source.path:
+            yield Finding(
+                f"{JOINED_INPUTS}.{name}.path",
+                source.path,
+                "missing",
+                "must be given: a file, a folder, a hub name or a URL.",
+            )
+        if not source.join_key:
+            message = "must be given: the column by which rows of the input and tasks belong together."
+            yield Finding(f"{JOINED_INPUTS}.{name}.join_key", source.join_key, "missing", message)
+        if source.join_key in source.columns:
+            message = "must leave the join_key out, which tasks have anyway."
+            yield Finding(f"{JOINED_INPUTS}.{name}.columns", source.columns, "conflict", message)
+    if pipeline and pipeline.inputs and config.mode == "serve":
+        message = "must be left out in mode serve, in which there are no tasks to join them to."
+        yield Finding(JOINED_INPUTS, None, "conflict", message, ("mode",))

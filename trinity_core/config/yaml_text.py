@@ -1,0 +1,94 @@
+"""The YAML of configurations: the numbers of YAML 1.2's core schema, and plain values alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import yaml
+
+
+class Loader(yaml.SafeLoader):
+    """YAML with the numbers of YAML 1.2's core schema: `1e-6` is one; `1_000`, `12:30` and a date are text."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes each text that this loader or one of YAML 1.1 would take for something else."""
+
+
+_INT, _FLOAT, _TIMESTAMP = (f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
+_NUMBERS = {
+    _INT: re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"),
+    _FLOAT: re.compile(
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+}
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in (*_NUMBERS, _TIMESTAMP)]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _tag, _pattern in _NUMBERS.items():
+    for _class in (Loader, Dumper):
+        _class.add_implicit_resolver(_tag, _pattern, list("-+.0123456789"))
+
+
+def _integer(loader: Loader, node: yaml.ScalarNode) -> int:
+    """Decimal also with leading zeros, which are octal in YAML 1.1; `0o17` is octal, `0x1F` hexadecimal."""
+    text = str(loader.construct_scalar(node))
+    try:
+        return int(text) if text.lstrip("-+").isdecimal() else int(text, 0)
+    except ValueError:
+        digits = text.lstrip("-+").isdecimal()
+        problem = f"a number of {len(text)} digits is too long" if digits else f"{shortened(text)!r} is no int"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+def _fitting(construct: Callable[[Loader, yaml.ScalarNode], Any]) -> Callable[[Loader, yaml.ScalarNode], Any]:
+    """A constructor that refuses a text that its tag does not fit, as in `!!float text`."""
+
+    def constructed(loader: Loader, node: yaml.ScalarNode) -> Any:
+        try:
+            return construct(loader, node)
+        except (IndexError, KeyError, ValueError):
+            problem = f"{shortened(node.value)!r} is no {node.tag.rpartition(':')[2]}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+    return constructed
+
+
+_KEPT = {None, *(f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map"))}
+Loader.yaml_constructors = {tag: each for tag, each in yaml.SafeLoader.yaml_constructors.items() if tag in _KEPT}
+Loader.add_constructor(_INT, _integer)
+for _tag in (_FLOAT, "tag:yaml.org,2002:bool"):
+    Loader.add_constructor(_tag, _fitting(yaml.SafeLoader.yaml_constructors[_tag]))
+
+
+def parse_value(text: str) -> Any:
+    """A YAML scalar, list or mapping, as the right-hand side of an override."""
+    return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
+
+
+def dump(tree: Any) -> str:
+    """YAML text that `parse` reads as the same tree."""
+    return yaml.dump(tree, Dumper=Dumper, sort_keys=False, allow_unicode=True)
+
+
+def dump_line(value: Any) -> str:
+    """YAML text of a value on one line, as it stands behind a key."""
+    style = '"' if isinstance(value, str) and "\n" in value else None
+    text = yaml.dump(
+        {"_": value} if not isinstance(value, list | dict) else value,
+        Dumper=Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf"),
+        default_flow_style=isinstance(value, list | dict),
+        default_style=style,
+    )
+    return text.strip() if isinstance(value, list | dict) else text.partition(":")[2].strip()
+
+
+def shortened(text: str, limit: int = 120) -> str:
+    """The text, or its beginning."""
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -1,0 +1,177 @@
+"""One message of a data set as chat templates take it, whatever dialect of OpenAI's API it is written in.
+
+Text in parts becomes one text. Arguments of tool calls that are JSON text become objects: a template that writes them
+as JSON would encode them twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trinity_core.data.values import json_problem
+from trinity_core.errors import DataError
+
+ROLES = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "function_call": "assistant", "observation": "tool", "tool": "tool",
+}  # fmt: skip
+"""The speaker of a ShareGPT turn, as a role of a message."""
+
+
+def is_turn(raw: Mapping[str, Any]) -> bool:
+    """True for a ShareGPT turn, False for a message. Parquet gives both all keys of the column, null where absent."""
+    return raw.get("from") is not None and raw.get("role") is None
+
+
+def as_message(turn: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The message of a turn. Calls in a turn `function_call` become `tool_calls`, as chat templates take them.
+
+    Raises DataError, which names the column `key`, for an unknown speaker.
+    """
+    speaker, value = turn["from"], turn.get("value")
+    others = {"weight": turn["weight"]} if "weight" in turn else {}
+    if not isinstance(speaker, str) or speaker not in ROLES:
+        raise DataError(f"column '{key}' has a turn from {speaker!r:.80}, not one of {', '.join(ROLES)}")
+    if speaker == "function_call" and (calls := _turn_calls(value)):
+        return {"role": "assistant", "content": "", "tool_calls": calls, **others}
+    content = value if value is None or isinstance(value, str) else json.dumps(value)
+    return {"role": ROLES[speaker], "content": content, **others}
+
+
+def _turn_calls(value: Any) -> list[dict[str, Any]]:
+    """The calls in a turn: an object with `name` and `arguments`, a list of them, or their JSON text; else none."""
+    parsed = _read(value)
+    calls = parsed if isinstance(parsed, list) else [parsed]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        return []
+    return [
+        {"type": "function", "function": {"name": call["name"], "arguments": _read(call.get("arguments") or {})}}
+        for call in calls
+    ]
+
+
+def _read(value: Any) -> Any:
+    """The value of JSON text; anything else unchanged."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+Message = dict[str, Any]
+WEIGHT = "weight"
+"""OpenAI's key for whether an answer carries loss: 0 or 1."""
+TEXTS = ("text", "input_text", "output_text")
+"""Types of parts that hold text."""
+
+
+def read_message(raw: Any, key: str) -> Message:
+    """The message, with its `weight` if it has one. Raises DataError, which names the column `key`, if it is none."""
+    if isinstance(raw, Mapping) and is_turn(raw):
+        raw = as_message(raw, key)
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("role"), str):
+        raise DataError(f"column '{key}' must hold messages with a role and content, not {short(raw)}")
+    # Columnar files give every message every key; a null means that the key was absent.
+    message = {name: value for name, value in raw.items() if value is not None}
+    if "function_call" in message:  # what tool calls were before there were several
+        message.setdefault("tool_calls", [message["function_call"]])
+        del message["function_call"]
+    if message["role"] == "function":
+        message["role"] = "tool"
+    if message.get("tool_calls"):
+        message["tool_calls"] = _calls(message["tool_calls"], key)
+    elif not isinstance(message.get("content"), str | list):
+        raise DataError(f"column '{key}' has a message without content: {short(raw)}")
+    if isinstance(message.get("content"), list):
+        message["content"] = _joined(message["content"], key)
+    _check_weight(message, key)
+    return message
+
+
+def without_weight(message: Message) -> Message:
+    """The message as the chat template gets it."""
+    return {name: value for name, value in message.items() if name != WEIGHT}
+
+
+def with_text_arguments(message: Message) -> Message:
+    """The message with the arguments of its tool calls as JSON text, as OpenAI's API has them."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_with_arguments(call, _text_of) for call in calls]}
+
+
+def short(value: Any, limit: int = 60) -> str:
+    """A value in a message to the user."""
+    text = "nothing" if value is None else repr(value)
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+def _check_weight(message: Message, key: str) -> None:
+    weight = message.get(WEIGHT)
+    if weight is None:
+        return
+    if not isinstance(weight, int | float) or weight not in (0, 1):
+        raise DataError(f"column '{key}' has a message of weight {short(weight)}; a weight is 0 (no loss) or 1")
+    if weight and message["role"] != "assistant":
+        raise DataError(f"column '{key}' has a {message['role']} message of weight 1; only answers carry loss")
+
+
+def _joined(parts: Sequence[Any], key: str) -> str:
+    """The text of its parts, joined as vLLM's server joins them."""
+    texts: list[str] = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") in TEXTS else part
+        if not isinstance(text, str):
+            raise DataError(f"column '{key}' has a message with {short(part)} in its content; models see text alone")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _calls(calls: Any, key: str) -> list[dict[str, Any]]:
+    """Tool calls, each with its `function` and an object of arguments."""
+    if isinstance(calls, str):
+        try:
+            calls = json.loads(calls)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"column '{key}' has tool_calls that cannot be read: the text {json_problem(error)}"
+            ) from error
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise DataError(f"column '{key}' has tool_calls that are no list of objects: {short(calls)}")
+    calls = [{"type": "function", "function": dict(call)} if "name" in call else dict(call) for call in calls]
+    for call in calls:
+        if not isinstance(call.get("function"), Mapping) or not isinstance(call["function"].get("name"), str):
+            raise DataError(f"column '{key}' has tool_calls without the name of a function: {short(call)}")
+    return [_with_arguments(call, lambda arguments: _object(arguments, key)) for call in calls]
+
+
+def _object(arguments: Any, key: str) -> dict[str, Any]:
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            reason = json_problem(error)
+            raise DataError(
+                f"column '{key}' has a tool call whose arguments cannot be read: the text {reason}"
+            ) from error
+    if not isinstance(arguments, Mapping):
+        raise DataError(f"column '{key}' has a tool call whose arguments are no object: {short(arguments)}")
+    return dict(arguments)
+
+
+def _text_of(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _with_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
+    """A tool call with changed arguments, if it has any."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or "arguments" not in function:
+        return call
+    return {**call, "function": {**function, "arguments": change(function["arguments"])}}

@@ -1,0 +1,184 @@
+"""The routes of chat completions, completions and models, on vLLM's handlers.
+
+No response is written within one turn of the event loop: log-probs make responses of hundreds of megabytes, during
+which the server would answer nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.entrypoints.serve.utils.api_utils import listen_for_disconnect, validate_json_request
+from vllm.exceptions import VLLMNotFoundError
+
+from trinity_core.inference.openai_api.error_bodies import (
+    error_response,
+    refused,
+    session_headers,
+    streamed_error,
+)
+from trinity_core.inference.openai_api.recorded_session import EXCHANGE, Exchange
+from trinity_core.inference.openai_api.request_limits import ModelRoute
+from trinity_core.inference.openai_api.session_auth import SESSION_ENDED, Refusal
+
+if TYPE_CHECKING:
+    from trinity_core.inference.openai_api.application import InSession
+    from trinity_core.inference.openai_api.serving import ServedModels
+
+CLIENT_GONE = 499
+"""The status of a response that nobody gets."""
+NO_CHOICES = '"choices":[]'
+END_SECONDS = 0.03
+"""From the last part of a stream to its end: in this time a client reads the one and not yet the other."""
+
+
+def model_router(models: ServedModels, in_session: InSession | None = None) -> APIRouter:
+    """The routes below `/v1`. `in_session`: what requests for answers are served in."""
+    router = APIRouter(route_class=ModelRoute)
+    session = [] if in_session is None else [Depends(in_session)]
+    asks = {"dependencies": [*session, Depends(validate_json_request)], "response_model": None}
+
+    @router.post("/chat/completions", **asks)  # type: ignore[arg-type]
+    async def chat(request: ChatCompletionRequest, raw_request: Request) -> Response:
+        return await _while_there(raw_request, models.create_chat_completion(request, raw_request))
+
+    @router.post("/completions", **asks)  # type: ignore[arg-type]
+    async def completion(request: CompletionRequest, raw_request: Request) -> Response:
+        return await _while_there(raw_request, models.create_completion(request, raw_request))
+
+    @router.get("/models")
+    async def all_models() -> dict[str, Any]:
+        return (await models.show_available_models()).model_dump()
+
+    @router.get("/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        for card in (await models.show_available_models()).data:
+            if card.id == name:
+                return card.model_dump()
+        raise VLLMNotFoundError(f"The model `{name}` does not exist.")
+
+    return router
+
+
+def model_application(models: ServedModels) -> tuple[FastAPI, Callable[[InSession | None], APIRouter]]:
+    """An application that answers vLLM's errors as vLLM does, and what makes the routes of the models."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    init_exception_handler(app)
+    app.state.args = SimpleNamespace(log_error_stack=False)  # read by vLLM's handlers of errors
+    app.state.openai_serving_models = models
+
+    @app.exception_handler(RecursionError)
+    async def too_deep(request: Request, error: RecursionError) -> JSONResponse:
+        """The arguments of a tool call are JSON within JSON, whose depth only its reader sees."""
+        kind = {"type": "invalid_request_error", "param": None, "code": "invalid_json"}
+        return JSONResponse({"error": {"message": f"JSON is nested too deeply: {error}", **kind}}, 400)
+
+    return app, partial(model_router, models)
+
+
+async def _while_there(request: Request, work: Coroutine[Any, Any, Any]) -> Response:
+    """The response, unless the client goes away or the session ends: then the work ends too."""
+    exchange = EXCHANGE.get()
+    answering = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(listen_for_disconnect(request))
+    if exchange is not None:
+        exchange.runs_in(answering)
+    try:
+        await asyncio.wait({answering, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.cancelled():
+            raise Refusal(*SESSION_ENDED)
+        response = (
+            await _response(request, answering.result()) if answering.done() else Response(status_code=CLIENT_GONE)
+        )
+    finally:
+        answering.cancel()
+        gone.cancel()
+    return response if exchange is None else RecordedResponse(request, response, exchange)
+
+
+async def _response(request: Request, result: Any) -> Response:
+    if isinstance(result, ErrorResponse):
+        return error_response(request, result.error.code, result.error.model_dump())
+    headers = session_headers(request)
+    if isinstance(result, ChatCompletionResponse | CompletionResponse):
+        return Response(await asyncio.to_thread(_json, result), headers=headers, media_type="application/json")
+    return StreamingResponse(_chunks(result), headers=headers, media_type="text/event-stream")
+
+
+async def _chunks(chunks: AsyncIterator[str]) -> AsyncIterator[str]:
+    async for chunk in chunks:
+        yield streamed_error(chunk)
+
+
+def _json(result: ChatCompletionResponse | CompletionResponse) -> bytes:
+    """As one JSON object, a choice at a time: between two of them other threads run."""
+    head, _, end = result.model_copy(update={"choices": []}).model_dump_json().partition(NO_CHOICES)
+    return f'{head}"choices":[{",".join(_dumped(result))}]{end}'.encode()
+
+
+def _dumped(result: ChatCompletionResponse | CompletionResponse) -> Iterator[str]:
+    for choice in result.choices:
+        yield choice.model_dump_json()
+
+
+class RecordedResponse(Response):
+    """A response in a session: it ends with the session, and its exchange is told when it was sent.
+
+    The end of a stream goes out as one piece, and not together with what is before it: a client that went away before
+    the end has then not read it, which its connection tells.
+    """
+
+    def __init__(self, request: Request, response: Response, exchange: Exchange) -> None:
+        super().__init__()
+        self._request, self._response, self._exchange = request, response, exchange
+        self._begun = False
+        self._end = b""
+        self._sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+
+        async def sending(message: Message) -> None:
+            await self._pass_on(message, send)
+
+        task = asyncio.ensure_future(self._response(scope, receive, sending))
+        self._exchange.runs_in(task)
+        try:
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.result()
+            elif not self._begun:
+                await refused(self._request, Refusal(*SESSION_ENDED))(scope, receive, send)
+        finally:
+            task.cancel()
+
+    async def _pass_on(self, message: Message, send: Send) -> None:
+        self._begun, is_body = True, message["type"] == "http.response.body"
+        if is_body:
+            if message.get("more_body") and self._exchange.kept:
+                self._end += message.get("body", b"")
+                return
+            if self._end:
+                message = {**message, "body": self._end + message.get("body", b"")}
+                await asyncio.sleep(self._sent + END_SECONDS - time.monotonic())
+        connection = self._exchange.connection
+        if connection is not None and is_body and not message.get("more_body"):
+            connection.answered = self._exchange
+            self._exchange.delivered = True  # before its client may have it, and say so to others
+            await send(message)
+            self._exchange.delivered = not connection.lost  # then nothing was sent
+        else:
+            await send(message)
+        self._sent = time.monotonic()

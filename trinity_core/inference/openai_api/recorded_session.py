@@ -1,0 +1,275 @@
+"""Live sessions: which are open, what they recorded, and the requests that they have in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Protocol
+
+from trinity_core.data.turns import Call, Message, TokenSequence
+from trinity_core.inference.openai_api.recorder import Recorder
+
+Kept = tuple[Call, Sequence[Message] | None]
+"""An answer, and its messages with itself as the last; None if it cannot be continued."""
+CONNECTION = "connection"
+"""Where the state of an ASGI scope has the connection of the request."""
+
+
+class Connection(Protocol):
+    """What is asked of the connection of a client (`ClientConnection`)."""
+
+    answered: Exchange | None
+    """The request whose answer was sent last, until another request comes."""
+    lost: bool
+    """Whether it has ended."""
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether its client closed it without having read all that was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTerms:
+    """What holds for all requests of a session."""
+
+    seed: int | None = None
+    """The noise of all requests follows from this, and from the seed that a request sets or else from its number."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling arguments of requests that set none."""
+    pinned: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling arguments of all requests, whatever they set."""
+    max_tokens: int | None = None
+    """The most tokens of an answer where its request sets no limit; fewer where the context holds fewer."""
+
+
+@dataclass(eq=False)
+class RecordedSession:
+    """One rollout of one task, as the server sees it. Safe to use from several threads."""
+
+    terms: SessionTerms = field(default_factory=SessionTerms)
+    name: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    ended: bool = False
+    dropped_tokens: int = 0
+    """Sampled for requests whose answer no client got."""
+    keeps: Callable[[str, Sequence[Kept]], None] | None = None
+    """Told of the setting and the answers of each request before they are recorded, and before the client has them."""
+    drops: Callable[[int], None] | None = None
+    """Told of an answered request, by its number among them, whose client went away before it had the answers."""
+    _recorder: Recorder = field(default_factory=Recorder)
+    _requests: int = 0
+    _answered: int = 0
+    """Requests whose answers were kept."""
+    _unread: list[Exchange] = field(default_factory=list)
+    """Those whose answers were kept, and may turn out not to have been read."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _live: set[Exchange] = field(default_factory=set)
+
+    def begin(self) -> Exchange | None:
+        """A new request; None if the session has ended."""
+        with self._lock:
+            if self.ended:
+                return None
+            exchange = Exchange(self, self._requests)
+            self._requests += 1
+            self._live.add(exchange)
+            return exchange
+
+    def end(self) -> None:
+        """Record no more. Requests in flight are given up; what was sampled for them is dropped."""
+        with self._lock:
+            self._settle(ends=True)
+            self.ended = True
+            live = self._live.copy()
+        for exchange in live:
+            exchange.give_up()
+
+    def sequences(self) -> list[TokenSequence]:
+        """The fewest sequences that hold each sampled token once."""
+        with self._lock:
+            self._settle()
+            return self._recorder.sequences()
+
+    def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
+        """See `Recorder.continued`."""
+        with self._lock:
+            return self._recorder.continued(setting, messages)
+
+    def departure(self, setting: str, messages: Sequence[Message]) -> str | None:
+        """See `Recorder.departure`."""
+        with self._lock:
+            return self._recorder.departure(setting, messages)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are being served."""
+        with self._lock:
+            return len(self._live)
+
+    @property
+    def digests(self) -> list[str]:
+        """Those of the recorded answers."""
+        with self._lock:
+            self._settle()
+            return [call.digest for call in self._recorder.calls]
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens of the recorded answers."""
+        with self._lock:
+            self._settle()
+            return sum(len(call.sample.tokens) for call in self._recorder.calls)
+
+    @property
+    def newest_version(self) -> int:
+        """The newest weights that sampled a recorded token; -1 if there is none."""
+        with self._lock:
+            return max((int(call.sample.versions.max()) for call in self._recorder.calls), default=-1)
+
+    @property
+    def first_prompt(self) -> str:
+        """A short name of its first prompt, equal for equal ones; "" if nothing was recorded."""
+        with self._lock:
+            calls = self._recorder.calls[:1]
+            return blake2b(calls[0].prompt.tobytes(), digest_size=8).hexdigest() if calls else ""
+
+    def _keep(self, exchange: Exchange, answers: Mapping[int, Message] | None) -> None:
+        with self._lock:
+            if self.ended:
+                return
+            kept = exchange.histories(answers)
+            if self.keeps is not None:
+                self.keeps(exchange.setting, kept)
+            self._record(exchange.setting, kept)
+            exchange.kept, exchange.answer_number = True, self._answered
+            self._answered += 1
+            if exchange.connection is not None:
+                self._unread.append(exchange)
+
+    def restore(self, setting: str, kept: Sequence[Kept]) -> None:
+        """Record the answers of a request that an earlier process served."""
+        with self._lock:
+            self._requests += 1
+            self._answered += 1
+            self._record(setting, kept)
+
+    def _record(self, setting: str, kept: Sequence[Kept]) -> None:
+        for call, history in kept:
+            self._recorder.record(call, setting, history)
+
+    def _close(self, exchange: Exchange) -> None:
+        with self._lock:
+            self._live.discard(exchange)
+            if not exchange.kept:
+                self.dropped_tokens += exchange.sampled_tokens
+
+    def _settle(self, ends: bool = False) -> None:
+        """Drop the answers whose clients went away before they had read them; if the session ends, also those that are
+        on their way."""
+        unread, self._unread = self._unread, []
+        for exchange in unread:
+            connection = exchange.connection
+            assert connection is not None
+            if not exchange.delivered:
+                is_read = None if exchange in self._live and not ends else False
+            elif connection.answered is not exchange:
+                is_read = True  # another request came after it
+            else:
+                is_read = False if connection.was_cut else connection.lost or None
+            if is_read is False:
+                self._drop(exchange)
+            elif is_read is None and not ends:
+                self._unread.append(exchange)
+
+    def _drop(self, exchange: Exchange) -> None:
+        self._recorder.forget(list(exchange.calls.values()))
+        self.dropped_tokens += exchange.sampled_tokens
+        if self.drops is not None and exchange.sampled_tokens:  # a session without tokens may have no journal any more
+            self.drops(exchange.answer_number)
+
+
+@dataclass(eq=False)
+class Exchange:
+    """One request of a session and its answers, of which the client may get several."""
+
+    session: RecordedSession
+    number: int
+    messages: Sequence[Message] | None = None
+    """None where an answer cannot be continued by messages."""
+    setting: str = ""
+    """What else its prompt depends on."""
+    recorded: int = 0
+    """Tokens at the start of its prompt that are a recorded conversation."""
+    max_tokens: int | None = None
+    """The session's limit of an answer, if the request sets none."""
+    calls: dict[tuple[str, int], Call] = field(default_factory=dict)
+    """By request and choice: the answers that are complete, or that were cut when the client went away."""
+    kept: bool = False
+    connection: Connection | None = None
+    """Of its client; None: whatever is kept counts as read."""
+    delivered: bool = False
+    """Whether the end of its response is sent while there is a client."""
+    answer_number: int = 0
+    """Its number among the answered requests of the session, once it is kept."""
+    _task: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+
+    def seed(self, requested: int | None) -> int | None:
+        """The seed of this request, which itself sets `requested`.
+
+        One that a request sets counts within its session: else agents with a fixed seed would give equal rollouts.
+        """
+        seed = self.session.terms.seed
+        if seed is None:
+            return requested
+        if requested is None:
+            return (seed + 7919 * self.number) % (1 << 31)
+        return int.from_bytes(blake2b(f"{seed}|{requested}".encode(), digest_size=4).digest(), "little") >> 1
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens of its answers."""
+        return sum(len(call.sample.tokens) for call in self.calls.values())
+
+    def keep(self, answers: Mapping[int, Message] | None = None) -> None:
+        """The client gets this: record it. `answers`: by choice, the message of each."""
+        self.session._keep(self, answers)
+
+    def histories(self, answers: Mapping[int, Message] | None) -> list[Kept]:
+        """Its answers, each with its messages up to and with the answer where that can be continued."""
+        found: list[Kept] = []
+        for (_, choice), call in sorted(self.calls.items(), key=lambda item: item[0]):
+            answer = None if answers is None or self.messages is None else answers.get(choice)
+            found.append((call, None if answer is None else [*(self.messages or ()), answer]))
+        return found
+
+    def runs_in(self, task: asyncio.Task[Any]) -> None:
+        """The task that `give_up` ends."""
+        self._task = (task.get_loop(), task)
+        if self.session.ended:  # meanwhile, before there was a task to end
+            self.give_up()
+
+    def give_up(self) -> None:
+        """End it from any thread."""
+        if self._task is not None:
+            loop, task = self._task
+            with suppress(RuntimeError):  # the server has ended, and with it the request
+                loop.call_soon_threadsafe(task.cancel)
+
+    def close(self) -> None:
+        """It is over; what was sampled and not kept is dropped."""
+        self.session._close(self)
+
+
+EXCHANGE: ContextVar[Exchange | None] = ContextVar("EXCHANGE", default=None)
+"""The request that is being served, if it belongs to a session."""
+
+
+def setting_of(arguments: Mapping[str, Any]) -> str:
+    """The arguments of a chat template as a text."""
+    return json.dumps(arguments, sort_keys=True, default=str)

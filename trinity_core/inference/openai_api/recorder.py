@@ -1,0 +1,209 @@
+"""What a session recorded, and the fewest sequences that hold each sampled token once. Pure: no server, no vLLM.
+
+A session is one rollout of one task. Its completions form a tree: a request whose messages continue a recorded answer
+is served on the recorded token ids, so its prompt begins with them; any other request begins a new tree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from trinity_core.data.turns import Call, Message, TokenSequence, joined
+
+
+@dataclass
+class Recorder:
+    """The completions of one session, in the order in which they ended."""
+
+    calls: list[Call] = field(default_factory=list)
+    _answers: dict[bytes, Call] = field(default_factory=dict)
+    """By digest of setting and history, the answer included: the newest such call."""
+    _next: dict[bytes, Message] = field(default_factory=dict)
+    """By digest of setting and the beginning of a history: the message that came after it last."""
+
+    def record(self, call: Call, setting: str = "", history: Sequence[Message] | None = None) -> None:
+        """Keep an answer. `history`: its messages with the answer as the client got it; None: it cannot be continued.
+
+        `setting` is what else the prompt depends on, such as the tools. An answer without tokens is not kept.
+        """
+        if not len(call.sample.tokens):
+            return
+        self.calls.append(call)
+        if history is not None:
+            digests = _digests(setting, history)
+            self._next.update(zip(digests, history, strict=False))
+            self._answers[digests[-1]] = call
+            if (repaired := _repaired(history[-1])) is not None:
+                self._answers[_digests(setting, [*history[:-1], repaired])[-1]] = call
+
+    def forget(self, calls: Sequence[Call]) -> None:
+        """Remove answers that their client never had."""
+        gone = {id(call) for call in calls}
+        self.calls = [call for call in self.calls if id(call) not in gone]
+        self._answers = {digest: call for digest, call in self._answers.items() if id(call) not in gone}
+
+    def continued(self, setting: str, messages: Sequence[Message]) -> tuple[Call, int] | None:
+        """The newest recorded answer that `messages` continue, and the number of messages up to it.
+
+        None if there is none. Of several, the one with the longest history.
+        """
+        digests = _digests(setting, messages)
+        for count in range(len(messages) - 1, 0, -1):
+            if messages[count - 1].get("role") == "assistant" and (call := self._answers.get(digests[count])):
+                return call, count
+        return None
+
+    def departure(self, setting: str, messages: Sequence[Message]) -> str | None:
+        """Which of `messages` begins a new sequence, and why; None if none does, and for the first request."""
+        if not self._next:
+            return None
+        digests = _digests(setting, messages)
+        places = (n for n, digest in enumerate(digests) if digest in self._next or digest in self._answers)
+        known = max(places, default=-1)
+        if known < 0:
+            return "its tools or the arguments of its chat template are none that the session had before"
+        if known == len(messages):
+            return "all of its messages were there before: it asks for another answer"
+        expected, message = self._next.get(digests[known]), messages[known]
+        if expected is None:
+            return None
+        where = f"message {known + 1} of {len(messages)} ({message.get('role')})"
+        if not known:
+            return f"{where} begins no conversation that the session had before"
+        if message.get("role") != "assistant" or expected.get("role") != "assistant":
+            return f"{where} stands where another message of role {expected.get('role')} stood"
+        said, answered = _said(message), _said(expected)
+        parts = [name for name in answered if said[name] != answered[name]]
+        return f"{where} is not the answer that was given: it differs in {' and '.join(parts)}"
+
+    def sequences(self) -> list[TokenSequence]:
+        """The fewest sequences in which each sampled token stands with mask 1 exactly once, oldest answer first."""
+        return [joined([self.calls[i] for i in chain]) for chain in fewest_chains(_before(self.calls))]
+
+
+def _digests(setting: str, messages: Sequence[Message]) -> list[bytes]:
+    """The digest of the setting, and for each message that of the setting and all messages up to it."""
+    so_far = blake2b(setting.encode(), digest_size=16)
+    found = [so_far.digest()]
+    for message in messages:
+        so_far.update(b"\0" + canonical(message).encode())  # JSON holds no such byte
+        found.append(so_far.digest())
+    return found
+
+
+def canonical(message: Message) -> str:
+    """A message as a text that is equal for all its spellings.
+
+    Clients send an answer back with or without empty fields, its content as text or as parts, with or without the white
+    space around it, and a tool's arguments with other white space, as an object, or as JSON within JSON. Of an answer
+    only its content and its tool calls count: reasoning need not come back.
+    """
+    return json.dumps(_said(message), sort_keys=True, default=str)
+
+
+def _said(message: Message) -> dict[str, Any]:
+    role, content = message.get("role"), _text(message.get("content"))
+    if role != "assistant":
+        said = {"role": role, "content": content}
+        return said | {name: value for name, value in message.items() if name not in said and value is not None}
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    return {
+        "role": role,
+        "content": content.strip() if isinstance(content, str) else content,
+        "tool_calls": [[call.get("name"), _parsed(call.get("arguments"))] for call in calls],
+    }
+
+
+def _repaired(answer: Message) -> Message | None:
+    """The answer as clients send it back that cannot read its tools' arguments: these are empty. None if they can."""
+    calls = list(answer.get("tool_calls") or ())
+    wrong = [not isinstance(_parsed((call.get("function") or {}).get("arguments")), dict) for call in calls]
+    if not any(wrong):
+        return None
+    emptied = [{**call, "function": {**call["function"], "arguments": "{}"}} for call in calls]
+    return {
+        **answer,
+        "tool_calls": [new if bad else call for new, call, bad in zip(emptied, calls, wrong, strict=True)],
+    }
+
+
+def _text(content: Any) -> Any:
+    if content is None:
+        return ""
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content
+
+
+def _parsed(arguments: Any) -> Any:
+    """The arguments of a call as an object, or their text if it is no JSON."""
+    while isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (json.JSONDecodeError, RecursionError):
+            break
+    return {} if arguments is None else arguments
+
+
+def fewest_chains(before: Sequence[Sequence[int]]) -> list[list[int]]:
+    """A partition of items into the fewest chains, each in order; chains by their first item.
+
+    `before[i]`: the items that may come before i in a chain, the preferred first; a transitive relation. The number of
+    chains is that of the items less a maximum matching of items to their predecessors (Fulkerson 1956, "Note on
+    Dilworth's decomposition theorem for partially ordered sets"), found by augmenting paths.
+    """
+    follower: dict[int, int] = {}
+    leader: dict[int, int] = {}
+    for item in range(len(before)):
+        _augment(item, before, follower, leader)
+    chains = []
+    for start in [item for item in range(len(before)) if item not in leader]:
+        chain = [start]
+        while chain[-1] in follower:
+            chain.append(follower[chain[-1]])
+        chains.append(chain)
+    return chains
+
+
+def _augment(item: int, before: Sequence[Sequence[int]], follower: dict[int, int], leader: dict[int, int]) -> None:
+    """Give `item` a predecessor, moving the followers of others if need be; nothing if that is impossible."""
+    wanted_by: dict[int, int] = {}
+    waiting = deque([item])
+    while waiting:
+        current = waiting.popleft()
+        for one in before[current]:
+            if one in wanted_by:
+                continue
+            wanted_by[one] = current
+            if one in follower:
+                waiting.append(follower[one])
+                continue
+            free: int | None = one
+            while free is not None:  # each item on the path takes what was found for it, and frees what it had
+                taker = wanted_by[free]
+                freed = leader.get(taker)
+                follower[free], leader[taker] = taker, free
+                free = freed
+            return
+
+
+def _before(calls: Sequence[Call]) -> list[list[int]]:
+    """For each call the calls whose tokens its prompt begins with, the longest first."""
+    tokens = [call.tokens for call in calls]
+    found = []
+    for call in calls:
+        prompt = call.prompt
+        fitting = [i for i, those in enumerate(tokens) if len(those) <= len(prompt) and _begins(prompt, those)]
+        found.append(sorted(fitting, key=lambda i: -len(tokens[i])))
+    return found
+
+
+def _begins(tokens: np.ndarray, those: np.ndarray) -> bool:
+    return tokens[len(those) - 1] == those[-1] and np.array_equal(tokens[: len(those)], those)

@@ -1,0 +1,300 @@
+"""The sessions of mode `serve`: open, judged by their users, dropped, or taken by an explore step. Without a server.
+
+A session ends with its feedback, or after a time without any. Judged sessions wait for an explore step; where rollouts
+are compared, until enough of the same task are there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trinity_core.inference.openai_api.journal import Journal, JournalEntry
+from trinity_core.inference.openai_api.recorded_session import RecordedSession, SessionTerms
+from trinity_core.inference.openai_api.session_auth import Refusal
+
+WITHOUT_FEEDBACK = "without_feedback"
+WITHOUT_GROUP = "without_group"
+TAKEN_BACK = "weights_taken_back"
+REMEMBERED = 100_000
+"""Names of sessions that have ended, with the reason."""
+
+
+GREATEST = 1e6
+"""Of a reward or a metric, up or down: squares of greater ones overflow in the trainer's float32."""
+Text = Annotated[str, Field(max_length=10_000)]
+Number = Annotated[float, Field(ge=-GREATEST, le=GREATEST)]
+MetricName = Annotated[str, Field(max_length=100, pattern=r"^\w[\w\-. ]*(/\w[\w\-. ]*)*$")]
+"""Names that tracking systems take."""
+
+
+class Feedback(BaseModel):
+    """What a user says of a session."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    reward: Number
+    metrics: dict[MetricName, Number] = {}
+    comment: Text = ""
+
+
+@dataclass(eq=False)
+class ServedSession:
+    """A session with what the book knows of it."""
+
+    session: RecordedSession
+    task: str
+    seen: float
+    """When it was last asked or judged."""
+    feedback: Feedback | None = None
+    taken_back: bool = False
+    """Whether weights that the trainer no longer has sampled some of it."""
+
+    @property
+    def name(self) -> str:
+        """The id of the session."""
+        return self.session.name
+
+    @property
+    def key(self) -> str:
+        """What it is compared by: its task, or its first prompt."""
+        return self.task or f"prompt {self.session.first_prompt}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedGroup:
+    """Sessions of one task; `dropped` is why they are not trained on ("": they are)."""
+
+    sessions: Sequence[ServedSession]
+    dropped: str = ""
+
+
+class ServedSessions:
+    """Safe to use from several threads."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        terms: SessionTerms,
+        patience: float,
+        repeats: int = 1,
+        ended: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`patience`: seconds from the last answer of a session to its feedback. `repeats`: sessions of a group.
+
+        `ended`: sessions of earlier processes, with the reason.
+        """
+        self._journal, self._terms, self._patience, self._repeats = journal, terms, patience, repeats
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._open: dict[str, ServedSession] = {}
+        self._judged: list[ServedSession] = []
+        self._dropped: list[ServedGroup] = []
+        self._taken: list[ServedGroup] = []
+        self._ended: dict[str, str] = dict(ended or {})
+        self._began = 0.0
+        """When the first of the groups that are complete now was."""
+        for entry in journal.read():
+            self._restore(entry)
+
+    def _restore(self, entry: JournalEntry) -> None:
+        session = self._session(entry.name)
+        for setting, kept in entry.requests:
+            session.restore(setting, kept)
+        mine = ServedSession(session, entry.task, self._clock(), taken_back=entry.taken_back)
+        if entry.feedback is None:
+            self._open[mine.name] = mine
+            self._ended.pop(mine.name, None)
+        else:
+            session.end()
+            self._judge(mine, Feedback(**entry.feedback))
+
+    @property
+    def sessions(self) -> list[RecordedSession]:
+        """Those that are open."""
+        with self._lock:
+            return [mine.session for mine in self._open.values()]
+
+    @property
+    def judged(self) -> list[RecordedSession]:
+        """Those that have feedback and are in no explore step yet."""
+        with self._lock:
+            return [mine.session for mine in self._judged]
+
+    # ---- for clients ----
+
+    def begin(self, task: str = "") -> RecordedSession:
+        """A new session. `task`: sessions with the same one are compared with each other."""
+        session = self._session()
+        self._journal.begin(session.name, task)
+        with self._lock:
+            self._open[session.name] = ServedSession(session, task, self._clock())
+        return session
+
+    def used(self, name: str) -> None:
+        """A request of the session is over."""
+        with self._lock:
+            if mine := self._open.get(name):
+                mine.seen = self._clock()
+
+    def forget(self, session: RecordedSession) -> bool:
+        """Remove a session in which nothing was recorded; True if that was so."""
+        with self._lock:
+            if session.sampled_tokens or self._open.pop(session.name, None) is None:
+                return False
+        self._journal.remove(session.name)
+        return True
+
+    def give(self, name: str, feedback: Feedback) -> RecordedSession:
+        """Take feedback in: the session ends, and waits for an explore step. Raises Refusal."""
+        with self._lock:
+            mine = self._open.get(name)
+            if mine is None:
+                raise self._gone(name)
+            if not mine.session.sampled_tokens:
+                message = "nothing was sampled in this session yet, so there is nothing to judge."
+                raise Refusal(409, "nothing_sampled", message, "session_id")
+            self._journal.feedback(name, feedback.model_dump(include={"reward", "metrics", "comment"}))
+            mine.session.end()
+            del self._open[name]
+            self._judge(mine, feedback)
+        return mine.session
+
+    def _gone(self, name: str) -> Refusal:
+        if name not in self._ended:
+            return Refusal(404, "session_not_found", "there is no such session.", "session_id")
+        if self._ended[name] == WITHOUT_FEEDBACK:
+            message = f"this session ended without feedback, {self._patience:g} s after its last answer."
+            return Refusal(410, "session_ended", message, "session_id")
+        return Refusal(409, "feedback_already_given", "this session has its feedback already.", "session_id")
+
+    # ---- for the explorer ----
+
+    def expire(self) -> list[RecordedSession]:
+        """End the sessions that waited too long for feedback, and drop those that did for others. The former."""
+        with self._lock:
+            due = self._clock() - self._patience
+            late = [mine for mine in self._open.values() if mine.seen <= due and not mine.session.in_flight]
+            for mine in late:
+                mine.session.end()
+                del self._open[mine.name]
+                self._note_end(mine.name, WITHOUT_FEEDBACK)
+                if mine.session.sampled_tokens:
+                    self._dropped.append(ServedGroup([mine], WITHOUT_FEEDBACK))
+                else:
+                    self._journal.remove(mine.name)
+            for members, complete in list(self._by_task()):
+                if not complete and members[0].seen <= due:
+                    self._judged.remove(members[0])
+                    self._dropped.append(ServedGroup(members, WITHOUT_GROUP))
+            return [mine.session for mine in late]
+
+    def complete(self) -> tuple[int, float]:
+        """Groups that can be taken now, and for how many seconds there has been one."""
+        with self._lock:
+            count, now = len(self._groups()), self._clock()
+            if not count:
+                self._began = now
+            return count, now - self._began
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Sessions that are open, that wait for an explore step, that were dropped since the last one."""
+        with self._lock:
+            return len(self._open), len(self._judged), sum(len(group.sessions) for group in self._dropped)
+
+    def take(self, most: int, version: int) -> list[ServedGroup]:
+        """Up to `most` groups, and all that was dropped. They count as taken until `stored`, or `give_back`.
+
+        Sessions with tokens of weights that the trainer took back, or of newer ones than `version`, are dropped.
+        """
+        with self._lock:
+            for mine in [one for one in self._judged if one.taken_back or one.session.newest_version > version]:
+                self._judged.remove(mine)
+                self._dropped.append(ServedGroup([mine], TAKEN_BACK))
+            groups = self._groups()[:most]
+            taken = {mine.name for group in groups for mine in group.sessions}
+            self._judged = [mine for mine in self._judged if mine.name not in taken]
+            self._taken = [*groups, *self._dropped]
+            self._dropped = []
+            self._began = self._clock()
+            return list(self._taken)
+
+    def take_back(self, version: int) -> None:
+        """The trainer went back to `version`, and will give later ones the same numbers again.
+
+        Sessions with tokens of newer ones are marked, and those with a request in flight, which older weights began.
+        """
+        with self._lock:
+            for mine in [*self._open.values(), *self._judged]:
+                if not mine.taken_back and (mine.session.newest_version > version or mine.session.in_flight):
+                    mine.taken_back = True
+                    self._journal.take_back(mine.name)
+
+    def stored(self) -> None:
+        """What was taken is in the store."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        for group in taken:
+            for mine in group.sessions:
+                self._journal.remove(mine.name)
+
+    def resume(self, stored: Collection[str]) -> list[RecordedSession]:
+        """Give back what was taken but not stored; forget the sessions that the last stored step had.
+
+        Those of them that were open.
+        """
+        with self._lock:
+            for group in self._taken:
+                self._dropped += [group] if group.dropped else []
+                self._judged += [] if group.dropped else group.sessions
+            self._taken = []
+            known = set(stored)
+            self._judged = [mine for mine in self._judged if mine.name not in known]
+            self._dropped = [group for group in self._dropped if group.sessions[0].name not in known]
+            again = [self._open.pop(name) for name in known if name in self._open]
+            for mine in again:
+                self._note_end(mine.name, WITHOUT_FEEDBACK)
+        for name in known:
+            self._journal.remove(name)
+        return [mine.session for mine in again]
+
+    # ---- inside ----
+
+    def _session(self, name: str | None = None) -> RecordedSession:
+        session = RecordedSession(self._terms) if name is None else RecordedSession(self._terms, name)
+        session.keeps = partial(self._journal.answers, session.name)
+        session.drops = partial(self._journal.drop, session.name)
+        return session
+
+    def _judge(self, mine: ServedSession, feedback: Feedback) -> None:
+        mine.feedback, mine.seen = feedback, self._clock()
+        self._judged.append(mine)
+        self._note_end(mine.name, "")
+
+    def _note_end(self, name: str, why: str) -> None:
+        self._ended[name] = why
+        while len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def _groups(self) -> list[ServedGroup]:
+        """Complete groups. One that has waited for members too long is complete with two."""
+        return [ServedGroup(members) for members, complete in self._by_task() if complete]
+
+    def _by_task(self) -> Iterator[tuple[list[ServedSession], bool]]:
+        """What may become groups, and whether it is complete."""
+        by_key: dict[str, list[ServedSession]] = defaultdict(list)
+        for number, mine in enumerate(self._judged):
+            by_key[str(number) if self._repeats == 1 else mine.key].append(mine)
+        due = self._clock() - self._patience
+        for members in by_key.values():
+            for start in range(0, len(members), self._repeats):
+                some = members[start : start + self._repeats]
+                yield some, len(some) == self._repeats or (len(some) > 1 and some[0].seen <= due)

@@ -1,0 +1,73 @@
+"""The key of the API, and the sessions that it serves. Without vLLM."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from trinity_core.inference.openai_api.recorded_session import CONNECTION, EXCHANGE, RecordedSession
+
+if TYPE_CHECKING:
+    from fastapi import Request
+
+PREFIX = "/sessions/"
+REMEMBERED = 100_000
+"""Names of ended sessions that are known as such."""
+SESSION_ENDED = (410, "session_ended", "This session has ended.")
+
+
+class Refusal(Exception):
+    """What a client is told of a request that cannot be served."""
+
+    def __init__(
+        self, status: int, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error"
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param, self.kind = status, code, param, kind
+
+
+class SessionAuth:
+    """Which requests are served: those with the key, and within a session while it is open."""
+
+    def __init__(self, key: str) -> None:
+        self._key = f"Bearer {key}".encode()
+        self._open: dict[str, RecordedSession] = {}
+        self._ended: dict[str, None] = {}
+
+    def open(self, session: RecordedSession) -> None:
+        """Serve it. From any thread."""
+        self._open[session.name] = session
+
+    def close(self, session: RecordedSession) -> bool:
+        """Serve it no more: its requests in flight end, later ones are refused. True the first time."""
+        session.end()
+        if self._open.pop(session.name, None) is None:
+            return False
+        self._ended[session.name] = None
+        while len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        return True
+
+    def check_key(self, request: Request) -> None:
+        """Raise Refusal unless the request brings the key."""
+        authorization = request.headers.get("authorization", "").encode("latin-1")
+        if not secrets.compare_digest(authorization, self._key):
+            raise Refusal(401, "invalid_api_key", "Incorrect API key provided.", kind="authentication_error")
+
+    @contextmanager
+    def exchange(self, name: str, request: Request) -> Iterator[None]:
+        """Within this context the request is one of the session `name`. Raises Refusal if that is not open."""
+        session = self._open.get(name)
+        exchange = None if session is None else session.begin()
+        if exchange is None:
+            if session is not None or name in self._ended:
+                raise Refusal(*SESSION_ENDED)
+            raise Refusal(404, "session_not_found", "There is no such session.")
+        exchange.connection = request.scope.get("state", {}).get(CONNECTION)
+        EXCHANGE.set(exchange)
+        try:
+            yield
+        finally:
+            exchange.close()

@@ -1,0 +1,207 @@
+"""Task operators that keep or drop a row by its text alone."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import regex
+from annotated_types import Ge, Le
+
+from trinity_core.data.files import Row, data_files, stream_rows
+from trinity_core.errors import DataError, InputError
+from trinity_core.pipelines.tasks.task_operator import (
+    TASK_OPERATORS,
+    Memory,
+    Outcome,
+    TaskOperator,
+    Unusable,
+    checked_keys,
+    text_of,
+)
+
+# A decimal point or a sign makes another number: "1.5" is one word, and "-5" is not "5".
+_WORD = re.compile(r"(?<!\w)-?\d+(?:[.,]\d+)*|\w+")
+
+
+def words(text: str) -> list[str]:
+    """Words and numbers in lower case, without punctuation."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def ngrams(found: list[str], n: int) -> Iterator[str]:
+    """Every run of `n` words; a shorter text is one run."""
+    for start in range(max(1, len(found) - n + 1) if found else 0):
+        yield " ".join(found[start : start + n])
+
+
+def digest(text: str, size: int = 8) -> bytes:
+    """A hash of `size` bytes that is the same in every process."""
+    return blake2b(text.encode(), digest_size=size).digest()
+
+
+@TASK_OPERATORS.register("text_length_filter")
+class TextLengthFilter(TaskOperator):
+    """Keep rows in which the text of each column has `min_len` to `max_len` characters, both included."""
+
+    def __init__(
+        self,
+        input_keys: list[str],
+        min_len: Annotated[int, Ge(0)] = 1,
+        max_len: Annotated[int, Ge(0)] | None = None,
+    ) -> None:
+        self._keys = checked_keys("text_length_filter", input_keys)
+        self._min, self._max = min_len, float("inf") if max_len is None else max_len
+        if self._max < self._min:
+            raise InputError(f"text_length_filter: max_len {max_len} is below min_len {min_len}")
+
+    def row(self, row: Row, memory: Memory) -> list[Row]:
+        return [row] if all(self._min <= len(text_of(row, key)) <= self._max for key in self._keys) else []
+
+
+SEARCH_SECONDS = 1.0
+"""For a row. Some expressions take time that doubles with every letter, such as `(a|aa)+$`."""
+
+
+@TASK_OPERATORS.register("format_check_filter")
+class FormatCheckFilter(TaskOperator):
+    """Keep rows in whose column `input_key` the regular expression `pattern` is found."""
+
+    def __init__(self, input_key: str, pattern: str) -> None:
+        self._key = input_key
+        try:
+            self._pattern = regex.compile(pattern)
+        except regex.error as error:
+            raise InputError(f"format_check_filter: pattern {pattern!r} is no regular expression: {error}") from error
+
+    def row(self, row: Row, memory: Memory) -> Outcome:
+        try:
+            return [row] if self._pattern.search(text_of(row, self._key), timeout=SEARCH_SECONDS) else []
+        except TimeoutError:
+            return Unusable(f"format_check_filter: searching '{self._key}' took longer than {SEARCH_SECONDS:g} s")
+
+
+@TASK_OPERATORS.register("duplicate_filter")
+class DuplicateFilter(TaskOperator):
+    """Drop rows whose columns `input_keys` hold the same text as those of an earlier row.
+
+    With `ignore_format` texts that differ in case, punctuation or spaces count as the same.
+    """
+
+    def __init__(self, input_keys: list[str], ignore_format: bool = True) -> None:
+        self._keys = checked_keys("duplicate_filter", input_keys)
+        self._ignore_format = ignore_format
+
+    def row(self, row: Row, memory: Memory) -> list[Row]:
+        texts = [text_of(row, key) for key in self._keys]
+        # Symbols can be all that tells two formulas apart, so a text without words is compared as it is.
+        compared = [" ".join(words(text)) or text for text in texts] if self._ignore_format else texts
+        return [row] if memory.add(self.label, digest("\0".join(compared), 16)) else []
+
+
+@TASK_OPERATORS.register("contamination_filter")
+class ContaminationFilter(TaskOperator):
+    """Drop rows that share a run of `ngram` words with a row of an eval set; without `remove`, only mark them.
+
+    A marked row has the column `contaminated`, true or false. An eval text of fewer words than `ngram` counts only
+    where it is the whole training text. The n-grams of the eval sets are in memory; the training set is not.
+    """
+
+    def __init__(
+        self,
+        eval_paths: list[str],
+        input_keys: list[str],
+        split: str = "test",
+        ngram: Annotated[int, Ge(1)] = 13,
+        remove: bool = True,
+    ) -> None:
+        self._paths, self._split, self._ngram, self._remove = eval_paths, split, ngram, remove
+        self._keys = checked_keys("contamination_filter", input_keys)
+        self._known: set[bytes] = set()
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return [file for path in self._paths for file in data_files(path, self._split)]
+
+    def start(self) -> None:
+        for path in self._paths:
+            for location, row in stream_rows(path, self._split):
+                if isinstance(row, str):
+                    raise DataError(f"contamination_filter cannot read the eval set: {location}: {row}")
+                self._known |= self._digests(row)
+
+    def _digests(self, row: Row) -> set[bytes]:
+        return {digest(run) for key in self._keys for run in ngrams(words(text_of(row, key)), self._ngram)}
+
+    def row(self, row: Row, memory: Memory) -> list[Row]:
+        contaminated = not self._known.isdisjoint(self._digests(row))
+        if self._remove:
+            return [] if contaminated else [row]
+        return [{**row, "contaminated": contaminated}]
+
+
+if TYPE_CHECKING:
+    from py3langid.langid import LanguageIdentifier
+
+WITHIN = {
+    "ar": ("ary", "arz"),
+    "ku": ("sdh",),
+    "no": ("nn",),
+    "uz": ("uzs",),
+    "zh": ("wuu", "yue"),
+}
+"""A language → others of its family that the library tells apart; ISO 639-3 counts them as its members."""
+WORDLESS = "zxx"
+"""No language at all. ISO 639-2's code for it."""
+EVIDENCE = 0.1
+"""A text in which no language is as likely as this, such as a formula, has no words of any."""
+
+
+@TASK_OPERATORS.register("language_id_score_filter")
+class LanguageIdScoreFilter(TaskOperator):
+    """Keep rows in which the text of each column is most likely in one of the languages `lang` (ISO 639-1 codes).
+
+    `min_score` is the least probability of that. Text without words of any language is kept where it is 0.
+    """
+
+    def __init__(
+        self, input_keys: list[str], lang: list[str] | str, min_score: Annotated[float, Ge(0), Le(1)] = 0.0
+    ) -> None:
+        self._keys = checked_keys("language_id_score_filter", input_keys)
+        self._lang = [lang] if isinstance(lang, str) else list(lang)
+        self._min_score = min_score
+        if not self._lang:
+            raise InputError("language_id_score_filter: lang must name at least one language")
+
+    def start(self) -> None:
+        known = _identifier().labels
+        if unknown := [each for each in self._lang if each not in known]:
+            raise InputError(
+                f"language_id_score_filter: no language {', '.join(unknown)} is known; lang takes codes of ISO 639, "
+                f"as {', '.join(sorted(each for each in known if len(each) == 2))}"
+            )
+
+    def row(self, row: Row, memory: Memory) -> list[Row]:
+        return [row] if all(self._fits(text_of(row, key)) for key in self._keys) else []
+
+    def _fits(self, text: str) -> bool:
+        likely = dict(_identifier().rank(text))
+        wanted = sum(likely.pop(each, 0.0) for lang in self._lang for each in (lang, *WITHIN.get(lang, ())))
+        wordless = likely.pop(WORDLESS)
+        others = max(likely.values(), default=0.0)
+        if max(wanted, others) < max(wordless, EVIDENCE):
+            return self._min_score == 0
+        return wanted >= max(others, self._min_score)
+
+
+@cache
+def _identifier() -> LanguageIdentifier:
+    """The library's model, with probabilities; read once, in 0.3 s."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

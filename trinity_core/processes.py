@@ -1,0 +1,98 @@
+"""Knowing and ending processes that were started here. A process that ends on its own meanwhile is no error."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+PR_SET_PDEATHSIG = 1
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+STARTED = 19
+"""Place of the start in /proc/PID/stat, after the name in parentheses."""
+
+
+def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = None) -> None:
+    """Let the kernel send this process a signal when the thread that started it ends, also by SIGKILL (Linux only).
+
+    With `parent`, the id of the process that should be ours, the signal is sent at once if that has ended already.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
+        if parent not in (None, os.getppid()):
+            os.kill(os.getpid(), signal_number)
+
+
+def start_mark(pid: int) -> str:
+    """What tells a process from a later one with its id: the boot, and the clock ticks from it to the process's start.
+
+    Unlike a start time, it does not change when somebody sets the machine's clock. "" where the system has no /proc.
+    Raises psutil.NoSuchProcess.
+    """
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[STARTED]
+        return f"{BOOT_ID.read_text().strip()} {int(ticks)}"
+    except (FileNotFoundError, ProcessLookupError):
+        psutil.Process(pid)
+        return ""
+
+
+def still_runs(pid: int, started: float, mark: str = "") -> bool:
+    """True if the process with this id and `start_mark` runs. A later one with the id does not count.
+
+    Without a mark, as in records of older releases, its start time decides (Unix seconds).
+    """
+    try:
+        process = psutil.Process(pid)
+        same = start_mark(pid) == mark if mark else abs(process.create_time() - started) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def run_queue_seconds(pid: int) -> float:
+    """Seconds in which a process was ready to run but had no CPU; 0 if the system does not report it."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def families(names: Sequence[str]) -> list[psutil.Process]:
+    """Our children with one of these names, each with all its descendants."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() in names:
+                found += family(child)
+    return found
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """A process and all its descendants. Raises psutil.NoSuchProcess if it has ended."""
+    return [process, *process.children(recursive=True)]
+
+
+def stop(process: psutil.Process, grace: float) -> list[str]:
+    """Send SIGTERM to a process, kill what is left of its family after `grace` seconds; returns what was killed."""
+    members = family(process)
+    with suppress(psutil.NoSuchProcess):
+        process.terminate()
+    return end(members, grace)
+
+
+def end(processes: Sequence[psutil.Process], grace: float) -> list[str]:
+    """Wait `grace` seconds for processes to end on their own and kill the others; returns what was killed."""
+    killed = []
+    for process in psutil.wait_procs(processes, timeout=grace)[1]:
+        with suppress(psutil.NoSuchProcess):
+            name = f"{process.name()} ({process.pid})"
+            process.kill()
+            killed.append(name)
+    return killed

@@ -1,0 +1,55 @@
+"""How a program of ours ends: SIGTERM closes whatever is open, and errors for users are printed without a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import typer
+
+from trinity_core.errors import TransientFault, TrinityError
+
+TERMINATED = 128 + signal.SIGTERM
+"""The exit code that shells give a process ended by SIGTERM."""
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Within this context SIGTERM ends the process as an exit does, through every `with` and `finally`.
+
+    During a flow Prefect handles it: the flow saves and ends its actors. Then Prefect sends the signal once more, to
+    the handler that stood before its own; with Python's default the process would go and leave Ray behind. Further
+    signals do not disturb the closing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(TERMINATED)
+
+
+def run_app(application: Callable[[], object]) -> None:
+    """Run a command line; the process ends with 0, 1 after one clear message, 2 after wrong usage, 130 after Ctrl+C."""
+    try:
+        application()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (TrinityError, TransientFault) as error:
+        if os.environ.get("TRINITY_TRACEBACK"):
+            raise
+        typer.secho(f"error: {error}", fg=typer.colors.RED if sys.stderr.isatty() else None, err=True)
+        sys.exit(1)

@@ -1,0 +1,99 @@
+"""How the driver's steps are called and shown: here as plain functions, with progress in the log.
+
+`tasks.adapter` calls the same steps as Prefect tasks and subflows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextvars import copy_context
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from trinity_core.config import Config
+from trinity_core.runtime.faults import POLL_SECONDS, most_telling
+from trinity_core.runtime.progress import ProgressReport
+from trinity_core.runtime.verdicts import with_verdicts
+
+if TYPE_CHECKING:
+    from trinity_core.runtime.stage import Request, Stage
+
+T = TypeVar("T")
+
+
+class Stoppable(Protocol):
+    """A run attempt, or a token that several of them share."""
+
+    def stop(self) -> None:
+        """Ask everything to save and end."""
+
+    def check(self) -> None:
+        """Raise what makes it useless to go on."""
+
+
+class Adapter:
+    """Calls each step as it is; shows nothing but log lines."""
+
+    report: type[ProgressReport] = ProgressReport
+
+    def call(self, name: str, step: Callable[[], T], patient: bool = False) -> T:
+        """The result of a step of that name. A `patient` one may be tried again where the adapter has retries."""
+        return step()
+
+    def subflow(self, request: Request, run: Callable[[], T]) -> T:
+        """The result of the run of a stage that is one of several."""
+        return run()
+
+    def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+        """Run components beside each other: name -> result.
+
+        When one fails, the others are asked to save and end, and the failure is raised: of several the most telling.
+        """
+        with ThreadPoolExecutor(max_workers=max(len(components), 1)) as threads:
+            futures = {name: threads.submit(copy_context().run, call) for name, call in components.items()}
+            wait_for_all(run, futures.values(), lambda future: future.exception() is not None)
+        raise_most_telling([error for future in futures.values() if (error := future.exception()) is not None])
+        return {name: future.result() for name, future in futures.items()}
+
+    def begun_by(self) -> str:
+        """What identifies the attempts at one run; "" if there is no other attempt than this."""
+        return ""
+
+    def announce(self, config: Config, stage: str) -> None:
+        """Show which run this is: of a stage, or `pipeline` or `async`."""
+
+    def judged(self, stage: Stage) -> Stage:
+        """The stage that learns from a person's verdicts, if it needs them. Raises TrinityError if nobody was asked."""
+        return replace(stage, config=with_verdicts(stage.config))
+
+    def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
+        """Show the results of a run, or of a whole pipeline."""
+
+
+PLAIN = Adapter()
+
+
+def wait_for_all(run: Stoppable, futures: Collection[Future[Any]], has_failed: Callable[[Future[Any]], bool]) -> None:
+    """Wait until all futures are done; after a failure ask the others to save and end, and wait for that.
+
+    A cancellation (an exception in this, the main, thread) does the same, and so does tracking that can never take the
+    metrics. `has_failed` is asked about futures that are done.
+    """
+    try:
+        while not all(future.done() for future in futures):
+            if any(future.done() and has_failed(future) for future in futures):
+                break
+            run.check()
+            time.sleep(POLL_SECONDS)
+    finally:
+        if not all(future.done() for future in futures):
+            run.stop()
+            wait(futures)
+
+
+def raise_most_telling(failures: Collection[BaseException]) -> None:
+    """Raise the failure, if any, that another attempt cannot get past; a component that was only stopped comes last."""
+    if failures:
+        raise most_telling(list(failures))

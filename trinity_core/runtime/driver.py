@@ -1,0 +1,175 @@
+"""The driver: what the command line, Prefect, Studio and a Python call start, each by an adapter of its own.
+
+A configuration is loaded and checked once, by the caller, and travels as a value from here on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from trinity_core.config import Config
+from trinity_core.errors import TrinityError
+from trinity_core.pipelines.tasks import curated_tasks
+from trinity_core.runtime.adapter import PLAIN, Adapter
+from trinity_core.runtime.asked_models import RunModels
+from trinity_core.runtime.cluster import open_cluster
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.evaluation import score_targets, unscored_targets
+from trinity_core.runtime.multi_run import Part, gpus_together, plan_parts, shared_ray
+from trinity_core.runtime.pipeline import Plan, pipeline_cluster, pipeline_summary, plan_stages
+from trinity_core.runtime.placement import flow_of
+from trinity_core.runtime.run import run
+from trinity_core.runtime.run_attempt import open_attempt
+from trinity_core.runtime.stage import Request, Stage, choose_stage, pick_stage, resume
+from trinity_core.runtime.summary import summary_of_scores, summary_text, write_summary
+
+log = logging.getLogger(__name__)
+
+
+class Terminal(Adapter):
+    """Prints the summary of each stage, and of the pipeline."""
+
+    def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
+        """Print it."""
+        print(summary_text(summary))
+
+
+def run_configuration(config: Config, adapter: Adapter = PLAIN, is_ready: bool = False) -> dict[str, Any]:
+    """Run a checked configuration with all its stages; its summary."""
+    if config.stages:
+        return run_pipeline(config, adapter, is_ready)
+    return run_request(Request(config, flow_of(config), is_ready=is_ready), adapter)
+
+
+def run_request(request: Request, adapter: Adapter = PLAIN) -> dict[str, Any]:
+    """Run or evaluate one stage; its summary."""
+    stage = adapter.call("resolve", lambda: resolve(request, adapter))
+    if request.kind == "evaluate":
+        return evaluate_stage(stage, request.which, adapter)
+    return run(adapter.judged(stage), adapter)
+
+
+def resolve(request: Request, adapter: Adapter = PLAIN) -> Stage:
+    """Choose the stage, lock its run, and find the checkpoint to resume from. Raises ConfigError or TrinityError."""
+    chosen = choose_stage(request, adapter.begun_by())
+    adapter.announce(chosen.config, chosen.stage)
+    stage = resume(chosen)
+    for warning in stage.warnings:
+        log.warning(warning)
+    if stage.resumed_step:
+        log.info("Resuming from the checkpoint of step %s in %s", stage.resumed_step, stage.config.job_dir)
+    return stage
+
+
+def evaluate_stage(stage: Stage, which: str, adapter: Adapter = PLAIN) -> dict[str, Any]:
+    """Score those weights of `which` that have no score yet; engines start only if there are any."""
+
+    def publish(seconds: float) -> dict[str, Any]:
+        summary = summary_of_scores(stage.config, seconds)
+        adapter.show(stage.config, summary)
+        return summary
+
+    targets = adapter.call("find", lambda: unscored_targets(stage.config, which))
+    log.info("To score: %s", ", ".join(f"step {target.step}" for target in targets) or "nothing")
+    if not targets:
+        return adapter.call("publish", lambda: publish(0.0))
+    with adapter.call("cluster", lambda: open_attempt(stage)) as attempt:
+        adapter.call("evaluate", lambda: score_targets(attempt, targets))
+        return adapter.call("publish", lambda: publish(time.monotonic() - attempt.began))
+
+
+def run_pipeline(config: Config, adapter: Adapter = PLAIN, is_ready: bool = False) -> dict[str, Any]:
+    """Score the model as it is, run the stages in order on one Ray, score and publish the last one's model.
+
+    Stages that an earlier attempt has finished are not run again.
+    """
+
+    def resolve_pipeline() -> Plan:
+        adapter.announce(config, "pipeline")
+        return plan_stages(config)
+
+    def run_stage(kind: str, stage: str, **more: Any) -> dict[str, Any]:
+        request = Request(config, kind, stage, is_ready=is_ready, **more)
+        return adapter.subflow(request, lambda: run_request(request, adapter))
+
+    plan = adapter.call("resolve", resolve_pipeline, patient=True)
+    opened = adapter.call("cluster", lambda: open_cluster(config, plan.gpu_per_node), patient=True)
+    with pipeline_cluster(plan, opened):
+        before = run_stage("evaluate", plan.evaluates, which="base") if plan.evaluates else {}
+        summaries: dict[str, dict[str, Any]] = {}
+        model_path = ""
+        for stage in plan.stages:
+            summaries[stage.name] = stage.done or run_stage(stage.flow, stage.name, model_path=model_path)
+            model_path = summaries[stage.name]["hf_dir"] or model_path
+        last = plan.stages[-1].name
+        if plan.evaluates == last and summaries[last]["score"] is None:
+            scored = run_stage("evaluate", last, which="latest", run=summaries[last]["name"])
+            summaries[last] |= {"score": scored["score"], "scores": scored["scores"]}
+        return adapter.call("publish", lambda: _publish_pipeline(plan, before, summaries, adapter))
+
+
+def _publish_pipeline(
+    plan: Plan, before: dict[str, Any], summaries: dict[str, dict[str, Any]], adapter: Adapter
+) -> dict[str, Any]:
+    summary = pipeline_summary(plan, before, summaries)
+    write_summary(plan.config, summary)
+    adapter.show(plan.config, summary, is_pipeline=True)
+    return summary
+
+
+def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adapter = PLAIN) -> dict[str, Any]:
+    """Run a trainer and its explorers, each from a configuration of its own, on one Ray: part -> summary.
+
+    When one fails for good, the others save and end.
+    """
+
+    def resolve_parts() -> list[Part]:
+        parts = plan_parts(files, overrides)
+        adapter.announce(parts[0].config, "async")
+        return parts
+
+    def run_part(part: Part) -> dict[str, Any]:
+        request = Request(part.config, "rft")
+        return adapter.subflow(request, lambda: run_request(request, adapter))
+
+    parts = adapter.call("resolve", resolve_parts, patient=True)
+    opened = adapter.call("cluster", lambda: open_cluster(parts[0].config, gpus_together(parts)), patient=True)
+    with shared_ray(parts, opened) as token:
+        return adapter.run_components(token, {part.name: partial(run_part, part) for part in parts})
+
+
+def curate(config: Config, stage: str, adapter: Adapter = PLAIN) -> dict[str, Any]:
+    """Make, continue or find the output of a stage's task pipeline; where it is, and what became of the rows.
+
+    Raises TrinityError as `curated_tasks` does, or if the stage has no task pipeline.
+    """
+    chosen, _ = pick_stage(config, stage)
+
+    def make() -> dict[str, Any]:
+        adapter.announce(chosen, "curate")
+        if chosen.data_processor.task_pipeline is None:
+            raise TrinityError(f"{chosen.name} has no data_processor.task_pipeline, so there is nothing to curate.")
+        with RunModels(chosen) as models:
+            made = curated_tasks(chosen, models)
+        log.info("%d of %d rows in %s", made.rows, made.read, made.folder)
+        summary = {**vars(made), "folder": str(made.folder)}
+        adapter.show(chosen, summary, is_pipeline=True)
+        return summary
+
+    return adapter.call("curate", make)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a configuration with all its stages without Prefect."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True, help="YAML file of the run")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings laid over the file")
+    options = parser.parse_intermixed_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("trinity_core").setLevel(logging.INFO)
+    run_configuration(load_checked(options.config, options.overrides), Terminal())

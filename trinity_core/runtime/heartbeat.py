@@ -1,0 +1,105 @@
+"""What is checked and said while a run waits for its processes: that they answer, and what they still lack.
+
+A process that is stopped, or stuck, would otherwise be waited for without end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trinity_core.config import Config
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime.faults import AGAIN, ANOTHER_FOLLOWS, ProcessLost, is_transient
+from trinity_core.store.presence import EXPLORER, SEEN_SECONDS
+from trinity_core.store.run_store import open_run_store
+from trinity_core.waits import Wait
+
+log = logging.getLogger(__name__)
+
+ASK_SECONDS = 30.0
+"""Between two questions."""
+SILENCE_SECONDS = 600.0
+"""For an answer: a busy process may not run Python code for minutes, as while it writes a large checkpoint."""
+
+
+def within(seconds: float, lacking: str, check: Callable[[], None]) -> Callable[[], None]:
+    """`check`, which from now on has this time: then it raises `ProcessLost`, which says what is `lacking`."""
+    deadline = time.monotonic() + seconds
+
+    def timed() -> None:
+        check()
+        if time.monotonic() > deadline:
+            raise ProcessLost(f"{lacking} within {seconds:.0f} s. {AGAIN}")
+
+    return timed
+
+
+class Heartbeat:
+    """Asks actors (by name) for their `progress`, for which their long work leaves a thread free.
+
+    `check` raises what keeps the whole run from its end.
+    """
+
+    def __init__(self, actors: Mapping[str, Any], check: Callable[[], None]) -> None:
+        self._actors = actors
+        self._check = check
+        self._asked: dict[str, tuple[Any, float]] = {}
+
+    def check(self) -> None:
+        """To be called while waiting. Raises `ProcessLost` for a silent actor; whoever waits hears of a dead one."""
+        import ray
+
+        self._check()
+        now = time.monotonic()
+        for name, actor in self._actors.items():
+            answer, asked_at = self._asked.get(name, (None, -ASK_SECONDS))
+            if answer is None or (now - asked_at >= ASK_SECONDS and ray.wait([answer], timeout=0)[0]):
+                self._asked[name] = actor.progress.remote(), now
+            elif now - asked_at >= SILENCE_SECONDS:
+                raise ProcessLost(f"{name} has not answered for {now - asked_at:.0f} s. {AGAIN}")
+
+
+class StartWait:
+    """Logs what a wait for starting processes lacks; `unplaced` names those that Ray has yet to start."""
+
+    def __init__(self, what: str, unplaced: Callable[[], Sequence[str]], check: Callable[[], None]) -> None:
+        self._wait = Wait(f"{what} to start")
+        self._unplaced, self._check = unplaced, check
+
+    def check(self) -> None:
+        """To be called while waiting. Raises what the run's `check` raises."""
+        self._check()
+        late = ", ".join(self._unplaced())
+        self._wait.note(f"Ray has yet to start {late}" if late else "they are loading")
+
+
+class StartupPresence:
+    """Announces a starting explorer until it reports for itself."""
+
+    def __init__(self, config: Config, check: Callable[[], None]) -> None:
+        self._config, self._check = config, check
+        self._due = 0.0
+
+    def check(self) -> None:
+        """To be called while waiting: notes in the store every few seconds that the explorer is there."""
+        self._check()
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + SEEN_SECONDS
+        try:
+            with open_run_store(self._config) as store:
+                store.seen(EXPLORER, self._config.explorer.name)
+        except (TransientFault, TrinityError) as fault:
+            log.warning("explorer %s cannot note that it is starting: %s", self._config.explorer.name, fault)
+
+
+def withdraw(config: Config, error: BaseException) -> None:
+    """After a failure or a cancellation: nobody waits for this explorer, unless another attempt follows."""
+    if isinstance(error, Exception) and is_transient(error) and ANOTHER_FOLLOWS.get()():
+        return
+    with open_run_store(config) as store:
+        store.leave(config.explorer.name)
+    log.info("explorer %s has left the run", config.explorer.name)

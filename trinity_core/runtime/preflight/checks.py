@@ -1,0 +1,238 @@
+"""All that keeps a run from starting, found before anything of it is started."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trinity_core.addresses import holder_of, in_words, is_orphan
+from trinity_core.config import Config, notices, stages
+from trinity_core.config.findings import ConfigError, Finding, Report
+from trinity_core.config.paths import explored_file, operator_input_file
+from trinity_core.config.task_output import output_root, uses_pipeline
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.pipelines.checks import missing_names
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.gpus import survey
+from trinity_core.runtime.placement import Machine, place, weakest
+from trinity_core.runtime.preflight.first_rows import unusable_data
+from trinity_core.runtime.preflight.models import missing_models, template_notice, too_long_sequences
+from trinity_core.runtime.preflight.needs import Need, size, total
+from trinity_core.runtime.preflight.resource_estimate import ProcessEstimate, Room, room_for
+from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
+
+KEY = "cluster.allow_oversized"
+OTHER_PROCESSES = Need("other processes", 1 << 30, "the flow, Ray, the explorer and its rewards")
+"""Of a run on one machine (`benchmarks/plan.py`)."""
+ANYWAY = f"Make it smaller (`trinity plan` shows what takes how much), or set {KEY}: true to start it nevertheless."
+
+
+def unready(config: Config, is_first: bool = True) -> Iterator[Finding]:
+    """What keeps a run (a configuration without stages) from starting on this machine.
+
+    `is_first` is False for a stage that begins with the weights of the one before. Of a Ray cluster that is joined
+    (`cluster.ray_address`), only the run's folder is looked at: its nodes open models, data and ports.
+    """
+    yield from _unopened(config, is_first)
+    if not config.cluster.ray_address:
+        yield from oversized(config)
+
+
+def check_opened(config: Config, report: Report) -> None:
+    """Report what keeps a run from starting, with the file and line of the setting that names it."""
+    if config.stages:
+        return
+    look = _unopened if report.problems else unready  # a size follows from settings that are all in order
+    report.extend(look(config, report.stage in (None, "stages[0]")))
+
+
+def load_ready(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """`load_checked` of a run that can start: all that it names is there. Raises ConfigError with every problem."""
+    return load_checked(path, overrides, check_opened)
+
+
+def require_ready(config: Config, is_first: bool = True) -> None:
+    """Raise ConfigError if something keeps the run from starting, `TransientFault` if all of it may soon be gone."""
+    problems = list(unready(config, is_first))
+    if not problems:
+        return
+    if all(problem.code == "busy" for problem in problems):
+        raise TransientFault("; ".join(map(str, problems)))
+    raise ConfigError(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """What `trinity validate` says: the stages of a configuration that is accepted, or its problems."""
+
+    opened: bool
+    """True if models, data, folders, port and GPUs were looked at on this machine."""
+    stages: list[dict[str, Any]]
+    """Name, project, algorithm, mode, folder and notices of each."""
+    problems: list[Finding]
+
+    @property
+    def accepted(self) -> bool:
+        """True if a run could start."""
+        return not self.problems
+
+    def text(self) -> str:
+        """For a terminal."""
+        if self.problems:
+            return f"error: {ConfigError(self.problems)}"
+        lines = []
+        for stage in self.stages:
+            lines.append("{project}/{name}: {algorithm}, mode {mode}, {job_dir}".format(**stage))
+            lines += [f"  {notice}" for notice in stage["notices"]]
+        unopened = "" if self.opened else " Models, data and ports were not opened."
+        return "\n".join([*lines, f"The configuration is fine.{unopened}"])
+
+    def json(self) -> str:
+        """As JSON, without the values of the problems, which may be secrets."""
+        problems = [
+            {name: each for name, each in asdict(problem).items() if name != "value"} for problem in self.problems
+        ]
+        return json.dumps({"accepted": self.accepted, **asdict(self), "problems": problems}, indent=2)
+
+
+def validate(path: Path | str, overrides: Sequence[str], offline: bool) -> Validation:
+    """Check a configuration and, unless `offline`, what it names."""
+    try:
+        config = (load_checked if offline else load_ready)(path, overrides)
+    except ConfigError as error:
+        return Validation(False, [], error.problems)
+    listed = [
+        {
+            "name": stage.name,
+            "project": stage.project,
+            "algorithm": stage.algorithm.algorithm_type,
+            "mode": stage.mode,
+            "job_dir": str(stage.job_dir),
+            "notices": [*notices(stage), *filter(None, [] if offline else [template_notice(stage)])],
+        }
+        for stage in stages(config)
+    ]
+    return Validation(not offline and not config.cluster.ray_address, listed, [])
+
+
+def _unopened(config: Config, is_first: bool) -> Iterator[Finding]:
+    yield from unwritable_folders(config)
+    if config.cluster.ray_address:
+        return
+    yield from missing_models(config, is_first)
+    yield from too_long_sequences(config)
+    yield from missing_names(config)
+    yield from unusable_data(config, is_first)
+    yield from busy_port(config)
+    yield from missing_gpus(config, len(os.sched_getaffinity(0)))
+
+
+def unwritable_folders(config: Config) -> Iterator[Finding]:
+    """The folders of a run that cannot be made or written to. Each is tried where it would be, and nothing is left."""
+    pipeline = config.data_processor.task_pipeline
+    wanted: list[tuple[str, str, Path | None]] = [
+        ("checkpoint_root_dir", config.checkpoint_root_dir, config.job_dir),
+        ("buffer.trainer_input.experience_buffer.path", "", _folder_of(explored_file(config))),
+        ("data_processor.experience_pipeline.input_save_path", "", _folder_of(operator_input_file(config))),
+    ]
+    if pipeline is not None and uses_pipeline(config):
+        wanted.append(("data_processor.task_pipeline.output.path", pipeline.output.path or "", output_root(config)))
+    for key, value, folder in wanted:
+        if folder is not None and (fault := folder_fault(folder)):
+            yield Finding(key, value, "unavailable", fault)
+
+
+def folder_fault(folder: Path) -> str:
+    """Why a folder cannot be made or written to; empty if it can."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir():
+        return f"{folder} cannot be made: {there} is a file; choose another folder."
+    try:
+        with tempfile.TemporaryDirectory(prefix=".trinity-", dir=there):
+            return ""
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"there is no room in {there} ({error.strerror}); make room, or choose another folder."
+        what = "cannot be written to" if there == folder else "cannot be made"
+        return f"{folder} {what} ({error.strerror or error}); choose another folder."
+
+
+def busy_port(config: Config) -> Iterator[Finding]:
+    """The OpenAI API's port, if something else listens there; for actors of a killed run its server waits by itself."""
+    explorer = config.explorer
+    host, port = explorer.listen_address, explorer.api_port
+    if not (explorer.rollout_model.enable_openai_api and port and config.explores):
+        return
+    try:
+        family, kind, protocol, _, place_of = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place_of)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            holder = holder_of(port)
+            if holder is None or not is_orphan(holder):
+                used = f"port {port} of {host} is in use by {in_words(holder)}"
+                message = f"{used}; end that, choose another port, or leave it out for one that is free."
+                yield Finding("explorer.api_port", port, "busy", message)
+        else:
+            message = f"{host}:{port} cannot be listened at: {error.strerror}."
+            yield Finding("explorer.listen_address", host, "unavailable", message)
+
+
+def missing_gpus(config: Config, cpus: int) -> Iterator[Finding]:
+    """That the run asks for more GPUs than this machine has. Which are free is asked when it starts."""
+    gpus = 0 if config.cluster.gpu_per_node == 0 else len(survey())
+    try:
+        place(config, weakest([Machine(cpus, gpus)], config.cluster.node_num))
+    except TrinityError as error:
+        yield Finding("cluster", config.cluster.gpu_per_node, "unavailable", str(error))
+
+
+def _folder_of(file: Path | None) -> Path | None:
+    return None if file is None else file.parent
+
+
+def oversized(config: Config) -> Iterator[Finding]:
+    """What a run takes more of than there is; nothing if it may, or if its size cannot be estimated."""
+    if config.cluster.allow_oversized:
+        return
+    (stage,) = plans_of(config)
+    for shortage in shortages(stage, room_for(config.job_dir)):
+        yield Finding(KEY, False, "unavailable", f"{shortage} {ANYWAY}")
+
+
+def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
+    """A sentence for each thing that a stage takes more of than one machine has."""
+    on_cpu = [process for process in stage.processes if not process.gpus and process.bytes]
+    wanted = sum(process.bytes or 0 for process in on_cpu) + OTHER_PROCESSES.bytes
+    if on_cpu and wanted > room.memory:
+        parts = "; ".join([*map(_described, on_cpu), f"{size(OTHER_PROCESSES.bytes)} {OTHER_PROCESSES.what}"])
+        yield f"the run needs about {size(wanted)} of memory, and there are {size(room.memory)}: {parts}."
+    for process in stage.processes:
+        if process.gpus and process.memory and 0 < room.gpu_memory < total(process.memory):
+            yield (
+                f"each {process.kind} needs about {size(total(process.memory))} of a GPU's memory, and a GPU has "
+                f"{size(room.gpu_memory)}: {_parts(process.memory)}."
+            )
+    if stage.disk and total(stage.disk) > room.disk:
+        yield (
+            f"the run writes about {size(total(stage.disk))} to {stage.job_dir}, and {size(room.disk)} are free "
+            f"there: {_parts(stage.disk)}."
+        )
+
+
+def _described(process: ProcessEstimate) -> str:
+    assert process.memory is not None
+    return f"{process.number} × {process.kind}, {size(total(process.memory))} ({_parts(process.memory)})"
+
+
+def _parts(needs: tuple[Need, ...]) -> str:
+    return ", ".join(f"{size(need.bytes)} {need.what}" for need in sorted(needs, key=lambda need: -need.bytes))

@@ -1,0 +1,118 @@
+"""Whether data sets are there, and whether their first rows are what the configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from trinity_core.config import Config
+from trinity_core.config.findings import Finding
+from trinity_core.config.rules.tasks import JOINED_INPUTS, eval_tasksets, training_tasksets
+from trinity_core.config.schema import ExperienceInputConfig
+from trinity_core.config.schema.buffer import ExperienceBufferConfig, TasksetConfig
+from trinity_core.config.task_output import PIPELINE, reads_output, uses_pipeline
+from trinity_core.data import formats
+from trinity_core.data.files import Row, data_files, first_rows, looks_local
+from trinity_core.data.inspection import supervised_inputs
+from trinity_core.data.joined import input_row, inputs_of
+from trinity_core.data.taskset import row_problems
+from trinity_core.errors import DataError
+from trinity_core.local_paths import expanded
+from trinity_core.runtime.preflight.models import hub_error
+from trinity_core.store.earlier import find_rollouts
+
+ROWS = 16
+"""Rows that are read of each data set. Bad ones among them are no obstacle: a run sets them aside."""
+Problem = str | None
+
+
+def unusable_data(config: Config, is_first: bool) -> Iterator[Finding]:
+    """The data sets that a run reads, and none of whose first rows it could use.
+
+    Rollouts of an earlier run are left out unless the stage `is_first`: the stage before may be that run.
+    """
+    pipeline = config.data_processor.task_pipeline
+    if pipeline is not None and uses_pipeline(config):
+        for place, path in enumerate(pipeline.inputs):
+            yield from _missing(f"{PIPELINE}.inputs[{place}]", path, partial(data_files, split=pipeline.split))
+    if config.mode != "train":
+        training = training_tasksets(config) if config.explores else []
+        for key, taskset in (*training, *eval_tasksets(config)):
+            if taskset.storage_type != "queue" and not reads_output(config, taskset):
+                yield from _found(key, taskset, partial(_task_problems, taskset, config), taskset.name)
+    for name, given in inputs_of(config):
+        yield from _found(f"{JOINED_INPUTS}.{name}", given, partial(_input_problems, name, given), name, "join_key")
+    if config.mode != "explore":
+        for key, buffer, kind in supervised_inputs(config):
+            if buffer.storage_type == "rollouts":
+                found = partial(_first_rollout, subset=buffer.subset_name)
+                yield from _missing(f"{key}.path", buffer.path or "", found) if is_first else ()
+            else:
+                read = formats.preference if kind == "preferences" else formats.demonstration
+                yield from _found(key, buffer, partial(_answers, buffer, read), buffer.name)
+
+
+def _found(
+    key: str,
+    given: TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig,
+    problems_of: Callable[[list[Row]], list[Problem]],
+    name: str | None,
+    columns: str = "format",
+) -> Iterator[Finding]:
+    """`columns`: the setting that says which columns a row must have."""
+    path, storage = given.path or "", given.storage_type or "file"
+    if storage == "file" and path and not looks_local(path) and not expanded(path).exists():
+        if error := hub_error(f"{key}.path", path, "dataset"):
+            yield error
+        return
+    try:
+        read = first_rows(path, given.split, given.subset_name, storage, name, ROWS)
+    except DataError as error:
+        yield Finding(f"{key}.path", path, "unavailable", f"{error}.")
+        return
+    problems = problems_of(read.rows)
+    if None in problems:
+        return
+    refused = [f"{location}: {why}" for location, why in zip(read.locations, problems, strict=True)]
+    refused += [str(each) for each in read.rejected]
+    if not refused:
+        yield Finding(f"{key}.path", path, "unavailable", f"{path} has no rows in split '{given.split}'.")
+    else:
+        count = f"none of the first {len(refused)} rows" if len(refused) > 1 else "the first row"
+        verb = "can" if len(refused) > 1 else "cannot"
+        yield Finding(f"{key}.{columns}", None, "unavailable", f"{count} {verb} be used; {refused[0]}.")
+
+
+def _task_problems(taskset: TasksetConfig, config: Config, rows: list[Row]) -> list[Problem]:
+    answered = any(formats.has_column(row, taskset.format.response_key) for row in rows)
+    is_eval = any(taskset is each for each in config.buffer.explorer_input.eval_tasksets)
+    features = () if is_eval else taskset.task_selector.feature_keys
+    return [str(each) if each else None for each in row_problems(rows, taskset.format, answered, features, None)]
+
+
+def _input_problems(name: str, given: ExperienceInputConfig, rows: list[Row]) -> list[Problem]:
+    return [_raised(partial(input_row, name, given, row)) for row in rows]
+
+
+def _answers(buffer: ExperienceBufferConfig, read: Callable[..., Any], rows: list[Row]) -> list[Problem]:
+    return [_raised(partial(read, row, buffer.format)) for row in rows]
+
+
+def _raised(read: Callable[[], object]) -> Problem:
+    try:
+        read()
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def _first_rollout(path: str, subset: str | None) -> object:
+    return next(iter(find_rollouts(path, subset)), None)
+
+
+def _missing(key: str, path: str, opened: Callable[[str], object]) -> Iterator[Finding]:
+    try:
+        opened(path)
+    except DataError as error:
+        yield Finding(key, path, "unavailable", f"{error}.")

@@ -1,0 +1,143 @@
+"""`trinity plan --measure`: the pace of each stage, from a trial in a process of its own.
+
+    python -m trinity_core.runtime.preflight.measure --config FILE --stage NAME --folder DIR [key=value …]
+
+runs the trial of one stage below DIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+from trinity_core.config import Config, stages
+from trinity_core.errors import TrinityError
+from trinity_core.processes import stop
+from trinity_core.program import ending_on_sigterm, run_app
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.driver import run_request
+from trinity_core.runtime.preflight.pace_cache import (
+    LEFT_OUT,
+    STEPS,
+    Pace,
+    cache_file,
+    cached_pace,
+    hindrance,
+    keep,
+    make_folder,
+    pace_of,
+    trial_of,
+)
+from trinity_core.runtime.stage import Request, pick_stage, stage_names
+from trinity_core.tracking.metrics_file import read_metrics
+
+MOST_SECONDS = 1800.0
+"""For a stage's trial; a step that takes longer than five minutes is better watched in the run itself."""
+LOOK_SECONDS = 0.5
+GRACE_SECONDS = 30.0
+"""For a trial to end its processes."""
+LAST_LINES = 8
+"""Shown of the log of a trial that failed."""
+
+
+def measure(file: Path, overrides: Sequence[str], config: Config, say: Callable[[str], None]) -> None:
+    """Measure the stages of a checked configuration, which `file` and `overrides` gave; what is known is not run again.
+
+    Raises TrinityError if a trial fails or takes longer than `MOST_SECONDS`, or if paces cannot be kept.
+    """
+    for name, stage in zip(stage_names(config), stages(config), strict=True):
+        if why := hindrance(stage):
+            say(f"{stage.name} is not measured: {why}.")
+        elif pace := cached_pace(stage):
+            say(f"{stage.name} was measured {pace.measured}; to measure it again, remove {cache_file(stage)}.")
+        else:
+            make_folder()  # or else the measurement would be lost
+            keep(stage, measured_pace(file, overrides, name, stage, say))
+
+
+def measured_pace(file: Path, overrides: Sequence[str], name: str, stage: Config, say: Callable[[str], None]) -> Pace:
+    """The pace of the stage of that name: `STEPS` steps of it in a process of its own, in a folder that is removed."""
+    say(f"Measuring {stage.name}: {STEPS} steps on this machine. Processes start and load the model …")
+    with tempfile.TemporaryDirectory(prefix="trinity-plan-") as made:
+        folder = Path(made)
+        job_dir = trial_of(stage, folder).job_dir
+        command = [
+            sys.executable, "-m", "trinity_core.runtime.preflight.measure",
+            "--config", str(file), "--stage", name, "--folder", made, *overrides,
+        ]  # fmt: skip
+        began = time.time()
+        with _running(command, folder / "trial.log", say) as trial:
+            _watch(trial, job_dir, stage.name, say)
+        lines = read_metrics(job_dir)
+        if trial.returncode:
+            raise TrinityError(f"{stage.name} could not be measured, its trial ended with:\n{_end(folder)}")
+    try:
+        return pace_of(lines, began, LEFT_OUT, f"{datetime.now():%Y-%m-%d %H:%M}")
+    except ValueError as error:
+        raise TrinityError(f"{stage.name} could not be measured: {error}. Does its data last for {STEPS}?") from None
+
+
+@contextmanager
+def _running(command: Sequence[str], log: Path, say: Callable[[str], None]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with its output in `log`; it is ended, with all that it has started, however this context ends."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            say(f"Ending the trial, within {GRACE_SECONDS:g} s …")
+            stop(psutil.Process(process.pid), GRACE_SECONDS)
+            process.wait(GRACE_SECONDS)
+
+
+def _watch(trial: subprocess.Popen[bytes], job_dir: Path, name: str, say: Callable[[str], None]) -> None:
+    """Until the trial has ended, say each step that it has done. Raises TrinityError if that takes too long."""
+    deadline, done = time.monotonic() + MOST_SECONDS, 0
+    while trial.poll() is None:
+        steps = max((line.step for line in read_metrics(job_dir) if line.source == "trainer"), default=0)
+        if steps > done:
+            done = steps
+            say(f"Measuring {name}: step {done} of {STEPS}")
+        if time.monotonic() > deadline:
+            raise TrinityError(
+                f"{name} could not be measured: after {MOST_SECONDS / 60:g} minutes it has done {done} of {STEPS} "
+                "steps. Measure it with a smaller batch_size or max_response_tokens, given as key=value."
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def _end(folder: Path) -> str:
+    """The last lines that the trial wrote."""
+    return os.linesep.join((folder / "trial.log").read_text(errors="replace").strip().splitlines()[-LAST_LINES:])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the trial of a stage."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--stage", default="")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    options = parser.parse_intermixed_args(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    config, _ = pick_stage(load_checked(options.config, options.overrides), options.stage)
+    run_request(Request(trial_of(config, options.folder)))
+
+
+if __name__ == "__main__":
+    with ending_on_sigterm():
+        run_app(main)

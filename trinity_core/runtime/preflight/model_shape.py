@@ -1,0 +1,154 @@
+"""The shape of a Hugging Face model, from its files: what memory and arithmetic depend on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trinity_core.data.files import looks_local
+from trinity_core.errors import DataError
+from trinity_core.weights_digest import safetensors_header
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a decoder-only transformer. Parameters are numbers, not bytes."""
+
+    parameters: int
+    """All that are stored; tied embeddings once."""
+    layers: int
+    hidden: int
+    intermediate: int
+    """Channels of the MLP that a token passes through: of all its experts together."""
+    heads: int
+    kv_heads: int
+    channels: int
+    """Of one head."""
+    vocabulary: int
+    tied: bool
+    """The output embeddings are the input embeddings."""
+
+    @property
+    def queries(self) -> int:
+        """Channels of all heads of queries."""
+        return self.heads * self.channels
+
+    @property
+    def keys(self) -> int:
+        """Channels of all heads of keys; there are as many of values."""
+        return self.kv_heads * self.channels
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the output embedding."""
+        return self.vocabulary * self.hidden
+
+
+def shape_from(config: dict[str, Any], parameters: int) -> ModelShape | None:
+    """The shape that a config.json gives; of a model with images, that of its language model. None if it gives none."""
+    text = {**config, **(config.get("text_config") or {})}
+    try:
+        hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
+        experts = int(text.get("num_experts_per_tok") or 0)
+        expert = text.get("moe_intermediate_size") if experts else None
+        return ModelShape(
+            parameters=parameters,
+            layers=int(text["num_hidden_layers"]),
+            hidden=hidden,
+            intermediate=experts * int(expert) if expert else int(text["intermediate_size"]) * max(experts, 1),
+            heads=heads,
+            kv_heads=int(text.get("num_key_value_heads") or heads),
+            channels=int(text.get("head_dim") or hidden // heads),
+            vocabulary=int(text["vocab_size"]),
+            tied=bool(text.get("tie_word_embeddings", False)),
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def parameters_of(folder: Path) -> int | None:
+    """Parameters in a folder's safetensors, from their headers alone; None if it has none, or one is damaged."""
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        shapes = [tensor["shape"] for file in files for tensor in safetensors_header(file).tensors.values()]
+        return sum(map(math.prod, shapes)) if files else None
+    except (OSError, DataError, TypeError):
+        return None
+
+
+BIASES_AND_NORMS: dict[str, Callable[[ModelShape], int]] = {
+    "llama": lambda _: 0,
+    "mistral": lambda _: 0,
+    "phi3": lambda _: 0,
+    "qwen2": lambda shape: shape.queries + 2 * shape.keys,  # biases of q, k and v
+    "qwen3": lambda shape: 2 * shape.channels,  # norms of q and k
+}
+"""By `model_type`: parameters of a layer besides its matrices and two norms. Tests compare them with transformers."""
+
+
+def counted(config: dict[str, Any], shape: ModelShape) -> int | None:
+    """The parameters by config.json alone, such as of a hub model that has not been downloaded; None for an
+    architecture that is not in `BIASES_AND_NORMS`, or with biases that it does not have by default."""
+    more = BIASES_AND_NORMS.get(str(config.get("model_type")))
+    if more is None or config.get("attention_bias") or config.get("mlp_bias"):
+        return None
+    attention = 2 * shape.hidden * (shape.queries + shape.keys)
+    layer = attention + 3 * shape.hidden * shape.intermediate + 2 * shape.hidden + more(shape)
+    return shape.embedding * (1 if shape.tied else 2) + shape.layers * layer + shape.hidden
+
+
+def shape_of(model: str) -> ModelShape | None:
+    """The shape of a model by its folder or its name on the hub, whose cache is read; None: see `why_unknown`."""
+    folder = folder_of(model)
+    config = _configuration(folder)
+    if folder is None or config is None:
+        return None
+    stored = parameters_of(folder)
+    shape = shape_from(config, stored or 0)
+    if shape is None or stored is not None:
+        return shape
+    parameters = counted(config, shape)
+    return None if parameters is None else replace(shape, parameters=parameters)
+
+
+def why_unknown(model: str) -> str:
+    """Why `shape_of` knows nothing of a model."""
+    folder = folder_of(model)
+    if folder is None:
+        return f"{model} is not in the cache of the hub; its sizes are known once its config.json is"
+    if not folder.exists():
+        return f"there is no folder {model} yet"
+    config = _configuration(folder)
+    if config is None:
+        return f"{model} has no config.json that can be read"
+    if shape_from(config, 0) is None:
+        return f"{folder / 'config.json'} does not give sizes in the words of Llama, Qwen and most others"
+    return f"{model} has no safetensors, and how many parameters a {config.get('model_type')} has is not known here"
+
+
+def folder_of(model: str) -> Path | None:
+    """A model's folder, which need not exist; of one on the hub that in the cache, None if it is not there."""
+    if looks_local(model) or Path(model).exists():
+        return Path(model)
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json", cache_dir=constants.HF_HUB_CACHE)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _configuration(folder: Path | None) -> dict[str, Any] | None:
+    if folder is None:
+        return None
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None

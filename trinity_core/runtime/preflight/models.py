@@ -1,0 +1,213 @@
+"""Whether a run's models are there and whole: folders and the hub, without loading any weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from trinity_core.config import Config
+from trinity_core.config.findings import Finding
+from trinity_core.data.files import looks_local
+from trinity_core.data.tokenizer import endless_answers, policy_encoder
+from trinity_core.errors import DataError
+from trinity_core.local_paths import expanded
+from trinity_core.weights_digest import check_length, safetensors_header, weight_files
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
+POSITIONS = (
+    *("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions"),
+    *("max_sequence_length", "max_seq_length", "seq_len"),
+)
+"""Keys of config.json that give a model's positions; the smallest counts. `model_max_length` overrides them."""
+SCALED_ALREADY = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
+"""RoPE types whose `max_position_embeddings` includes their factor, as vLLM reads them."""
+ANSWER_SECONDS = 2.0
+"""For the hub to say whether a name exists."""
+
+
+def missing_models(config: Config, is_first: bool) -> Iterator[Finding]:
+    """The models that a run loads and that are not there or not whole.
+
+    The policy's is left out unless the stage `is_first`: a later one begins with the weights of the one before. Where
+    an endpoint is scored, none is loaded.
+    """
+    model = config.model
+    if config.external_model:
+        return
+    named = [("model.model_path", model.model_path, True)] if is_first else []
+    if named and model.critic_model_path != model.model_path and config.needs_critic:
+        named.append(("model.critic_model_path", model.critic_model_path, False))
+    if config.mode != "train":
+        listed = enumerate(config.explorer.auxiliary_models)
+        named += [(f"explorer.auxiliary_models[{i}].model_path", each.model_path, True) for i, each in listed]
+    for key, path, speaks in named:
+        if looks_local(path) or Path(path).exists():
+            if fault := model_fault(Path(path), speaks):
+                yield Finding(key, path, "unavailable", fault)
+        elif error := hub_error(key, path, "model"):
+            yield error
+    template = model.chat_template_path
+    if template and model.custom_chat_template is None and not expanded(template).is_file():
+        yield Finding("model.chat_template_path", template, "unavailable", f"there is no file {template}.")
+
+
+def template_notice(config: Config) -> str:
+    """What is told of the tokenizer and chat template of a policy in a local folder; "" for most."""
+    model = config.model
+    if config.external_model or config.cluster.ray_address or not Path(model.model_path).is_dir():
+        return ""
+    try:
+        notice = endless_answers(policy_encoder(model))
+    except DataError:  # a model without a template is fine for training on what others sampled
+        return ""
+    except (OSError, ValueError) as error:
+        return f"The tokenizer of {model.model_path} cannot be loaded: {error}"
+    return f"{notice[0].upper()}{notice[1:]}." if notice else ""
+
+
+def too_long_sequences(config: Config) -> Iterator[Finding]:
+    """Models of engines whose sequences may have more tokens than the model has positions, as vLLM would find.
+
+    A reward model leaves longer sequences without a verdict.
+    """
+    if config.external_model or config.mode == "train":
+        return
+    model, given = config.model, config.given.get("model") or {}
+    key = "max_model_len" if given.get("max_model_len") else "max_response_tokens"
+    lengths = [(f"model.{key}", model.model_path, model.max_model_len)]
+    for place, each in enumerate(config.explorer.auxiliary_models):
+        lengths.append((f"explorer.auxiliary_models[{place}].max_model_len", each.model_path, each.max_model_len))
+    for key, path, longest in lengths:
+        try:
+            described = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+            positions = positions_of(described)
+            judges = any(name.endswith("ForSequenceClassification") for name in described.get("architectures") or ())
+        except (OSError, ValueError, TypeError, AttributeError):
+            continue  # `missing_models` says so
+        if longest and positions and longest > positions and not judges:
+            message = (
+                f"a sequence may have {longest} tokens (max_model_len, else max_prompt_tokens + max_response_tokens), "
+                f"but {path} has {positions} positions (max_position_embeddings in its config.json): lower the limits."
+            )
+            yield Finding(key, longest, "unavailable", message)
+
+
+def positions_of(config: dict[str, Any]) -> int | None:
+    """The longest sequence of a model in tokens, from its config.json; None if that does not say.
+
+    As vLLM derives it (`_get_and_verify_max_len`). A `rope_scaling` that is no object is left for vLLM to refuse.
+    """
+    text = {**config, **(config.get("text_config") or {})}
+    lengths = [text[key] for key in POSITIONS if isinstance(text.get(key), int)]
+    if not lengths:
+        return None
+    positions, factor = text.get("model_max_length") or min(lengths), 1.0
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    layers = [rope, *rope.values()] if isinstance(rope, dict) and "gemma3" not in str(text.get("model_type")) else []
+    for scaling in layers:
+        if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) not in SCALED_ALREADY:
+            factor = scaling.get("factor") or factor
+    return int(positions * factor)
+
+
+def model_fault(folder: Path, speaks: bool = True) -> str:
+    """Why the Hugging Face model in a folder cannot be loaded, with a tokenizer if it `speaks`; empty if it can."""
+    if not folder.exists():
+        if str(folder).startswith("~") and folder.expanduser().exists():
+            return f"write {folder.expanduser()}: `~` is not expanded in a model's path."
+        return f"there is no folder {folder}; check the path, and the folder that the run is started in."
+    if not folder.is_dir():
+        return f"{folder} is a file; give the folder that holds config.json and the weights."
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"{folder} has no config.json; give a Hugging Face model folder.{_checkpoint_hint(folder)}"
+    except (OSError, ValueError) as error:
+        return f"{folder / 'config.json'} cannot be read: {error}."
+    if not isinstance(config, dict) or not (config.get("model_type") or config.get("architectures")):
+        return f"{folder / 'config.json'} names no model_type; it is no model's configuration."
+    if speaks and not any((folder / name).is_file() for name in TOKENIZERS):
+        return f"{folder} has no tokenizer (tokenizer.json); copy it from the model that these weights come from."
+    return _weights_fault(folder)
+
+
+def _checkpoint_hint(folder: Path) -> str:
+    """Where the model is, if the folder is one of a run here."""
+    found = sorted(folder.glob("**/huggingface/config.json")) if (folder / "trainer_meta.json").is_file() else []
+    return f" This is a run's folder; its latest model: {found[-1].parent}." if found else ""
+
+
+def _weights_fault(folder: Path) -> str:
+    try:
+        files = weight_files(folder)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        return f"{folder}: the index of its weights cannot be read: {error}."
+    if not files:
+        return f"{folder} has no weights (model.safetensors, or pytorch_model.bin)."
+    lost = [file.name for file in files if not file.is_file()]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        return f"{folder} lacks {lost[0]}{more}, which its index lists; download the model again."
+    return next(filter(None, map(_file_fault, files)), "")
+
+
+def _file_fault(file: Path) -> str:
+    """Why a file of weights is not whole; empty if its length is what its header says."""
+    if file.suffix != ".safetensors":
+        return "" if file.stat().st_size else f"{file} is empty; download the model again."
+    try:
+        check_length(file, safetensors_header(file))
+    except DataError as error:
+        return f"{error}."
+    return ""
+
+
+def hub_error(key: str, name: str, kind: Literal["model", "dataset"]) -> Finding | None:
+    """Why the hub's model or data set of that name cannot be had; None if it can, or is in the cache."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        HTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    what = "data set" if kind == "dataset" else "model"
+    here = f"there is no folder {name} here either; check the name, or give the path of a local folder."
+    if _is_cached(name, kind):
+        return None
+    try:
+        api = HfApi()
+        if kind == "model":
+            api.model_info(name, timeout=ANSWER_SECONDS)
+        else:
+            api.dataset_info(name, timeout=ANSWER_SECONDS)
+    except GatedRepoError:
+        message = f"the hub gives the {what} only to users who accept its terms; set HF_TOKEN."
+    except RepositoryNotFoundError:
+        message = f"the hub has no {what} of this name that you may read (HF_TOKEN), and {here}"
+    except HFValidationError as error:
+        message = f"is neither a folder nor a name on the hub: {error}."
+    except OfflineModeIsEnabled:
+        message = f"the {what} is not in the cache, and HF_HUB_OFFLINE is set; {here}"
+    except (HTTPError, OSError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        message = f"the {what} is not in the cache, and the hub does not answer ({reason}); {here}"
+        return Finding(key, name, "busy", message)
+    else:
+        return None
+    return Finding(key, name, "unavailable", message)
+
+
+def _is_cached(name: str, kind: Literal["model", "dataset"]) -> bool:
+    """Whether files of it were downloaded. A data set is kept as it was prepared, in a folder of its own."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE, f"{kind}s--{name.replace('/', '--')}", "snapshots")
+    prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
+    folders = [folder, prepared / name.replace("/", "___")] if kind == "dataset" else [folder]
+    return any(each.is_dir() and any(each.iterdir()) for each in folders)

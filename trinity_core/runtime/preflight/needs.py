@@ -1,0 +1,36 @@
+"""An amount of memory or disk as a sum of needs, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What something takes."""
+
+    what: str
+    bytes: int
+    why: str
+    """How the number comes about, such as `33,571,328 parameters × 4 bytes`."""
+
+
+def total(needs: Iterable[Need]) -> int:
+    """Bytes of all needs together."""
+    return sum(need.bytes for need in needs)
+
+
+def nonzero(needs: Iterable[Need]) -> tuple[Need, ...]:
+    """The needs that take anything."""
+    return tuple(need for need in needs if need.bytes)
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: `1.5 GiB`."""
+    unit = 0
+    while count >= 1000 and unit < len(UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.0f} {UNITS[unit]}" if unit < 2 else f"{count:.3g} {UNITS[unit]}"

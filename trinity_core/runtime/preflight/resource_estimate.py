@@ -1,0 +1,261 @@
+"""What a stage takes of a machine: the peak memory of its processes, and disk."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from trinity_core.config import Config, CriticSettings, TrainSettings, train_settings
+from trinity_core.config.sync_methods import SYNC_METHODS
+from trinity_core.inference.settings import (
+    CPU_BATCH_TOKENS,
+    CPU_BLOCK_TOKENS,
+    DTYPE_BYTES,
+    EngineSettings,
+    auxiliary_engine,
+    kv_bytes,
+    kv_bytes_per_token,
+    policy_engine,
+)
+from trinity_core.runtime.gpus import survey
+from trinity_core.runtime.placement import Placement, sync_method
+from trinity_core.runtime.preflight.model_shape import ModelShape, shape_of, why_unknown
+from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
+from trinity_core.runtime.preflight.steps import kept_checkpoints
+from trinity_core.runtime.preflight.trainer_memory import TrainedModel, micro_batches, trainer_needs
+from trinity_core.sync.schedule import versions_kept
+
+MIB = 1 << 20
+FLOAT = 4
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a number."""
+ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measured by benchmarks/plan.py")
+TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
+GPU_BASE = Need("process", 600 * MIB, "CUDA's context and libraries; assumed, not measured")
+DEFAULT_KEEP = 2
+"""Versions that stay loadable outside fixed style (`sync/versions.py`)."""
+SAMPLER_COPIES = 6
+"""Of the logits of a step, float32: raw, by temperature, log-probs and what these are computed with."""
+ROW_BYTES = 13
+"""Of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where Linux says what a container may take: cgroups of version 2, of version 1."""
+ENGINE, TRAINER, AUXILIARY = "engine", "trainer worker", "auxiliary engine"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEstimate:
+    """Processes of one kind."""
+
+    kind: str
+    """`engine`, `trainer worker`, or `auxiliary engine` with its model."""
+    number: int
+    gpus: float
+    """Of each; a fraction shares a GPU, 0 computes on the CPU."""
+    threads: int
+    """OpenMP threads of each."""
+    memory: tuple[Need, ...] | None = None
+    """The peak of each: of a GPU's memory, or on the CPU of the machine's. None where it cannot be estimated."""
+    unknown: str = ""
+    """Why it cannot be."""
+
+    @property
+    def bytes(self) -> int | None:
+        """The peak of all of them together."""
+        return None if self.memory is None else self.number * total(self.memory)
+
+
+def processes_of(config: Config, placement: Placement, free: int, gpu_memory: int) -> list[ProcessEstimate]:
+    """The engines and trainer workers of a stage with their peaks. Explorer, rewards, Ray and flow are left out.
+
+    `free` and `gpu_memory` are bytes: of the machine's free memory, and of one GPU, 0 if it is not known. Raises
+    TrinityError for a KV cache that does not fit.
+    """
+    estimates = []
+    if placement.engines:
+        policy = policy_engine(config, placement.on_gpu)
+        groups, prompt = config.explorer.runner_per_model, config.model.max_prompt_tokens
+        synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers else 0
+        memory = _engine(policy, config.model.model_path, gpu_memory, groups, prompt, synced, free)
+        estimates.append(_process(ENGINE, placement.engines, placement.engine_gpus, placement.engine_threads, memory))
+    models = config.explorer.auxiliary_models if placement.auxiliary_gpus else ()
+    for model, gpus in zip(models, placement.auxiliary_gpus, strict=True):
+        settings = auxiliary_engine(config, model, placement.on_gpu)
+        prompt = model.max_prompt_tokens or settings.max_model_len
+        memory = _engine(settings, model.model_path, gpu_memory, settings.max_num_seqs, prompt, 0, free)
+        kind = f"{AUXILIARY} {model.name or model.model_path}"
+        estimates.append(_process(kind, model.engine_num, gpus, placement.engine_threads, memory))
+    if placement.trainers:
+        memory, threads = _trainer(config, placement), placement.trainer_threads
+        estimates.append(_process(TRAINER, placement.trainers, placement.trainer_gpus, threads, memory))
+    return estimates
+
+
+def _process(kind: str, number: int, gpus: float, threads: int, memory: tuple[Need, ...] | str) -> ProcessEstimate:
+    """`memory`: the peak of one process, or why it cannot be estimated."""
+    if isinstance(memory, str):
+        return ProcessEstimate(kind, number, gpus, threads, unknown=memory)
+    return ProcessEstimate(kind, number, gpus, threads, memory)
+
+
+def _engine(
+    settings: EngineSettings, model: str, gpu_memory: int, groups: int, prompt: int, synced_width: int, free: int
+) -> tuple[Need, ...] | str:
+    if settings.on_gpu:
+        if gpu_memory:
+            return gpu_engine_needs(settings, gpu_memory)
+        return f"gpu_memory_utilization {settings.gpu_memory_utilization:g} of a GPU, of which this machine has none"
+    shape = shape_of(model)
+    if shape is None:
+        return why_unknown(model)
+    return cpu_engine_needs(ENGINE_BASE, settings, shape, groups, prompt, synced_width, free)
+
+
+def gpu_engine_needs(settings: EngineSettings, gpu_memory: int) -> tuple[Need, ...]:
+    """vLLM fills its share of the GPU with KV cache."""
+    share = settings.gpu_memory_utilization
+    return (Need("share of the GPU", int(share * gpu_memory), f"gpu_memory_utilization {share:g}"),)
+
+
+def cpu_engine_needs(
+    base: Need, settings: EngineSettings, shape: ModelShape, groups: int, prompt: int, synced_width: int, free: int
+) -> tuple[Need, ...]:
+    """What one engine allocates on the CPU at its peak.
+
+    `groups` prompts of `prompt` tokens arrive at once. `synced_width` is the bytes of a published weight, 0 without
+    any; `free` the bytes of free memory. Raises TrinityError for a KV cache that does not fit.
+    """
+    width = DTYPE_BYTES[settings.compute_dtype]
+    per_token = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.channels, settings.compute_dtype)
+    packed = shape.parameters + (shape.embedding if shape.tied else 0)
+    sequences = settings.max_num_seqs
+    tokens = prefill_tokens(sequences, groups, prompt)
+    channels = 3 * (shape.hidden + shape.intermediate)
+    held = width * packed
+    version = synced_width * shape.parameters
+    loading = f"{shape.parameters:,} × {synced_width} bytes of a version, and its weights beside the ones in use"
+    return nonzero(
+        [
+            base,
+            Need("weights", held, f"{packed:,} parameters × {width} bytes; tied embeddings twice"),
+            Need("KV cache", kv_bytes(settings, per_token, free), f"{per_token:,} bytes a token; kv_cache_gib"),
+            Need("loading weights", version + held if version else 0, loading),
+            Need("prefill", width * tokens * channels, f"{tokens:,} tokens at once × {channels:,} channels"),
+            Need(
+                "sampler", SAMPLER_COPIES * FLOAT * sequences * shape.vocabulary,
+                f"{SAMPLER_COPIES} × {sequences:,} sequences × {shape.vocabulary:,} logits",
+            ),
+        ]
+    )  # fmt: skip
+
+
+def prefill_tokens(sequences: int, groups: int, prompt: int) -> int:
+    """Tokens that a step prefills at most: each prompt whole once, and for the other sequences of its group the last
+    block, which the prefix cache does not share."""
+    firsts = min(groups, sequences)
+    return min(firsts * prompt + (sequences - firsts) * min(prompt, CPU_BLOCK_TOKENS), CPU_BATCH_TOKENS)
+
+
+def trainer_dtype(config: Config, on_gpu: bool) -> str:
+    """`trainer.dtype`; by default bfloat16 on a GPU, float32 on the CPU."""
+    return train_settings(config).dtype or ("bfloat16" if on_gpu else "float32")
+
+
+def zero_stage(asked: int | None, workers: int, width: int) -> int:
+    """The stage in force (`training/learner.py`): by default 0 for one worker, 2 for several; in half precision at
+    least 2."""
+    stage = (0 if workers == 1 else 2) if asked is None else asked
+    return stage if width == FLOAT else max(stage, 2)
+
+
+def _trainer(config: Config, placement: Placement) -> tuple[Need, ...] | str:
+    """The peak of a worker, or why it is not known."""
+    settings, on_gpu = train_settings(config), placement.on_gpu
+    shape = shape_of(config.model.model_path)
+    if shape is None:
+        return why_unknown(config.model.model_path)
+    policy = _trained("policy", config, settings, placement, shape)
+    critic = None
+    if settings.critic is not None:
+        other = shape_of(settings.critic.model_path)
+        if other is None:
+            return why_unknown(settings.critic.model_path)
+        critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
+    method, _ = sync_method(config, placement)
+    slots = 0
+    if SYNC_METHODS[method].one_node and not config.is_supervised and not on_gpu:
+        sync = config.synchronizer
+        kept = versions_kept(sync.sync_interval, sync.sync_offset) if config.is_synchronous else DEFAULT_KEEP
+        published = (config.buffer.total_steps or kept) // sync.sync_interval + 1
+        slots = min(kept + 1, published)
+    base = GPU_BASE if on_gpu else TRAINER_BASE
+    return trainer_needs(base, policy, critic, config.needs_reference, slots)
+
+
+def _trained(
+    name: str, config: Config, settings: TrainSettings | CriticSettings, placement: Placement, shape: ModelShape
+) -> TrainedModel:
+    width = WIDTHS[trainer_dtype(config, placement.on_gpu)]
+    stage = zero_stage(train_settings(config).zero_stage, placement.trainers, width)
+    micro = micro_batches(config, settings, placement.trainers)
+    return TrainedModel(
+        name, shape, width, stage, placement.trainers, micro, settings.gradient_checkpointing, placement.on_gpu,
+        offloaded=settings.optimizer_offload,
+    )  # fmt: skip
+
+
+def disk_of(config: Config, steps: int, trained: Sequence[ModelShape], weight_bytes: int) -> tuple[Need, ...]:
+    """Bytes below the run's folder at the end of `steps` steps, at most.
+
+    `trained` are the policy and, if there is one, the critic; empty where nothing is trained. `weight_bytes` are those
+    of one weight.
+    """
+    needs: list[Need] = []
+    if trained:
+        kept = kept_checkpoints(config, steps)
+        # Weights and Adam's two moments; in half precision also the float32 weights.
+        each_weight = weight_bytes + 2 * FLOAT + (0 if weight_bytes == FLOAT else FLOAT)
+        state = sum(shape.parameters * each_weight for shape in trained)
+        models = kept if train_settings(config).save_huggingface == "always" else 1
+        model = trained[0].parameters * weight_bytes
+        needs = [
+            Need("checkpoints", kept * state, f"{kept} × {size(state)}: weights and optimizer state"),
+            Need("models", models * model, f"{models} in Hugging Face format × {size(model)}"),
+        ]
+    if config.explores and not config.is_supervised:
+        rows, longest = steps * config.buffer.batch_size * config.algorithm.repeat_times, config.model.max_model_len
+        why = f"{rows:,} rollouts × {longest:,} tokens × {ROW_BYTES} bytes"
+        needs.append(Need("experiences", rows * longest * ROW_BYTES, why))
+    return nonzero(needs)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes of one node."""
+
+    memory: int
+    """All of it, whoever uses it now."""
+    gpu_memory: int
+    """Of the smallest GPU; 0 without any."""
+    disk: int
+    """Free where the run writes, and what the run has written already."""
+
+
+def room_for(job_dir: Path) -> Room:
+    """What this machine has for the run in `job_dir`, which need not exist."""
+    there = next(folder for folder in (job_dir, *job_dir.parents) if folder.exists())
+    written = sum(file.stat().st_size for file in job_dir.glob("global_step_*/**/*") if file.is_file())
+    usage = shutil.disk_usage(there)
+    free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
+    return Room(memory_of_this_machine(), min((gpu.memory for gpu in survey()), default=0), free + written)
+
+
+def memory_of_this_machine(limits: Iterable[Path] = LIMITS) -> int:
+    """Bytes that processes here may have together: the machine's, or the limit of the container."""
+    numbers = [text for path in limits if path.is_file() and (text := path.read_text().strip()).isdigit()]
+    return min([int(psutil.virtual_memory().total), *map(int, numbers)])

@@ -1,0 +1,136 @@
+"""How many steps a stage has, and how often it evaluates, saves and publishes weights on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trinity_core.config import Config
+from trinity_core.config.resolve import shares
+from trinity_core.config.task_output import reads_output
+from trinity_core.data import formats
+from trinity_core.data.files import Row, find_files, looks_local, read_rows
+from trinity_core.data.inspection import supervised_inputs
+from trinity_core.data.lengths import explore_steps, training_steps
+from trinity_core.data.schedule import TaskSchedule
+from trinity_core.data.taskset import Taskset
+from trinity_core.errors import DataError
+from trinity_core.local_paths import expanded
+from trinity_core.sync.schedule import publish_interval, required_version
+
+MOST_BYTES = 64 << 20
+"""Of data files that are read: about a second's worth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Train steps, or explore steps of a stage that explores alone."""
+
+    count: int | None
+    """None where they are not known before the run."""
+    why: str = ""
+    """What an estimate was made from, or why none could be; "" for configured steps."""
+
+
+def steps_of(config: Config) -> Steps:
+    """The steps of a stage that explores or trains. Rows that a tokenizer would find too long are counted."""
+    given = config.buffer.total_steps or config.trainer.total_steps
+    if given:
+        return Steps(given)
+    try:
+        if config.is_supervised:
+            return _supervised(config)
+        return _explored(config)
+    except DataError as error:
+        return Steps(None, str(error))
+
+
+def _explored(config: Config) -> Steps:
+    tasksets = config.buffer.explorer_input.tasksets
+    if not tasksets:
+        return Steps(None, "there is no task set; set buffer.total_steps")
+    if any(reads_output(config, each) for each in tasksets):
+        return Steps(None, "the tasks are made by data_processor.task_pipeline")
+    _check_readable((each.storage_type, each.path, each.split, each.subset_name) for each in tasksets)
+    schedule = TaskSchedule(
+        [Taskset.read(each, config.seed) for each in tasksets], config.buffer.batch_size, config.seed
+    )
+    steps = training_steps if config.mode in ("both", "train") else explore_steps
+    return Steps(steps(config, schedule), _epochs(config, schedule.epoch_length, "tasks"))
+
+
+def _supervised(config: Config) -> Steps:
+    if len(shares(config)) > 1:
+        return Steps(None, "batches are mixed from several data sets")
+    ((_, buffer, kind),) = supervised_inputs(config)
+    _check_readable([(buffer.storage_type or "file", buffer.path or "", buffer.split, buffer.subset_name)])
+    read = formats.preference if kind == "preferences" else formats.demonstration
+
+    def is_usable(row: Row) -> bool:
+        try:
+            read(row, buffer.format)
+        except DataError:
+            return False
+        return True
+
+    rows = sum(map(is_usable, read_rows(buffer.path or "", buffer.split, buffer.subset_name).rows))
+    each = 2 if kind == "preferences" else 1
+    steps = -(-config.buffer.total_epochs * rows * each // config.buffer.train_batch_size)
+    return Steps(steps, _epochs(config, rows, "rows")) if rows else Steps(None, f"{buffer.path} has no usable row")
+
+
+def _epochs(config: Config, count: int, what: str) -> str:
+    epochs = config.buffer.total_epochs
+    return f"{epochs} epoch{'s' * (epochs > 1)} of {count:,} {what}"
+
+
+def _check_readable(sources: Iterable[tuple[str, str, str, str | None]]) -> None:
+    """Raises DataError unless all are local files, and small ones. A source is its storage, path, split and
+    subset."""
+    size = 0
+    for storage, path, split, subset in sources:
+        if storage != "file":
+            raise DataError(f"data of storage_type {storage} is not read for a plan")
+        local = expanded(path)
+        if not local.exists():
+            place = f"there is no data in {path} yet" if looks_local(path) else f"{path} is on the hub"
+            raise DataError(f"{place}, so that its rows are not known")
+        files = [local] if local.is_file() else find_files(local, split, subset)
+        size += sum(file.stat().st_size for file in files)
+    if size > MOST_BYTES:
+        raise DataError(f"the data is larger than {MOST_BYTES >> 20} MiB, which is not read for a plan")
+
+
+def evaluations(config: Config, steps: int) -> int:
+    """Evaluations on all eval sets: of the untrained model, when the version explored with passes an `eval_interval`,
+    and of the last checkpoint. Outside fixed style, which version is explored with is not known beforehand; it is
+    counted as if it were in fixed style.
+    """
+    if not config.buffer.explorer_input.eval_tasksets:
+        return 0
+    if config.mode == "bench":
+        return 1
+    if not config.explores or config.is_supervised:
+        return 0
+    sync, every = config.synchronizer, config.explorer.eval_interval
+    last = required_version(steps, sync.sync_interval, sync.sync_offset)
+    passed = {version // every for version in range(0, last + 1, sync.sync_interval)} if every else {0}
+    return config.explorer.eval_on_startup + len(passed) - 1 + (config.mode == "both")
+
+
+def saves(config: Config, steps: int) -> int:
+    """Checkpoints that are written: one each `save_interval`, and one at the end."""
+    every = config.trainer.save_interval
+    return -(-steps // every) if every else 1
+
+
+def kept_checkpoints(config: Config, steps: int) -> int:
+    """Peak number of checkpoints on disk."""
+    keep = config.trainer.max_checkpoints_to_keep
+    return saves(config, steps) if keep is None else min(saves(config, steps), keep + 1)
+
+
+def syncs(config: Config, steps: int) -> int:
+    """Versions of the weights that the trainer publishes after its steps; the one it begins with is not counted."""
+    sync = config.synchronizer
+    return 0 if config.is_supervised else steps // publish_interval(sync.style, sync.sync_interval)

@@ -1,0 +1,250 @@
+"""The peak memory of one trainer worker: what it always holds, and the largest of what comes and goes.
+
+With P parameters of w bytes and N workers, as DeepSpeed lays them out (Rajbhandari et al. 2020, "ZeRO", arXiv
+1910.02054, section 3; `deepspeed/runtime`):
+
+| ZeRO | weights | float32 weights | Adam's moments | gradients in a pass | in the update |
+| --- | --- | --- | --- | --- | --- |
+| 0 | 4P | – | 8P | 4P if there is more than one micro-batch | 4P, and 4P in the buffer in which they are summed |
+| 1, 2 | wP | 4P/N | 8P/N | 4P and 4P/N: the sums, and the worker's part | wP and 8P/N |
+| 3 | wP/N, and wP gathered | 4P/N | 8P/N | 4P | 4P/N |
+
+ZeRO 3 also keeps, from its first backward pass on, the worker's gradients (4P/N) and the buffer in which gradients are
+reduced (wP). On a GPU the buffer of ZeRO 1 to 3 is allocated whole, on the CPU as far as it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trinity_core.config import Config, CriticSettings, TrainSettings
+from trinity_core.runtime.preflight.model_shape import ModelShape
+from trinity_core.runtime.preflight.needs import Need, nonzero, size
+from trinity_core.training.batching import LARGEST_MASK, RowUnit, mask_elements, pairs_of, plan, units_of
+
+FLOAT = 4
+"""Bytes of the number in which norms and log-probs are computed, whatever the weights are."""
+LOGITS_AT_ONCE = 1 << 24
+"""Logits beyond which the head is computed in slices (`training/policy.py`)."""
+SLICE = 1 << 23
+"""Logits of a slice (`algorithms/logprobs.py`)."""
+
+
+def layer_bytes(shape: ModelShape, micro: MicroBatches, width: int) -> int:
+    """Bytes that one layer saves for the micro-batch; `width` are the bytes of a weight."""
+    norms = 2 * shape.hidden * (FLOAT + width)  # the input in float32, and the normed input
+    linear = 2 * shape.hidden + shape.queries  # the inputs of q/k/v, of the MLP and of the output projection
+    heads = 2 * shape.queries + 2 * shape.keys  # q and the output; k and v
+    mlp = 4 * shape.intermediate  # gate, its activation, up, and their product
+    repeated = 2 * micro.rows * micro.longest * shape.keys  # k and v of each row with its prompt
+    return micro.tokens * (norms + width * (linear + heads + mlp)) + width * repeated
+
+
+def activation_bytes(shape: ModelShape, micro: MicroBatches, width: int, checkpointing: bool) -> int:
+    """Bytes that all layers save; with gradient checkpointing the input of each, and all of the one computed again."""
+    last = micro.tokens * shape.hidden * (FLOAT + width) + micro.targets * shape.hidden * width  # norm and head
+    layer = layer_bytes(shape, micro, width)
+    if not checkpointing:
+        return last + shape.layers * layer
+    return last + shape.layers * micro.tokens * shape.hidden * width + layer
+
+
+def logit_bytes(shape: ModelShape, micro: MicroBatches) -> int:
+    """Bytes at the end of the forward pass: logits, log-probs, probabilities and what their entropy sums up.
+
+    A large head is computed in slices, of which three copies exist at a time.
+    """
+    logits = micro.targets * shape.vocabulary
+    if logits > LOGITS_AT_ONCE:
+        return 3 * FLOAT * SLICE
+    return 4 * FLOAT * logits
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatches:
+    """Those of one worker in one step."""
+
+    count: int
+    tokens: int
+    """That the largest one passes through the model; a shared prompt counts once."""
+    targets: int
+    """Tokens with a loss in the largest one."""
+    rows: int
+    """Sequences of the largest one."""
+    longest: int
+    """Tokens of the longest sequence."""
+    mask: int
+    """Elements of the attention masks of all of them, which the trainer makes before the first."""
+
+
+def micro_batches(config: Config, settings: TrainSettings | CriticSettings, workers: int) -> MicroBatches:
+    """The micro-batches of the worker that has the largest one."""
+    prompt, response = config.model.max_prompt_tokens, config.model.max_response_tokens
+    rows = config.buffer.train_batch_size
+    pairs = config.algorithm.algorithm_type == "dpo"
+    repeats = 1 if config.is_supervised else config.algorithm.repeat_times
+    budget, largest = settings.max_tokens, LARGEST_MASK
+    if not settings.use_dynamic_bsz and settings.micro_batch_size:
+        return _of_rows(rows, settings.micro_batch_size, workers, repeats, prompt, response)
+    prompts, responses = [prompt] * rows, [response] * rows
+    if pairs:
+        units = pairs_of(prompts[: rows // 2 * 2], responses[: rows // 2 * 2])
+    else:
+        units = units_of([row // repeats for row in range(rows)], prompts, responses, budget, largest)
+    by_row = {row: unit for unit in units for row in unit.rows}
+    share = plan(units, budget, workers, largest)[0]
+    made = [_joined(list(dict.fromkeys(by_row[row] for row in micro))) for micro in share if micro]
+    costs = [unit.cost(largest) for unit in made]
+    top = made[costs.index(max(costs))]
+    masks = sum(mask_elements(len(unit.rows), prompt, response) for unit in made if unit.cost(largest) == unit.tokens)
+    return MicroBatches(len(made), max(costs), len(top.rows) * response, len(top.rows), prompt + response, masks)
+
+
+def _joined(units: Sequence[RowUnit]) -> RowUnit:
+    first, *others = units
+    for other in others:
+        first = first.with_(other)
+    return first
+
+
+def _of_rows(rows: int, each: int, workers: int, repeats: int, prompt: int, response: int) -> MicroBatches:
+    """Micro-batches of a number of rows; groups stay together where they fit."""
+    here = -(-rows // workers)
+    top = min(each, here)
+    count = -(-here // top)
+    prompts = -(-top // repeats)
+    tokens, masks = prompts * prompt + top * response, here * mask_elements(1, prompt, response)
+    return MicroBatches(count, tokens, top * response, top, prompt + response, masks)
+
+
+BUCKET = 500_000_000
+"""Gradients that DeepSpeed sums at a time (`reduce_bucket_size`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """The policy or the critic as one worker holds it."""
+
+    name: str
+    shape: ModelShape
+    width: int
+    """Bytes of a weight."""
+    stage: int
+    """ZeRO stage."""
+    workers: int
+    micro: MicroBatches
+    checkpointing: bool
+    on_gpu: bool = False
+    offloaded: bool = False
+    """The optimizer's state is in the machine's memory, under ZeRO 1 to 3."""
+    scores: bool = True
+    """It computes log-probs; a critic computes one value a token."""
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model."""
+        return self.shape.parameters
+
+    @property
+    def part(self) -> int:
+        """Parameters whose optimizer state is this worker's."""
+        return self.parameters // (self.workers if self.stage else 1)
+
+    @property
+    def kept(self) -> int:
+        """Parameters whose weights this worker keeps."""
+        return self.part if self.stage == 3 else self.parameters
+
+    @property
+    def gathered(self) -> int:
+        """Bytes of the weights that ZeRO 3 gathers for a pass."""
+        return self.width * self.parameters if self.stage == 3 else 0
+
+    def weights(self) -> Need:
+        """The weights that this worker keeps."""
+        return Need(f"{self.name} weights", self.width * self.kept, f"{self.kept:,} parameters × {self.width} bytes")
+
+    @property
+    def bucket(self) -> int:
+        """Bytes of the buffer in which ZeRO 1 to 3 reduces gradients."""
+        return self.width * (BUCKET if self.on_gpu else min(self.parameters, BUCKET))
+
+    def optimizer(self) -> Need:
+        """Adam's moments, and the float32 weights that it updates."""
+        each = (3 if self.stage else 2) * FLOAT
+        each *= not (self.on_gpu and self.offloaded and self.stage)
+        workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
+        why = f"{self.part:,} parameters × {each} bytes (ZeRO {self.stage}, {workers})"
+        return Need(f"{self.name} optimizer", each * self.part, why)
+
+    def kept_gradients(self) -> Need:
+        """What ZeRO 3 allocates for gradients once and never frees."""
+        taken = FLOAT * self.part + self.bucket if self.stage == 3 else 0
+        return Need(f"{self.name} buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
+
+    def left_by_loading(self) -> Need:
+        """The model as loaded and its partitions, which ZeRO 3 copies into a buffer of its own.
+
+        A trainer on the CPU keeps memory that it has freed (`KEPT_MEMORY` of `runtime/actors.py`). The float32 copies
+        for a checkpoint fit where tensors in float32 were, but not where tensors in half precision were.
+        """
+        is_left = self.stage == 3 and self.width < FLOAT and not self.on_gpu
+        taken = self.width * (self.parameters + self.part) * is_left
+        return Need(f"{self.name} kept by malloc", taken, "the model as loaded, and its partitions; freed")
+
+    def passes(self) -> Need:
+        """A forward pass at its end, with the gradients that there are then."""
+        activations = activation_bytes(self.shape, self.micro, self.width, self.checkpointing)
+        logits = logit_bytes(self.shape, self.micro) if self.scores else 0
+        if self.stage == 3:
+            gradients = FLOAT * min(self.parameters, BUCKET)  # the buffer in float32, as it is reduced
+        elif self.stage:
+            gradients = FLOAT * (self.part + self.parameters)
+        else:
+            gradients = FLOAT * self.parameters if self.micro.count > 1 else 0
+        parts = {"activations": activations, "logits": logits, "gradients": gradients, "weights": self.gathered}
+        why = ", ".join(f"{size(count)} of {what}" for what, count in parts.items() if count)
+        why = f"{self.micro.tokens:,} tokens through {self.shape.layers} layers: {why}"
+        return Need(f"{self.name} forward and backward", sum(parts.values()), why)
+
+    def update(self) -> Need:
+        """Gradients on their way into the optimizer."""
+        if self.stage == 3:
+            return Need(f"{self.name} gradients", FLOAT * self.part, "this worker's, in one tensor")
+        taken = self.bucket + 2 * FLOAT * self.part if self.stage else 2 * FLOAT * self.parameters
+        return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
+
+    def saved(self) -> Need:
+        """Copies of the partitioned optimizer state that a checkpoint is written from; of whole state none are made."""
+        each = (2 if self.width == FLOAT else 3) * FLOAT
+        taken = each * self.part if self.stage and not self.on_gpu else 0
+        return Need(f"{self.name} copies for a checkpoint", taken, f"{self.part:,} parameters × {each} bytes")
+
+
+def trainer_needs(
+    base: Need, policy: TrainedModel, critic: TrainedModel | None, reference: bool, slots: int
+) -> tuple[Need, ...]:
+    """What the first worker, which takes the most, holds at its peak.
+
+    `slots` are the versions of the weights that it has in shared memory.
+    """
+    models = [policy, *([critic] if critic else [])]
+    model = policy.width * policy.parameters
+    passing = [need for each in models for need in (each.passes(), each.update(), each.saved())]
+    if not policy.on_gpu:
+        passing.append(Need("policy copies for Hugging Face's format", 2 * model, f"2 × {size(model)}"))
+    own = policy.weights()
+    return nonzero(
+        [
+            base,
+            *(each.weights() for each in models),
+            *(each.optimizer() for each in models),
+            *(each.kept_gradients() for each in models),
+            *(each.left_by_loading() for each in models),
+            Need("reference weights", own.bytes * reference, own.why),
+            Need("attention masks", sum(each.width * each.micro.mask for each in models), "of all micro-batches"),
+            max(passing, key=lambda need: need.bytes),
+            Need("published weights", slots * model, f"{slots} versions in shared memory"),
+        ]
+    )

@@ -1,0 +1,241 @@
+"""One attempt at one stage. It owns the actors, the tracking thread and the request to stop."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trinity_core.checkpoints.huggingface import huggingface_folder
+from trinity_core.config import Config
+from trinity_core.layout import JobLayout
+from trinity_core.runlock import release
+from trinity_core.runtime import actors
+from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
+from trinity_core.runtime.faults import CANCEL_TOKEN, first_error_stays, result_of
+from trinity_core.runtime.heartbeat import Heartbeat, StartupPresence, StartWait, withdraw
+from trinity_core.runtime.placement import components_of
+from trinity_core.runtime.progress import ActorWaits, ProgressReport
+from trinity_core.runtime.stage import Stage, lock_names
+from trinity_core.runtime.tracking_thread import TrackingThread
+from trinity_core.runtime.trainers import Trainers
+from trinity_core.tracking.metrics_file import explorer_source, metrics_path
+from trinity_core.tracking.writers import RunOutcome, Writer
+
+log = logging.getLogger(__name__)
+
+
+def open_attempt(stage: Stage) -> RunAttempt:
+    """Start or join Ray and begin to load the engines; the trainer starts when it is first used."""
+    try:
+        attempt = RunAttempt(stage, open_cluster(stage.config, stage.placement.gpu_per_node)).start()
+    except BaseException as error:
+        _withdraw_explorer(stage, error)
+        raise
+    log.info(
+        "Ray is up: %s engine(s), %s trainer worker(s), %s GPU(s) per node",
+        stage.placement.engines, stage.placement.trainers, stage.placement.gpu_per_node,
+    )  # fmt: skip
+    return attempt
+
+
+def _withdraw_explorer(stage: Stage, error: BaseException) -> None:
+    if "explore" in components_of(stage.config, stage.placement):
+        with first_error_stays(succeeded=False):
+            withdraw(stage.config, error)
+
+
+class RunAttempt:
+    """The processes of one attempt. Use it as a context: they end with the block, however the block ends.
+
+    Passed from task to task within one process, never stored.
+    """
+
+    def __init__(self, stage: Stage, cluster: Cluster) -> None:
+        self.stage = stage
+        self.config = stage.config
+        self.placement = stage.placement
+        self.cluster = cluster
+        self.began = time.monotonic()
+        self._stop = threading.Event()
+        self._token = CANCEL_TOKEN.get()
+        self._lock = threading.RLock()
+        self._engines: list[Any] = []
+        self._auxiliary: list[list[Any]] = []
+        self._explorer: Any = None
+        self.trainers = Trainers(cluster, self.config, self.placement, self.check, self.is_stopping)
+        self._tracking: TrackingThread | None = None
+
+    def start(self) -> RunAttempt:
+        """Open tracking and start the engines. If that fails, everything that was started ends."""
+        try:
+            self._tracking = TrackingThread(self.stage)
+            self.engines()
+        except BaseException as error:
+            with first_error_stays(succeeded=False):
+                self.close(RunOutcome.of(error))
+            raise
+        return self
+
+    def __enter__(self) -> RunAttempt:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        outcome = RunOutcome.of(error)
+        self.stop()
+        if error is not None:
+            _withdraw_explorer(self.stage, error)
+        with first_error_stays(error is None):
+            try:
+                if self.config.monitor.enable_ray_timeline and self.cluster.alive():
+                    self.cluster.write_timeline(JobLayout(self.config.job_dir).monitor / "timeline.json")
+            finally:
+                self.close(outcome)
+
+    @property
+    def components(self) -> set[str]:
+        """Which of `explore` and `train` this run consists of."""
+        return components_of(self.config, self.placement)
+
+    def is_stopping(self) -> bool:
+        """Whether the run is to end at the next step boundary."""
+        return self._stop.is_set() or (self._token is not None and self._token.cancelled)
+
+    def stop(self) -> None:
+        """Ask everything to save and end."""
+        self._stop.set()
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `Stopped` if the run has saved and ended because all runs of this process were asked to."""
+        if self._token is not None:
+            self._token.raise_if_cancelled()
+
+    # ---- what the stage does ----
+
+    def explore(self, loop: Callable[..., Any], report: type[ProgressReport] = ProgressReport) -> dict[str, Any]:
+        """Run the explorer by `loop` until all tasks are done or the session stops; the explorer's summary.
+
+        Returns when the trainer has ended too: until then it may go back to a checkpoint.
+        """
+        progress = report(self.config, explorer_source(self.config.explorer.name))
+        while True:
+            returns = self.trainers.returns
+            summary = self._explore(loop, progress)
+            if "train" not in self.components or not self.trainers.wait_for_return(returns):
+                return summary
+
+    def _explore(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
+        explorer, check = self.explorer(), self._explorer_heartbeat().check
+        starting = StartupPresence(self.config, self._engines_wait(check).check)
+        result_of(explorer.prepare.remote(), starting.check, self.is_stopping)
+        report.total_steps = result_of(explorer.progress.remote(), check, self.is_stopping)["total_steps"]
+        report.actor = ActorWaits(lambda: explorer.progress.remote().future())
+        run = explorer.run.remote(loop)
+        [summary] = actors.run_until_done(
+            [run], explorer.stop.remote, self.is_stopping, actors.EXPLORER_SECONDS, check, report
+        )
+        return summary
+
+    def train(self, loop: Callable[..., Any], report: type[ProgressReport] = ProgressReport) -> dict[str, Any]:
+        """Run the trainer's workers by `loop` until the last step or until the attempt is stopped; rank 0's summary.
+
+        A lost worker takes them back to their latest checkpoint, and the explorer with them (`runtime.trainers`).
+        """
+        return self.trainers.train(loop, report(self.config, "trainer"))
+
+    def score(self, step: int, folder: Path | None) -> dict[str, float]:
+        """Score the weights of `step` on every eval set: metric name -> value.
+
+        They are those of a Hugging Face folder, or (None) what the engines started with.
+        """
+        explorer, check = self.explorer(), self._explorer_heartbeat().check
+        result_of(explorer.prepare.remote(), self._engines_wait(check).check, self.is_stopping)
+        return result_of(explorer.evaluate.remote(step, str(folder) if folder else None), check, self.is_stopping)
+
+    # ---- its processes ----
+
+    def engines(self) -> list[Any]:
+        """The engines, started on first use."""
+        with self._lock:
+            if not self._engines and self.placement.engines:
+                self._engines = actors.start_engines(self.cluster, self.config, self.placement)
+            if not self._auxiliary and self.placement.auxiliary_gpus:
+                self._auxiliary = actors.start_auxiliary(self.cluster, self.config, self.placement)
+            return self._engines
+
+    def explorer(self) -> Any:
+        """The explorer, started on first use."""
+        with self._lock:
+            if self._explorer is None:
+                engines = self.engines()
+                self._explorer = actors.start_explorer(self.cluster, self.config, engines, self._auxiliary)
+            return self._explorer
+
+    def huggingface_folder(self, step: int) -> Path:
+        """The checkpoint of `step` in Hugging Face format, converted by the trainer if it runs.
+
+        The trainer has torch loaded; in this process its import alone takes longer than a small model's conversion.
+        """
+        if self.trainers.workers:
+            return self.trainers.convert(step)
+        return huggingface_folder(self.config, step)
+
+    def tracking(self) -> Writer | None:
+        """The tracking system's writer, once it is open, or None while it is away; raises why it does not open."""
+        assert self._tracking is not None, "start() comes first"
+        return self._tracking.writer()
+
+    def tracking_link(self) -> str:
+        """The address of the tracked run, or the command that shows its metrics."""
+        writer = self.tracking()
+        return writer.link if writer is not None else shlex.join(["less", str(metrics_path(self.config.job_dir))])
+
+    def check(self) -> None:
+        """Raise what keeps the run from its end while someone waits for it: a dead Ray, or lost tracking."""
+        self.cluster.check()
+        if self._tracking is not None:
+            self._tracking.check()
+
+    def _engines_wait(self, check: Callable[[], None]) -> StartWait:
+        return StartWait(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)
+
+    def _explorer_heartbeat(self) -> Heartbeat:
+        """For those who wait for the explorer: it must answer."""
+        return Heartbeat({self.config.explorer.name: self.explorer()}, self.check)
+
+    def close(self, outcome: RunOutcome) -> None:
+        """Forward the last metrics, and end every actor. Nothing is left running, whatever fails on the way."""
+        try:
+            if self._tracking is not None:
+                self._tracking.close(outcome)
+        finally:
+            try:
+                self._end_actors(outcome is RunOutcome.FINISHED)
+            finally:
+                close_cluster(self.cluster)
+                for name in lock_names(self.config, self.components):
+                    release(self.config.job_dir, name)
+
+    def _end_actors(self, succeeded: bool) -> None:
+        explorer = [] if self._explorer is None else [self._explorer]
+        auxiliary = [engine for engines in self._auxiliary for engine in engines]
+        workers = self.trainers.workers
+        mine = [*self._engines, *workers]
+        kept = actors.keep(self.cluster, self.config, self.placement, self._engines, workers) if succeeded else []
+        self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
+        if "train" in self.components:
+            remove_shared_weights(self.config)
+
+
+def remove_shared_weights(config: Config) -> None:
+    """Remove the weights published through shared memory, which are of no use after the run."""
+    from trinity_core.sync.methods import run_versions
+
+    run_versions(config).remove()

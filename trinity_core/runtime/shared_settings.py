@@ -1,0 +1,80 @@
+"""Which settings the explorers and the trainer of a run must have in common, and whether they do.
+
+They may be runs of their own, each with a file of its own. Each records beside its lock what it runs with, and compares
+that with the records of those that are at work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import make_url
+
+from trinity_core.config import Config, store_url
+from trinity_core.data.lengths import rollouts_taken
+from trinity_core.errors import TrinityError
+from trinity_core.files import read_json, write_json
+from trinity_core.runlock import is_held, release
+
+RECORD = ".settings.json"
+"""End of the name of a record; before it stand a dot and the name of the lock."""
+
+
+def shared_settings(config: Config) -> dict[str, Any]:
+    """The settings that must agree, by key.
+
+    All others may differ: each explorer has its own batch size, looks for weights as often as it likes, and waits as
+    long as it likes. With `max_staleness` it also computes what the trainer does next.
+    """
+    sync = config.synchronizer
+    settings: dict[str, Any] = {
+        "buffer.trainer_input.experience_buffer.path": _database(store_url(config)),
+        "synchronizer.sync_method": sync.sync_method,
+        "synchronizer.max_staleness": sync.max_staleness,
+    }
+    if sync.max_staleness is None:
+        return settings
+    settings |= {"synchronizer.sync_style": sync.style, "rollouts of a buffer.train_batch_size": rollouts_taken(config)}
+    return settings | ({} if sync.style == "explorer_driven" else {"synchronizer.sync_interval": sync.sync_interval})
+
+
+def check_shared_settings(config: Config, locks: Sequence[str]) -> None:
+    """Record the settings of a run that holds these locks. Raises TrinityError if they differ from another's at work.
+
+    Then the locks are released. What one that has ended ran with does not count: its file may have changed.
+    """
+    mine = shared_settings(config)
+    for lock in locks:
+        write_json(_record(config.job_dir, lock), mine, durable=False)
+    for path in sorted(config.job_dir.glob(f".*{RECORD}")):
+        other = path.name[1:].removesuffix(RECORD)
+        if other in locks or not is_held(config.job_dir, other):
+            continue
+        theirs = read_json(path) or {}
+        differ = [
+            f"{key} ({mine[key]} and {theirs[key]})" for key in mine if key in theirs and mine[key] != theirs[key]
+        ]
+        if differ:
+            for lock in locks:
+                release(config.job_dir, lock)
+            raise TrinityError(
+                f"{' and '.join(map(_name, locks))} of this file and {_name(other)}, which is at work on the same run "
+                f"({config.job_dir}), must have the same {', '.join(differ)}. Correct one of the files; whoever is at "
+                "work takes a new value when started again."
+            )
+
+
+def _record(job_dir: Path, lock: str) -> Path:
+    return job_dir / f".{lock}{RECORD}"
+
+
+def _name(lock: str) -> str:
+    return "the trainer" if lock == "training" else lock.replace("_", " ", 1)
+
+
+def _database(url: str) -> str:
+    """Without what may differ from machine to machine: the server's address, and who connects."""
+    parsed = make_url(url)
+    return f"{parsed.get_backend_name()}:///{parsed.database or ''}"

@@ -1,0 +1,140 @@
+"""The thread that opens a run's tracking system, and then forwards its metrics."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+from pathlib import Path
+
+from trinity_core.config import public_dict
+from trinity_core.errors import TransientFault
+from trinity_core.plugins import load_plugins
+from trinity_core.runtime.stage import Stage
+from trinity_core.tracking.forwarder import (
+    CLOSE_SECONDS,
+    FAILED_CLOSE_SECONDS,
+    Forwarder,
+    ForwarderThread,
+    open_writer,
+    target_of,
+    warn_unsent,
+)
+from trinity_core.tracking.metrics_file import was_tracked
+from trinity_core.tracking.prometheus import PrometheusPage
+from trinity_core.tracking.scores import valid_scores
+from trinity_core.tracking.writers import RunInfo, RunOutcome, Writer, is_away
+
+log = logging.getLogger(__name__)
+
+OPEN_SECONDS = 300.0
+"""For the tracking system to open: a new MLflow database on a busy machine takes a minute."""
+AGAIN_SECONDS = 5.0
+"""Between two attempts to open one that is away."""
+
+
+class TrackingThread:
+    """Opens the tracking system in a thread, then forwards to it in another.
+
+    MLflow's import and a new database take seconds, in which the engines start. A run that has been tracked before goes
+    on while its tracking system is away, as it does when that goes away later; it is opened as soon as it is back. Of a
+    run's first start the address may be wrong, so that is a `TransientFault`.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._writer: Writer | None = None
+        self._forwarder: ForwarderThread | None = None
+        self._page: PrometheusPage | None = None
+        self._error: BaseException | None = None
+        self._settled = threading.Event()
+        """Set once it is open, away, or has been given up."""
+        self._closing = threading.Event()
+        self._handing_over = threading.Lock()
+        self._is_late = False
+        """True once nobody waits for it to open any more."""
+        self._opening = threading.Thread(target=self._open, name="tracking", daemon=True)
+        self._opening.start()
+
+    def writer(self) -> Writer | None:
+        """The writer, once it is open; None while the tracking system is away. Raises why it does not open."""
+        if not self._settled.wait(OPEN_SECONDS):
+            raise TransientFault(f"the tracking system did not open within {OPEN_SECONDS:g} s (section monitor)")
+        if self._error is not None:
+            raise self._error
+        return self._writer
+
+    def check(self) -> None:
+        """Raise why tracking has been given up. A tracking system that does not answer now is no such reason."""
+        if self._error is not None:
+            raise self._error
+        if self._forwarder is not None:
+            self._forwarder.check()
+
+    def close(self, outcome: RunOutcome) -> None:
+        """Forward what is left, and end the run in the tracking system. One that is away is tried a last time."""
+        if outcome is RunOutcome.FINISHED:
+            self.writer()
+        self._closing.set()
+        self._opening.join(CLOSE_SECONDS if outcome is RunOutcome.FINISHED else FAILED_CLOSE_SECONDS)
+        with self._handing_over:
+            self._is_late = True
+        if self._forwarder is not None:
+            try:
+                self._forwarder.close(outcome)
+            finally:
+                if self._page is not None:
+                    self._page.close()
+        elif self._error is None:
+            warn_unsent("it could not be opened", self._stage.config.job_dir)
+
+    def _open(self) -> None:
+        try:
+            config = self._stage.config
+            info = RunInfo(
+                project=config.project,
+                name=config.name,
+                job_dir=config.job_dir,
+                config=public_dict(config),
+                parent_dir=self._stage.parent_dir,
+                args=config.monitor.monitor_args,
+                tags={"stage": self._stage.stage, "algorithm": config.algorithm.algorithm_type},
+                keeps_status=config.mode == "bench" or config.explores_alone,
+                explorer=config.explorer.name if config.explores_alone else "",
+            )
+            load_plugins(config.plugin_dir)  # one of them may bring the monitor
+            self._writer = self._opened(info)
+            with self._handing_over:
+                if self._writer is not None and self._is_late:
+                    self._writer.close(RunOutcome.FAILED)
+                elif self._writer is not None:
+                    if config.monitor.prometheus_port:
+                        self._page = PrometheusPage(config.monitor.prometheus_port, config.project, config.name)
+                    forwarder = Forwarder(
+                        config.job_dir, self._writer, config.mode, config.explorer.name, self._page,
+                        target=target_of(config.monitor), scores=partial(valid_scores, config),
+                    )  # fmt: skip
+                    self._forwarder = ForwarderThread(forwarder)
+        except BaseException as error:  # noqa: BLE001 - raised to whoever asks for the writer
+            self._error = error
+        finally:
+            self._settled.set()
+
+    def _opened(self, info: RunInfo) -> Writer | None:
+        """The writer; None if the tracking system was away until the run ended."""
+        monitor = self._stage.config.monitor.monitor_type
+        while True:
+            last = self._closing.is_set()
+            try:
+                return open_writer(monitor, info, Path(self._stage.config.checkpoint_root_dir))
+            except Exception as error:
+                if not is_away(error):
+                    raise
+                if not was_tracked(info.job_dir):
+                    raise TransientFault(str(error)) from error
+                if not self._settled.is_set():
+                    log.warning("the tracking system is away (%s): metrics are kept and sent when it is back", error)
+            self._settled.set()
+            if last:
+                return None
+            self._closing.wait(AGAIN_SECONDS)

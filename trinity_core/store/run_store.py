@@ -1,0 +1,136 @@
+"""Opens the experience store of a run, whose tables are found by the run's identity.
+
+The identity is a small file in the run's folder, made when the run is first started. It moves with the folder, as its
+checkpoints do; the folder's path identifies nothing: another machine may have another run at the same path.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from uuid import uuid4
+
+from trinity_core.config import Config, store_url
+from trinity_core.errors import DataError, TrinityError
+from trinity_core.files import write_json
+from trinity_core.layout import JobLayout
+from trinity_core.runlock import one_at_a_time
+from trinity_core.store.database import namespaces, parsed_url
+from trinity_core.store.store import ExperienceStore
+
+LOCK = ".identity.lock"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run's folder says of the run."""
+
+    id: str
+    """Unique to the run."""
+    namespace: str
+    """Of its tables in the store's database. A run of an older release has its folder's path there."""
+    folder: str
+    """Where the folder was when the run was last started, links resolved."""
+    inode: int
+    """The folder's inode then: with `folder`, it tells a moved folder from a copy."""
+
+
+def open_run_store(config: Config) -> ExperienceStore:
+    """The store of a configuration's run; made, with the run's folder, if there is none."""
+    namespace = identify(config).namespace
+    JobLayout(config.job_dir).create()
+    return ExperienceStore.open(store_url(config), namespace)
+
+
+def identify(config: Config) -> Identity:
+    """The identity of a configuration's run, which is given one if it has none.
+
+    Raises TrinityError for a copy of a run's folder if the store of both would be the same.
+    """
+    folder = config.job_dir
+    known = read_identity(folder)
+    if known is not None and _is_here(known, folder):
+        return known
+    with one_at_a_time(folder / LOCK):
+        known = read_identity(folder)
+        if known is None:
+            known = _first(config)
+        elif _is_copy(known, folder):
+            known = _branched(known, config)
+        here = replace(known, folder=str(folder.resolve()), inode=folder.stat().st_ino)
+        write_json(JobLayout(folder).identity, asdict(here))
+    return here
+
+
+def read_identity(folder: Path) -> Identity | None:
+    """The identity of the run in a folder; None if it has none yet. Raises DataError if it cannot be read."""
+    path = JobLayout(folder).identity
+    try:
+        return Identity(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged, so the run's store is not known: restore that file ({error})") from error
+
+
+def file_owner(config: Config, path: Path) -> dict[str, str]:
+    """Who writes a file of an explorer: the explorer, and the run where the file lies outside of the run's folder."""
+    explorer = {"explorer": config.explorer.name}
+    if path.resolve().is_relative_to(config.job_dir.resolve()):
+        return explorer
+    return explorer | {"run": identify(config).id}
+
+
+def is_own_file(url: str, folder: Path) -> bool:
+    """True if the database is a SQLite file in the run's `buffer` folder, which is copied with the folder."""
+    parsed = parsed_url(url)
+    own = JobLayout(folder).buffer.resolve()
+    return parsed.get_backend_name() == "sqlite" and Path(parsed.database or "").resolve().parent == own
+
+
+def _is_here(known: Identity, folder: Path) -> bool:
+    return known.folder == str(folder.resolve()) and known.inode == folder.stat().st_ino
+
+
+def _is_copy(known: Identity, folder: Path) -> bool:
+    """True if the folder was copied, and the original is still where it was."""
+    original = Path(known.folder)
+    if known.folder == str(folder.resolve()) or known.inode == folder.stat().st_ino or not original.is_dir():
+        return False
+    there = read_identity(original)
+    return there is not None and there.id == known.id
+
+
+def _branched(known: Identity, config: Config) -> Identity:
+    """The identity of a copy of a run's folder: a run of its own, whose store is in the copied file."""
+    if not config.is_supervised and not is_own_file(store_url(config), config.job_dir):
+        raise TrinityError(
+            f"{config.job_dir} is a copy of {known.folder}, and both would write the same store in their database "
+            f"(buffer.trainer_input.experience_buffer.path). Remove one of the two folders, or begin a run with "
+            "another `name` from the checkpoint's weights: model.model_path = .../global_step_N/actor/huggingface"
+        )
+    return replace(known, id=uuid4().hex)
+
+
+def _first(config: Config) -> Identity:
+    new = uuid4().hex
+    adopted = _of_older_release(config)
+    namespace = f"{new}/{config.project}/{config.name}" if adopted is None else adopted
+    return Identity(new, namespace, "", 0)
+
+
+def _of_older_release(config: Config) -> str | None:
+    """The namespace that an older release gave to the run in this folder, if there was one."""
+    folder = config.job_dir
+    if config.is_supervised or not JobLayout(folder).buffer.is_dir():
+        return None
+    url = store_url(config)
+    parsed = parsed_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").exists():
+        return None
+    known = namespaces(url)
+    mine = [name for name in known if name and Path(name).is_absolute() and Path(name).resolve() == folder.resolve()]
+    if not mine and len(known) == 1 and is_own_file(url, folder):
+        mine = known  # the folder was moved
+    return mine[0] if mine else None

@@ -1,0 +1,177 @@
+"""The scores of a run's checkpoints, and what they were made with.
+
+A score of other eval sets, sampling, workflow, reward or model is another score. Summary, `evaluate`, the best
+checkpoint and the champion all take theirs from `valid_scores`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+from trinity_core.config import Config, to_dict
+from trinity_core.config.schema.buffer import TasksetConfig
+from trinity_core.data.files import find_files
+from trinity_core.errors import DataError
+from trinity_core.tracking.metrics_file import MetricLine, read_evaluations
+from trinity_core.weights_digest import weight_files, weights_digest
+
+ANSWERING = ("*.json", "*.jinja", "*.model")
+"""Files of a model folder, beside its weights, that decide what it answers."""
+BLOCK_BYTES = 1 << 20
+ENGINE = ("dtype", "tool_call_parser", "reasoning_parser", "seed")
+"""Settings of the policy's engines that change its answers."""
+SCORED = re.compile(r"eval/(?P<set>.+)/(?P<kind>accuracy|reward|judged)(?:/mean)?")
+"""The metrics of an eval set from which its score is made."""
+ASIDE = ("name", "engine_num", "tensor_parallel_size", "gpu_memory_utilization", "kv_cache_gib", "max_num_seqs")
+"""Settings of an auxiliary model that do not change its answers."""
+
+
+def score_fingerprint(config: Config, step: int) -> str:
+    """SHA-256 of everything that a score of `step` was made with, except the trained weights themselves.
+
+    Those belong to the run and the step. Step 0 is `model.model_path`, whose files are part of the fingerprint, or the
+    external model: its address, name and `request_args`.
+    """
+    given, model = to_dict(config), to_dict(config)["model"]
+    prompts = {name: value for name, value in model.items() if name not in ("model_path", "critic_model_path")}
+    template = model["chat_template_path"]
+    made_with = {
+        "seed": given["seed"],
+        "model": _model_digest(config.model.model_path) if step == 0 and not config.external_model else "",
+        "prompts and sampling": prompts,
+        "chat template": _files_digest([Path(template).expanduser()]) if template else "",
+        "eval sets": given["buffer"]["explorer_input"]["eval_tasksets"],
+        "data": [_data_digest(taskset) for taskset in config.buffer.explorer_input.eval_tasksets],
+        "auxiliary models": [
+            {name: value for name, value in each.items() if name not in ASIDE}
+            | {"files": _model_digest(each["model_path"])}
+            for each in given["explorer"]["auxiliary_models"]
+        ],
+        "workflows": {
+            "max_timeout": given["explorer"]["max_timeout"],
+            "env_vars": sorted(given["explorer"]["env_vars"]),
+        },
+        "plugins": _plugins_digest(config.plugin_dir),
+    }
+    if external := config.external_model:
+        names = ("base_url", "model_name", "request_args")
+        made_with["external model"] = {name: getattr(external, name) for name in names}
+    else:
+        made_with["engines"] = {name: given["explorer"]["rollout_model"][name] for name in ENGINE}
+    return sha256(json.dumps(made_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def valid_scores(config: Config) -> dict[int, float]:
+    """step -> score of the run's weights; only scores that were made with what the configuration says now.
+
+    A score is the mean over all eval sets: an evaluation in which one has no verdict gives none. A configuration
+    without eval sets, such as that of a trainer whose explorer is a run of its own, takes `latest_scores`.
+    """
+    sets = [str(taskset.name) for taskset in config.buffer.explorer_input.eval_tasksets]
+    return _scores(_valid_lines(config), sets)
+
+
+def valid_metrics(config: Config, step: int) -> dict[str, float]:
+    """All metrics of the latest evaluation of `step` that counts as in `valid_scores`; empty if there is none."""
+    found = [line.metrics for line in _valid_lines(config) if line.step == step]
+    return found[-1] if found else {}
+
+
+def latest_scores(job_dir: Path | str) -> dict[int, float]:
+    """step -> score, of those made with the same as the run's newest one, where no configuration is at hand."""
+    return _scores(_like_the_newest(read_evaluations(job_dir)))
+
+
+def best_steps(config: Config, among: Collection[int]) -> list[int]:
+    """The steps of `among` that are kept as the best, the first of equals: by the scores that count, and by those made
+    otherwise before. A change of what scores are made with, or an update of this package, takes no best one away."""
+    lines = read_evaluations(config.job_dir)
+    newest = list(dict.fromkeys(line.made_with for line in reversed(lines)))[:2]
+    earlier = [_scores(line for line in lines if line.made_with == fingerprint) for fingerprint in newest]
+    rankings = [valid_scores(config), *earlier]
+    best = [sorted(scores.keys() & set(among), key=lambda step: (-scores[step], step))[:1] for scores in rankings]
+    return sorted({step for steps in best for step in steps})
+
+
+def unscored_sets(metrics: Mapping[str, float]) -> list[str]:
+    """The eval sets of an evaluation that have no score, because no answer has a verdict."""
+    return sorted(name for name, value in _by_set(metrics).items() if value is None)
+
+
+def _scores(lines: Iterable[MetricLine], sets: Collection[str] = ()) -> dict[int, float]:
+    """step -> mean over `sets`, by default those of the line; the latest evaluation of a step counts, scored or not."""
+    scores: dict[int, float] = {}
+    for line in lines:
+        by_set = _by_set(line.metrics)
+        values = [value for name in sets or by_set if (value := by_set.get(name)) is not None]
+        scores.pop(line.step, None)
+        if values and len(values) == len(sets or by_set):
+            scores[line.step] = sum(values) / len(values)
+    return scores
+
+
+def _by_set(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Eval set -> its accuracy; without one its reward, unless its answers were judged: then it has no score."""
+    sets: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        if match := SCORED.fullmatch(name):
+            sets.setdefault(match["set"], {})[match["kind"]] = value
+    return {
+        name: kinds.get("accuracy", None if "judged" in kinds else kinds.get("reward")) for name, kinds in sets.items()
+    }
+
+
+def _valid_lines(config: Config) -> list[MetricLine]:
+    lines = read_evaluations(config.job_dir)
+    if not config.buffer.explorer_input.eval_tasksets:
+        return _like_the_newest(lines)
+    now = {first: score_fingerprint(config, first) for first in {min(line.step, 1) for line in lines}}
+    return [line for line in lines if line.made_with == now[min(line.step, 1)]]
+
+
+def _like_the_newest(lines: list[MetricLine]) -> list[MetricLine]:
+    newest = {min(line.step, 1): line.made_with for line in lines}
+    return [line for line in lines if line.made_with == newest[min(line.step, 1)]]
+
+
+def _plugins_digest(plugin_dir: str | None) -> str:
+    return _files_digest(sorted(Path(plugin_dir).expanduser().glob("**/*.py"))) if plugin_dir else ""
+
+
+def _data_digest(taskset: TasksetConfig) -> str:
+    """Of the contents of local files; another source is known by its name."""
+    path = Path(taskset.path).expanduser()
+    if path.is_file():
+        return _files_digest([path])
+    try:
+        return _files_digest(find_files(path, taskset.split, taskset.subset_name)) if path.is_dir() else taskset.path
+    except DataError:
+        return "no data"
+
+
+def _model_digest(model_path: str) -> str:
+    """Of a folder's weights, configuration and tokenizer; a hub model is known by its name."""
+    folder = Path(model_path).expanduser()
+    if not folder.is_dir():
+        return model_path
+    files = sorted(file for pattern in ANSWERING for file in folder.glob(pattern))
+    try:
+        weights = weights_digest(str(folder))
+    except DataError:  # whoever loads the model says what is wrong with it
+        weights = _files_digest(weight_files(folder))
+    return f"{weights} {_files_digest(files)}"
+
+
+def _files_digest(files: Iterable[Path]) -> str:
+    """SHA-256 of names, sizes and contents."""
+    digest = sha256()
+    for file in files:
+        digest.update(f"{file.name} {file.stat().st_size}\n".encode())
+        with file.open("rb") as content:
+            while block := content.read(BLOCK_BYTES):
+                digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,407 @@
+"""Runs in the sandboxes, as a script of its own: an answer's functions on one side, tests that call them on the other.
+
+`sandbox_rpc.py answer FD` loads `solution.py` and answers calls. `sandbox_rpc.py tests FD VERDICTS` runs the tests of
+`tests.json` and writes a verdict for each. Only plain data crosses between them, as JSON: numbers, texts, lists,
+tuples, sets, dicts, bytes, and the standard library's dates, times, fractions, decimals, ranges and deques. Everything
+else stays where it is and is known by a number, so no comparison that decides a verdict ever runs an answer's code.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import math
+import os
+import socket
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+MAX_MESSAGE = 64 << 20
+SCALARS = (bool, int, float, str, type(None))
+KEYS: type = type({}.keys())
+ITEMS: type = type({}.items())
+STANDARD: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "date": (date, date.isoformat, date.fromisoformat),
+    "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
+    "time": (time, time.isoformat, time.fromisoformat),
+    "timedelta": (timedelta, lambda it: [it.days, it.seconds, it.microseconds], lambda given: timedelta(*given)),
+    "Decimal": (Decimal, str, Decimal),
+    "Fraction": (Fraction, lambda it: [it.numerator, it.denominator], lambda given: Fraction(*given)),
+    "range": (range, lambda it: [it.start, it.stop, it.step], lambda given: range(*given)),
+    "deque": (deque, list, deque),
+    "keys": (KEYS, list, lambda given: dict.fromkeys(given).keys()),
+    "items": (ITEMS, list, lambda given: dict(given).items()),
+}
+"""Name → type, what it is made of, and how."""
+SPECIALS = ("__iter__", "__len__", "__getitem__", "__str__", "__repr__", "__next__", "__enter__", "__exit__")
+"""Methods of an answer's objects that tests may call by syntax."""
+TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "and", "or", "xor")
+
+
+PLAIN: tuple[Any, ...] = (
+    *SCALARS,
+    list,
+    tuple,
+    set,
+    frozenset,
+    dict,
+    bytes,
+    complex,
+    *(kind for kind, _, _ in STANDARD.values()),
+)
+
+
+class Unjudged(Exception):
+    """The tests compare what only the answer's own code could compare, or pass what cannot cross."""
+
+
+class AnswerGone(Exception):
+    """The answer's process has ended, or says nothing that can be read."""
+
+
+def encoded(value: Any, keep: Callable[[Any], int]) -> Any:
+    """A value as JSON; `keep` gives the number of what is not plain, or raises."""
+    if type(value) in SCALARS:
+        return value
+    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
+        return encoded(value.tolist(), keep)
+    if isinstance(value, dict):
+        return {"d": [[encoded(key, keep), encoded(dict.__getitem__(value, key), keep)] for key in dict.keys(value)]}
+    kinds: tuple[tuple[type[Iterable[Any]], str], ...] = ((list, "l"), (tuple, "t"), (set, "s"), (frozenset, "f"))
+    for kind, tag in kinds:
+        if isinstance(value, kind):
+            return {tag: [encoded(one, keep) for one in kind.__iter__(value)]}
+    if type(value) is bytes:
+        return {"b": value.hex()}
+    if type(value) is complex:
+        return {"c": [value.real, value.imag]}
+    for name, (kind, parts, _) in STANDARD.items():
+        if type(value) is kind:
+            return {"x": [name, encoded(parts(value), keep)]}
+    return {"o": keep(value)}
+
+
+def decoded(value: Any, known: Callable[[int], Any]) -> Any:
+    """The inverse of `encoded`. Raises ValueError for what is none."""
+    if not isinstance(value, dict):
+        if type(value) not in SCALARS:
+            raise ValueError("no encoded value")
+        return value
+    [(tag, content)] = value.items()
+    if tag == "d":
+        return {decoded(key, known): decoded(one, known) for key, one in content}
+    if tag in "ltsf":
+        return {"l": list, "t": tuple, "s": set, "f": frozenset}[tag](decoded(one, known) for one in content)
+    if tag == "b":
+        return bytes.fromhex(content)
+    if tag == "c":
+        return complex(*content)
+    if tag == "x":
+        return STANDARD[content[0]][2](decoded(content[1], known))
+    if tag == "o" and type(content) is int:
+        return known(content)
+    raise ValueError("no encoded value")
+
+
+class Line:
+    """One end of a connection: a message is a line of JSON."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = socket.socket(fileno=descriptor).makefile("rwb")
+
+    def send(self, message: str) -> None:
+        """Send JSON."""
+        self._file.write(message.encode() + b"\n")
+        self._file.flush()
+
+    def receive(self) -> Any:
+        """The next message. Raises EOFError at the end."""
+        line = self._file.readline(MAX_MESSAGE)
+        if not line.endswith(b"\n"):
+            raise EOFError
+        return json.loads(line)
+
+
+class RemoteAnswer:
+    """The functions and objects of an answer, called from the other side."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    def named(self, name: str) -> Any:
+        """What the answer calls by this name. Raises NameError if nothing."""
+        return self.ask("name", name)
+
+    def ask(self, what: str, *given: Any) -> Any:
+        """What the answer's side says. Raises what the answer raises, as the nearest built-in exception."""
+        try:
+            message = json.dumps([what, encoded(list(given), _number_of)])
+        except RecursionError:
+            raise Unjudged("the tests pass what is nested too deeply") from None
+        try:
+            self._line.send(message)
+            reply = self._line.receive()
+            if "raised" in reply:
+                names, text = [str(name) for name in reply["raised"]], str(reply["text"])
+            else:
+                if reply.get("changed"):
+                    _change(given[1], decoded(reply["changed"], self._object))
+                return decoded(reply["value"], self._object)
+        except (EOFError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise AnswerGone(f"the answer's process ended or sent no value ({type(error).__name__})") from None
+        kinds = (getattr(builtins, name, None) for name in names)
+        found = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception)), Exception)
+        try:
+            raised = found(text)
+        except TypeError:  # UnicodeDecodeError and such take more
+            raised = Exception(text)
+        raise raised
+
+    def _object(self, number: int) -> Remote:
+        return Remote(self, number)
+
+
+def _change(before: Sequence[Any], changed: Sequence[Any]) -> None:
+    """What a function without a result did to the lists, dicts and sets that it was given."""
+    for old, new in zip(before, changed, strict=False):
+        if isinstance(old, list) and isinstance(new, list):
+            old[:] = new
+        elif isinstance(old, dict | set) and type(new) is type(old):
+            old.clear()
+            old.update(new)
+
+
+class Remote:
+    """An object of the answer that is no plain data. It equals itself alone."""
+
+    def __init__(self, answer: RemoteAnswer, number: int) -> None:
+        self.__dict__["_remote"] = (answer, number)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        answer, _ = self.__dict__["_remote"]
+        return answer.ask("call", self, list(given), named)
+
+    def __getattr__(self, name: str) -> Any:
+        answer, _ = self.__dict__["_remote"]
+        return answer.ask("attribute", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        answer, _ = self.__dict__["_remote"]
+        answer.ask("set", self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        if other is not self and not isinstance(other, PLAIN):
+            raise Unjudged("the tests compare objects of the answer's own classes, which only the answer could judge")
+        return other is self
+
+    def __hash__(self) -> int:
+        return hash(self.__dict__["_remote"][1])
+
+    def __instancecheck__(self, one: object) -> bool:
+        raise Unjudged("the tests ask for an object's class, which is the answer's own")
+
+
+def _special(name: str) -> Callable[..., Any]:
+    def method(self: Remote, *given: Any) -> Any:
+        answer, _ = self.__dict__["_remote"]
+        found = answer.ask("special", self, name, [one for one in given if not isinstance(one, type)])
+        return iter(found) if name == "__iter__" else found
+
+    return method
+
+
+def _two_sided(name: str) -> Callable[..., Any]:
+    def method(self: Remote, other: Any) -> Any:
+        if isinstance(other, Remote):
+            raise Unjudged(f"the tests apply '{name}' to objects of the answer's own classes")
+        return NotImplemented
+
+    return method
+
+
+for _name in SPECIALS:
+    setattr(Remote, _name, _special(_name))
+for _name in TWO_SIDED:
+    setattr(Remote, f"__{_name}__", _two_sided(_name))
+
+
+def _number_of(value: Any) -> int:
+    if isinstance(value, Remote):
+        return int(value.__dict__["_remote"][1])
+    raise Unjudged(f"the tests pass a {type(value).__name__} to the answer, and only plain data can cross")
+
+
+def serve(line: Line) -> None:
+    """Load the answer and do what the other side asks."""
+    namespace = _loaded("solution.py")
+    objects: list[Any] = []
+
+    def kept(value: Any) -> int:
+        objects.append(value)
+        return len(objects) - 1
+
+    def replied(what: str, given: list[Any]) -> str:
+        given = decoded(given, objects.__getitem__)
+        value = _done(namespace, what, given)
+        reply = {"value": encoded(value, kept)}
+        if what == "call" and value is None:
+            reply["changed"] = encoded(given[1], kept)
+        return json.dumps(reply)
+
+    while True:
+        try:
+            what, given = line.receive()
+        except EOFError:
+            return
+        reply, error = tried(lambda: replied(what, given))  # noqa: B023 - called at once
+        if error is not None:
+            reply = json.dumps({"raised": [kind.__name__ for kind in type(error).__mro__], "text": str(error)})
+        line.send(reply)
+
+
+class _Trial:
+    error: Exception | None = None
+
+
+def tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What `work` returns, or the exception that it raises."""
+    trial = _Trial()
+    try:
+        return work(), None
+    except Exception as error:  # noqa: BLE001 - an answer or a test may raise anything
+        trial.error = error
+    return None, trial.error
+
+
+def _done(namespace: dict[str, Any], what: str, given: list[Any]) -> Any:
+    match what, given:
+        case "name", [name]:
+            if name not in namespace:
+                raise NameError(f"name '{name}' is not defined")
+            return namespace[name]
+        case "method", [name]:  # a function, or a method of the class Solution
+            if name not in namespace and "Solution" in namespace:
+                return getattr(namespace["Solution"](), name)
+            return namespace[name]
+        case "call", [function, arguments, named]:
+            return function(*arguments, **named)
+        case "attribute", [owner, name]:
+            return getattr(owner, name)
+        case "set", [owner, name, value]:
+            setattr(owner, name, value)
+        case "special", [owner, "__iter__", _]:
+            return list(owner)
+        case "special", [owner, name, arguments]:
+            if not hasattr(type(owner), name):
+                raise TypeError(f"'{type(owner).__name__}' object has no {name}")
+            return getattr(type(owner), name)(owner, *arguments)
+    return None
+
+
+def _loaded(path: str) -> dict[str, Any]:
+    module = types.ModuleType("solution")
+    module.__file__ = path
+    sys.modules["solution"] = module
+    exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), module.__dict__)  # noqa: S102 - in a sandbox
+    return module.__dict__
+
+
+def run_tests(answer: RemoteAnswer, say: Callable[[dict[str, Any]], None]) -> None:
+    """Run the tests one after another, and say of each whether it passed."""
+    given = json.loads(Path("tests.json").read_text(encoding="utf-8"))
+    sys.modules["solution"] = _AnswerModule(answer)
+    for test in given["tests"]:
+        passed, error = tried(lambda: _passes(answer, given["setup"], test))  # noqa: B023 - called at once
+        if isinstance(error, Unjudged):
+            say({"unjudged": str(error)})
+        else:
+            say({"passed": bool(passed) and error is None})
+        if isinstance(error, AnswerGone):
+            return
+
+
+def _passes(answer: RemoteAnswer, setup: str, test: dict[str, Any]) -> bool:
+    """Whether a test passes. Raises what it raises, if it is written in Python."""
+    if "call" in test:
+        given, expected = answer.ask("method", test["call"])(*test["arguments"]), test["expected"]
+        alone = expected[0] if test.get("wrapped") and isinstance(expected, list) and len(expected) == 1 else expected
+        return same(given, expected) or same(given, alone)
+    source = f"{setup}\n{test['python']}"
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError) as error:
+        raise Unjudged(f"a test is no Python: {error}") from None
+    namespace = {"__name__": "tests"}
+    for name in sorted(_free(tree)):
+        try:
+            namespace[name] = answer.named(name)
+        except NameError:
+            continue
+    exec(compile(tree, "tests", "exec"), namespace)  # noqa: S102 - what this file is for
+    return True
+
+
+def same(given: Any, expected: Any) -> bool:
+    """Whether a result is the expected one, which is JSON: a tuple is a list there, and floats agree to 1e-6."""
+    if isinstance(given, float) or isinstance(expected, float):
+        numbers = type(given) in (int, float) and type(expected) in (int, float)
+        return numbers and (given == expected or math.isclose(given, expected, rel_tol=1e-6, abs_tol=1e-9))
+    if isinstance(given, list | tuple) and isinstance(expected, list | tuple):
+        return len(given) == len(expected) and all(map(same, given, expected))
+    if isinstance(given, dict) and isinstance(expected, dict):
+        named = {str(key): value for key, value in given.items()}
+        return named.keys() == expected.keys() and all(same(named[key], expected[key]) for key in expected)
+    return bool(given == expected)
+
+
+def _free(tree: ast.AST) -> set[str]:
+    """The names that a module uses and does not define."""
+    used, bound = set(), set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+                bound.add(name)
+            case ast.alias(name=name, asname=other):
+                bound.add(other or name.split(".")[0])
+    return used - bound
+
+
+class _AnswerModule(types.ModuleType):
+    """`from solution import f` in tests."""
+
+    def __init__(self, answer: RemoteAnswer) -> None:
+        super().__init__("solution")
+        self.__dict__["_answer"] = answer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self.__dict__["_answer"].named(name)
+        except NameError as error:
+            raise AttributeError(str(error)) from None
+
+
+def main() -> None:
+    """See the head of this file."""
+    sys.set_int_max_str_digits(0)
+    side, line = sys.argv[1], Line(int(sys.argv[2]))
+    if side == "answer":
+        serve(line)
+        return
+    with os.fdopen(int(sys.argv[3]), "w", buffering=1) as verdicts:
+        run_tests(RemoteAnswer(line), lambda verdict: print(json.dumps(verdict), file=verdicts))
+
+
+if __name__ == "__main__":
+    main()
