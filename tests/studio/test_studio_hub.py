@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from browser import Page, opened
-from conftest import Served
+from studio_served import Served
 from test_studio_page import IDLE, button, has
 from test_studio_records import run_folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 from browser import opened
-from conftest import Served, serve
+from studio_served import Served, serve
 
 from trinity_core.page_notes import rollouts_page
 from trinity_core.tracking import SampledRollout, save_rollouts
