@@ -55,10 +55,10 @@ class Registry(dict[str, T]):
         functions: Callable[[T], Iterable[Callable[..., Any]]] | None = None,
         recipe: str = "",
     ) -> None:
-        """`recipe`: a folder that brings further names, as `plugin_dir`. `functions` gives those that a part's arguments are passed to; by default the part itself.
+        """`functions` gives those that a part's arguments are passed to; by default the part itself.
 
         Of their parameters, the first `leading` ones and those named in `inputs` are filled by the caller; all others
-        are arguments that a configuration may give.
+        are arguments that a configuration may give. `recipe`: a folder with further names, for `plugin_dir`.
         """
         super().__init__()
         self.kind = kind
