@@ -90,12 +90,7 @@ def _load(
     source.override(origin, overrides)
     report = Report(origin.places)
     report.problems += origin.problems
-    tree = interpolate(origin, lambda: to_dict(Config()), report)
-    _forget_noted(Config, origin.tree, report)
-    _include_trainer_files(tree, report)
-    tree = foreign.native(tree, report)
-    if isinstance(folder := tree.get("plugin_dir"), str):
-        tree["plugin_dir"] = _plugin_folder(folder, report.places.get("plugin_dir"))
+    tree = _native(origin, report)
     plugins_loaded = load_plugins is not None and _plugins_loaded(load_plugins, tree.get("plugin_dir"), report)
 
     def checked(tree: Tree) -> Config:
@@ -110,11 +105,24 @@ def _load(
         _, config = _typed(tree, report)
         rules.check_stage_list(config, report)
         runs = []
-        for stage_tree, report.stage in _stage_trees(tree):
-            runs.append(checked(stage_tree))
+        for index, stage in enumerate(tree["stages"] if config.stages else ()):
+            if isinstance(stage, dict):
+                report.stage = f"stages[{index}]"
+                runs.append(checked(_stage_tree(_native(origin, report, index) if origin.refers else tree, index)))
         config = config.with_given(tree, tuple(runs))
     report.check()
     return config
+
+
+def _native(origin: YamlSource, report: Report, stage: int | None = None) -> Tree:
+    """The tree in this schema's words, without `${…}`; of the sections above as the `stage` of that index sees them."""
+    tree = interpolate(origin, lambda: to_dict(Config()), report, stage)
+    _forget_noted(Config, origin.tree, report)
+    _include_trainer_files(tree, report)
+    tree = foreign.native(tree, report)
+    if isinstance(folder := tree.get("plugin_dir"), str):
+        tree["plugin_dir"] = _plugin_folder(folder, report.places.get("plugin_dir"))
+    return tree
 
 
 def _plugin_folder(folder: str, place: SourceLocation | None) -> str:
@@ -156,19 +164,14 @@ def _forget_noted(section: type[BaseModel], tree: Tree, report: Report) -> None:
     ]
 
 
-def _stage_trees(tree: Tree) -> list[tuple[Tree, str]]:
-    """The tree of each stage, and the key under which it was given."""
+def _stage_tree(tree: Tree, index: int) -> Tree:
+    """The tree of a stage: its own values laid on those above."""
     base = {name: value for name, value in tree.items() if name != "stages"}
-    listed = tree.get("stages")
-    trees = []
-    for index, stage in enumerate(listed if isinstance(listed, list) else []):
-        if not isinstance(stage, dict):
-            continue
-        own = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
-        merged = source.merge(_inherited(base, own), own, source.WHOLE)
-        merged["name"] = f"{base.get('name') or Config().name}_{stage.get('stage_name')}"
-        trees.append((merged, f"stages[{index}]"))
-    return trees
+    stage = tree["stages"][index]
+    own = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
+    merged = source.merge(_inherited(base, own), own, source.WHOLE)
+    merged["name"] = f"{base.get('name') or Config().name}_{stage.get('stage_name')}"
+    return merged
 
 
 def _inherited(base: Tree, own: Tree) -> Tree:
