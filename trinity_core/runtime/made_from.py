@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trinity_core.checkpoints.manifest import digest
-from trinity_core.config import Config, to_dict
+from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, to_dict
 from trinity_core.data.files import find_files
 from trinity_core.data.joined import inputs_of
 from trinity_core.errors import DataError
@@ -59,8 +59,9 @@ def _files(config: Config) -> Iterator[Path]:
     """The local data files that a run reads, and its plugins."""
     tasks, trained = config.buffer.explorer_input, config.buffer.trainer_input
     buffers = [trained.experience_buffer, *trained.auxiliary_buffers.values()]
-    inputs = [source for _, source in inputs_of(config)]
-    for each in (*tasks.tasksets, *tasks.eval_tasksets, *buffers, *inputs):
+    data_sets: list[TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig]
+    data_sets = [*tasks.tasksets, *tasks.eval_tasksets, *buffers, *(source for _, source in inputs_of(config))]
+    for each in data_sets:
         if each.path and (each.storage_type or "file") == "file" and (path := expanded(each.path)).exists():
             try:
                 yield from [path] if path.is_file() else find_files(path, each.split, each.subset_name)
