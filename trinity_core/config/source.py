@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel
 
 from trinity_core.config.fields import Type
-from trinity_core.config.findings import ConfigError, Finding, SourceLocation
+from trinity_core.config.findings import ConfigError, Finding, SourceLocation, is_below, is_within
 from trinity_core.config.foreign.key_action import Below
 from trinity_core.config.foreign.table import type_at, type_below
 from trinity_core.config.schema import Config
@@ -301,16 +301,6 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str | No
     stays = [each for each in source.problems if each.code == "duplicate-key" or not is_within(each.key, key)]
     source.problems = stays + new.problems
     source.refers |= new.refers
-
-
-def is_below(key: str, path: str) -> bool:
-    """True if a key stands somewhere below another one."""
-    return key.startswith((f"{path}.", f"{path}["))
-
-
-def is_within(key: str, path: str) -> bool:
-    """True if a key is another one or stands below it."""
-    return key == path or is_below(key, path)
 
 
 def _inherit(source: YamlSource, parts: Sequence[str]) -> None:
