@@ -84,6 +84,7 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
             raise HTTPException(404, f"there is no run {name}") from None
 
     _add_groups(app, run_named)
+    _add_rollouts(app, run_named)
 
     @app.get("/api/runs")
     def names() -> list[str]:
@@ -138,6 +139,8 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
         values: Sequence[np.ndarray] | repeat[None] = shown.values or repeat(None)
         return row | {"rollouts": list(map(_rollout, experiences, values)), "note": shown.note}
 
+
+def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
     @app.get("/api/runs/{name:path}/rollouts")
     def rollouts(name: str, step: Number | None = None, group: str = "", before: Id | None = None) -> dict[str, Any]:
         """The rollouts of a page of groups, newest first, each as a row of a table."""
