@@ -41,7 +41,7 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
         if error:
             st.error(f"{error}\n\nCorrect the text beside, or discard the changes.")
         elif not tree:
-            recipe_form(settings)
+            recipe_form(settings, draft.file)
         else:
             fill_in(draft, tree, found.problems)
             for title, draw in SECTIONS.items():
@@ -87,7 +87,7 @@ def choose_file(draft: ConfigDraft, settings: StudioSettings) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.selectbox("File", list(dict.fromkeys([shown, *listed])), key="file", on_change=load)
         if st.button("New", icon=":material/add:", help="Begin from a recipe"):
-            new_dialog(settings)
+            new_dialog(settings, draft.file)
 
 
 def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
@@ -176,7 +176,7 @@ def save_and_start(
     draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
     """Save the draft, under this or another name, discard its changes, or start a run of it."""
-    with st.container(horizontal=True):
+    with st.container(horizontal=True, key="actions"):
         if st.button("Save", icon=":material/save:", disabled=draft.is_saved):
             if draft.objections(draft.file):
                 confirm_save(draft, settings)
