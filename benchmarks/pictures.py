@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -40,6 +39,7 @@ def main() -> None:
         "studio_run": f"/runs?run={run}",
         "studio_checkpoints": f"/runs?run={run}&tab=Checkpoints",
         "view_table": f"/rollouts/#run={run}&tab=table&by=reward",
+        "view": f"/rollouts/#run={run}&tab=experiences&group=40&rollout=0",
         "view_samples": f"/rollouts/#run={run}&tab=samples",
     }
     checkpoints = str(options.checkpoints.absolute())
@@ -70,15 +70,14 @@ def wait_for(address: str) -> None:
 
 async def take(address: str, picture: Path) -> None:
     """Save a page as a picture, once Streamlit has drawn it and its charts have had their time."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        async with opened("about:blank", Path(profile)) as page:
-            size = {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-            await page.call("Emulation.setDeviceMetricsOverride", **size)
-            await page.call("Page.navigate", url=address)
-            await asyncio.sleep(1)
-            await page.until(DRAWN)
-            await asyncio.sleep(CHART_SECONDS)
-            await page.picture(picture, 1400, 900)
+    async with opened("about:blank", picture.parent) as page:
+        size = {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        await page.call("Emulation.setDeviceMetricsOverride", **size)
+        await page.call("Page.navigate", url=address)
+        await asyncio.sleep(1)
+        await page.until(DRAWN)
+        await asyncio.sleep(CHART_SECONDS)
+        await page.picture(picture, 1400, 900)
     print(f"{picture}  {picture.stat().st_size / 1000:.0f} kB")
 
 
