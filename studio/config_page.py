@@ -56,13 +56,16 @@ def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> N
 
 
 def present_draft(settings: StudioSettings) -> ConfigDraft:
-    """The draft of the file in the address, or of the command line's."""
-    file = settings.root / st.query_params.get("file", "")
-    if file.suffix not in (".yaml", ".yml") or not file.resolve().is_relative_to(settings.root):
-        file = settings.file
+    """The draft of this session: at first that of the file in the address, or of the command line's."""
     draft: ConfigDraft | None = st.session_state.get("draft")
-    if draft is None or draft.file != file:
+    if draft is None:
+        file = settings.root / st.query_params.get("file", "")
+        if file.suffix not in (".yaml", ".yml") or not file.resolve().is_relative_to(settings.root):
+            file = settings.file
         draft = st.session_state.draft = ConfigDraft.opened(file, settings.drafts)
+    # A run of the page that was asked for before a change of the address brings the former one back.
+    if st.query_params.get("file") != (shown := settings.shown(draft.file)):
+        st.query_params["file"] = shown
     return draft
 
 
@@ -82,7 +85,10 @@ def choose_file(draft: ConfigDraft, settings: StudioSettings) -> None:
     put("file", shown)
 
     def load() -> None:
-        st.query_params["file"] = st.session_state["file"]
+        try:
+            st.session_state.draft = ConfigDraft.opened(settings.root / st.session_state["file"], settings.drafts)
+        except (OSError, UnicodeDecodeError) as error:
+            st.toast(f"The file cannot be read: {error}")
 
     with st.container(horizontal=True, vertical_alignment="bottom"):
         st.selectbox("File", list(dict.fromkeys([shown, *listed])), key="file", on_change=load)

@@ -33,7 +33,7 @@ def recipe_form(settings: StudioSettings, present: Path) -> None:
     elif file.exists():
         st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
     else:
-        save(ConfigDraft(file, found[str(title)].text), file, settings)
+        save(ConfigDraft(file, found[str(title)].text, drafts=settings.drafts), file, settings)
 
 
 def _free_name(settings: StudioSettings, present: Path) -> Path:
@@ -74,5 +74,4 @@ def save(draft: ConfigDraft, file: Path, settings: StudioSettings) -> None:
         st.error(f"`{settings.shown(file)}` cannot be saved: {error}")
         return
     st.session_state.draft = draft
-    st.query_params["file"] = settings.shown(file)
     st.rerun()
