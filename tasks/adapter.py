@@ -53,9 +53,8 @@ class PrefectAdapter(Adapter):
         stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
         as_flow = flow(name=request.kind, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
         above = flow_run.parameters
-        return as_flow(stage_flow)(
-            name, request.stage, request.model_path, str(above.get("config", "")), list(above.get("overrides") or ())
-        )
+        file = request.file or str(above.get("config", ""))
+        return as_flow(stage_flow)(name, request.stage, request.model_path, file, list(above.get("overrides") or ()))
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """As tasks in threads."""
@@ -79,6 +78,10 @@ class PrefectAdapter(Adapter):
     def begun_by(self) -> str:
         """The flow run, or that of the pipeline."""
         return flow_run.root_flow_run_id or ""
+
+    def is_retry(self) -> bool:
+        """As Prefect counts the attempts at the flow run, or at the stage's own."""
+        return bool(flow_run.run_count > 1)
 
     def announce(self, config: Config, stage: str) -> None:
         """Name and tag the flow run, and link to Studio while that is served."""

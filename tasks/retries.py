@@ -47,9 +47,12 @@ _ONE_LINE = OneLine()
 
 
 def show_our_log() -> None:
-    """Pass our log on to Prefect from INFO on: its setting for extra loggers attaches a handler but sets no level."""
+    """Pass our log on to Prefect, from INFO on, whatever its setting for extra loggers names."""
     for name in ("trinity_core", "tasks"):
-        logging.getLogger(name).setLevel(logging.INFO)
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        for handler in logging.getLogger("prefect.extra").handlers:
+            logger.addHandler(handler)  # each once
 
 
 @contextmanager

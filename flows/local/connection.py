@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
@@ -66,24 +66,27 @@ class PrefectConnection:
             ) from error
         return handled
 
-    def flow(self, name: str, config: Config, is_ready: bool = False) -> Callable[..., Any]:
-        """The flow of that name for a configuration, once Prefect's API answers.
+    def run(
+        self, name: str, config: Config, file: Path, overrides: Sequence[str], is_ready: bool = False, **parameters: Any
+    ) -> Any:
+        """Run the flow of that name once Prefect's API answers; its result.
 
-        `is_ready`: preflight has passed just now.
-
+        It takes the configuration as loaded from `file` with `overrides`. `is_ready`: preflight has passed just now.
         Ray, if the flow is sure to need it, starts meanwhile, and ends with this context.
         Raises TrinityError if the flow would ask a person, and the server has no page to answer on.
         """
-        flow: Callable[..., Any] = importlib.import_module("flows.loaded").loaded_flow(name, config, is_ready)
-        importlib.import_module("tasks.retries").show_our_log()
+        from flows.loaded import Loaded, run_flow
+        from tasks.retries import show_our_log
+        from trinity_core.runtime.pipeline import early_cluster
+
+        show_our_log()
         if self._temporary:
             if name in ASKING:
                 require_nobody_asked(config)
             if name not in WITHOUT_RAY:
-                runtime = importlib.import_module("trinity_core.runtime.pipeline")
-                self._open.enter_context(runtime.early_cluster(config))
+                self._open.enter_context(early_cluster(config))
             self._temporary.wait()
-        return flow
+        return run_flow(name, Loaded(config, str(file), overrides, is_ready), **parameters)
 
 
 def require_nobody_asked(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ import psutil
 import pytest
 import standins
 
+from flows.loaded import Loaded, run_flow
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import DataError
@@ -263,11 +265,14 @@ def test_parts_beside_each_other_recover_alone(
     from flows.rft_async import rft_async
 
     use_standins(fault="die, then head")
-    state = rft_async(parts(tmp_path, "beside"), ["explorer.name=patient"], return_state=True)
+    files = parts(tmp_path, "beside")
+    state = rft_async(files, ["explorer.name=patient"], return_state=True)
     steps = {name: part["step"] for name, part in state.result().items()}
     assert steps["trainer"] == standins.STEPS and steps.keys() == {"trainer", "patient"}
     assert attempts(tmp_path / "tests/beside") == [0, 2, 4]
-    assert [(run.state_type.value, run.run_count) for run in subflows(state)] == [("COMPLETED", 2)] * 2
+    runs = subflows(state)
+    assert [(run.state_type.value, run.run_count) for run in runs] == [("COMPLETED", 2)] * 2
+    assert {run.parameters["config"] for run in runs} == {*files}, "by which Studio evaluates a part"
     assert caplog.text.count("the trainer returns to its latest checkpoint (1 of 3): trainer (Trainer, process") == 1
 
 
@@ -283,6 +288,44 @@ def test_a_part_that_fails_for_good_ends_the_others(tmp_path: Path, prefect_api:
     assert [(run.state_type.value, run.run_count) for run in runs] == [("FAILED", 1)] * 2
     assert any("Stopped: The run" in run.state.message for run in runs), "it saves, or is stopped in its start"
     assert attempts(tmp_path / "tests/fails") == [0] and latest_whole(tmp_path / "tests/fails") == 2
+
+
+def test_prefect_retries_a_run_that_a_command_has_started(tmp_path: Path, prefect_api: str, shared_ray: None) -> None:
+    """By its recorded parameters: `prefect flow-run retry ID --entrypoint flows/rft.py:rft`."""
+    from prefect.cli.flow_run import retry
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, LogFilter
+    from prefect.logging.handlers import APILogHandler
+
+    use_standins(fault="data")
+    file = written(tmp_path, "again")
+    with pytest.raises(DataError):
+        run_flow("rft", Loaded(load_checked(file, ["seed=7"]), str(file), ["seed=7"], is_ready=True))
+    with get_client(sync_client=True) as client:
+        named = FlowRunFilter.model_validate({"name": {"any_": ["tests/again"]}})
+        (run,) = client.read_flow_runs(flow_run_filter=named)
+        assert run.state.is_failed() and run.parameters["overrides"] == ["seed=7"]
+        asyncio.run(retry(str(run.id), entrypoint="flows/rft.py:rft"))
+        assert client.read_flow_run(run.id).state.is_completed()
+        assert attempts(tmp_path / "tests/again") == [0, 2]
+        APILogHandler().flush()
+        logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run.id]}}))
+    assert any(line.name.startswith("trinity_core.runtime") for line in logs), (
+        "the driver's lines are on Prefect's page"
+    )
+
+
+def test_a_retry_opens_again_what_the_configuration_names(
+    tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the first attempt, before which preflight has passed."""
+    use_standins(fault="explorer")
+    file = written(tmp_path, "moved")
+    loaded = Loaded(load_checked(file), str(file), [], is_ready=True)
+    opened: list[Path] = []
+    monkeypatch.setattr("trinity_core.runtime.stage.require_ready", lambda config: opened.append(config.job_dir))
+    run_flow("rft", loaded)
+    assert opened == [tmp_path / "tests/moved"]
 
 
 def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -> None:
