@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -156,7 +158,16 @@ def studio(
 
 def main() -> None:
     """The console script."""
-    run_app(app)
+    from flows.local.connection import ServerLost
+
+    try:
+        run_app(app)
+    except SystemExit as end:
+        if isinstance(end.__context__, ServerLost):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # At exit Prefect tries to send each event that is left, for 7 s, to a server that is no more.
+        raise
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ from tasks.reports import (
     LiveReport,
     label_run,
     show_curve,
+    show_if_possible,
     show_picture,
     show_studio,
     show_summary,
     show_tracking,
-    shown_if_possible,
 )
 from tasks.retries import RETRIES, RETRY_DELAY, patient_task, retry_only_transient_faults
 from tasks.verdicts import ask
@@ -87,8 +87,7 @@ class PrefectAdapter(Adapter):
         """Name and tag the flow run, and link to Studio while that is served."""
         algorithm = [] if config.stages else [f"algorithm:{config.algorithm.algorithm_type}"]
         label_run(config.project, config.name, stage, *algorithm)
-        with shown_if_possible():
-            show_studio(config)
+        show_if_possible(lambda: show_studio(config))
 
     def judged(self, stage: Stage) -> Stage:
         """Ask a person on Prefect's page where verdicts are missing."""
@@ -98,15 +97,15 @@ class PrefectAdapter(Adapter):
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
         """Artifacts: learning curve, a link to the tracked run, and the summary."""
-        with shown_if_possible():
-            if not is_pipeline:
-                if curve := summary.get("curve"):
-                    show_picture(config, Path(curve))
-                elif "results" not in summary:
-                    show_curve(config)
-                if "results" in summary:
-                    show_tracking(config, summary["tracking"])
-            show_summary(config, {name: value for name, value in summary.items() if name != "results"})
+        if not is_pipeline:
+            if curve := summary.get("curve"):
+                show_if_possible(lambda: show_picture(config, Path(curve)))
+            elif "results" not in summary:
+                show_if_possible(lambda: show_curve(config))
+            if "results" in summary:
+                show_if_possible(lambda: show_tracking(config, summary["tracking"]))
+        rest = {name: value for name, value in summary.items() if name != "results"}
+        show_if_possible(lambda: show_summary(config, rest))
 
 
 PREFECT = PrefectAdapter()

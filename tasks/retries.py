@@ -13,6 +13,7 @@ from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun, FlowRunPolicy, State, TaskRun
 from prefect.context import FlowRunContext
+from prefect.logging.handlers import APILogHandler
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.faults import ANOTHER_FOLLOWS, is_cancelled, is_transient
@@ -51,8 +52,8 @@ def show_our_log() -> None:
     for name in ("trinity_core", "tasks"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
-        for handler in logging.getLogger("prefect.extra").handlers:
-            logger.addHandler(handler)  # each once
+        if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
+            logger.addHandler(APILogHandler())
 
 
 @contextmanager

@@ -24,10 +24,16 @@ from trinity_core.runtime.verdicts import asks_person
 
 ANSWER_SECONDS = 10.0
 """For the server that PREFECT_API_URL names, which may be far away."""
+GIVEN_UP_AFTER = "2"
+"""Retries of a request to a temporary server, in 6 s. Once that has ended it does not come back."""
 ASKING = ("pipeline", "sft")
 """Flows that may ask a person."""
 WITHOUT_RAY = ("curate",)
 """Flows that mostly need no Ray, and start it themselves where they do."""
+
+
+class ServerLost(TrinityError):
+    """The temporary server has ended before the flow; what Prefect still wants to send has no receiver."""
 
 
 class PrefectConnection:
@@ -48,6 +54,7 @@ class PrefectConnection:
         known = known_server(self._root)
         if known is None:
             self._temporary = TemporaryServer(self._root)
+            os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", GIVEN_UP_AFTER)
             self._open.callback(self._temporary.stop)
             self._open.callback(_send_logs)
             known = self._temporary.api_url
@@ -60,7 +67,7 @@ class PrefectConnection:
         server_is_gone = self._temporary is not None and self._temporary.has_ended()
         handled = self._open.__exit__(kind, error, trace)
         if self._temporary and server_is_gone and error is not None and _is_api_fault(error):
-            raise TrinityError(
+            raise ServerLost(
                 f"The Prefect server of this command has ended; see {self._temporary.log}. What the run has saved is "
                 "kept: the same command again resumes it."
             ) from error

@@ -21,10 +21,9 @@ import psutil
 import pytest
 import standins
 
-from flows.loaded import Loaded, run_flow
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.runtime import configuration
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.pipeline import early_cluster
@@ -177,18 +176,35 @@ def test_a_ray_that_died_is_replaced_and_the_run_resumes(
     assert ray_is_gone()
 
 
-def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str, shared_ray: None) -> None:
+def test_a_run_shows_what_it_does(
+    tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trinity run` fails; `prefect flow-run retry ID --entrypoint flows/rft.py:rft` starts the same run again."""
+    from prefect.cli.flow_run import retry
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import TaskRunFilter
+    from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilter
+    from prefect.logging.handlers import APILogHandler
+
+    from flows.loaded import Loaded, run_flow
 
     use_standins()
-    state = run_rft(tmp_path, "whole")
-    summary = state.result()
-    assert summary["step"] == standins.STEPS and summary["score"] == 0.56
-    assert json.loads((tmp_path / "tests/whole/summary.json").read_text())["step"] == standins.STEPS
+    file = written(tmp_path, "whole")
+    with monkeypatch.context() as wrong, pytest.raises(TrinityError):
+        wrong.setattr("trinity_core.runtime.driver.resume", mock.Mock(side_effect=TrinityError("in progress")))
+        run_flow("rft", Loaded(load_checked(file, ["seed=7"]), str(file), ["seed=7"], is_ready=True))
+    named = FlowRunFilter.model_validate({"name": {"any_": ["tests/whole"]}})
     with get_client(sync_client=True) as client:
-        run = client.read_flow_run(state.state_details.flow_run_id)
-        assert run.name == "tests/whole"
+        (failed,) = client.read_flow_runs(flow_run_filter=named)
+        assert failed.state.is_failed() and failed.parameters["overrides"] == ["seed=7"]
+        with pytest.raises(SystemExit, match="0"):
+            asyncio.run(retry(str(failed.id), entrypoint="flows/rft.py:rft"))
+        APILogHandler().flush()
+        run = client.read_flow_run(failed.id)
+        assert run.state.is_completed() and run.run_count == 2
+        logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run.id]}}))
+        assert any(line.name.startswith("trinity_core.runtime") for line in logs)
+        summary = json.loads((tmp_path / "tests/whole/summary.json").read_text())
+        assert summary["step"] == standins.STEPS and summary["score"] == 0.56
         assert {"project:tests", "name:whole", "stage:rft", "algorithm:grpo"} <= set(run.tags)
         found = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [str(run.id)]}))
         names = {each.name.rsplit("-", 1)[0] for each in found}
@@ -243,15 +259,25 @@ def test_a_stage_may_only_evaluate(
 
 
 def test_a_dead_actor_is_named_and_the_run_resumes(
-    tmp_path: Path, prefect_api: str, shared_ray: None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    prefect_api: str,
+    shared_ray: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where the run began anew, beside an earlier one of its name."""
+    """Also where the run began anew, beside an earlier one of its name. The second attempt opens again what preflight
+    has opened before the first."""
+    from flows.loaded import Loaded, run_flow
+
     earlier = tmp_path / "tests/dies"
     (earlier / "log").mkdir(parents=True)
     use_standins(fault="explorer")
+    file, overrides = written(tmp_path, "dies"), ["continue_from_checkpoint=false"]
+    opened = mock.Mock()
+    monkeypatch.setattr("trinity_core.runtime.stage.require_ready", opened)
     with heard(caplog):
-        state = run_rft(tmp_path, "dies", "continue_from_checkpoint=false")
-    assert state.is_completed(), state
+        run_flow("rft", Loaded(load_checked(file, overrides), str(file), overrides, is_ready=True))
+    assert opened.call_count == 1
     (job_dir,) = set((tmp_path / "tests").glob("dies*")) - {earlier}
     assert len(attempts(job_dir)) == 2 and latest_whole(job_dir) == standins.STEPS
     assert re.search(r"explorer \(Explorer, process \d+\) died: The actor is dead", caplog.text)
@@ -288,44 +314,6 @@ def test_a_part_that_fails_for_good_ends_the_others(tmp_path: Path, prefect_api:
     assert [(run.state_type.value, run.run_count) for run in runs] == [("FAILED", 1)] * 2
     assert any("Stopped: The run" in run.state.message for run in runs), "it saves, or is stopped in its start"
     assert attempts(tmp_path / "tests/fails") == [0] and latest_whole(tmp_path / "tests/fails") == 2
-
-
-def test_prefect_retries_a_run_that_a_command_has_started(tmp_path: Path, prefect_api: str, shared_ray: None) -> None:
-    """By its recorded parameters: `prefect flow-run retry ID --entrypoint flows/rft.py:rft`."""
-    from prefect.cli.flow_run import retry
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, LogFilter
-    from prefect.logging.handlers import APILogHandler
-
-    use_standins(fault="data")
-    file = written(tmp_path, "again")
-    with pytest.raises(DataError):
-        run_flow("rft", Loaded(load_checked(file, ["seed=7"]), str(file), ["seed=7"], is_ready=True))
-    with get_client(sync_client=True) as client:
-        named = FlowRunFilter.model_validate({"name": {"any_": ["tests/again"]}})
-        (run,) = client.read_flow_runs(flow_run_filter=named)
-        assert run.state.is_failed() and run.parameters["overrides"] == ["seed=7"]
-        asyncio.run(retry(str(run.id), entrypoint="flows/rft.py:rft"))
-        assert client.read_flow_run(run.id).state.is_completed()
-        assert attempts(tmp_path / "tests/again") == [0, 2]
-        APILogHandler().flush()
-        logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run.id]}}))
-    assert any(line.name.startswith("trinity_core.runtime") for line in logs), (
-        "the driver's lines are on Prefect's page"
-    )
-
-
-def test_a_retry_opens_again_what_the_configuration_names(
-    tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not at the first attempt, before which preflight has passed."""
-    use_standins(fault="explorer")
-    file = written(tmp_path, "moved")
-    loaded = Loaded(load_checked(file), str(file), [], is_ready=True)
-    opened: list[Path] = []
-    monkeypatch.setattr("trinity_core.runtime.stage.require_ready", lambda config: opened.append(config.job_dir))
-    run_flow("rft", loaded)
-    assert opened == [tmp_path / "tests/moved"]
 
 
 def test_a_wrong_configuration_fails_at_once(tmp_path: Path, prefect_api: str) -> None:

@@ -169,10 +169,12 @@ def test_rewind_removes_newer_versions(folder):
 
 
 def test_wait_returns_a_version_published_later(folder):
-    threading.Timer(0.1, lambda: folder.publish(2, tensors(2))).start()
+    publisher = threading.Timer(0.1, lambda: folder.publish(2, tensors(2)))
+    publisher.start()
     start = time.monotonic()
     assert folder.wait(2, timeout=20) == 2
     assert time.monotonic() - start < 10
+    publisher.join()  # the version is there before it has returned, and the folder goes with the test
 
 
 def test_wait_returns_a_newer_version_if_the_asked_one_is_gone(folder):
