@@ -182,7 +182,13 @@ def test_a_run_shows_what_it_does(
     """`trinity run` fails; `prefect flow-run retry ID --entrypoint flows/rft.py:rft` starts the same run again."""
     from prefect.cli.flow_run import retry
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilter
+    from prefect.client.schemas.filters import (
+        ArtifactFilter,
+        ArtifactFilterKey,
+        FlowRunFilter,
+        LogFilter,
+        TaskRunFilter,
+    )
     from prefect.logging.handlers import APILogHandler
 
     from flows.loaded import Loaded, run_flow
@@ -209,12 +215,12 @@ def test_a_run_shows_what_it_does(
         found = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [str(run.id)]}))
         names = {each.name.rsplit("-", 1)[0] for each in found}
         assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish"}
-        answer = client._client.post("/artifacts/filter", json={"limit": 200})
-        keys = {each["key"]: each for each in answer.json() if (each["key"] or "").startswith("tests-whole-")}
+        ours = ArtifactFilter(key=ArtifactFilterKey(like_="tests-whole-"))
+        keys = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=ours)}
     assert {"tests-whole-curve", "tests-whole-rollouts", "tests-whole-summary", "tests-whole-tracking"} <= set(keys)
     assert {"tests-whole-trainer-progress", "tests-whole-explorer-progress"} <= set(keys)
-    assert keys["tests-whole-curve"]["data"].startswith("data:image/png;base64,")
-    assert f"trinity view --checkpoint-dir {tmp_path / 'tests/whole'}" in keys["tests-whole-rollouts"]["data"]
+    assert keys["tests-whole-curve"].data.startswith("data:image/png;base64,")
+    assert f"trinity view --checkpoint-dir {tmp_path / 'tests/whole'}" in keys["tests-whole-rollouts"].data
 
 
 def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
