@@ -197,6 +197,21 @@ def test_rewind_removes_all_pushed_versions(tmp_path):
     pushed.remove()
 
 
+def test_other_nodes_see_which_version_was_pushed(tmp_path, monkeypatch):
+    """Each has a shared memory of its own; what a checkpoint needs of the tensors stays in the trainer's."""
+    nodes = {}
+    for name in ("trainer", "explorer"):
+        monkeypatch.setattr("trinity_core.sync.nccl.memory_root", lambda job_dir, name=name: tmp_path / name / "shm")
+        nodes[name] = open_versions("nccl", tmp_path / "job")
+    nodes["trainer"].publish(3, [])
+    assert nodes["explorer"].wait(3, timeout=0.05) == 3
+    nodes["trainer"].publish(4, tensors(4))
+    assert nodes["explorer"].latest() == 4 and loaded(nodes["trainer"], 4)["steps"] == 4
+    assert not [*tmp_path.glob("job/**/*.safetensors")] and not (tmp_path / "explorer").exists()
+    nodes["trainer"].remove()
+    assert nodes["explorer"].versions() == [] and not [*(tmp_path / "trainer").glob("**/*.safetensors")]
+
+
 def test_temporary_directory_replaces_missing_shared_memory(tmp_path, caplog):
     assert memory_root(tmp_path, shared_memory=tmp_path / "missing").parent != tmp_path
     assert "weights go through" in caplog.text
