@@ -75,7 +75,9 @@ class RunAttempt:
         self._engines: list[Any] = []
         self._auxiliary: list[list[Any]] = []
         self._explorer: Any = None
-        self.trainers = Trainers(cluster, self.config, self.placement, self.check, self.is_stopping)
+        self.trainers = Trainers(
+            cluster, self.config, self.placement, self.check, self.is_stopping, self._wait_for_shared_gpu
+        )
         self._tracking: TrackingThread | None = None
 
     def start(self) -> RunAttempt:
@@ -211,6 +213,16 @@ class RunAttempt:
         self.cluster.check()
         if self._tracking is not None:
             self._tracking.check()
+
+    def _wait_for_shared_gpu(self) -> None:
+        """Let the engines start first where the trainer shares their GPU.
+
+        vLLM compares the free memory before and after a trial of its model (`vllm.utils.mem_utils`): a trainer that
+        allocates meanwhile would take its KV cache away.
+        """
+        if self.placement.shares_gpu:
+            for engine in self.engines():
+                result_of(engine.start.remote(), self._engines_wait(self.check).check, self.is_stopping)
 
     def _engines_wait(self, check: Callable[[], None]) -> StartWait:
         return StartWait(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)
