@@ -81,9 +81,10 @@ def show_if_possible(show: Callable[[], object], needs_api: bool = True) -> None
     """
     if needs_api and _failed.is_set() and not _api_answers():
         return
+    faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
     try:
         show()
-    except (*api_faults(), OSError) as error:
+    except faults as error:
         if not _failed.is_set():
             get_run_logger().warning("The run continues, but Prefect does not show all of it: %s", error)
         _failed.set()

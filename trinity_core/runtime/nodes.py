@@ -70,8 +70,8 @@ def bundles(config: Config, placement: Placement) -> Bundles:
     auxiliary: list[list[int]] = [[] for _ in counts]
     engines: list[int] = []
     wanted = [(placement.engine_gpus, engines)] * placement.engines
-    for count, gpus, places in zip(counts, placement.auxiliary_gpus, auxiliary, strict=True):
-        wanted += [(float(gpus), places)] * count
+    for count, size, places in zip(counts, placement.auxiliary_gpus, auxiliary, strict=True):
+        wanted += [(float(size), places)] * count
     for gpus, places in sorted(wanted, key=lambda each: -each[0]):
         places.append(put(gpus))
     trainers = [put(placement.trainer_gpus) for _ in range(placement.trainers)]
@@ -166,7 +166,7 @@ def check_nodes(nodes: ReservedNodes, config: Config, check: Callable[[], None])
         here, expected = software(plugins), note.read_text()
         for address, ref in zip(addresses, refs, strict=True):
             try:
-                seen, there = ray.get(ref)
+                seen, there = ray.get(ref, timeout=ANSWER_SECONDS)
             except ray.exceptions.RayTaskError as error:
                 reason = str(error.cause).strip().splitlines()[-1]
                 raise TrinityError(f"Node {address} cannot run the software of this machine: {reason}") from error
