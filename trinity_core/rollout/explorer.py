@@ -26,7 +26,7 @@ from trinity_core.rollout.runner import FailureWatch, check_failures
 from trinity_core.rollout.step_source import StepSource
 from trinity_core.rollout.trainer_watch import AdmissionWait, TrainerWatch, VersionWait, present, staleness_bound
 from trinity_core.store.store import LineageChanged
-from trinity_core.sync.schedule import dynamic_version, look_interval, required_version
+from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log
@@ -187,8 +187,7 @@ class Explorer:
 
     def due_version(self, step: int) -> int:
         """The version that `step` uses if the explorer is synchronous."""
-        sync = self.config.synchronizer
-        return required_version(step, sync.sync_interval, sync.sync_offset)
+        return SyncSchedule.of(self.config).required_version(step)
 
     def steps(self) -> Iterator[int]:
         """The steps that are left, until `stop` or until the trainer has finished."""
@@ -209,9 +208,7 @@ class Explorer:
         Waits for the first version, and with `max_staleness` until the rows of the step will be fresh enough when they
         are trained; in mode `serve` until there is feedback. None after `stop`, and if the trainer has finished.
         """
-        sync = self.config.synchronizer
-        interval = look_interval(sync.style, sync.sync_interval)
-        version = dynamic_version(step, interval, self.version, self.weights.latest())
+        version = SyncSchedule.of(self.config).dynamic_version(step, self.version, self.weights.latest())
         version = await self.wait_for(0) if version is None else version
         if version is None or (bound := staleness_bound(self.config)) is None:
             return version if version is None else await self._arrival(version)
