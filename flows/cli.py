@@ -98,6 +98,14 @@ def quickstart(
 
 
 @app.command()
+def init(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
+    """Make a folder to work in: recipes, the deployments of `trinity up`, docs."""
+    from flows.project import init_project
+
+    typer.echo(f"{init_project(folder)} is ready; next: cd {folder} && trinity quickstart")
+
+
+@app.command()
 def up(
     port: Port = 4200, restarts: Restarts = RESTARTS, mlflow_port: MlflowPort = 5000, studio_port: StudioPort = 4220
 ) -> None:
@@ -107,8 +115,10 @@ def up(
     """
     from flows.local.commands import up as start
     from flows.local.pages import mlflow_page, studio_page
+    from flows.project import require_own_packages
     from trinity_core.program import ending_on_sigterm
 
+    require_own_packages(Path.cwd())
     pages = [mlflow_page(Path.cwd(), mlflow_port)] if mlflow_port else []
     pages += [studio_page(Path.cwd(), studio_port)] if studio_port else []
     with ending_on_sigterm():
