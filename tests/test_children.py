@@ -17,7 +17,7 @@ import pytest
 from trinity_core.children import CallFailed, Child, NoAnswer, Worker
 
 SERVED = '''
-import os, subprocess, time
+import ctypes, os, subprocess, time
 from trinity_core.errors import DataError
 
 class Served:
@@ -41,6 +41,15 @@ class Served:
 
     def sleep(self):
         time.sleep(600)
+
+    def fork_and_sleep(self):
+        if ctypes.CDLL(None).fork():
+            time.sleep(600)
+        time.sleep(30)
+
+    def spin(self, seconds):
+        while time.process_time() < seconds:
+            pass
 
     def die(self):
         os._exit(3)
@@ -123,6 +132,33 @@ def test_another_thread_may_kill_a_worker_that_is_asked(target: str) -> None:
     threading.Timer(0.2, worker.kill).start()
     with pytest.raises(NoAnswer):
         worker.call("sleep")
+
+
+def test_the_end_of_a_worker_is_noticed_though_its_child_holds_the_connection(target: str) -> None:
+    worker = Worker(target)
+    worker.make({"place": "/nowhere"})
+    threading.Timer(0.3, os.kill, (worker.process.pid, signal.SIGKILL)).start()
+    began = time.monotonic()
+    with pytest.raises(NoAnswer) as failure:
+        worker.call("fork_and_sleep", seconds=20)
+    assert failure.value.died and time.monotonic() - began < 10
+
+
+def test_a_worker_that_gets_no_cpu_is_not_out_of_time(target: str) -> None:
+    """A wait for the CPU that is not over yet counts too: the scheduler reports it only when it ends."""
+    worker = Worker(target)
+    worker.make({"place": "/nowhere"})
+    used = sum(psutil.Process(worker.process.pid).cpu_times()[:2])
+    core = min(os.sched_getaffinity(0))
+    rival = Child([sys.executable, "-c", "while True: pass"])
+    for pid in (worker.process.pid, rival.process.pid):
+        os.sched_setaffinity(pid, {core})
+    os.sched_setscheduler(worker.process.pid, os.SCHED_IDLE, os.sched_param(0))
+    try:
+        worker.call("spin", used + 0.02, seconds=0.2)
+    finally:
+        rival.kill()
+        worker.kill()
 
 
 def test_a_missing_module_is_named(tmp_path: Path) -> None:

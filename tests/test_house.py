@@ -147,6 +147,38 @@ def test_files_and_functions_are_short() -> None:
     assert too_long == []
 
 
+def passes_on(handler: ast.ExceptHandler) -> bool:
+    """True if a handler raises, or gives the error it caught to a method (of a log, a future) or to an attribute."""
+    for node in ast.walk(handler):
+        if isinstance(node, ast.Raise):
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            values = [*node.args, *(one.value for one in node.keywords)]
+            if node.func.attr == "exception":  # of a log
+                return True
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
+            values = [node.value]
+        else:
+            continue
+        if handler.name in {name.id for value in values for name in ast.walk(value) if isinstance(name, ast.Name)}:
+            return True
+    return False
+
+
+def test_what_catches_every_error_passes_it_on() -> None:
+    """Whoever catches `Exception` or more raises it, logs it, or hands it to a named place."""
+    swallowed = []
+    for path in sources():
+        for handler in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(handler, ast.ExceptHandler):
+                continue
+            kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+            caught = {"" if kind is None else getattr(kind, "id", "no name") for kind in kinds}
+            if caught & {"", "Exception", "BaseException"} and not passes_on(handler):
+                swallowed.append(f"{path.relative_to(ROOT)}:{handler.lineno}")
+    assert swallowed == []
+
+
 ENDLESS = {"join", "wait", "acquire", "communicate"}
 """Methods that wait for ever if they are given no argument."""
 LIMITED = {"run", "check_call", "check_output", "call", "urlopen", "get", "FileLock"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import subprocess
 import sys
@@ -256,3 +257,12 @@ def test_choices_may_be_numbers() -> None:
 
 def test_a_workflow_need_not_derive_from_the_base_class() -> None:
     assert fitting(WORKFLOWS, cast(Any, fitted), "plain", {"a": 1}, "args", Report()) == {"a": 1}
+
+
+@pytest.mark.parametrize(("kind", "known"), [("ENVIRONMENTS", "taxi"), ("TOOLS", "calculate")])
+def test_an_unknown_name_is_answered_with_the_recipe_that_may_bring_it(kind: str, known: str) -> None:
+    registry = getattr(importlib.import_module("trinity_core.workflows"), kind)
+    with pytest.raises(InputError) as failure:
+        registry.resolve(known)
+    folder = str(failure.value).partition("plugin_dir: ")[2].split(".")[0]
+    assert any(f'register("{known}")' in file.read_text() for file in (ROOT / folder).glob("*.py"))

@@ -26,6 +26,14 @@ def own_address() -> str:
         return LOOPBACK
 
 
+def interface_of(address: str) -> str | None:
+    """The name of this machine's network interface with an address, such as `eth0`; None if none has it."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return name
+    return None
+
+
 def reserve_port(address: str = LOOPBACK) -> socket.socket:
     """A socket that holds a free port of that interface: `getsockname()` is the address and the port.
 

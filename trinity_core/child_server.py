@@ -111,6 +111,7 @@ def main() -> None:
     if path:
         sys.path[:] = json.loads(path[0])
     connection, served = Connection(int(descriptor)), Served(target)
+    os.register_at_fork(after_in_child=connection.close)  # else the parent does not hear of our end
     try:
         while True:
             method, arguments = connection.recv()

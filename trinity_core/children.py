@@ -18,13 +18,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
+import psutil
+
 from trinity_core import child_server, guardian
-from trinity_core.processes import run_queue_seconds
+from trinity_core.processes import run_queue_seconds, waits_for_cpu
 
 START_SECONDS = 120.0
 """To import a worker's packages and make its object: 1 to 3 s on quiet cores, far longer on busy ones."""
@@ -175,7 +177,7 @@ class Worker(Child):
             reply = json.loads(self._connection.recv_bytes(self._most_bytes))
             if reply.get("bytes"):
                 return self._connection.recv_bytes()
-        except (EOFError, ConnectionError):
+        except (EOFError, ConnectionError, ProcessLookupError):
             with suppress(subprocess.TimeoutExpired):  # it may have closed its end and go on
                 self.process.wait(END_SECONDS)
             self.kill()
@@ -188,14 +190,26 @@ class Worker(Child):
         return reply["result"]
 
     def _wait(self, seconds: float) -> None:
-        """Wait for a reply. Raises NoAnswer, and the process is gone, if there is none in time."""
-        began, waited = time.monotonic(), run_queue_seconds(self.process.pid)
-        left = seconds
-        while left > 0:
-            if self._connection.poll(min(max(left, SHORTEST_POLL), LONGEST_POLL)):
-                return
-            cpu_waits = run_queue_seconds(self.process.pid) - waited
-            left = seconds - (time.monotonic() - began) + cpu_waits
+        """Wait for a reply. Raises NoAnswer, and the process is gone, if there is none in time; EOFError if it ends.
+
+        The process is watched too: where it forked, its child holds the connection open.
+        """
+        pid = self.process.pid
+        began, waited = time.monotonic(), run_queue_seconds(pid)
+        left, ended = seconds, os.pidfd_open(pid)
+        try:
+            while left > 0:
+                ready = wait([self._connection, ended], min(max(left, SHORTEST_POLL), LONGEST_POLL))
+                if self._connection in ready or self._connection.poll():
+                    return
+                if ready:
+                    raise EOFError
+                if not waits_for_cpu(pid):  # else the wait is counted when it is over
+                    left = seconds - (time.monotonic() - began) + run_queue_seconds(pid) - waited
+        except psutil.NoSuchProcess:  # another thread has killed it
+            raise EOFError from None
+        finally:
+            os.close(ended)
         self.kill()
         raise NoAnswer(f"took longer than {seconds:g} s", died=False)
 

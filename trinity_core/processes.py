@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,8 @@ PR_SET_PDEATHSIG = 1
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 STARTED = 19
 """Place of the start in /proc/PID/stat, after the name in parentheses."""
+LOOK_SECONDS = 0.02
+"""Longer than a tick of the clock (1 to 10 ms), at which the time of a running process is brought up to date."""
 
 
 def die_with_parent(signal_number: int = signal.SIGKILL, parent: int | None = None) -> None:
@@ -57,11 +60,29 @@ def still_runs(pid: int, started: float, mark: str = "") -> bool:
 
 
 def run_queue_seconds(pid: int) -> float:
-    """Seconds in which a process was ready to run but had no CPU; 0 if the system does not report it."""
+    """Seconds in which a process was ready to run but had no CPU, without a wait that is in progress.
+
+    0 if the system does not report it.
+    """
+    return _scheduled(pid)[1] * 1e-9
+
+
+def waits_for_cpu(pid: int) -> bool:
+    """True if a process is ready to run but gets no CPU while this looks, for `LOOK_SECONDS`."""
+    before = _scheduled(pid)
+    if not any(before) or psutil.Process(pid).status() != psutil.STATUS_RUNNING:
+        return False
+    time.sleep(LOOK_SECONDS)
+    return _scheduled(pid) == before
+
+
+def _scheduled(pid: int) -> tuple[int, int]:
+    """Nanoseconds on a CPU and in its queue (Linux's Documentation/scheduler/sched-stats.rst); zeros if unknown."""
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+        ran, waited, _ = map(int, Path(f"/proc/{pid}/schedstat").read_text().split())
+        return ran, waited
+    except (OSError, ValueError):
+        return 0, 0
 
 
 def families(names: Sequence[str]) -> list[psutil.Process]:

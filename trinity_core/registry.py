@@ -53,11 +53,12 @@ class Registry(dict[str, T]):
         inputs: Collection[str] = (),
         leading: int = 0,
         functions: Callable[[T], Iterable[Callable[..., Any]]] | None = None,
+        recipe: str = "",
     ) -> None:
         """`functions` gives those that a part's arguments are passed to; by default the part itself.
 
         Of their parameters, the first `leading` ones and those named in `inputs` are filled by the caller; all others
-        are arguments that a configuration may give.
+        are arguments that a configuration may give. `recipe`: a folder with further names, for `plugin_dir`.
         """
         super().__init__()
         self.kind = kind
@@ -65,6 +66,7 @@ class Registry(dict[str, T]):
         self._inputs = frozenset(inputs)
         self._leading = leading
         self._functions = functions
+        self._recipe = recipe
         self._modules: dict[str, ModuleType | None] = {}
         self._models: dict[str, tuple[T, type[BaseModel] | None]] = {}
 
@@ -94,7 +96,8 @@ class Registry(dict[str, T]):
         if "." in name:
             return self._imported(name)
         near = closest(name, self)
-        hint = f"did you mean '{near}'?" if near else f"there are {', '.join(sorted(self))}."
+        more = f", and more with plugin_dir: {self._recipe}" if self._recipe else ""
+        hint = f"did you mean '{near}'?" if near else f"there are {', '.join(sorted(self)) or 'none'}{more}."
         raise InputError(
             f"there is no {self.kind} '{name}'; {hint} Your own is found through --plugin-dir or as package.module.Name"
         )

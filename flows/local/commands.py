@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -61,16 +62,15 @@ def up(
         if state:
             down(root, say)
         was_up, state = state is not None, UpState(_free_api_url(root, port), [])
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(_remove_notes, root, state)
+            on_failure.callback(_stop, state.processes, say)
             _start_server(root, port, state, say)
             # What a power cut has killed is started again; what `down` has ended is not.
             _mark_left_runs(root, state.api_url, say, again=bool(was_up and restarts))
             since = began if was_up else datetime.now(UTC)
             served = _start_missing(root, state, pages, say, since, restarts)
-        except BaseException:
-            _stop(state.processes, say)
-            _remove_notes(root, state)
-            raise
+            on_failure.pop_all()
     for page in served:
         wait_for_page(root, page, state.named(page.name)[0], say)
     _warn_of_another_server(state.api_url, say)

@@ -494,7 +494,9 @@ BOMB = "\n".join(
         ("- a", "unreadable", None),
         ("a: `b`", "unreadable", 1),
         ("mode: both\nmode: train", "duplicate-key", 2),
-        ("model: &m\n  model_path: *m", "recursive", 1),
+        ("model: &m\n  model_path: *m", "recursive", 2),
+        ("model: &m\n  - a\n  - *m", "recursive", 3),
+        ("a: &a {b: 1}\nc: &c {b: 2}\nmodel:\n  <<: *a\n  d: 1\n  <<: *c", "duplicate-key", 6),
         ("a: \x01", "unreadable", None),
         ("? [a, b]\n: 1", "unreadable", 1),
         (BOMB, "unreadable", 5),
@@ -505,6 +507,25 @@ def test_invalid_yaml_is_reported(text: str, code: str, line: int | None) -> Non
     with pytest.raises(ConfigError) as caught:
         config_from_text(text)
     assert (code, line) in [(problem.code, problem.line) for problem in caught.value.problems]
+
+
+def test_two_merges_in_one_mapping_name_both_lines() -> None:
+    found = [problem for problem in _of_text("a: &a {b: 1}\nmodel:\n  <<: *a\n  <<: *a") if problem.line == 4]
+    assert [(problem.key, problem.code) for problem in found] == [("model.<<", "duplicate-key")]
+    assert "3" in found[0].message
+
+
+def test_an_override_does_not_hide_a_key_given_twice() -> None:
+    text = "mode: both\nmode: train\nmodel:\n  model_path: a\n  model_path: b\n"
+    for overrides in (("mode=bench",), ("model.model_path=c",), ("model={model_path: c}",), ("model=null",)):
+        found = [problem for problem in _of_text(text, *overrides) if problem.code == "duplicate-key"]
+        assert [(problem.key, problem.line) for problem in found] == [("mode", 2), ("model.model_path", 5)]
+
+
+def _of_text(text: str, *overrides: str) -> list[Problem]:
+    with pytest.raises(ConfigError) as caught:
+        config_from_text(text, overrides)
+    return caught.value.problems
 
 
 def test_missing_and_unreadable_files_are_reported(tmp_path: Path) -> None:

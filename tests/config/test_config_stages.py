@@ -93,6 +93,27 @@ def test_stage_interpolates_keys_above() -> None:
     assert stage.buffer.batch_size == 8
 
 
+def test_an_interpolation_sees_the_stage_it_is_used_in() -> None:
+    """Its own values before those above, for its own keys and for those that it inherits."""
+    listed = (
+        {"stage_name": "a", "buffer": {"batch_size": 4, "train_batch_size": "${buffer.batch_size}"}},
+        {"stage_name": "b", "algorithm": {"repeat_times": 2}, "buffer": {"batch_size": "${algorithm.repeat_times}"}},
+        {"stage_name": "c", "synchronizer": {"sync_interval": 6}},
+        {"stage_name": "d", "trainer": {"save_interval": "${..synchronizer.sync_interval}"}},
+    )
+    trainer = {"save_interval": "${synchronizer.sync_interval}", "trainer_config": {"trainer": {"save_freq": "x"}}}
+    first, second, third, fourth = staged(*listed, synchronizer={"sync_interval": 3}, trainer=trainer)
+    assert (first.buffer.batch_size, first.buffer.train_batch_size, first.trainer.save_interval) == (4, 4, 3)
+    assert (second.buffer.batch_size, third.trainer.save_interval, fourth.trainer.save_interval) == (2, 6, 3)
+
+
+def test_a_name_that_is_interpolated_is_the_one_of_the_whole_run() -> None:
+    listed = ({"stage_name": "a"}, {"stage_name": "b"})
+    first, second = staged(*listed, name="run", checkpoint_root_dir="runs/${name}")
+    assert first.checkpoint_root_dir == second.checkpoint_root_dir
+    assert first.checkpoint_root_dir.endswith("runs/run")
+
+
 def test_yaml_of_stages_loads_to_the_same_stages() -> None:
     tree = GOOD | {"stages": [{"stage_name": "a", "algorithm": {"algorithm_type": "opmd"}}, {"stage_name": "b"}]}
     config = config_from_dict(tree)

@@ -82,3 +82,19 @@ def test_failed_load_leaves_generation_paused(load):
     version, asked, error = load(fault="out of memory")
     assert version == 3 and "out of memory" in str(error)
     assert "resume_generation" not in asked
+
+
+def test_a_step_takes_as_many_tokens_as_with_vllms_own_class(monkeypatch, tiny_folder):
+    from vllm import EngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    context = []
+
+    def started(arguments, **named):
+        context.append(named["usage_context"])
+        return Vllm()
+
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", started)
+    asyncio.run(AsyncLLMEngine(EngineSettings(str(tiny_folder), 100))._start())
+    tokens, _ = EngineArgs.get_batch_defaults(1)
+    assert tokens[context[0]] == max(tokens.values())

@@ -43,6 +43,13 @@ def test_gpu_engine_keeps_vllm_defaults():
     assert "OMP_NUM_THREADS" not in settings.environment()
 
 
+def test_kv_cache_of_a_gpu_engine_can_be_fixed():
+    settings = EngineSettings("model", 100, on_gpu=True)
+    assert "kv_cache_memory_bytes" not in vllm_types.engine_arguments(settings), "vLLM measures"
+    fixed = vllm_types.engine_arguments(replace(settings, kv_cache_gib=2.5))
+    assert fixed["kv_cache_memory_bytes"] == 5 << 29
+
+
 def test_restricted_sampling_on_gpu_reports_raw_logprobs():
     restricted = config(overrides=["model.top_k=5"])
     assert vllm_types.engine_arguments(policy_engine(restricted, on_gpu=True))["logprobs_mode"] == "raw_logprobs"

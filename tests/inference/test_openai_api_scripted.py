@@ -404,6 +404,17 @@ def test_a_head_without_end_is_refused(api):
         assert raw(api, b"GET / HTTP/1.1\r\n" + b"a: " + b"b" * (2 << 20)).startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.parametrize("body", [b"{no json", b"\xff", b'{"n": ' + b"1" * 5_000 + b"}"])
+def test_bodies_that_cannot_be_read_have_one_code(api, body):
+    headers = {"authorization": f"Bearer {api.server.key}", "content-type": "application/json"}
+    got = httpx.post(f"{api.server.base_url()}/chat/completions", content=body, headers=headers)
+    assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_json")
+    other = httpx.post(
+        f"{api.server.base_url()}/chat/completions", content=b"{}", headers=headers | {"content-type": "text/plain"}
+    )
+    assert (other.status_code, other.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_deep_json_is_refused_with_its_reason(api, path):
     deep = b'{"model": "policy", "messages": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"

@@ -331,6 +331,11 @@ def test_a_session_is_opened_asked_and_judged(ask):
     assert ask("POST", path).json()["error"]["code"] == "session_ended"
 
 
+@pytest.mark.parametrize("body", [None, b"", b" \r\n"])
+def test_a_session_needs_no_body(ask, body):
+    assert ask("POST", "/sessions", body).status_code == 200
+
+
 def test_a_plain_client_gets_a_session_for_each_request(ask):
     answer = ask("POST", "/v1/chat/completions")
     name = answer.headers["x-trinity-session"]
@@ -359,6 +364,11 @@ JUDGED = {"session_id": "s", "reward": 1}
     [
         ("GET", "/feedback", None, 405, "method_not_allowed", None),
         ("POST", "/unknown", {}, 404, "not_found", None),
+        ("POST", "/sessions/", {}, 404, "not_found", None),
+        ("POST", "/v1/chat/completions/", {}, 404, "not_found", None),
+        ("POST", "/sessions", b"\xff", 400, "invalid_json", None),
+        ("POST", "/sessions", b'{"task": ' + b"1" * 5_000 + b"}", 400, "invalid_json", None),
+        ("POST", "/feedback", b" ", 400, "missing_required_parameter", None),
         ("POST", "/feedback", b"{", 400, "invalid_json", None),
         ("POST", "/feedback", [], 400, "invalid_value", None),
         ("POST", "/sessions", {"tusk": 1}, 400, "unknown_parameter", "tusk"),

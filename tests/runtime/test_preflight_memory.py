@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -22,6 +24,7 @@ from trinity_core.runtime.preflight.resource_estimate import (
 )
 from trinity_core.runtime.preflight.trainer_memory import (
     BUCKET,
+    MAX_LIVE,
     MicroBatches,
     TrainedModel,
     activation_bytes,
@@ -109,7 +112,7 @@ def test_micro_batches_are_those_of_the_trainer():
 
 def state(stage: int, workers: int, width: int = 4, **more) -> dict[str, int]:
     policy = TrainedModel("policy", SHAPE, width, stage, workers, MICRO, checkpointing=False, **more)
-    return {need.what: need.bytes for need in trainer_needs(BASE, policy, None, False, 0)}
+    return {need.what: need.bytes for need in trainer_needs(BASE, policy, None, None, 0)}
 
 
 def test_trainer_holds_weights_optimizer_and_gradients():
@@ -126,17 +129,45 @@ def test_trainer_holds_weights_optimizer_and_gradients():
     assert split["policy buffers of gradients"] == 4 * MILLION // 4 + 2 * MILLION
     assert split["policy kept by malloc"] == 2 * (MILLION + MILLION // 4)
     assert "policy kept by malloc" not in state(3, 4), "float32 copies for a checkpoint fit where the model was"
-    on_gpu = state(2, 2, width=2, on_gpu=True, offloaded=True)
-    assert "policy optimizer" not in on_gpu
-    assert on_gpu["policy gradients"] == 2 * BUCKET + 8 * MILLION // 2
+
+
+def test_gradients_on_a_gpu_are_bounded_by_the_bucket():
+    """Eight buckets of parameters on four workers, in bfloat16 (`stage_1_and_2.py`, `stage3.py`)."""
+    large = replace(SHAPE, parameters=8 * BUCKET, vocabulary=1 << 20)
+
+    def passes(stage: int, **more) -> tuple[TrainedModel, int]:
+        model = TrainedModel("policy", large, 2, stage, 4, MICRO, checkpointing=False, on_gpu=True, **more)
+        activations = activation_bytes(large, MICRO, 2, False) + logit_bytes(large, MICRO)
+        return model, model.passes().bytes - activations
+
+    part = 2 * BUCKET
+    assert passes(1)[1] == 4 * (8 * BUCKET + part) + 2 * BUCKET
+    zero2, gradients = passes(2)
+    assert gradients == 4 * (BUCKET + part) + 2 * BUCKET
+    assert zero2.update().bytes == 2 * BUCKET + 2 * 4 * part
+    zero3, gradients = passes(3)
+    assert gradients == 4 * BUCKET + 2 * (MAX_LIVE + large.embedding), "weights gathered ahead, and the largest tensor"
+    assert zero3.kept_gradients().bytes == 4 * part + 2 * BUCKET
+
+
+def test_offloaded_optimizer_leaves_gradients_on_the_gpu_under_zero_2_alone():
+    large = replace(SHAPE, parameters=8 * BUCKET)
+    part = 2 * BUCKET
+    for stage, kept in ((2, 4 * part), (3, 0)):
+        model = TrainedModel("policy", large, 2, stage, 4, MICRO, checkpointing=False, on_gpu=True, offloaded=True)
+        assert model.optimizer().bytes == 0
+        assert model.update().bytes + model.kept_gradients().bytes == 2 * BUCKET + kept
+        assert model.on_host().bytes == 18 * part + 12 * part
+        weights = replace(model, weights_offloaded=True)
+        assert weights.weights().bytes == (0 if stage == 3 else 2 * 8 * BUCKET)
 
 
 def test_trainer_adds_critic_reference_and_published_weights():
     policy = TrainedModel("policy", SHAPE, 4, 0, 1, MICRO, checkpointing=False)
     critic = TrainedModel("critic", SHAPE, 4, 0, 1, MICRO, checkpointing=False, scores=False)
-    alone = total(trainer_needs(BASE, policy, None, False, 0))
-    assert total(trainer_needs(BASE, policy, critic, False, 0)) == alone + 12 * MILLION
-    assert total(trainer_needs(BASE, policy, None, True, 3)) == alone + 4 * MILLION + 3 * 4 * MILLION
+    alone = total(trainer_needs(BASE, policy, None, None, 0))
+    assert total(trainer_needs(BASE, policy, critic, None, 0)) == alone + 12 * MILLION
+    assert total(trainer_needs(BASE, policy, None, policy, 3)) == alone + 4 * MILLION + 3 * 4 * MILLION
 
 
 @pytest.mark.parametrize(

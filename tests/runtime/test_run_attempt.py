@@ -20,6 +20,7 @@ from trinity_core.runtime.faults import ANOTHER_FOLLOWS
 from trinity_core.runtime.placement import Machine, place
 from trinity_core.runtime.run_attempt import RunAttempt, open_attempt
 from trinity_core.runtime.stage import Stage, resume
+from trinity_core.runtime.trainers import Trainers
 from trinity_core.store.run_store import open_run_store
 from trinity_core.tracking import MetricsFile
 from trinity_core.tracking.writers import RunOutcome
@@ -180,3 +181,22 @@ def test_a_run_survives_a_tracking_store_that_is_away(tmp_path: Path, caplog: py
             time.sleep(0.1)
         attempt.check()
         store.write_bytes(whole)
+
+
+def test_engines_that_share_the_trainers_gpu_start_before_it(tmp_path: Path) -> None:
+    """vLLM measures the free memory while it starts."""
+    config = begin(tmp_path).config
+    order: list[str] = []
+
+    class Recording(Cluster):
+        def take(self, kind: str, key: object) -> None:
+            order.append(kind)
+            raise TrinityError("far enough")
+
+    trainers = Trainers(
+        Recording(config, Machine(1, 1)), config, place(config, Machine(1, 0)), lambda: None, lambda: False,
+        lambda: order.append("engines are up"),
+    )  # fmt: skip
+    with pytest.raises(TrinityError, match="far enough"):
+        trainers.train(lambda trainer: None, SimpleNamespace())
+    assert order == ["engines are up", "trainers"]

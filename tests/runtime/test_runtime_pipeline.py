@@ -13,10 +13,11 @@ from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.layout import JobLayout
 from trinity_core.runtime import pipeline
 from trinity_core.runtime.configuration import start_from
+from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.pipeline import early_cluster, finished, plan_stages
 from trinity_core.runtime.run_stores import runs_in
 from trinity_core.runtime.stage import in_fresh_folder, job_dir_of, stage_names
-from trinity_core.runtime.summary import digest_of, write_summary
+from trinity_core.runtime.summary import write_summary
 
 QUICKSTART = Path(__file__).parent.parent.parent / "configs/quickstart/quickstart.yaml"
 
@@ -31,7 +32,7 @@ def run_all(root: Path, *overrides: str) -> list[dict[str, Any]]:
     for part in loaded(root, *overrides):
         if model_path:
             part = start_from(part, model_path)
-        summaries.append({"hf_dir": f"{part.job_dir}/model", "made_from": digest_of(part)})
+        summaries.append({"hf_dir": f"{part.job_dir}/model", "made_from": made_from(part)})
         write_summary(part, summaries[-1])
         model_path = summaries[-1]["hf_dir"]
     return summaries
@@ -79,12 +80,40 @@ def test_a_folder_holds_the_quick_start_of_one_seed(tmp_path: Path) -> None:
         claim(tmp_path / "runs", 7)
 
 
-def test_the_digest_ignores_how_a_number_is_written() -> None:
+def test_changed_data_plugins_and_sync_of_a_finished_stage_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugins, data = tmp_path / "plugins", tmp_path / "data"
+    plugins.mkdir()
+    data.mkdir()
+    (plugins / "rewards.py").write_text("HIGHEST = 1\n")
+    (data / "train.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
+    row = '{"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}\n'
+    (tmp_path / "sft.jsonl").write_text(row)
+    paths = [
+        f"plugin_dir={plugins}",
+        f"stages.sft.buffer.trainer_input.experience_buffer.path={tmp_path / 'sft.jsonl'}",
+        f"buffer.explorer_input.taskset.path={data}",
+    ]
+    summaries = run_all(tmp_path, *paths)
+    assert finished(loaded(tmp_path, *paths)) == summaries and not caplog.messages
+    (plugins / "rewards.py").write_text("HIGHEST = 2\n")
+    (tmp_path / "sft.jsonl").write_text(row * 2)
+    assert finished(loaded(tmp_path, *paths, "synchronizer.sync_timeout=99")) == summaries, "done all the same"
+    for name in ("rewards.py", "sft.jsonl", "synchronizer.sync_timeout"):
+        assert name in caplog.text
+    assert "train.jsonl" not in caplog.text
+    caplog.clear()
+    assert finished(loaded(tmp_path, *paths, "seed=7")) == [None, None]
+    assert "seed" in caplog.text
+
+
+def test_what_a_run_is_made_from_ignores_how_a_number_is_written() -> None:
     whole, other, half = (
         Config().with_values({"algorithm.entropy_loss_fn_args": {"entropy_coef": coefficient}})
         for coefficient in (1, 1.0, 1.5)
     )
-    assert digest_of(whole) == digest_of(other) != digest_of(half)
+    assert made_from(whole) == made_from(other) != made_from(half)
 
 
 def test_a_ray_that_does_not_start_early_is_left_to_the_flow(

@@ -85,7 +85,8 @@ def test_a_trainer_needs_a_gpu_or_a_share_of_the_only_one() -> None:
         place(configured(), Machine(cpus=8, gpus=1))
     config = configured(explorer={"rollout_model": {"gpu_memory_utilization": 0.5}})
     placed = place(config, Machine(cpus=8, gpus=1))
-    assert (placed.engine_gpus, placed.trainer_gpus) == (0.5, 0.5)
+    assert (placed.engine_gpus, placed.trainer_gpus, placed.shares_gpu) == (0.5, 0.5, True)
+    assert not place(config, Machine(8, 2)).shares_gpu and not place(config, Machine(8, 0)).shares_gpu
     assert sync_method(config, placed)[0] == "memory"
 
 

@@ -12,13 +12,15 @@ import torch
 from runtime.lock_holders import other_process
 from safetensors.torch import load_file, save_file
 
+from trinity_core.checkpoints.manifest import write_manifest
 from trinity_core.config import Config, SynchronizerConfig, config_from_dict
 from trinity_core.data.experience import Experience
 from trinity_core.data.tiny import TinyFolders
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runlock import TRAINER, hold, release
+from trinity_core.runtime.cluster import placement_of
 from trinity_core.runtime.driver import resolve
-from trinity_core.runtime.stage import Request, lock_names, resume_step
+from trinity_core.runtime.stage import Request, Stage, lock_names, resume, resume_step
 from trinity_core.store.run_store import open_run_store
 from trinity_core.sync.methods import open_versions
 
@@ -144,3 +146,25 @@ def test_rows_of_another_model_are_not_trained_on(tmp_path: Path, tiny_folders: 
     with pytest.raises(TrinityError, match=r"model\.model_path is .*other.*began with"):
         start(other)
     start(shutil.copytree(tiny_folders.model, tmp_path / "copy"))  # the same weights elsewhere
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_said(tmp_path: Path, tiny_folders: TinyFolders) -> None:
+    rows = {"storage_type": "file", "path": str(tiny_folders.data), "format": {"prompt_type": "plaintext"}}
+    tree = {
+        "mode": "train",
+        "checkpoint_root_dir": str(tmp_path),
+        "algorithm": {"algorithm_type": "sft"},
+        "model": {"model_path": str(tiny_folders.model), "max_model_len": 32},
+        "cluster": {"gpu_per_node": 0},
+        "buffer": {"train_batch_size": 2, "trainer_input": {"experience_buffer": rows}},
+    }
+    for steps, said in ((5, 0), (4, 0), (3, 1)):
+        config = config_from_dict(tree, [f"buffer.total_steps={steps}"])
+        step_dir = config.job_dir / "global_step_4/actor"
+        step_dir.mkdir(parents=True, exist_ok=True)
+        (step_dir / "weights").write_text("whole")
+        write_manifest(step_dir.parent, 4)
+        stage = resume(Stage(config, placement_of(config), "sft"))
+        release(config.job_dir, "training")
+        assert stage.resumed_step == 4
+        assert len([text for text in stage.warnings if "total_steps" in text]) == said

@@ -20,6 +20,7 @@ from trinity_core.tracking.metrics_file import (
     STREAMS,
     MetricsFile,
     Tail,
+    explorer_source,
     metrics_path,
     read_evaluations,
     read_metrics,
@@ -226,3 +227,9 @@ def test_another_tracking_system_gets_all_lines(tmp_path: Path) -> None:
     assert first.read()[0] == second.read()[0] == [], "each has a position of its own"
     (tmp_path / "monitor/forwarded_trainer.json").write_text('{"position": 100000}')
     assert first.read()[0] == second.read()[0] == []
+
+
+def test_explorers_have_sources_of_their_own():
+    names = ["explorer", "explorer1", "a", "explorer_a", "explorer_explorer_a"]
+    sources = [explorer_source(name) for name in names]
+    assert len(set(sources)) == len(names) and all(source.startswith("explorer") for source in sources)

@@ -4,18 +4,24 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import torch
+import transformers
 
 sys.path.insert(0, str(Path(__file__).parent))
 from batches import make_batch
 
 from trinity_core.config import config_from_dict
+from trinity_core.training import checkpoint as checkpoint_module
 from trinity_core.training.checkpoint import load, save
 from trinity_core.training.distributed import broadcast_bytes, join
 from trinity_core.training.learner import Learner
 from trinity_core.training.state import weights
+
+READ = transformers.AutoModelForCausalLM.from_pretrained
+checkpoint_module.PIECE_BYTES = 50_000
 
 
 def main() -> None:
@@ -27,7 +33,9 @@ def main() -> None:
     assert broadcast_bytes(b"from rank 0" if rank == 0 else None, ranks) == b"from rank 0"
     assert broadcast_bytes(b"" if rank == 0 else None, ranks) == b"", "of a run that stops without a batch"
     for case in json.loads((folder / "cases.json").read_text()):
-        learner = Learner(config_from_dict(case["config"]), 4, ranks)
+        with mock.patch.object(transformers.AutoModelForCausalLM, "from_pretrained", wraps=READ) as read:
+            learner = Learner(config_from_dict(case["config"]), 4, ranks)
+        assert read.called == ranks.first, "one rank reads the models"
         if learner.engine.settings.zero_stage == 3:
             _assert_halves(learner.engine.module)
             _assert_halves(learner.reference.module)
@@ -37,6 +45,8 @@ def main() -> None:
         checkpoint.mkdir(exist_ok=True)
         save(learner, 2, checkpoint)
         _assert_files_hold_their_tensors(checkpoint, rank)
+        parts = list((checkpoint / "actor").glob(f"optim_*_rank_{rank}_part_*.pt"))
+        assert parts and not list((checkpoint / "actor").glob("model_*_part_*.pt"))
         before = {name: w.clone() for name, w in weights(learner.engine)}
         learner.step(make_batch(3), 3)
         load(learner, checkpoint)
@@ -48,7 +58,7 @@ def main() -> None:
 
 def _assert_files_hold_their_tensors(checkpoint: Path, rank: int) -> None:
     """And not the whole buffers that the tensors are parts of."""
-    for file in (checkpoint / "actor").glob(f"[mo]*_rank_{rank}.pt"):
+    for file in (checkpoint / "actor").glob(f"[mo]*_rank_{rank}*.pt"):
         held = sum(t.nbytes for t in torch.load(file, weights_only=True).values())
         assert held <= file.stat().st_size < 1.2 * held + 20_000, (file, held, file.stat().st_size)
 

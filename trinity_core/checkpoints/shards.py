@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,7 +87,8 @@ def load_shard(path: Path) -> dict[str, Any]:
 
     try:
         with torch.serialization.safe_globals(_safe_types()):
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            # Mapped, only the tensors of the file that is being written are in memory; older formats cannot be.
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
         raise DataError(f"{path} cannot be read without running code from it: {error}") from error
     if isinstance(loaded, dict) and set(loaded) <= {"model", "state_dict", "module"} and len(loaded) == 1:

@@ -134,6 +134,11 @@ class Report:
         reported = {problem.key for problem in self.problems}
         return any(self._locate(key)[0] in reported for key in keys)
 
+    def forget(self, key: str) -> None:
+        """Drop the problems of a key that has no effect, and of those below it. That it is given twice stays one."""
+        stays = ("duplicate-key", "recursive")
+        self.problems = [each for each in self.problems if each.code in stays or not is_within(each.key, key)]
+
     def check(self) -> None:
         """Raise ConfigError if there are problems."""
         if self.problems:
@@ -153,6 +158,16 @@ class Report:
             if parent in self.places:
                 return f"{self.places[parent].key or parent}{key[len(parent) :]}", self.places[parent]
         return key, self.places.get(self.stage or "") or self.places.get("")
+
+
+def is_below(key: str, path: str) -> bool:
+    """True if a key stands somewhere below another one."""
+    return key.startswith((f"{path}.", f"{path}["))
+
+
+def is_within(key: str, path: str) -> bool:
+    """True if a key is another one or stands below it."""
+    return key == path or is_below(key, path)
 
 
 def _parent(key: str) -> str:

@@ -6,6 +6,7 @@ All problems are raised together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from pydantic import BaseModel
 from trinity_core.config import rules, source
 from trinity_core.config.arguments import typed_arguments
 from trinity_core.config.findings import ConfigError, Finding, Report, SourceLocation
-from trinity_core.config.foreign import translate as foreign
+from trinity_core.config.foreign.translate import native
 from trinity_core.config.interpolation import escaped, interpolate
 from trinity_core.config.resolve import resolve
 from trinity_core.config.schema import Config, VerlConfig
-from trinity_core.config.source import Tree, YamlSource, is_within
+from trinity_core.config.source import Tree, YamlSource
 from trinity_core.config.validation import typed_section
 from trinity_core.config.yaml_text import dump
 from trinity_core.errors import TrinityError
@@ -90,16 +91,12 @@ def _load(
     source.override(origin, overrides)
     report = Report(origin.places)
     report.problems += origin.problems
-    tree = interpolate(origin, lambda: to_dict(Config()), report)
-    _forget_noted(Config, origin.tree, report)
-    _include_trainer_files(tree, report)
-    tree = foreign.native(tree, report)
-    if isinstance(folder := tree.get("plugin_dir"), str):
-        tree["plugin_dir"] = _plugin_folder(folder, report.places.get("plugin_dir"))
+    tree, notices = _native(origin, report)
     plugins_loaded = load_plugins is not None and _plugins_loaded(load_plugins, tree.get("plugin_dir"), report)
 
     def checked(tree: Tree) -> Config:
-        written, config = _typed(tree, report)
+        written = typed_section(Config, tree, report)
+        config = resolve(written).as_written(tree, _notices_of(notices, report.stage))
         config = typed_arguments(config, report, plugins_loaded)
         rules.check(written, config, report)
         return config if check is None else check(config, report)
@@ -107,14 +104,34 @@ def _load(
     if not tree.get("stages"):
         config = checked(tree)
     else:
-        _, config = _typed(tree, report)
+        config = resolve(typed_section(Config, tree, report))
         rules.check_stage_list(config, report)
         runs = []
-        for stage_tree, report.stage in _stage_trees(tree):
-            runs.append(checked(stage_tree))
-        config = config.with_given(tree, tuple(runs))
+        for index, stage in enumerate(tree["stages"] if config.stages else ()):
+            if isinstance(stage, dict):
+                report.stage = f"stages[{index}]"
+                runs.append(checked(_stage_tree(_native(origin, report, index)[0] if origin.refers else tree, index)))
+        config = config.as_written(tree, notices, runs)
     report.check()
     return config
+
+
+def _native(origin: YamlSource, report: Report, stage: int | None = None) -> tuple[Tree, list[Finding]]:
+    """The tree in this schema's words, without `${…}`, and notices; sections above as the `stage` of that index sees
+    them."""
+    tree = interpolate(origin, lambda: to_dict(Config()), report, stage)
+    _include_trainer_files(tree, report)
+    tree, notices = native(tree, report)
+    if isinstance(folder := tree.get("plugin_dir"), str):
+        tree["plugin_dir"] = _plugin_folder(folder, report.places.get("plugin_dir"))
+    return tree, notices
+
+
+def _notices_of(notices: list[Finding], stage: str | None) -> list[Finding]:
+    """The notices of keys above all stages, and of a stage's own keys, as they are called in a run of their own."""
+    own = {finding.key.removeprefix(f"{stage}."): finding for finding in notices if finding.key.startswith(f"{stage}.")}
+    above = [finding for finding in notices if not finding.key.startswith("stages[") and finding.key not in own]
+    return [*above, *(replace(finding, key=key) for key, finding in own.items())]
 
 
 def _plugin_folder(folder: str, place: SourceLocation | None) -> str:
@@ -137,38 +154,14 @@ def _plugins_loaded(load_plugins: Plugins, folder: Any, report: Report) -> bool:
     return True
 
 
-def _typed(tree: Tree, report: Report) -> tuple[Config, Config]:
-    """A configuration as it was written, and resolved; problems of types are reported."""
-    written = typed_section(Config, foreign.without_noted(tree), report)
-    return written, resolve(written).with_given(tree)
-
-
-def _forget_noted(section: type[BaseModel], tree: Tree, report: Report) -> None:
-    """Drop the problems of keys that have no effect, such as an interpolation that leads nowhere."""
-    if not report.problems:
-        return
-    keys = foreign.noted_keys(section, tree)
-    stays = ("duplicate-key", "recursive")
-    report.problems = [
-        problem
-        for problem in report.problems
-        if problem.code in stays or not any(is_within(problem.key, key) for key in keys)
-    ]
-
-
-def _stage_trees(tree: Tree) -> list[tuple[Tree, str]]:
-    """The tree of each stage, and the key under which it was given."""
+def _stage_tree(tree: Tree, index: int) -> Tree:
+    """The tree of a stage: its own values laid on those above."""
     base = {name: value for name, value in tree.items() if name != "stages"}
-    listed = tree.get("stages")
-    trees = []
-    for index, stage in enumerate(listed if isinstance(listed, list) else []):
-        if not isinstance(stage, dict):
-            continue
-        own = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
-        merged = source.merge(_inherited(base, own), own, source.WHOLE)
-        merged["name"] = f"{base.get('name') or Config().name}_{stage.get('stage_name')}"
-        trees.append((merged, f"stages[{index}]"))
-    return trees
+    stage = tree["stages"][index]
+    own = {name: value for name, value in stage.items() if name != "stage_name" and value is not None}
+    merged = source.merge(_inherited(base, own), own, source.WHOLE)
+    merged["name"] = f"{base.get('name') or Config().name}_{stage.get('stage_name')}"
+    return merged
 
 
 def _inherited(base: Tree, own: Tree) -> Tree:
@@ -214,7 +207,7 @@ def _include_trainer_file(tree: Tree, key: str, report: Report) -> None:
     inner = Report(content.places)
     inner.problems += content.problems
     trainer["trainer_config"] = interpolate(content, dict, inner)
-    _forget_noted(VerlConfig, content.tree, inner)
     trainer["trainer_config_path"] = ""
-    report.problems += inner.problems
+    problems = [replace(problem, key=f"{key}.trainer_config.{problem.key}") for problem in inner.problems]
+    report.problems += [problem for problem in problems if problem not in report.problems]
     report.places |= {f"{key}.trainer_config.{name}": place for name, place in content.places.items() if name}

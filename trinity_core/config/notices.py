@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from trinity_core.config.algorithm_types import ALGORITHMS
 from trinity_core.config.arguments import monitor_arguments
 from trinity_core.config.findings import Code, Finding
-from trinity_core.config.foreign import translate as foreign
 from trinity_core.config.paths import is_backup
 from trinity_core.config.resolve import draws_by, expert_share, most_repeats, shares
 from trinity_core.config.rules.algorithm import RAFT
@@ -33,7 +32,7 @@ def remarks(config: Config) -> list[Finding]:
     """A notice for each setting without effect in this run, and for each that another one changes."""
     rules = (_clips, _raft, _thinking, _mixed, _repeats, _batches, _budget, _pushed)
     unread = [Finding(key, None, "no-effect", "", severity="notice") for key in _unread(config)]
-    return [*unread, *foreign.notes(config.given), *(finding for rule in rules for finding in rule(config))]
+    return [*unread, *config.notices, *(finding for rule in rules for finding in rule(config))]
 
 
 def sentences(findings: Iterable[Finding]) -> list[str]:

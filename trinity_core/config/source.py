@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel
 
 from trinity_core.config.fields import Type
-from trinity_core.config.findings import ConfigError, Finding, SourceLocation
+from trinity_core.config.findings import ConfigError, Finding, SourceLocation, is_below, is_within
 from trinity_core.config.foreign.key_action import Below
 from trinity_core.config.foreign.table import type_at, type_below
 from trinity_core.config.schema import Config
@@ -70,7 +70,7 @@ def parse(text: str, name: str = "<text>", section: type[BaseModel] | None = Con
     """Parse YAML text; `name` is shown in problems. Raises ConfigError."""
     walk = _Walk(name)
     try:
-        loader = Loader(text)
+        walk.loader = loader = Loader(text)
         node = loader.get_single_node()
         if node is None:
             return walk.source({})
@@ -125,7 +125,7 @@ class _Walk:
         self._problems: list[Finding] = []
         self._refers = False
         self._values = 0
-        self._loader = Loader("")
+        self.loader = Loader("")
 
     def source(self, tree: Tree) -> YamlSource:
         """The tree with what was seen on the way."""
@@ -140,9 +140,9 @@ class _Walk:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, key, typed)
         if node.tag != f"{TAG}{'map' if isinstance(node, yaml.MappingNode) else 'seq'}":
-            return self._loader.construct_object(node, deep=True)  # which raises
+            return self.loader.construct_object(node, deep=True)  # which raises
         if node in above:
-            return self._problem(node, key, "recursive", "refers to itself.")
+            return self._refers_to_itself(node, key, above[-1])
         if len(above) > DEEPEST:
             return self._problem(node, key, "unreadable", f"is nested too deeply, in more than {DEEPEST} levels.")
         above = (*above, node)
@@ -161,9 +161,15 @@ class _Walk:
         """The entries of a mapping, with those that `<<` brings; their places are noted."""
         inherited: dict[str, yaml.Node] = {}
         own: dict[str, yaml.Node] = {}
+        merges: list[yaml.Node] = []
         for name_node, value in node.value:
             self._count(above)
             if name_node.tag == f"{TAG}merge":
+                if merges:
+                    self._twice(
+                        name_node, join_key(key, "<<"), self._place(merges[0]), "; write one, <<: [*one, *other]"
+                    )
+                merges.append(name_node)
                 inherited |= self._merged(value, key, above)
                 continue
             if not isinstance(name_node, yaml.ScalarNode):
@@ -174,9 +180,7 @@ class _Walk:
                 self._problem(name_node, _shown(path), "invalid", UNFIT)
                 continue
             if name in own:
-                first = self._places[path].line
-                since = f", first in line {first}" if first else ""
-                self._problem(name_node, path, "duplicate-key", f"is given twice{since}.")
+                self._twice(name_node, path, self._places[path])
             own[name] = value
             self._places[path] = self._place(name_node)
         return {**inherited, **own}
@@ -189,7 +193,7 @@ class _Walk:
                 problem = f"expected a mapping for merging, but found {type(mapping).__name__}"
                 raise yaml.constructor.ConstructorError(None, None, problem, mapping.start_mark)
             if mapping in above:
-                self._problem(node, join_key(key, "<<"), "recursive", "refers to itself.")
+                self._refers_to_itself(mapping, join_key(key, "<<"), above[-1])
             else:
                 merged |= self._entries(mapping, key, (*above, mapping))
         return merged
@@ -201,7 +205,7 @@ class _Walk:
         if node.tag == OBJECT:
             message = f"must be text, a number, true, false or null, not a {node.value}."
             return self._problem(node, key, "wrong-type", message)
-        value = self._loader.construct_object(node)
+        value = self.loader.construct_object(node)
         if not isinstance(value, str):
             return value
         if value == "???":
@@ -218,11 +222,19 @@ class _Walk:
             problem = f"with its aliases it has more than {MOST_VALUES:,} values"
             raise yaml.composer.ComposerError(None, None, problem, nodes[:2][-1].start_mark)
 
-    def _place(self, node: yaml.Node) -> SourceLocation:
-        has_line = self._has_lines and node.start_mark is not None
-        return SourceLocation(self._file, node.start_mark.line + 1 if has_line else None)
+    def _place(self, node: yaml.Node | yaml.Event) -> SourceLocation:
+        mark = node.start_mark if self._has_lines else None
+        return SourceLocation(self._file, mark.line + 1 if mark is not None else None)
 
-    def _problem(self, node: yaml.Node, key: str, code: Any, message: str) -> None:
+    def _twice(self, node: yaml.Node, key: str, first: SourceLocation, remedy: str = "") -> None:
+        since = f", first in line {first.line}" if first.line else ""
+        self._problem(node, key, "duplicate-key", f"is given twice{since}{remedy}.")
+
+    def _refers_to_itself(self, node: yaml.Node, key: str, section: yaml.Node) -> None:
+        """Reported where the alias stands, not where the node does."""
+        self._problem(self.loader.aliases.get((section, node), node), key, "recursive", "refers to itself.")
+
+    def _problem(self, node: yaml.Node | yaml.Event, key: str, code: Any, message: str) -> None:
         self._problems.append(Finding(key, None, code, message).at(self._place(node)))
 
 
@@ -285,18 +297,10 @@ def _override(source: YamlSource, parts: Sequence[str], raw: str, file: str | No
     new = walk.source({})
     kept = {known: place for known, place in source.places.items() if not is_below(known, key)}
     source.places = kept | {known: place for known, place in new.places.items() if known} | {key: SourceLocation(file)}
-    source.problems = [problem for problem in source.problems if not is_within(problem.key, key)] + new.problems
+    # A key that the file gives twice stays wrong whatever is laid on it.
+    stays = [each for each in source.problems if each.code == "duplicate-key" or not is_within(each.key, key)]
+    source.problems = stays + new.problems
     source.refers |= new.refers
-
-
-def is_below(key: str, path: str) -> bool:
-    """True if a key stands somewhere below another one."""
-    return key.startswith((f"{path}.", f"{path}["))
-
-
-def is_within(key: str, path: str) -> bool:
-    """True if a key is another one or stands below it."""
-    return key == path or is_below(key, path)
 
 
 def _inherit(source: YamlSource, parts: Sequence[str]) -> None:

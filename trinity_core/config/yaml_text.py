@@ -12,6 +12,19 @@ import yaml
 class Loader(yaml.SafeLoader):
     """YAML with the numbers of YAML 1.2's core schema: `1e-6` is one; `1_000`, `12:30` and a date are text."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.aliases: dict[tuple[yaml.Node, yaml.Node], yaml.Event] = {}
+        """(section, value) → the first `*alias` by which the value stands in the section."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """As PyYAML's, which forgets where an alias stood."""
+        event = self.peek_event()
+        node: yaml.Node | None = super().compose_node(parent, index)
+        if isinstance(event, yaml.AliasEvent) and parent is not None and node is not None:
+            self.aliases.setdefault((parent, node), event)
+        return node
+
 
 class Dumper(yaml.SafeDumper):
     """Quotes each text that this loader or one of YAML 1.1 would take for something else."""

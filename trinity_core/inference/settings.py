@@ -49,7 +49,8 @@ class EngineSettings:
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     kv_cache_gib: float | None = None
-    """KV cache on the CPU; None: what `max_num_seqs` full sequences need, at most a quarter of the free memory."""
+    """KV cache; None: on the CPU what `max_num_seqs` full sequences need, at most a quarter of the free memory; on a
+    GPU what `gpu_memory_utilization` leaves, which vLLM measures while it starts."""
     enforce_eager: bool | None = None
     """Whether nothing is compiled; None: compiled on a GPU, not on the CPU."""
     enable_prefix_caching: bool = True

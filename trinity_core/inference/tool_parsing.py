@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.config import RolloutModelConfig
@@ -13,9 +13,13 @@ from trinity_core.errors import TrinityError
 from trinity_core.workflows.rollout_model import Completion
 
 if TYPE_CHECKING:
+    from vllm.entrypoints.generate.base.protocol import FunctionCall
     from vllm.parser.abstract_parser import Parser
 
 log = logging.getLogger(__name__)
+
+Read = tuple[str | None, str | None, "list[FunctionCall] | None"]
+"""Reasoning, content and tool calls of an answer."""
 
 
 class ToolCallReader:
@@ -60,11 +64,7 @@ class ToolCallReader:
         if answer.finish_reason == "stop":
             tokens = tokens[:-1]  # the end of the turn
         text = str(self._tokenizer.decode(tokens, skip_special_tokens=request.skip_special_tokens))
-        try:
-            reasoning, content, calls = parser.parse(text, request, True, tokens)
-        except Exception as error:  # vLLM's parsers raise whatever a text of the model brings them to
-            log.warning("no tool call can be read from an answer", exc_info=error)
-            return {"role": "assistant", "content": answer.text}
+        reasoning, content, calls = parsed(parser.parse, text, request, True, tokens, unread=answer.text)
         message: Message = {"role": "assistant", "content": content or ""}
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -78,6 +78,18 @@ class ToolCallReader:
                 for number, call in enumerate(calls)
             ]
         return message
+
+
+def parsed(
+    parse: Callable[..., Read], text: str, request: Any, auto_tools: bool, tokens: Sequence[int],
+    unread: str | None = None,
+) -> Read:  # fmt: skip
+    """What one of vLLM's parsers reads in an answer; its text, or `unread`, if the parser cannot read it."""
+    try:
+        return parse(text, request, auto_tools, tokens)
+    except Exception as error:  # they raise whatever a text of the model brings them to
+        log.warning("no tool call can be read from an answer", exc_info=error)
+        return None, text if unread is None else unread, []
 
 
 def _object(arguments: str) -> Any:

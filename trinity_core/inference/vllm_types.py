@@ -17,6 +17,7 @@ from trinity_core.inference.requests import STOP_REASONS, Request, Sample, TopLo
 from trinity_core.inference.settings import (
     CPU_BATCH_TOKENS,
     CPU_BLOCK_TOKENS,
+    GIB,
     EngineSettings,
     kv_bytes,
     kv_bytes_per_token,
@@ -59,6 +60,8 @@ def _gpu_arguments(settings: EngineSettings) -> dict[str, Any]:
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "enforce_eager": settings.eager,
     }
+    if settings.kv_cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
     if settings.tensor_parallel_size > 1:
         arguments["distributed_executor_backend"] = "mp"
     if settings.weight_transfer:

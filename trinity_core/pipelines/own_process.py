@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from trinity_core.children import CallFailed, NoAnswer, Worker
@@ -99,11 +100,8 @@ class HostedOperators:
 
     def apply(self, place: int) -> None:
         """Run one operator. Raises its error if it fails for good, which is logged: the explorer has no traceback."""
-        try:
+        with on_failure(partial(log.exception, "the experience operator '%s' fails", self._operators.names[place])):
             self._experiences = self._operators.apply(place, self._experiences, self._failed.append, self._dropped)
-        except Exception:
-            log.exception("the experience operator '%s' fails", self._operators.names[place])
-            raise
 
     def outcome(self) -> dict[str, Any]:
         """What the operators dropped, and the groups with which they failed."""

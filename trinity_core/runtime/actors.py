@@ -236,7 +236,8 @@ def trainer_environment(placement: Placement) -> dict[str, str]:
     """The environment variables that DeepSpeed and torch read."""
     common = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(placement.trainer_threads)}
     if placement.on_gpu:
-        return common
+        # Micro-batches have as many sizes as there are: segments that grow leave no gaps between them.
+        return common | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "GOMP_SPINCOUNT": str(placement.spin_count)}
     return common | cpu | KEPT_MEMORY | KERNELS
 

@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trinity_core.config import Config
-from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.errors import TransientFault, TrinityError, on_failure
 from trinity_core.processes import die_with_parent, end, families
 from trinity_core.runtime.gpus import GpuLocks, only, wait_until_free
 from trinity_core.runtime.placement import Machine, Placement, place, weakest
@@ -306,11 +307,8 @@ def _opened_with_room(config: Config, gpu_per_node: int) -> Cluster:
     opened = _opened(config, gpu_per_node)
     if config.stages:
         return opened
-    try:
+    with on_failure(partial(close_cluster, opened)):
         opened.check_room(placement_of(config).gpus)
-    except BaseException:
-        close_cluster(opened)
-        raise
     return opened
 
 

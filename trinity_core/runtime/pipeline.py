@@ -15,13 +15,20 @@ from trinity_core.layout import JobLayout
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.configuration import start_from
 from trinity_core.runtime.faults import first_error_stays
+from trinity_core.runtime.made_from import differences, made_from
 from trinity_core.runtime.placement import flow_of
 from trinity_core.runtime.stage import stage_names
-from trinity_core.runtime.summary import digest_of, read_summary
+from trinity_core.runtime.summary import read_summary
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
 from trinity_core.tracking.writers import RunOutcome
 
 log = logging.getLogger(__name__)
+
+OTHER_SETTINGS = "%s has been run with other settings (%s): it resumes from its checkpoint"
+OTHER_INPUTS = (
+    "%s is done and is not run again, although these have changed since: %s. To run it with them, give the run another "
+    "`name` or set `continue_from_checkpoint: false`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +69,20 @@ def plan_stages(config: Config) -> Plan:
 def finished(configs: list[Config]) -> list[dict[str, Any] | None]:
     """The summary of each stage that is done; None from the first one on that is not, or was made from other settings.
 
-    A stage that is run again resumes from its latest checkpoint.
+    A stage that is run again resumes from its latest checkpoint. Other data, plugins or sync settings do not make it
+    undone: weights that were trained on the old ones would be trained further. A warning names them.
     """
     found: list[dict[str, Any] | None] = []
     model_path = ""
     for config in configs:
         summary = read_summary(config) if config.continue_from_checkpoint and None not in found else None
         if summary is not None:
-            started = start_from(config, model_path) if model_path else config
-            if summary.get("made_from") != digest_of(started):
-                log.warning("%s has been run with other settings: it resumes from its checkpoint", config.name)
+            before, now = summary.get("made_from"), made_from(start_from(config, model_path) if model_path else config)
+            if changed := differences(before, now, "settings"):
+                log.warning(OTHER_SETTINGS, config.name, ", ".join(changed))
                 summary = None
+            elif changed := differences(before, now, "inputs"):
+                log.warning(OTHER_INPUTS, config.name, ", ".join(changed))
         found.append(summary)
         model_path = (summary or {}).get("hf_dir") or model_path
     return found

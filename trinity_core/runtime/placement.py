@@ -49,6 +49,11 @@ class Placement:
         return SPIN_COUNT if together else SPIN_COUNT_ALONE
 
     @property
+    def shares_gpu(self) -> bool:
+        """Whether an engine and the trainer are on the same GPU."""
+        return bool(self.engines) and bool(self.trainers) and 0 < self.engine_gpus < 1
+
+    @property
     def on_gpu(self) -> bool:
         """Whether any process of this run uses a GPU."""
         return self.gpu_per_node > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 from trinity_core.checkpoints.huggingface import huggingface_folder
 from trinity_core.config import Config
+from trinity_core.errors import on_failure
 from trinity_core.layout import JobLayout
 from trinity_core.runlock import release
 from trinity_core.runtime import actors
@@ -32,11 +34,8 @@ log = logging.getLogger(__name__)
 
 def open_attempt(stage: Stage) -> RunAttempt:
     """Start or join Ray and begin to load the engines; the trainer starts when it is first used."""
-    try:
+    with on_failure(lambda: _withdraw_explorer(stage, sys.exception())):
         attempt = RunAttempt(stage, open_cluster(stage.config, stage.placement.gpu_per_node)).start()
-    except BaseException as error:
-        _withdraw_explorer(stage, error)
-        raise
     log.info(
         "Ray is up: %s engine(s), %s trainer worker(s), %s GPU(s) per node",
         stage.placement.engines, stage.placement.trainers, stage.placement.gpu_per_node,
@@ -44,8 +43,8 @@ def open_attempt(stage: Stage) -> RunAttempt:
     return attempt
 
 
-def _withdraw_explorer(stage: Stage, error: BaseException) -> None:
-    if "explore" in components_of(stage.config, stage.placement):
+def _withdraw_explorer(stage: Stage, error: BaseException | None) -> None:
+    if error is not None and "explore" in components_of(stage.config, stage.placement):
         with first_error_stays(succeeded=False):
             withdraw(stage.config, error)
 
@@ -68,18 +67,21 @@ class RunAttempt:
         self._engines: list[Any] = []
         self._auxiliary: list[list[Any]] = []
         self._explorer: Any = None
-        self.trainers = Trainers(cluster, self.config, self.placement, self.check, self.is_stopping)
+        self.trainers = Trainers(
+            cluster, self.config, self.placement, self.check, self.is_stopping, self._wait_for_shared_gpu
+        )
         self._tracking: TrackingThread | None = None
 
     def start(self) -> RunAttempt:
         """Open tracking and start the engines. If that fails, everything that was started ends."""
-        try:
+
+        def end() -> None:
+            with first_error_stays(succeeded=False):
+                self.close(RunOutcome.of(sys.exception()))
+
+        with on_failure(end):
             self._tracking = TrackingThread(self.stage)
             self.engines()
-        except BaseException as error:
-            with first_error_stays(succeeded=False):
-                self.close(RunOutcome.of(error))
-            raise
         return self
 
     def __enter__(self) -> RunAttempt:
@@ -90,8 +92,7 @@ class RunAttempt:
     ) -> None:
         outcome = RunOutcome.of(error)
         self.stop()
-        if error is not None:
-            _withdraw_explorer(self.stage, error)
+        _withdraw_explorer(self.stage, error)
         with first_error_stays(error is None):
             try:
                 if self.config.monitor.enable_ray_timeline and self.cluster.alive():
@@ -202,6 +203,16 @@ class RunAttempt:
         self.cluster.check()
         if self._tracking is not None:
             self._tracking.check()
+
+    def _wait_for_shared_gpu(self) -> None:
+        """Let the engines start first where the trainer shares their GPU.
+
+        vLLM compares the free memory before and after a trial of its model (`vllm.utils.mem_utils`): a trainer that
+        allocates meanwhile would take its KV cache away.
+        """
+        if self.placement.shares_gpu:
+            for engine in self.engines():
+                result_of(engine.start.remote(), self._engines_wait(self.check).check, self.is_stopping)
 
     def _engines_wait(self, check: Callable[[], None]) -> StartWait:
         return StartWait(f"the engines of {self.config.explorer.name}", self.cluster.unplaced, check)

@@ -35,6 +35,11 @@ OTHER_MODEL = (
     "model_path %s. To start from that model, give the run another `name` or set `continue_from_checkpoint: false`."
 )
 
+BEYOND = (
+    "The run in %s has a checkpoint of step %s, and buffer.total_steps is %s: nothing is trained, its result is that "
+    "checkpoint. For a shorter run, give it another `name` or set `continue_from_checkpoint: false`."
+)
+
 OTHER_STORE = (
     "The run in %s has a checkpoint of step %s, but the store at %s has no batch of that step: it is another one, or "
     "was emptied. Bring the run's database back, or correct buffer.trainer_input.experience_buffer.path. To train "
@@ -147,6 +152,9 @@ def resume(stage: Stage) -> Stage:
     step = resume_step(config, components_of(config, stage.placement))
     if not step and config.model.model_path:
         begin_from(config.job_dir, config.model.model_path, not config.is_supervised and _has_rows(config))
+    steps = config.trainer.total_steps or config.buffer.total_steps
+    if steps and step > steps:
+        stage = replace(stage, warnings=(*stage.warnings, BEYOND % (config.job_dir, step, steps)))
     began = other_beginning(config.job_dir, step, config.model.model_path) if step else None
     if began is None:
         return replace(stage, resumed_step=step)

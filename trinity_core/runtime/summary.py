@@ -1,4 +1,4 @@
-"""What a run leaves behind for others to use: its summary, and the digest of the settings that it was made from."""
+"""What a run leaves behind for others to use: its summary, and what it was made from."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import json
 import time
 from collections.abc import Mapping
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from trinity_core.checkpoints.resume import latest_whole
-from trinity_core.config import Config, to_dict
+from trinity_core.config import Config
 from trinity_core.config.task_output import curated_folder
 from trinity_core.files import read_json, when_room, write_atomically
 from trinity_core.runtime.adapter import Adapter
+from trinity_core.runtime.made_from import made_from
 from trinity_core.runtime.run_attempt import RunAttempt
 from trinity_core.tracking.curve import draw_curve
 from trinity_core.tracking.forwarder import run_note
 from trinity_core.tracking.metrics_file import explorer_source
 from trinity_core.tracking.scores import valid_metrics, valid_scores
-
-OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
-"""Sections of a configuration that decide what a run makes."""
 
 
 def publish(attempt: RunAttempt, results: dict[str, Any], adapter: Adapter) -> dict[str, Any]:
@@ -57,7 +54,7 @@ def summarise(attempt: RunAttempt, results: dict[str, Any]) -> dict[str, Any]:
         "tracking_uri": run_note(config.job_dir).get("uri"),
         "curve": None if curve is None else str(curve),
         "seconds": round(time.monotonic() - attempt.began, 2),
-        "made_from": digest_of(config),
+        "made_from": made_from(config),
         "curated_tasks": curated_folder(config),
         "results": results,
     }
@@ -135,12 +132,6 @@ def summary_text(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def digest_of(config: Config) -> str:
-    """SHA-256 of what decides the outcome of a run: its settings except those of machines, names and tracking."""
-    sections = _normalised({name: value for name, value in to_dict(config).items() if name in OUTCOME})
-    return sha256(json.dumps(sections, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def summary_path(config: Config) -> Path:
     """`<job_dir>/summary.json`; of a run that only explores `summary_<explorer>.json`, as others share its folder."""
     alone = config.explores_alone
@@ -156,12 +147,3 @@ def write_summary(config: Config, summary: dict[str, Any]) -> None:
 def read_summary(config: Config) -> dict[str, Any] | None:
     """The summary of a finished run; None if there is none, or a damaged one: then the run counts as not done."""
     return read_json(summary_path(config))
-
-
-def _normalised(value: Any) -> Any:
-    """Equal numbers become the same text: 1024 and 1024.0."""
-    if isinstance(value, dict):
-        return {name: _normalised(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_normalised(each) for each in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value

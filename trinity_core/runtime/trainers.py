@@ -36,13 +36,14 @@ class Trainers:
 
     def __init__(
         self, cluster: Cluster, config: Config, placement: Placement,
-        check: Callable[[], None], stopping: Callable[[], bool],
+        check: Callable[[], None], stopping: Callable[[], bool], make_room: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
+        """`make_room` is called before the workers start, and waits for what must not start beside them."""
         self.workers: list[Any] = []
         self._connected = 0
         """Times that the workers were ready for a step."""
         self._cluster, self._config, self._placement = cluster, config, placement
-        self._check, self._stopping = check, stopping
+        self._check, self._stopping, self._make_room = check, stopping, make_room
         self._ended = threading.Event()
 
     def train(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
@@ -97,6 +98,7 @@ class Trainers:
         return Path(result_of(worker.convert.remote(step), check))
 
     def _attempt(self, loop: Callable[..., Any], report: ProgressReport) -> dict[str, Any]:
+        self._make_room()
         self.workers = actors.start_trainers(self._cluster, self._config, self._placement)
         names = {trainer_name(self._config, rank): worker for rank, worker in enumerate(self.workers)}
         check = Heartbeat(names, self._check).check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
@@ -17,7 +17,7 @@ from sqlalchemy.exc import (
 )
 
 from trinity_core.config.public import without_password
-from trinity_core.errors import DataError, TransientFault, TrinityError
+from trinity_core.errors import DataError, TransientFault, TrinityError, on_failure
 from trinity_core.files import when_room
 from trinity_core.store.backend import BUSY_TIMEOUT, StoreBackend, backend_of
 from trinity_core.store.schema import META_TABLE, SCHEMA_VERSION, Tables
@@ -163,19 +163,14 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A write transaction; writers take turns. Raise `Unchanged` inside to roll back without an error."""
-        with self._translated():
+        with suppress(Unchanged), self._translated():
             connection = self._connection()
-            try:
+            with on_failure(connection.close):  # which rolls back
                 self._backend.begin_writing(connection, self._tick)
                 yield connection
                 connection.commit()  # what SQLAlchemy began, if a statement went through it
                 connection.connection.commit()
-            except BaseException as error:
-                connection.close()  # which rolls back
-                if not isinstance(error, Unchanged):
-                    raise
-            else:
-                self._give_back(connection)
+            self._give_back(connection)
 
     def _connection(self) -> Connection:
         try:

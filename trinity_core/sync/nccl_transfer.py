@@ -12,16 +12,17 @@ Not covered: engines that join or leave during a run (the group is fixed; build 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trinity_core.addresses import own_address, reserve_port
-from trinity_core.errors import TransientFault
+from trinity_core.errors import TransientFault, on_failure
 from trinity_core.sync.digest import TensorDigest, digest
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
+from trinity_core.threads import DaemonThreads
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from trinity_core.sync.weight_check import WeightCheck
 
 Payload = dict[str, Any]
+BUFFER_BYTES = 256 << 20
+"""Of each of the two buffers through which weights go, on either side. vLLM's default of 1 GiB takes 2 of 24 GiB."""
 
 
 class EngineControl(Protocol):
@@ -91,6 +94,8 @@ class EngineGroup:
         self.workers = workers
         """Worker processes of each engine (tensor x pipeline x data parallel size)."""
         self._expected: tuple[str, Callable[[], None]] | None = None
+        self.abort: Callable[[], object] = lambda: None
+        """Called if an engine fails to receive: rank 0 waits in its broadcast for that engine."""
 
     def expect(self, version: int, announce: Callable[[], None]) -> None:
         """The next update is `version`; `announce` is called once all engines have received it."""
@@ -111,8 +116,9 @@ class EngineGroup:
         self._all([engine.start_weight_update for engine in self.engines])
 
     def update_weights(self, update_info: Payload) -> None:
-        """Receive on all engines; returns once the last one has everything."""
-        self._all([partial(engine.update_weights, update_info) for engine in self.engines])
+        """Receive on all engines; returns once the last one has everything. Called in a thread beside the broadcast."""
+        with on_failure(self.abort):
+            self._all([partial(engine.update_weights, update_info) for engine in self.engines])
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Announce the expected version and put it in use on all engines. vLLM's sender passes no version."""
@@ -123,13 +129,12 @@ class EngineGroup:
 
     @staticmethod
     def _all(calls: Sequence[Callable[[], None]]) -> None:
-        # A worker blocked in NCCL never returns, so an error must be raised without waiting for the other threads.
-        pool = ThreadPoolExecutor(len(calls))
-        try:
-            for future in [pool.submit(call) for call in calls]:
-                future.result()
-        finally:
-            pool.shutdown(wait=False)
+        # A worker blocked in NCCL never returns, so an error must be raised without waiting for the other threads,
+        # and these must not hold up the end of the process.
+        threads = DaemonThreads("weight-transfer")
+        done, _ = wait([threads.submit(call) for call in calls], return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
 
 
 class VllmWeights:
@@ -204,8 +209,10 @@ class NcclSender:
         weights: Any = source
         with reserve_port(own_address()) as holder:  # until vLLM listens there
             address, port = holder.getsockname()
-            info = NCCLTrainerInitInfo(address, port, world_size, rank=rank)
+            info = NCCLTrainerInitInfo(address, port, world_size, rank=rank, packed_buffer_size_bytes=BUFFER_BYTES)
             self._engine = NCCLTrainerWeightTransferEngine.trainer_init(info, client=client, source=weights)
+        if engines is not None:
+            engines.abort = self._abort
 
     def send(
         self, version: int, check: WeightCheck | None = None, kept: Mapping[str, torch.Tensor] | None = None
@@ -218,6 +225,11 @@ class NcclSender:
         elif self._engines is not None:
             with self._source.replaced_by(kept):
                 self._engine.send_weights()
+
+    def _abort(self) -> None:
+        """End the broadcast that this process is in: without the lost engine, NCCL would wait in it for ever."""
+        if self._engine.model_update_group is not None:
+            self._engine.model_update_group.destroy()  # which calls ncclCommAbort
 
     def _announce(self, version: int, check: WeightCheck | None) -> None:
         if self._versions is not None:

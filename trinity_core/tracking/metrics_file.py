@@ -128,8 +128,11 @@ def series(lines: list[MetricLine], name: str, source: str | None = None) -> dic
 
 
 def explorer_source(name: str) -> str:
-    """The source of an explorer's metrics; all have a common prefix, by which `rewind` knows what they count."""
-    return name if name.startswith("explorer") else f"explorer_{name}"
+    """The source of an explorer's metrics; all have a common prefix, by which `rewind` knows what they count.
+
+    No two names have the same one.
+    """
+    return name if name.startswith("explorer") and not name.startswith("explorer_") else f"explorer_{name}"
 
 
 def stream_of(source: str) -> str:

@@ -1,13 +1,14 @@
 """Saves and restores the trainer's state in a checkpoint folder.
 
 `actor/` (and `critic/`): `model_world_size_W_rank_r.pt` and `optim_…` hold whole tensors by name, each in the file of
-one rank; `extra_state_…` holds the rank's random states; `trainer_state.json` holds the rest. Files are loaded with
-`weights_only`, so no code in them can run.
+one rank (those of `optim_…` also in further files, `…_part_2.pt`); `extra_state_…` holds the rank's random states;
+`trainer_state.json` holds the rest. Files are loaded with `weights_only`, so no code in them can run.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 import socket
 import zlib
@@ -30,6 +31,8 @@ from trinity_core.training.engine import TrainingEngine
 from trinity_core.training.learner import Learner
 from trinity_core.training.state import optimizer_state, optimizer_steps, restore, weights
 
+PIECE_BYTES = 2 << 30
+"""Of the optimiser's state that a rank gathers before it writes a file."""
 UNRESTRICTED = "unrestricted"
 """The `trainer.save_strategy` with which all ranks write at once."""
 
@@ -71,7 +74,7 @@ def save(
             target.mkdir(exist_ok=True)
             _save_share(weights(engine), target / shard_name("model", ranks.world_size, ranks.rank), ranks, turns)
             optimizer = target / shard_name("optim", ranks.world_size, ranks.rank)
-            _save_share(optimizer_state(engine), optimizer, ranks, turns)
+            _save_share(optimizer_state(engine), optimizer, ranks, turns, PIECE_BYTES)
             _save(random_state(ranks), target / shard_name("extra_state", ranks.world_size, ranks.rank))
     if ranks.first:
         counts = {part: optimizer_steps(engine) for part, engine in engines_by_folder(learner).items()}
@@ -96,12 +99,33 @@ def writing_turns(strategy: str, ranks: Ranks) -> list[int]:
     return [order[node] for node in nodes.tolist()]
 
 
-def _save_share(tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks, turns: list[int]) -> None:
-    """Write this rank's share of `tensors` in its turn. Collective: every rank iterates over all tensors."""
-    mine = {name: _compact(t) for i, (name, t) in enumerate(tensors) if i % ranks.world_size == ranks.rank}
+def _save_share(
+    tensors: Iterator[tuple[str, Tensor]], path: Path, ranks: Ranks, turns: list[int], piece: float = math.inf
+) -> None:
+    """Write this rank's share of `tensors` in its turn: to `path`, and what is beyond `piece` bytes to `…_part_2.pt`,
+    `…_part_3.pt` and so on. Collective: every rank iterates over all tensors, and so writes a piece when others do.
+    """
+    mine: dict[str, Tensor] = {}
+    passed, parts = 0, 1
+    for number, (name, tensor) in enumerate(tensors):
+        if passed >= piece * ranks.world_size:
+            _save_in_turn(mine, path if parts == 1 else part_of(path, parts), ranks, turns)
+            mine, passed, parts = {}, 0, parts + 1
+        passed += tensor.nbytes
+        if number % ranks.world_size == ranks.rank:
+            mine[name] = _compact(tensor)
+    _save_in_turn(mine, path if parts == 1 else part_of(path, parts), ranks, turns)
+
+
+def part_of(path: Path, number: int) -> Path:
+    """The file of a further piece of what begins in `path`."""
+    return path.with_stem(f"{path.stem}_part_{number}")
+
+
+def _save_in_turn(state: dict[str, Tensor], path: Path, ranks: Ranks, turns: list[int]) -> None:
     for turn in range(max(turns) + 1):
         if turns[ranks.rank] == turn:
-            _save(mine, path)
+            _save(state, path)
         if max(turns):
             barrier(ranks)
 

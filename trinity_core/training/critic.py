@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -14,9 +16,10 @@ from trinity_core.training.compiled import compile_layers
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import TrainingEngine, TrainingEngineSettings
 from trinity_core.training.learning_rate import LearningRateSchedule, warmup_steps
+from trinity_core.training.loading import fast_paths_on_first, load_on_first
 from trinity_core.training.micro import Micro
 from trinity_core.training.nonfinite import check_finite
-from trinity_core.training.policy import ValueModel, find_fast_paths, load_causal_lm
+from trinity_core.training.policy import ValueModel, load_causal_lm
 from trinity_core.training.update import Cut, all_reduce, gather, micro_batches
 
 
@@ -32,8 +35,11 @@ class Critic:
         self.dtype = dtype
         optimizer = settings.optimizer
         trust, longest = model.trust_remote_code, model.max_model_len
-        lm = load_causal_lm(settings.model_path, dtype, trust, settings.model_overrides, longest)
-        fast_paths = find_fast_paths(lm)
+        load = partial(load_causal_lm, settings.model_path, dtype, trust, settings.model_overrides, longest)
+        lm = load_on_first(load, ranks)
+        if zero_stage < 3:
+            lm.to(ranks.device)
+        fast_paths = fast_paths_on_first(lm, ranks)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         if settings.torch_compile:

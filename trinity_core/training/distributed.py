@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from trinity_core.addresses import LOOPBACK, own_address
+from trinity_core.addresses import LOOPBACK, interface_of, own_address
+from trinity_core.errors import TrinityError
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +49,24 @@ def meeting_point() -> tuple[str, int]:
     return address, port
 
 
+def uses_gpu() -> bool:
+    """Whether this process was given a GPU. Raises TrinityError if torch cannot use it: the CPU is no substitute."""
+    import torch
+
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if torch.cuda.is_available() or given in ("", "-1"):
+        return torch.cuda.is_available()
+    try:
+        torch.cuda.init()
+        reason = "torch sees no GPU"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip()
+    raise TrinityError(
+        f"the trainer was given GPU {given} (CUDA_VISIBLE_DEVICES), but torch cannot use it: {reason}. Install a "
+        "driver that fits this torch, or train on the CPU with cluster.gpu_per_node: 0"
+    )
+
+
 def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu: bool) -> Ranks:
     """Join the process group: NCCL with a GPU, gloo otherwise; each process sees its own GPU as device 0.
 
@@ -62,8 +81,9 @@ def join(rank: int, world_size: int, master_addr: str, master_port: int, use_gpu
         MASTER_ADDR=master_addr,
         MASTER_PORT=str(master_port),
     )
-    if master_addr == LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen on the host name's address
+    # Gloo would listen at the address of the host name, which other nodes may not reach.
+    if interface := interface_of(LOOPBACK if master_addr == LOOPBACK else own_address()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     import deepspeed
     import torch
 

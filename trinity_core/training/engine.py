@@ -110,6 +110,10 @@ class FrozenModule:
         self._rests_on = torch.device("cpu") if settings.param_offload and settings.zero_stage < 3 else ranks.device
         self._forward: Any = self.module
         if settings.zero_stage < 3:
+            if ranks.world_size > 1:  # rank 0 alone has read the weights
+                self.module.to(self._device)
+                for p in self.module.parameters():
+                    torch.distributed.broadcast(p.data, 0)
             self.module.to(self._rests_on)
             return
         import deepspeed

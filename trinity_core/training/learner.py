@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from trinity_core.training.critic import Critic
 from trinity_core.training.distributed import Ranks
 from trinity_core.training.engine import FrozenModule, TrainingEngine, TrainingEngineSettings
 from trinity_core.training.learning_rate import LearningRateSchedule, warmup_steps
+from trinity_core.training.loading import fast_paths_on_first, load_on_first
 from trinity_core.training.micro import Micro, build_micro
 from trinity_core.training.nonfinite import step_in_error
 from trinity_core.training.policy import (
@@ -29,7 +31,6 @@ from trinity_core.training.policy import (
     SAMPLE_WIDTH,
     FastPaths,
     Policy,
-    find_fast_paths,
     load_causal_lm,
     sample,
 )
@@ -51,7 +52,9 @@ class Learner:
         """Of rows that do not carry their own."""
         stage = zero_stage(settings, ranks, self.dtype)
         lm = self._load(config)
-        fast_paths = find_fast_paths(lm)
+        if stage < 3:
+            lm.to(ranks.device)  # under ZeRO 3 a device holds its part alone
+        fast_paths = fast_paths_on_first(lm, ranks)
         if settings.gradient_checkpointing:
             lm.gradient_checkpointing_enable({"use_reentrant": False})
         if settings.torch_compile:
@@ -83,11 +86,12 @@ class Learner:
         self.reference_cut = replace(self.cut, max_tokens=settings.reference_max_tokens, rows=rows)
 
     def _load(self, config: Config) -> Any:
-        """The model that training started from."""
+        """The model that training started from; see `load_on_first`."""
         model = config.model
         overrides = self.settings.model_overrides
         longest = None if config.is_supervised else model.max_model_len  # there is no engine to agree with
-        return load_causal_lm(model.model_path, self.dtype, model.trust_remote_code, overrides, longest)
+        load = partial(load_causal_lm, model.model_path, self.dtype, model.trust_remote_code, overrides, longest)
+        return load_on_first(load, self.ranks)
 
     def _load_reference(self, config: Config, fast_paths: FastPaths) -> Policy:
         """The reference model: the policy before the first step."""

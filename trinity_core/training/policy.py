@@ -158,21 +158,32 @@ def load_causal_lm(
     trust_remote_code: bool = False,
     overrides: Mapping[str, Any] | None = None,
     max_model_len: int | None = None,
+    reads: bool = True,
 ) -> Any:
     """A Hugging Face causal LM from a folder or the hub, in evaluation mode; `overrides` change its configuration.
+
+    Without `reads` its weights are not read and hold anything; memory that nobody writes to takes no room.
 
     Dropout is removed; see `without_dropout`. With `max_model_len`, rotary frequencies are those of sequences of that
     length; see `fix_rotary_frequencies`. Raises TrinityError if `path` holds no model.
     """
-    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
     AttentionInterface.register(ATTENTION, attention)
     if Path(path).exists() and not (Path(path) / "config.json").exists():
         raise TrinityError(f"model.model_path {path} has no config.json; give a Hugging Face model folder")
+    common: dict[str, Any] = {
+        "dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
     try:
-        lm = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code, **(overrides or {})
-        )
+        if reads:
+            lm = AutoModelForCausalLM.from_pretrained(path, **common, **(overrides or {}))
+        else:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **(overrides or {}))
+            with no_init_weights():
+                lm = AutoModelForCausalLM.from_config(config, **common)
+            lm.tie_weights()
     except OSError as error:
         raise TrinityError(f"model.model_path {path} cannot be loaded: {str(error).splitlines()[0]}") from error
     if max_model_len is not None:

@@ -22,7 +22,7 @@ from trinity_core.sync.methods import run_versions
 from trinity_core.sync.publisher import TrainerRank
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
 from trinity_core.tracking import metrics_file
-from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes, join
+from trinity_core.training.distributed import Ranks, any_rank, broadcast_bytes, join, uses_gpu
 from trinity_core.training.learner import Learner
 from trinity_core.training.publish import Publisher
 from trinity_core.training.savepoints import Savepoints
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 def make_trainer(config: Config, rank: int, world_size: int, master: tuple[str, int], stopping: Event) -> Trainer:
     """Join the ranks, load what is needed, resume from the latest whole checkpoint, publish its weights. Collective."""
     load_plugins(config.plugin_dir)
-    ranks = join(rank, world_size, *master, use_gpu=torch.cuda.is_available())
+    ranks = join(rank, world_size, *master, use_gpu=uses_gpu())
     torch.manual_seed(config.seed)
     source = open_first(config, ranks)
     total = int(broadcast_bytes(str(total_steps(config, source)).encode() if source else None, ranks))

@@ -163,7 +163,7 @@ def _require_teachers_temperature(rows: Sequence[Experience]) -> None:
             raise InputError(
                 f"run {row.run} of group '{row.group}' was sampled at temperature {sampled.max():g}, but its teacher's "
                 "log-probs are at 1: the student would be trained away from its teacher; set the task set's "
-                "rollout_args.temperature to 1"
+                "rollout_args.temperature to 1, and give the run another `name` if such rows wait in its store"
             )
 
 

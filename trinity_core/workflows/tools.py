@@ -29,7 +29,7 @@ from trinity_core.threads import InterruptibleThreads
 log = logging.getLogger(__name__)
 
 ToolFn = Callable[..., Any]
-TOOLS: Registry[ToolFn] = Registry("tool")
+TOOLS: Registry[ToolFn] = Registry("tool", recipe="configs/tools")
 """By the name that a task set's `workflow_args.tools` and the model call it: `@TOOLS.register("add")`."""
 ERROR = "error: "
 CALLS, ERRORS = "tool_calls", "tool_errors"

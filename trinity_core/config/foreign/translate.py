@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from trinity_core.config.fields import Type, types_of
 from trinity_core.config.findings import Finding, Report
 from trinity_core.config.foreign.key_action import (
+    SILENT,
     Below,
     Cases,
     KeyAction,
@@ -68,38 +69,17 @@ class Foreign:
         return join_key(self.chain[-1].key, self.name)
 
 
-def native(tree: Tree, report: Report) -> Tree:
-    """A copy in this schema's words; only keys without effect stay as they are. Refused keys are reported."""
-    tree = copy.deepcopy(tree)
-    while todo := [foreign for foreign in walk(Config, tree) if not isinstance(foreign.action, Noted)]:
+def native(tree: Tree, report: Report) -> tuple[Tree, list[Finding]]:
+    """A copy in this schema's words, and a notice for each key that has no effect.
+
+    Refused keys are reported; what was reported of keys without effect, such as an interpolation that leads nowhere, is
+    dropped.
+    """
+    tree, notices = copy.deepcopy(tree), list[Finding]()
+    while todo := list(_section(Config, tree, (Place("", tree),))):
         for foreign in todo:
-            _apply(foreign, report)
-    return tree
-
-
-def without_noted(tree: Tree) -> Tree:
-    """A copy without the keys that have no effect."""
-    tree = copy.deepcopy(tree)
-    for foreign in walk(Config, tree):
-        foreign.chain[-1].node.pop(foreign.name, None)
-    return tree
-
-
-def notes(tree: Tree) -> Iterator[Finding]:
-    """A notice for each key that has no effect."""
-    for foreign in walk(Config, tree):
-        if isinstance(foreign.action, Noted) and foreign.action.why:
-            yield Finding(foreign.key, foreign.value, "no-effect", foreign.action.why, severity="notice")
-
-
-def noted_keys(cls: type[BaseModel], tree: Tree) -> list[str]:
-    """The keys of a section's tree that have no effect."""
-    return [foreign.key for foreign in walk(cls, tree) if isinstance(foreign.action, Noted)]
-
-
-def walk(cls: type[BaseModel], tree: Tree) -> list[Foreign]:
-    """Every key below a section of the schema with something to be done about it, in the order of the tree."""
-    return list(_section(cls, tree, (Place("", tree),)))
+            notices += _apply(foreign, report)
+    return tree, notices
 
 
 def _section(cls: type[BaseModel], node: Mapping[str, Any], chain: Chain) -> Iterator[Foreign]:
@@ -158,7 +138,7 @@ def _unknown(action: KeyAction, name: str, value: Any, chain: Chain) -> Iterator
         section.get(asked_by) for section in (chain[-1].node, value) if isinstance(section, dict)
     )
     if value is None or not asked or (isinstance(action, Noted | Refused) and is_among(value, action.harmless)):
-        yield Foreign(chain, name, value, Put())
+        yield Foreign(chain, name, value, SILENT if isinstance(action, Noted) else Put())
         return
     match action:
         case Noted() | Refused():
@@ -204,12 +184,17 @@ def _choice(typed: Type, value: Any) -> str | None:
     return next((choice for choice in typed.choices if choice.lower() == value.lower()), None)
 
 
-def _apply(foreign: Foreign, report: Report) -> None:
+def _apply(foreign: Foreign, report: Report) -> Iterator[Finding]:
+    """Take the key out of the tree and do what is to be done about it; yields a notice, if any."""
     owner, value = foreign.chain[-1].node, foreign.value
     if owner.get(foreign.name) is not value:
         return  # another key was moved here meanwhile; the next walk looks at it
     owner.pop(foreign.name, None)
     match foreign.action:
+        case Noted(why=why):
+            report.forget(foreign.key)
+            if why:
+                yield Finding(foreign.key, value, "no-effect", why, severity="notice")
         case Refused(why=why):
             report.add(Finding(foreign.key, value, "unsupported-key", why))
         case Put(values=values, yields=yields):

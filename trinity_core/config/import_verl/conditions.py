@@ -1,20 +1,19 @@
-"""Marks of what a script leaves open, and its conditions: True, False, or None where only a running shell knows."""
+"""What a shell script leaves open, as marks in its words, and the value of its conditions and sums."""
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 
-VARIABLE, UNKNOWN, END, GUESSED = "\ue000", "\ue001", "\ue002", "\ue003"
-"""Characters for private use: they begin and end a mark within a text. `GUESSED` begins one that stands behind a value
-that is set under a condition which is not known here, with the line."""
+VARIABLE, UNKNOWN, END = "\ue000", "\ue001", "\ue002"
+"""Characters for private use: they begin and end a mark within a text."""
 ALWAYS_SET = ("HOME", "PWD", "USER", "LOGNAME", "PATH", "SHELL", "HOSTNAME")
 """Environment variables that have a value wherever a script runs; all others are taken as not set."""
 _MARK = re.compile(f"{VARIABLE}(.*?){END}", re.DOTALL)
-_TEXTS: dict[str, Callable[[str, str], bool]] = {"<": operator.lt, ">": operator.gt}
-_NUMBERS: dict[str, Callable[[int, int], bool]] = {
+_COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
     "-lt": operator.lt,
@@ -22,6 +21,15 @@ _NUMBERS: dict[str, Callable[[int, int], bool]] = {
     "-gt": operator.gt,
     "-ge": operator.ge,
 }
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    ast.Mod: lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+}
+"""A shell rounds quotients towards zero."""
+_LARGEST = 2**63
 
 
 def variable(name: str) -> str:
@@ -34,78 +42,38 @@ def unknown(text: str) -> str:
     return f"{UNKNOWN}{text}{END}"
 
 
-def both(one: bool | None, other: bool | None) -> bool | None:
-    """Kleene's conjunction."""
-    return False if one is False or other is False else None if one is None or other is None else True
-
-
-def either(one: bool | None, other: bool | None) -> bool | None:
-    """Kleene's disjunction."""
-    return negated(both(negated(one), negated(other)))
-
-
-def negated(one: bool | None) -> bool | None:
-    """Kleene's negation."""
-    return None if one is None else not one
-
-
 def taken_as_unset(word: str) -> list[str]:
     """The environment variables in a word that are taken as not set."""
     return [name for name in _MARK.findall(word) if name not in ALWAYS_SET]
 
 
-def plain(word: str) -> str | None:
+def holds(words: Sequence[str], globs: bool) -> bool | None:
+    """The value of the words of `[ … ]`, or of `[[ … ]]`, whose right sides are patterns (`globs`).
+
+    None where only a running shell knows: files of its machine, values of its environment, the output of commands.
+    """
+    for signs, decides in ((("||", "-o"), True), (("&&", "-a"), False)):
+        places = [place for place, word in enumerate(words) if word in signs]
+        if places:
+            cuts = zip([-1, *places], [*places, len(words)], strict=True)
+            values = [holds(words[start + 1 : end], globs) for start, end in cuts]
+            return decides if decides in values else None if None in values else not decides
+    if words[:1] == ["!"]:
+        value = holds(words[1:], globs)
+        return None if value is None else not value
+    if len(words) == 3:
+        return _compared(words[0], words[1], words[2], globs)
+    if len(words) == 2 and words[0] in ("-n", "-z"):
+        given = _is_given(words[1])
+        return None if given is None else given is (words[0] == "-n")
+    return _is_given(words[0]) if len(words) == 1 else None if words else False
+
+
+def _plain(word: str) -> str | None:
     """A word without marks; None where it holds what is not known here."""
-    if UNKNOWN in word or GUESSED in word or any(name in ALWAYS_SET for name in _MARK.findall(word)):
+    if UNKNOWN in word or any(name in ALWAYS_SET for name in _MARK.findall(word)):
         return None
     return _MARK.sub("", word)
-
-
-def matches(word: str, pattern: str) -> bool | None:
-    """Whether a word fits a pattern of `case` or `[[ … == … ]]`."""
-    text, glob = plain(word), plain(pattern)
-    if glob == "*":
-        return True
-    return None if text is None or glob is None else fnmatchcase(text, glob)
-
-
-def holds(words: Sequence[str], globs: bool) -> bool | None:
-    """The value of the words of `[ … ]`, or of `[[ … ]]`, whose right sides are patterns (`globs`)."""
-    found, rest = _either(list(words), globs)
-    return None if rest else found
-
-
-def _either(words: list[str], globs: bool) -> tuple[bool | None, list[str]]:
-    found, words = _both(words, globs)
-    while words[:1] in (["||"], ["-o"]):
-        other, words = _both(words[1:], globs)
-        found = either(found, other)
-    return found, words
-
-
-def _both(words: list[str], globs: bool) -> tuple[bool | None, list[str]]:
-    found, words = _single(words, globs)
-    while words[:1] in (["&&"], ["-a"]):
-        other, words = _single(words[1:], globs)
-        found = both(found, other)
-    return found, words
-
-
-def _single(words: list[str], globs: bool) -> tuple[bool | None, list[str]]:
-    if words[:1] == ["!"]:
-        found, words = _single(words[1:], globs)
-        return negated(found), words
-    if words[:1] == ["("]:
-        found, words = _either(words[1:], globs)
-        return (found, words[1:]) if words[:1] == [")"] else (None, words)
-    if len(words) > 2 and words[1] in ("=", "==", "!=", "=~", *_TEXTS, *_NUMBERS):
-        return _compared(words[0], words[1], words[2], globs), words[3:]
-    if len(words) > 1 and words[0] in ("-n", "-z"):
-        given = _is_given(words[1])
-        return given if words[0] == "-n" else negated(given), words[2:]
-    if len(words) > 1 and re.fullmatch("-[a-zA-Z]", words[0]):
-        return None, words[2:]  # files of the machine that would run the script
-    return (_is_given(words[0]), words[1:]) if words else (False, [])
 
 
 def _is_given(word: str) -> bool | None:
@@ -116,22 +84,37 @@ def _is_given(word: str) -> bool | None:
 
 
 def _compared(left: str, sign: str, right: str, globs: bool) -> bool | None:
-    if sign in ("=", "==", "!=") and globs:
-        fits = matches(left, right)
-        return negated(fits) if sign == "!=" else fits
-    one, other = plain(left), plain(right)
+    one, other = _plain(left), _plain(right)
     if one is None or other is None:
         return None
-    if sign in _TEXTS:
-        return _TEXTS[sign](one, other)
-    if sign == "=~":
-        try:
-            return re.search(other, one) is not None
-        except re.error:
-            return None
-    if sign in _NUMBERS:
-        try:
-            return _NUMBERS[sign](int(one), int(other))
-        except ValueError:
-            return False  # as a shell, which says that this is no number
-    return (one == other) is (sign != "!=")
+    if sign in ("=", "==", "!="):
+        return (fnmatchcase(one, other) if globs else one == other) is (sign != "!=")
+    try:
+        return _COMPARISONS[sign](int(one), int(other)) if sign in _COMPARISONS else None
+    except ValueError:
+        return False  # as a shell, which says that this is no number
+
+
+def integer(text: str, value_of: Callable[[str], str]) -> int | None:
+    """The value of an expression of `+ - * / %` and brackets; `value_of` gives the text of a variable.
+
+    None for anything else: a variable that has no number, a division by 0, what 64 bits do not hold.
+    """
+    try:
+        value = _value(ast.parse(" ".join(text.split()), mode="eval").body, value_of)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+    return value if abs(value) < _LARGEST else None
+
+
+def _value(node: ast.expr, value_of: Callable[[str], str]) -> int:
+    """Raises ValueError for what is no whole number."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Name):
+        return int(value_of(node.id))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, value_of)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left, value_of), _value(node.right, value_of))
+    raise ValueError(f"'{ast.unparse(node)}' is no whole number")

@@ -1,35 +1,44 @@
-"""Shell scripts, read and never run: the words of each command, with what the script itself says of its variables.
+"""Shell scripts, read and never run: the words of each command, with the values that the script itself gives.
 
-Covered: quotes, comments, line continuations, arrays, `${NAME:-default}` and its kin, `$((…))`, positional arguments,
-here-documents; conditions, `case`, loops and functions, as far as the script itself decides what is run.
-Not covered: what only a running shell knows. A variable that the script does not set becomes a mark of the environment
-(`variable`), and counts as not set in conditions; the output of a command becomes a mark of the unknown (`unknown`). Of
-an assignment under a condition that is not known the first one is taken, and noted.
+Covered is what veRL's examples are written in: variables and `${NAME:-default}`, arrays, quotes, comments, line
+continuations, positional arguments, `$((…))`, `if` with `[ … ]` or `[[ … ]]`, `&&` and `||`. Whatever else decides what
+is run (loops, `case`, calls of functions, here-documents …) raises UnreadableShell.
+
+What only a running shell knows counts as false, failed or not set, and `ShellScript.assumptions` says so. Within words
+a variable of the environment becomes a mark (`variable`), and the output of a command another (`unknown`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
-from trinity_core.config.import_verl.arithmetic import integer
-from trinity_core.config.import_verl.conditions import (
-    both,
-    either,
-    holds,
-    matches,
-    negated,
-    plain,
-    taken_as_unset,
-)
-from trinity_core.config.import_verl.shell_words import ASSIGNED, DECLARE, GUESS, Shell, ShellText
+from trinity_core.config.import_verl.conditions import END, UNKNOWN, holds, integer, taken_as_unset, unknown, variable
 
-_KEYWORD = re.compile(r"(if|then|elif|else|fi|while|until|for|select|do|done|case|esac|time|!|\{|\})(?=[\s;&|()]|$)")
-_FUNCTION = re.compile(r"(?:function[ \t]+([\w-]+)(?:[ \t]*\([ \t]*\))?|([\w-]+)[ \t]*\([ \t]*\))\s*(?=\{)")
-_SUCCEEDS = {":", "true", "echo", "printf", "export", "shift", "set", "unset", "cd", "mkdir", "sleep"}
-_MOST_TURNS = 200
-"""Of all loops of a script, and calls of its functions: more is no script that starts a training."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_FIELD = re.compile(f"(?:{UNKNOWN}.*?{END}|\\S)+", re.DOTALL)
+"""A field of an unquoted value; a mark is never taken apart."""
+_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+_ASKS = re.compile(r"([^&|]+?)\s*&&\s*echo\s+\S+\s*\|\|\s*echo\s+(\S+)")
+_BETWEEN = re.compile(r"(?:[ \t\n;]|\\\n|#[^\n]*|&(?!&))*")
+_JOIN = re.compile(r"(?:[ \t]|\\\n)*(&&|\|\|?)(?:[ \t\n]|\\\n|#[^\n]*)*")
+_KEYWORD = re.compile(r"(if|then|elif|else|fi)(?=[\s;&|]|$)")
+_FUNCTION = re.compile(r"(?:function[ \t]+([\w-]+)(?:[ \t]*\([ \t]*\))?|([\w-]+)[ \t]*\([ \t]*\))\s*\{")
+_NOT_READ = re.compile(r"(?:for|while|until|select|case|time|coproc|!|[{}])(?=\s|$)|\(\(|[()&|]|[\w-]+[ \t]*\(\)")
+"""What begins a command that is not followed."""
+_ENDS = "\n;&|()"
+_DECLARE = {"export", "local", "declare", "readonly", "typeset"}
+
+
+class UnreadableShell(Exception):
+    """A construct of the shell that is not followed."""
+
+    def __init__(self, line: int, construct: str) -> None:
+        super().__init__(f"line {line}: {construct}")
+        self.line, self.construct = line, construct
 
 
 @dataclass(frozen=True)
@@ -40,244 +49,368 @@ class ShellCommand:
     """Line of the script, from 1."""
     words: list[str]
     """Its words, expanded."""
-    guessed: dict[str, int] = field(default_factory=dict)
-    """What is set under a condition that is not known here, with the line: keys of words `key=value`, other words."""
 
 
 @dataclass
-class _Block:
-    """An `if`, `case`, loop, group or subshell that is open."""
+class _If:
+    """An `if` that is open."""
 
-    kind: str
-    outer: bool | None
+    outer: bool
     """Whether it is run itself."""
-    live: bool | None
-    """Whether the commands here are run: True, False, or None where only a running shell knows."""
-    taken: bool | None = False
-    """Whether an earlier branch was run."""
-    holds: bool | None = False
-    """The condition of the branch before."""
-    subject: str = ""
-    """What `case` compares."""
-    at_pattern: bool = False
-    name: str = ""
-    items: list[str] | None = None
-    """The variable of `for`, and the values that it has yet to take; None: not known."""
-    start: int = 0
-    """Where the body of the loop begins."""
+    live: bool
+    """Whether the commands here are run."""
+    taken: bool = False
+    """Whether a branch was run."""
+    asks: bool = True
+    """True up to `then`."""
 
 
-class ShellScript(ShellText):
+class ShellScript:
     """The commands of a script that are run, with the variables that stand above each."""
 
-    def __init__(self, text: str, arguments: Sequence[str] = (), shell: Shell | None = None) -> None:
-        """As of `ShellText`."""
-        super().__init__(text, arguments, shell)
-        self._blocks: list[_Block] = []
-        self._status: bool | None = True
-        """Whether the last command succeeded."""
-        self._join = ""
-        """`&&`, `||` or `|` before the next command."""
-        self._negates = False
+    def __init__(self, text: str, arguments: Sequence[str] = ()) -> None:
+        """`arguments` are what the script would be called with."""
+        self._text, self._at = text.replace("\r\n", "\n"), 0
+        self._arguments = list(arguments)
+        self._values: dict[str, list[str]] = {}
+        self._functions: set[str] = set()
+        self._unset: dict[str, None] = {}
+        self._failed: dict[str, None] = {}
+        self._runs = True
+        """Whether the command that is read is run."""
+        self._in_quotes = False
 
     @property
     def assumptions(self) -> list[str]:
         """What was assumed of the shell that would run the script, as sentences."""
-        names, told = ", ".join(self._shell.defaulted), []
-        if names:
-            told.append(
-                f"{names}: variables of the environment were taken as not set (to import other values, set them in the "
-                "script)."
-            )
-        return [*told, *(f"`{command}` was taken to fail." for command in self._shell.failed)]
+        names, hint = ", ".join(self._unset), "to import other values, set them in the script"
+        unset = [f"{names}: variables of the environment were taken as not set ({hint})."] if names else []
+        return [*unset, *(f"`{command}` was taken to fail." for command in self._failed)]
 
     def commands(self) -> Iterator[ShellCommand]:
-        """Each command other than an assignment, in the order in which they are run."""
-        while self._at < len(self._text):
-            self._runs = self._running()
-            if self._between():
-                continue
-            line, start = self._text.count("\n", 0, self._at) + 1, self._at
-            words = self._words()
-            if self._at == start:
-                self._at += 1
-                continue
-            if words is not None and self._runs is not False:
-                yield from self._performed(words, line)
-            self._join, self._negates = "", False
+        """Each command other than an assignment, in the order in which they are run. Raises UnreadableShell."""
+        ifs: list[_If] = []
+        status = True
+        while (at := self._skip(_BETWEEN)) < len(self._text):
+            live, asks = (ifs[-1].live, ifs[-1].asks) if ifs else (True, False)
+            if function := _FUNCTION.match(self._text, at):
+                self._enclosed(function.end() - 1, "{", "}")
+                self._functions.add(function[1] or function[2])
+            elif keyword := _KEYWORD.match(self._text, at):
+                self._at = keyword.end()
+                self._branch(ifs, keyword[1], live, status)
+            else:
+                status = yield from self._list(live, asks)
 
-    def _running(self) -> bool | None:
-        live = self._blocks[-1].live if self._blocks else self._outer
-        if self._join == "&&":
-            return both(live, self._status)
-        return both(live, negated(self._status)) if self._join == "||" else live
-
-    def _performed(self, words: list[str], line: int) -> Iterator[ShellCommand]:
-        """Carry out a command, and tell of it; sets its status."""
-        piped = self._join == "|" or re.match(r"\|(?!\|)", self._text[self._at : self._at + 2]) is not None
-        left = self._perform(words, line)
-        if left:
-            yield _command(line, left)
-        if left and left[0] in self._shell.functions and self._counted():
-            yield from self.within(self._shell.functions[left[0]], left[1:]).commands()
-        if left[:1] in (["exit"], ["return"]) and self._runs and left[1:] in ([], ["0"]):
-            self._at = len(self._text)
-        status = None if piped or self._runs is None else self._status_of(left)
-        self._status = negated(status) if self._negates else status
-
-    def _counted(self) -> bool:
-        self._shell.turns += 1
-        return self._shell.turns <= _MOST_TURNS
-
-    def _status_of(self, words: list[str]) -> bool | None:
-        """Whether a command succeeds."""
-        if not words or words[0] in _SUCCEEDS:
-            return True
-        if words[0] == "false":
-            return False
-        if words[0] in ("[", "[[", "test"):
-            self._shell.defaulted.update(dict.fromkeys(name for word in words for name in taken_as_unset(word)))
-            return holds(words[1:] if words[0] == "test" else words[1:-1], globs=words[0] == "[[")
-        if words[0] == "((" and len(words) == 2:
-            number = integer(self._expanded(words[1]), self._number)
-            return None if number is None else number != 0
-        return None
-
-    def _between(self) -> bool:
-        """Step over what stands between commands: separators, keywords, patterns, definitions of functions."""
-        text, block = self._text, self._blocks[-1] if self._blocks else None
-        if separator := re.compile(r"[ \t\n]+|\\\n|#[^\n]*|;;?&?|&&|\|\||[|&]").match(text, self._at):
-            self._at = separator.end()
-            if separator[0] in ("&&", "||", "|"):
-                self._join = separator[0]
-            elif separator[0].startswith(";;") and block and block.kind == "case":
-                block.at_pattern = True
-            return True
-        if block and block.at_pattern and not re.compile(r"esac\b").match(text, self._at):
-            self._pattern(block)
-            return True
-        if function := _FUNCTION.match(text, self._at):
-            body = self._enclosed(function.end(), "{", "}")
-            if self._runs is not False:
-                self._shell.functions[function[1] or function[2]] = body
-            return True
-        if keyword := _KEYWORD.match(text, self._at):
-            self._at = keyword.end()
-            self._keyword(keyword[1])
-            return True
-        if text[self._at] in "()" and not text.startswith("((", self._at):
-            self._keyword(text[self._at])
-            self._at += 1
-            return True
-        return False
-
-    def _keyword(self, word: str) -> None:
-        """Open, turn or close a block."""
-        block = self._blocks[-1] if self._blocks else None
-        if word in ("if", "while", "until", "{", "("):
-            self._blocks.append(_Block(word, self._runs, self._runs))
-            self._join = ""
-        elif word in ("for", "select"):
-            self._blocks.append(self._loop())
-            self._join = ""
-        elif word == "case":
-            subject = " ".join(self._skipped_word())
-            self._skipped_word()  # in
-            self._shell.defaulted.update(dict.fromkeys(taken_as_unset(subject)))
-            self._blocks.append(_Block(word, self._runs, False, subject=subject, at_pattern=True))
-            self._join = ""
-        elif word == "!":
-            self._negates = True
-        elif block is None:
+    def _branch(self, ifs: list[_If], word: str, live: bool, status: bool) -> None:
+        if word == "if":
+            ifs.append(_If(live, live))
             return
-        elif word in ("then", "elif", "else"):
-            self._branch(block, word)
-        elif word == "do":
-            self._body(block)
-        elif word == "done" and block.items and block.outer and self._counted():
-            self._assign(block.name, [block.items.pop(0)], 0)
-            self._at = block.start
-        elif word in ("fi", "done", "esac", "}", ")"):
-            self._blocks.pop()
-            self._join = ""
-
-    def _branch(self, block: _Block, word: str) -> None:
+        if not ifs:
+            raise self._not_read(f"`{word}` without an `if`")
+        block = ifs[-1]
         if word == "then":
-            block.holds = self._status
-            block.live = both(block.outer, both(block.holds, negated(block.taken)))
-            return
-        block.taken = either(block.taken, block.holds)
-        block.live = both(block.outer, negated(block.taken))
-
-    def _loop(self) -> _Block:
-        """`for NAME in …`, up to `do`."""
-        block = _Block("for", self._runs, self._runs)
-        self._blank()
-        if self._text.startswith("((", self._at):
-            self._enclosed(self._at, "(", ")")
-            return block
-        block.name, said = "".join(self._skipped_word()), self._at
-        if self._skipped_word() == ["in"]:
-            items = self._words() or []
-            block.items = None if any(plain(each) is None or set(each) & set("*?{") for each in items) else items
-            block.subject = items[0] if items else ""
+            block.live = block.outer and not block.taken and status
+            block.taken, block.asks = block.taken or block.live, False
+        elif word == "fi":
+            ifs.pop()
         else:
-            self._at = said
-        return block
+            block.live, block.asks = block.outer and not block.taken, word == "elif"
 
-    def _body(self, block: _Block) -> None:
-        """`do`: the body is run for each of the items that are known; else perhaps."""
-        block.start, block.live = self._at, both(block.outer, None)
-        if block.kind == "for" and block.items is not None:
-            block.live = both(block.outer, bool(block.items))
-            if block.items:
-                self._assign(block.name, [block.items.pop(0)], 0)
-        elif block.kind == "for" and block.name and block.subject:
-            self._runs = block.live
-            self._assign(block.name, [block.subject], 0)
-        elif (self._status is False and block.kind == "while") or (self._status is True and block.kind == "until"):
-            block.live = False
+    def _list(self, live: bool, asks: bool) -> Generator[ShellCommand, None, bool]:
+        """Commands that are joined by `&&`, `||` and `|`; returns whether they succeed."""
+        runs, status = live, True
+        while True:
+            if refused := _NOT_READ.match(self._text, self._at):
+                raise self._not_read(f"`{refused[0].strip()}`")
+            self._runs, start = runs, self._at
+            words = self._words()
+            if runs:
+                left = self._assigned(words)
+                status = self._succeeds(left, self._text[start : self._at].strip(), asks)
+                if left:
+                    yield ShellCommand(self._line(start), left)
+                if left[:1] in (["exit"], ["return"]):
+                    self._at = len(self._text)
+            joined = _JOIN.match(self._text, self._at)
+            if joined is None:
+                return status
+            self._at = joined.end()
+            runs = live and (runs if joined[1] == "|" else status is (joined[1] == "&&"))
 
-    def _pattern(self, block: _Block) -> None:
-        """`PATTERN | PATTERN)` of `case`."""
-        fits: bool | None = False
-        while (char := self._peek()) and char != ")":
-            before = self._at
-            word = "" if char in " \t\n|(" else " ".join(self._word(split=False))
-            fits = either(fits, matches(block.subject, word)) if word or self._at > before else fits
-            self._at += self._at == before
-        self._at += 1
-        block.at_pattern = False
-        block.live = both(block.outer, both(fits, negated(block.taken)))
-        block.taken = either(block.taken, fits)
+    def _succeeds(self, words: list[str], text: str, asks: bool) -> bool:
+        """Whether a command succeeds: a condition by what is known of it, another command unless an `if` asks it."""
+        if not words:
+            return True
+        if words[0] in self._functions:
+            raise self._not_read(f"a call of the function `{words[0]}`")
+        value: bool | None = words[0] != "false"
+        if words[0] in ("[", "[[", "test"):
+            self._unset |= dict.fromkeys(name for word in words for name in taken_as_unset(word))
+            value = holds(words[1:] if words[0] == "test" else words[1:-1], globs=words[0] == "[[")
+        elif asks and words[0] not in ("true", ":", "false"):
+            value = None
+        if value is None:
+            self._failed[" ".join(text.split())] = None
+        return bool(value)
 
-    def _perform(self, words: list[str], line: int) -> list[str]:
-        """Follow assignments; returns the command that is left."""
-        declares = bool(words) and words[0] in DECLARE
+    def _assigned(self, words: list[str]) -> list[str]:
+        """Follow assignments and `shift`; returns the command that is left."""
+        declares = bool(words) and words[0] in _DECLARE
         named = words[1:] if declares else words
-        count = next((place for place, word in enumerate(named) if not ASSIGNED.match(word)), len(named))
+        count = next((place for place, word in enumerate(named) if not _ASSIGNED.match(word)), len(named))
         if declares or count == len(named):
             for word in named:
-                found = ASSIGNED.match(word)
-                if found:
-                    before = "".join(self._values.get(found[1], [])) if found[2] else ""
-                    self._assign(found[1], [before + word[found.end() :]], line)
+                if assigned := _ASSIGNED.match(word):
+                    before = "".join(self._values.get(assigned[1], [])) if assigned[2] else ""
+                    self._values[assigned[1]] = [before + word[assigned.end() :]]
             return []
         words = named[count:]
         if words[0] == "shift":
             del self._arguments[: int(words[1]) if len(words) > 1 and words[1].isdigit() else 1]
         elif words[:2] == ["set", "--"]:
             self._arguments = words[2:]
-        elif words[0] == "unset" and self._runs:
+        elif words[0] == "unset":
             for name in words[1:]:
                 self._values.pop(name, None)
         return words
 
+    def _words(self) -> list[str]:
+        """The words up to the end of a command."""
+        words: list[str] = []
+        if re.compile(r"\[\[\s").match(self._text, self._at):
+            return self._test()
+        while (char := self._peek()) and char not in _ENDS:
+            if char in " \t" or self._text.startswith("\\\n", self._at):
+                self._at += 1 + (char == "\\")
+            elif char == "#":
+                self._until("\n")
+            elif redirected := re.compile(r"\d?[<>]+[&|]?-?[ \t]*").match(self._text, self._at):
+                if "<<" in redirected[0]:
+                    raise self._not_read("a here-document")
+                self._at = redirected.end()
+                self._word()
+            else:
+                bare = not words or words[0] in _DECLARE or all(map(_ASSIGNED.match, words))
+                assigned = _ASSIGNED.match(self._text, self._at) if bare else None
+                if assigned and self._text.startswith("(", assigned.end()):
+                    self._array(assigned)
+                else:
+                    words += self._word(split=assigned is None)
+        return words
 
-def _command(line: int, words: list[str]) -> ShellCommand:
-    """A command without the marks of guesses in its words, which are told apart."""
-    guessed = {}
-    for word in words:
-        if found := GUESS.search(word):
-            guessed[GUESS.sub("", word).partition("=")[0]] = int(found[0][1:-1])
-    return ShellCommand(line, [GUESS.sub("", word) for word in words], guessed)
+    def _test(self) -> list[str]:
+        """The words and signs of `[[ … ]]`."""
+        words, self._at = ["[["], self._at + 2
+        while self._skip(re.compile(r"\s*")) < len(self._text) and words[-1] != "]]":
+            sign = re.compile(r"&&|\|\||[()<>&|;]").match(self._text, self._at)
+            if sign and sign[0] not in ("&&", "||"):
+                raise self._not_read(f"`{sign[0]}` in a condition")
+            self._at = sign.end() if sign else self._at
+            words += [sign[0]] if sign else self._word(split=False) or [""]
+        return words
+
+    def _array(self, assigned: re.Match[str]) -> None:
+        """`NAME=(…)` and `NAME+=(…)`."""
+        self._at = assigned.end() + 1
+        items = [*self._values.get(assigned[1], [])] if assigned[2] else []
+        while self._skip(re.compile(r"(?:\s|\\\n|#[^\n]*)*")) < len(self._text) and self._peek() != ")":
+            if self._peek() in _ENDS + "<>":
+                raise self._not_read(f"`{self._peek()}` in an array")
+            items += self._word()
+        self._at += 1
+        if self._runs:
+            self._values[assigned[1]] = items
+
+    def _word(self, split: bool = True) -> list[str]:
+        """One word; several, or none, where variables outside quotes say so."""
+        fields, opened = [""], False
+        while (char := self._peek()) and char not in " \t<>" + _ENDS:
+            if self._text.startswith("\\\n", self._at):
+                self._at += 2
+                continue
+            if char == "\\":
+                pieces = [self._text[self._at + 1 : self._at + 2]]
+                self._at += 2
+            elif char in "'\"":
+                self._at += 1
+                pieces = [self._until("'")] if char == "'" else self._double('"')
+                self._at += 1
+            elif char == "~" and self._is_home(fields, opened, split):
+                pieces = [variable("HOME")]
+                self._at += 1
+            elif char in "$`":
+                pieces = self._dollar()
+                if split:
+                    pieces = [piece for value in pieces for piece in _FIELD.findall(value)]
+            else:
+                pieces = [char]
+                self._at += 1
+            opened = opened or bool(pieces)
+            if pieces:
+                fields = [*fields[:-1], fields[-1] + pieces[0], *pieces[1:]]
+        return fields if opened else []
+
+    def _is_home(self, fields: list[str], opened: bool, split: bool) -> bool:
+        """Whether a `~` here is the user's home: at the beginning of a word or of a value that is assigned."""
+        begins = not opened or (not split and _ASSIGNED.fullmatch(fields[-1]) is not None)
+        return begins and self._text[self._at + 1 : self._at + 2] in ("/", "", " ", "\n", ";", ")", ":")
+
+    def _double(self, end: str) -> list[str]:
+        """The inside of double quotes, up to `end`: one text; several, or none, where an array stands in it."""
+        fields, nothing, before, self._in_quotes = [""], False, self._in_quotes, end == '"' or self._in_quotes
+        while (char := self._peek()) and char != end:
+            if char == "\\" and self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`", "\n"):
+                fields[-1] += self._text[self._at + 1].replace("\n", "")
+                self._at += 2
+            elif char in "$`":
+                pieces = self._dollar()
+                nothing = nothing or not pieces
+                pieces = pieces or [""]
+                fields = [*fields[:-1], fields[-1] + pieces[0], *pieces[1:]]
+            else:
+                fields[-1] += char
+                self._at += 1
+        self._in_quotes = before
+        return [] if nothing and fields == [""] else fields
+
+    def _dollar(self) -> list[str]:
+        """The value of what begins with `$` or a backquote here."""
+        text, start = self._text, self._at
+        if text[start] == "`":
+            self._at += 1
+            inner = self._until("`")
+            self._at += 1
+            return [unknown(f"`{inner}`")]
+        if text.startswith("$((", start) and (inner := self._enclosed(start + 1, "(", ")")).endswith(")"):
+            number = integer(self._expanded(inner[1:-1]), lambda name: "".join(self._value(name)[:1]))
+            return [unknown(f"$(({inner[1:-1]}))") if number is None else str(number)]
+        if text.startswith("$(", start):
+            return [self._output(self._enclosed(start + 1, "(", ")"))]
+        if text.startswith("${", start):
+            return self._parameter(self._enclosed(start + 1, "{", "}"))
+        if special := re.compile(r"[@*#?$!0-9]").match(text, start + 1):
+            self._at = special.end()
+            return self._special(special[0])
+        if name := _NAME.match(text, start + 1):
+            self._at = name.end()
+            return self._value(name[0])[:1]
+        self._at += 1
+        return [] if text.startswith("$'", start) else ["$"]
+
+    def _output(self, command: str) -> str:
+        """What a command in `$(…)` prints: known of `pwd` and `basename`, which only look at texts.
+
+        Of `… && echo A || echo B`, which asks the machine for something special, it is B.
+        """
+        if asks := _ASKS.fullmatch(command.strip()):
+            if self._runs:
+                self._failed[" ".join(asks[1].split())] = None
+            return self._expanded(asks[2])
+        words = self._within(command)._words()
+        if words == ["pwd"]:
+            return variable("PWD")
+        if words[:1] == ["basename"] and len(words) == 2:
+            return words[1].rstrip("/").rpartition("/")[2]
+        return unknown(f"$({command})")
+
+    def _special(self, name: str) -> list[str]:
+        if name in "@*":
+            return [" ".join(self._arguments)] if name == "*" and self._in_quotes else list(self._arguments)
+        if name == "#":
+            return [str(len(self._arguments))]
+        place = int(name) if name.isdigit() else 0
+        return [self._arguments[place - 1]] if 0 < place <= len(self._arguments) else [unknown(f"${name}")]
+
+    def _parameter(self, inner: str) -> list[str]:
+        """`${…}`: a value, one of an array, with a default, or without a piece of it (`${NAME##*/}`)."""
+        parsed = re.fullmatch(r"(\w+|[@*#])(\[[@*]\])?(?:(:?[-=?+]|##?|%%?)(.*))?", inner, re.DOTALL)
+        if parsed is None:
+            return [unknown(f"${{{inner}}}")]
+        name, index, sign, word = parsed.groups()
+        is_special = not _NAME.fullmatch(name)
+        value = self._special(name) if is_special else self._value(name)
+        if index == "[*]":
+            value = [" ".join(value)]
+        elif index is None and not is_special:
+            value = value[:1]
+        if sign is None:
+            return value
+        if sign[0] in "#%":
+            known = not any(UNKNOWN in each for each in value)
+            return [_stripped("".join(value), self._expanded(word), sign)] if known else [unknown(f"${{{inner}}}")]
+        given = not any(UNKNOWN in each for each in value) if is_special else name in self._values
+        if not given and not is_special and sign[-1] in "-=" and self._runs:
+            self._unset[name] = None
+        given = given and not (sign.startswith(":") and value in ([], [""]))
+        if sign.endswith("+"):
+            return [self._expanded(word)] if given else []
+        if given or sign.endswith("?"):
+            return value
+        default = self._expanded(word)
+        if sign.endswith("=") and self._runs:
+            self._values[name] = [default]
+        return [default]
+
+    def _expanded(self, text: str) -> str:
+        """The text with its variables replaced, without the quotes around it."""
+        if not self._in_quotes:
+            text = re.sub(r"^~(?=/|$)", variable("HOME"), _QUOTED.sub(lambda part: part[1] or part[2] or "", text))
+        quoted = text[:1] == text[-1:] and text[:1] in ('"', "'") and len(text) > 1
+        inner = self._within(text)
+        return " ".join(inner._word(split=False) if quoted else inner._double(""))
+
+    def _within(self, text: str) -> ShellScript:
+        """A text of this script, which sees the same variables."""
+        inner = ShellScript(text, self._arguments)
+        inner._values, inner._unset, inner._failed = self._values, self._unset, self._failed
+        inner._runs, inner._in_quotes = self._runs, self._in_quotes
+        return inner
+
+    def _value(self, name: str) -> list[str]:
+        """The values of a variable: one, or those of an array."""
+        return self._values.get(name, [variable(name)])
+
+    def _peek(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _skip(self, pattern: re.Pattern[str]) -> int:
+        """Step over what a pattern fits; the place behind it."""
+        skipped = pattern.match(self._text, self._at)
+        self._at = skipped.end() if skipped else self._at
+        return self._at
+
+    def _until(self, end: str) -> str:
+        """The text up to `end`, or all that is left; stops at `end`."""
+        place = self._text.find(end, self._at)
+        place = len(self._text) if place < 0 else place
+        text, self._at = self._text[self._at : place], place
+        return text
+
+    def _enclosed(self, start: int, opening: str, closing: str) -> str:
+        """The text between the bracket at `start` and the one that closes it; stops after it."""
+        depth, at = 0, start
+        while at < len(self._text):
+            char = self._text[at]
+            depth += (char == opening) - (char == closing)
+            at += 1
+            if not depth:
+                break
+        self._at = at
+        return self._text[start + 1 : at - 1]
+
+    def _line(self, at: int) -> int:
+        return self._text.count("\n", 0, at) + 1
+
+    def _not_read(self, construct: str) -> UnreadableShell:
+        return UnreadableShell(self._line(self._at), construct)
+
+
+def _stripped(value: str, pattern: str, sign: str) -> str:
+    """A value without what fits a pattern at its beginning (`#`) or end (`%`); doubled, the longest piece."""
+    places = range(len(value) + 1)
+    if sign[0] == "#":
+        cuts = places if sign == "#" else reversed(places)
+        return next((value[place:] for place in cuts if fnmatchcase(value[:place], pattern)), value)
+    cuts = reversed(places) if sign == "%" else places
+    return next((value[:place] for place in cuts if fnmatchcase(value[place:], pattern)), value)

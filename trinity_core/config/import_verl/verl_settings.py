@@ -13,7 +13,7 @@ import yaml
 from trinity_core.config import source
 from trinity_core.config.findings import ConfigError, Finding, SourceLocation
 from trinity_core.config.import_verl.conditions import END, UNKNOWN, VARIABLE
-from trinity_core.config.import_verl.shell import ShellCommand, ShellScript
+from trinity_core.config.import_verl.shell import ShellCommand, ShellScript, UnreadableShell
 from trinity_core.config.yaml_text import parse_value
 
 _PROGRAM = re.compile(r"(?:^|[./])(main_(?!eval|generation)\w+|\w*sft_trainer\w*)(?:\.py)?$")
@@ -69,6 +69,9 @@ def read_verl(path: Path, arguments: Sequence[str] = ()) -> VerlSettings:
         found = list(_programs(script))
     except RecursionError:
         raise _wrong(path, "is nested too deeply.") from None
+    except UnreadableShell as error:
+        message = f"{error.construct} is not followed: give its outcome as plain commands and variables."
+        raise _wrong(path, message, error.line) from None
     if not found:
         message = "starts no veRL training: there must be a line such as `python3 -m verl.trainer.main_ppo key=value`."
         raise _wrong(path, message)
@@ -82,9 +85,6 @@ def _programs(script: ShellScript) -> Iterator[tuple[ShellCommand, int]]:
     """The commands that start a training, with the place of the program among the words."""
     for command in script.commands():
         for place, word in enumerate(command.words):
-            if any(char.isspace() for char in word) and "main_" in word and "=" in word and UNKNOWN not in word:
-                yield from _programs(script.within(word))
-                break
             if place and _PROGRAM.search(word):
                 yield command, place
                 break
@@ -92,12 +92,6 @@ def _programs(script: ShellScript) -> Iterator[tuple[ShellCommand, int]]:
 
 def _from_command(command: ShellCommand, place: int, path: Path, assumptions: Sequence[str]) -> VerlSettings:
     before, after = command.words[:place], command.words[place + 1 :]
-    remarks = [
-        f"{name} is set under a condition (line {line}); its first value was taken."
-        for name, line in command.guessed.items()
-        if any(word.startswith(f"{name}=") for word in after)
-    ]
-    remarks += assumptions
     options = re.compile(r"--([\w-]+)(?:=(.*))?")
     launcher = {
         found[1].replace("-", "_"): found[2] if found[2] is not None else following
@@ -107,7 +101,7 @@ def _from_command(command: ShellCommand, place: int, path: Path, assumptions: Se
     given, settings = _split(after)
     base, more = _primary(given, path)
     program = command.words[place].removesuffix(".py").strip("./").replace("/", ".")
-    return _with_overrides(VerlSettings(program, base, launcher, (*remarks, *more)), settings)
+    return _with_overrides(VerlSettings(program, base, launcher, (*assumptions, *more)), settings)
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -241,5 +235,5 @@ def _absolute(name: str, key: str) -> str:
     return ".".join([*key.split(".")[:-dots], name[dots:]])
 
 
-def _wrong(path: Path, message: str) -> ConfigError:
-    return ConfigError([Finding("", None, "unreadable", message).at(SourceLocation(str(path)))])
+def _wrong(path: Path, message: str, line: int | None = None) -> ConfigError:
+    return ConfigError([Finding("", None, "unreadable", message).at(SourceLocation(str(path), line))])

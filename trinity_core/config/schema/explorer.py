@@ -40,7 +40,8 @@ class RolloutModelConfig(Section):
     gpu_memory_utilization: PositiveShare = 0.9
     """Share of a GPU's memory that an engine may take."""
     kv_cache_gib: Annotated[Positive, Unit("GiB")] | None = None
-    """KV cache of an engine on the CPU; null lets the engine size it for `max_num_seqs` full sequences."""
+    """KV cache of an engine; null: on the CPU, room for `max_num_seqs` full sequences; on a GPU, what
+    `gpu_memory_utilization` leaves beside the model."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of the weights; `auto` is bfloat16 on a GPU and float32 on the CPU."""
     enforce_eager: Flag | None = None

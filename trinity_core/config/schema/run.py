@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
 
 from trinity_core.config.algorithm_types import ALGORITHMS, AlgorithmType, uses_reference
+from trinity_core.config.findings import Finding
 from trinity_core.config.schema.algorithm import AlgorithmConfig
 from trinity_core.config.schema.buffer import BufferConfig
 from trinity_core.config.schema.explorer import ExplorerConfig, ExternalModelConfig
@@ -118,6 +120,7 @@ class Config(Section):
     """Several runs in sequence."""
     _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _stage_runs: tuple[Config, ...] = PrivateAttr(default=())
+    _notices: tuple[Finding, ...] = PrivateAttr(default=())
 
     def __eq__(self, other: object) -> bool:
         """Settings alone are compared, not what they were written as."""
@@ -133,10 +136,15 @@ class Config(Section):
         """The configuration of each stage."""
         return self._stage_runs
 
-    def with_given(self, tree: dict[str, Any], stage_runs: tuple[Config, ...] = ()) -> Config:
-        """A copy that says what the user wrote, and what its stages are."""
+    @property
+    def notices(self) -> tuple[Finding, ...]:
+        """What was said of the user's keys that have no effect here."""
+        return self._notices
+
+    def as_written(self, tree: dict[str, Any], notices: Iterable[Finding], stage_runs: Iterable[Config] = ()) -> Config:
+        """A copy that says what the user wrote, without keys that have no effect, and what its stages are."""
         config = self.model_copy()
-        config._given, config._stage_runs = tree, stage_runs
+        config._given, config._notices, config._stage_runs = tree, tuple(notices), tuple(stage_runs)
         return config
 
     @property

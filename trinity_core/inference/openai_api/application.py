@@ -47,6 +47,7 @@ def application(
             yield
 
     app.state.auth = auth
+    app.router.redirect_slashes = False  # OpenAI's server answers 404; clients do not repeat a POST at another address
     app.include_router(model_router(None if served_sessions is None else in_own_session), prefix="/v1")
     app.include_router(model_router(None), prefix=f"{PREFIX}{{session}}/v1", dependencies=[Depends(in_session)])
     if queues:

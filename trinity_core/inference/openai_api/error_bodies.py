@@ -11,6 +11,7 @@ from http import HTTPStatus
 from inspect import isawaitable
 from typing import Any
 
+import fastapi
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -83,6 +84,7 @@ def add_error_handlers(app: FastAPI) -> None:
     for kind, handler in list(app.exception_handlers.items()):
         app.add_exception_handler(kind, _spelled(handler))
     validation = app.exception_handlers[RequestValidationError]
+    app.exception_handlers.pop(fastapi.HTTPException, None)  # vLLM's, so that `http_error` has those too
 
     @app.exception_handler(Refusal)
     async def refusal(request: Request, error: Refusal) -> Response:
@@ -95,14 +97,17 @@ def add_error_handlers(app: FastAPI) -> None:
             request.app.state.auth.check_key(request)
         except Refusal as without_key:
             return refused(request, without_key)
+        if error.status_code == HTTPStatus.BAD_REQUEST:  # FastAPI's, where a body is not UTF-8 or a number too long
+            return refused(request, Refusal(400, "invalid_json", f"{error.detail}."))
         return error_response(request, error.status_code, {"message": error.detail})
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        """A body of ours is refused for the field at fault; one of vLLM's as vLLM does."""
-        if "/v1/" in request.url.path:
-            return await validation(request, error)  # type: ignore[no-any-return, misc]
+        """A body of ours is refused for the field at fault; one of vLLM's as vLLM does, unless it is no JSON."""
         first = error.errors()[0]
+        is_json = not isinstance(first, Mapping) or first["type"] != "json_invalid"  # vLLM's may be texts
+        if "/v1/" in request.url.path and is_json:
+            return await validation(request, error)  # type: ignore[no-any-return, misc]
         path = [str(part) for part in first["loc"][1:]]
         if path and path[-1] == "[key]":  # a wrong name in an object
             path = path[:-2]

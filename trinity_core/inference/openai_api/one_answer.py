@@ -11,14 +11,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall, FunctionCall
+from vllm.entrypoints.generate.base.protocol import DeltaFunctionCall, DeltaMessage, DeltaToolCall
 from vllm.parser.abstract_parser import Parser
 from vllm.renderers.chat_utils import make_tool_call_id
 
-log = logging.getLogger(__name__)
+from trinity_core.inference.tool_parsing import Read, parsed
 
-Read = tuple[str | None, str | None, list[FunctionCall] | None]
-"""Reasoning, content and tool calls of an answer."""
+log = logging.getLogger(__name__)
 
 
 class OneAnswer:
@@ -51,11 +50,7 @@ class OneAnswer:
         model_output_token_ids: Sequence[int] = (),
     ) -> Read:
         """See `Parser`. An answer that the parser cannot read is text."""
-        try:
-            return self._parse(model_output, request, enable_auto_tools, model_output_token_ids)
-        except Exception as error:  # vLLM's parsers raise whatever a text of the model brings them to
-            log.warning("no tool call can be read from an answer", exc_info=error)
-            return None, model_output, []
+        return parsed(self._parse, model_output, request, enable_auto_tools, model_output_token_ids)
 
     def parse_delta(
         self,

@@ -43,7 +43,7 @@ class LimitedRequest(Request):
             except ClientDisconnect:
                 raise Refusal(400, "disconnected", "the client went away before its body had come.") from None
             check_json(body)
-            self._body = body
+            self._body = b"" if body.isspace() else body
         return self._body
 
     async def _read(self) -> bytes:

@@ -11,10 +11,10 @@ import logging
 import os
 import secrets
 import socket
-import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trinity_core.addresses import LOOPBACK, holder_of, in_words, own_address
@@ -27,6 +27,7 @@ from trinity_core.inference.openai_api.served_sessions import ServedSessions
 from trinity_core.inference.openai_api.session_auth import PREFIX, SessionAuth
 from trinity_core.inference.pool import EnginePool
 from trinity_core.inference.settings import EngineSettings
+from trinity_core.threads import DaemonThreads
 from trinity_core.waits import poll_async
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class ApiServer:
     """Of mode `serve`: clients open sessions themselves, and give feedback."""
     _auth: SessionAuth = field(init=False, repr=False)
     _server: Server | None = None
-    _thread: threading.Thread | None = None
+    _served: Future[None] | None = None
     _socket: socket.socket | None = None
 
     async def start(self) -> None:
@@ -85,8 +86,8 @@ class ApiServer:
         self.port = self._socket.getsockname()[1]
         started: Future[None] = Future()
         there = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, args=(there, started), name="openai-api", daemon=True)
-        self._thread.start()
+        self._served = DaemonThreads("openai-api").submit(asyncio.run, self._serve(there, started))
+        self._served.add_done_callback(partial(_ended, started))
         await asyncio.wait_for(asyncio.wrap_future(started), START_SECONDS)
         log.info("the OpenAI API listens on %s:%d", self.host, self.port)
 
@@ -112,21 +113,12 @@ class ApiServer:
         """End the server and its connections."""
         if self._server is not None:
             self._server.should_exit = self._server.force_exit = True
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
+        if self._served is not None:
+            wait([self._served], STOP_SECONDS)
         if self.sessions is not None:
             self.sessions.close()
 
     # ---- in the server's thread ----
-
-    def _run(self, there: asyncio.AbstractEventLoop, started: Future[None]) -> None:
-        try:
-            asyncio.run(self._serve(there, started))
-        except BaseException as error:
-            if started.done():
-                log.exception("the OpenAI API ended")
-            else:
-                started.set_exception(error)
 
     async def _serve(self, there: asyncio.AbstractEventLoop, started: Future[None]) -> None:
         for name, value in QUIET.items():
@@ -162,6 +154,14 @@ class ApiServer:
                 self.note(session)
         app, model_router = model_application(models)
         return application(app, model_router, self._auth, self.served_sessions, self.queues, self.close)
+
+
+def _ended(started: Future[None], served: Future[None]) -> None:
+    error = served.exception()
+    if error is not None and not started.done():
+        started.set_exception(error)
+    elif error is not None:
+        log.error("the OpenAI API ended", exc_info=error)
 
 
 async def _listening_once_free(host: str, port: int) -> socket.socket:

@@ -25,7 +25,7 @@ from trinity_core.runtime.placement import Machine, place, weakest
 from trinity_core.runtime.preflight.first_rows import unusable_data
 from trinity_core.runtime.preflight.models import missing_models, template_notice, too_long_sequences
 from trinity_core.runtime.preflight.needs import Need, size, total
-from trinity_core.runtime.preflight.resource_estimate import ProcessEstimate, Room, room_for
+from trinity_core.runtime.preflight.resource_estimate import Room, room_for
 from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
 
 KEY = "cluster.allow_oversized"
@@ -211,17 +211,9 @@ def oversized(config: Config) -> Iterator[Finding]:
 
 def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
     """A sentence for each thing that a stage takes more of than one machine has."""
-    on_cpu = [process for process in stage.processes if not process.gpus and process.bytes]
-    wanted = sum(process.bytes or 0 for process in on_cpu) + OTHER_PROCESSES.bytes
-    if on_cpu and wanted > room.memory:
-        parts = "; ".join([*map(_described, on_cpu), f"{size(OTHER_PROCESSES.bytes)} {OTHER_PROCESSES.what}"])
-        yield f"the run needs about {size(wanted)} of memory, and there are {size(room.memory)}: {parts}."
-    for process in stage.processes:
-        if process.gpus and process.memory and 0 < room.gpu_memory < total(process.memory):
-            yield (
-                f"each {process.kind} needs about {size(total(process.memory))} of a GPU's memory, and a GPU has "
-                f"{size(room.gpu_memory)}: {_parts(process.memory)}."
-            )
+    yield from _memory_shortages(stage, room)
+    if room.gpu_memory:
+        yield from _gpu_shortages(stage, room.gpu_memory)
     if stage.disk and total(stage.disk) > room.disk:
         yield (
             f"the run writes about {size(total(stage.disk))} to {stage.job_dir}, and {size(room.disk)} are free "
@@ -229,9 +221,47 @@ def shortages(stage: StagePlan, room: Room) -> Iterator[str]:
         )
 
 
-def _described(process: ProcessEstimate) -> str:
-    assert process.memory is not None
-    return f"{process.number} × {process.kind}, {size(total(process.memory))} ({_parts(process.memory)})"
+def _memory_shortages(stage: StagePlan, room: Room) -> Iterator[str]:
+    """Of the machine's memory and its shared memory. A process on a GPU takes of it what it has beside the GPU."""
+    needs = [(each, each.host if each.gpus else each.memory or ()) for each in stage.processes]
+    shared = sum(each.shared_memory for each in stage.processes)
+    of_gpus = sum(each.shared_memory for each in stage.processes if each.gpus)  # on the CPU it is among the needs
+    wanted = sum(each.number * total(memory) for each, memory in needs) + of_gpus + OTHER_PROCESSES.bytes
+    if any(memory for _, memory in needs) and wanted > room.memory:
+        parts = [f"{each.number} × {each.kind}, {size(total(memory))} ({_parts(memory)})" for each, memory in needs]
+        parts += [f"{size(of_gpus)} published weights"] * bool(of_gpus)
+        listed = "; ".join([*parts, f"{size(OTHER_PROCESSES.bytes)} {OTHER_PROCESSES.what}"])
+        yield f"the run needs about {size(wanted)} of memory, and there are {size(room.memory)}: {listed}."
+    if shared > room.shared_memory:
+        yield (
+            f"the trainer publishes weights in /dev/shm, {size(shared)} in all, which has {size(room.shared_memory)}: "
+            "enlarge it (docker run --shm-size), or choose another synchronizer.sync_method."
+        )
+
+
+def _gpu_shortages(stage: StagePlan, gpu_memory: int) -> Iterator[str]:
+    """Of a GPU's memory: of each process, of those that share one, and of the share that an engine is given."""
+    on_gpu = [each for each in stage.processes if each.gpus and each.memory]
+    for process in on_gpu:
+        assert process.memory is not None
+        if process.least and total(process.least) > total(process.memory):
+            yield (
+                f"each {process.kind} needs at least {size(total(process.least))} of a GPU's memory, and its share is "
+                f"{size(total(process.memory))} (gpu_memory_utilization): {_parts(process.least)}."
+            )
+        if total(process.memory) > gpu_memory:
+            yield (
+                f"each {process.kind} needs about {size(total(process.memory))} of a GPU's memory, and a GPU has "
+                f"{size(gpu_memory)}: {_parts(process.memory)}."
+            )
+    sharing = [each for each in on_gpu if each.gpus < 1]
+    wanted = sum(each.bytes or 0 for each in sharing)
+    if len(sharing) > 1 and wanted > gpu_memory:
+        parts = "; ".join(f"{each.kind}, {size(each.bytes or 0)} ({_parts(each.memory or ())})" for each in sharing)
+        yield (
+            f"the processes on one GPU need about {size(wanted)} of its memory together, and it has "
+            f"{size(gpu_memory)}: {parts}."
+        )
 
 
 def _parts(needs: tuple[Need, ...]) -> str:

@@ -27,7 +27,7 @@ from trinity_core.runtime.placement import Placement, sync_method
 from trinity_core.runtime.preflight.model_shape import ModelShape, shape_of, why_unknown
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
-from trinity_core.runtime.preflight.trainer_memory import TrainedModel, micro_batches, trainer_needs
+from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, micro_batches, trainer_needs
 from trinity_core.sync.schedule import versions_kept
 
 MIB = 1 << 20
@@ -37,6 +37,8 @@ WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 ENGINE_BASE = Need("process", 820 * MIB, "Python, Ray, torch and vLLM, as measured by benchmarks/plan.py")
 TRAINER_BASE = Need("process", 760 * MIB, "Python, Ray, torch, transformers and DeepSpeed, by benchmarks/plan.py")
 GPU_BASE = Need("process", 600 * MIB, "CUDA's context and libraries; assumed, not measured")
+HOST_BASE = Need("process", 3 << 30, "Python, torch, CUDA's libraries and pinned buffers; assumed, not measured")
+"""Of the machine's memory, for a process on a GPU."""
 DEFAULT_KEEP = 2
 """Versions that stay loadable outside fixed style (`sync/versions.py`)."""
 SAMPLER_COPIES = 6
@@ -45,6 +47,7 @@ ROW_BYTES = 13
 """Of a token in the experience store: the token, its log-prob and its version, 4 bytes each, and its mask."""
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Where Linux says what a container may take: cgroups of version 2, of version 1."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where torch and `sync_method: memory` share tensors
 ENGINE, TRAINER, AUXILIARY = "engine", "trainer worker", "auxiliary engine"
 
 
@@ -63,6 +66,12 @@ class ProcessEstimate:
     """The peak of each: of a GPU's memory, or on the CPU of the machine's. None where it cannot be estimated."""
     unknown: str = ""
     """Why it cannot be."""
+    least: tuple[Need, ...] = ()
+    """Of an engine on a GPU: what its share of the GPU must hold at least."""
+    host: tuple[Need, ...] = ()
+    """Of a process on a GPU: its peak of the machine's memory, shared memory left out."""
+    shared_memory: int = 0
+    """Bytes in /dev/shm of all of them together."""
 
     @property
     def bytes(self) -> int | None:
@@ -82,18 +91,26 @@ def processes_of(config: Config, placement: Placement, free: int, gpu_memory: in
         groups, prompt = config.explorer.runner_per_model, config.model.max_prompt_tokens
         synced = WIDTHS[trainer_dtype(config, on_gpu=False)] if placement.trainers else 0
         memory = _engine(policy, config.model.model_path, gpu_memory, groups, prompt, synced, free)
-        estimates.append(_process(ENGINE, placement.engines, placement.engine_gpus, placement.engine_threads, memory))
+        process = _process(ENGINE, placement.engines, placement.engine_gpus, placement.engine_threads, memory)
+        estimates.append(_on_gpu(process, policy, config.model.model_path))
     models = config.explorer.auxiliary_models if placement.auxiliary_gpus else ()
     for model, gpus in zip(models, placement.auxiliary_gpus, strict=True):
         settings = auxiliary_engine(config, model, placement.on_gpu)
         prompt = model.max_prompt_tokens or settings.max_model_len
         memory = _engine(settings, model.model_path, gpu_memory, settings.max_num_seqs, prompt, 0, free)
         kind = f"{AUXILIARY} {model.name or model.model_path}"
-        estimates.append(_process(kind, model.engine_num, gpus, placement.engine_threads, memory))
+        process = _process(kind, model.engine_num, gpus, placement.engine_threads, memory)
+        estimates.append(_on_gpu(process, settings, model.model_path))
     if placement.trainers:
-        memory, threads = _trainer(config, placement), placement.trainer_threads
-        estimates.append(_process(TRAINER, placement.trainers, placement.trainer_gpus, threads, memory))
+        estimates.append(_trainer(config, placement))
     return estimates
+
+
+def _on_gpu(process: ProcessEstimate, settings: EngineSettings, model: str) -> ProcessEstimate:
+    """The same with what an engine on a GPU takes beside its share."""
+    shape = shape_of(model) if settings.on_gpu else None
+    least = () if shape is None else least_engine_needs(settings, shape)
+    return replace(process, least=least, host=(HOST_BASE,)) if settings.on_gpu else process
 
 
 def _process(kind: str, number: int, gpus: float, threads: int, memory: tuple[Need, ...] | str) -> ProcessEstimate:
@@ -120,6 +137,18 @@ def gpu_engine_needs(settings: EngineSettings, gpu_memory: int) -> tuple[Need, .
     """vLLM fills its share of the GPU with KV cache."""
     share = settings.gpu_memory_utilization
     return (Need("share of the GPU", int(share * gpu_memory), f"gpu_memory_utilization {share:g}"),)
+
+
+def least_engine_needs(settings: EngineSettings, shape: ModelShape) -> tuple[Need, ...]:
+    """What an engine's share of each of its GPUs holds at least: its weights, and the cache of one whole sequence."""
+    width, gpus = DTYPE_BYTES[settings.compute_dtype], settings.tensor_parallel_size
+    per_token = kv_bytes_per_token(shape.layers, -(-shape.kv_heads // gpus), shape.channels, settings.compute_dtype)
+    tokens = settings.max_model_len
+    return (
+        GPU_BASE,
+        Need("weights", width * shape.parameters // gpus, f"{shape.parameters:,} parameters × {width} bytes / {gpus}"),
+        Need("KV cache", per_token * tokens, f"one sequence of {tokens:,} tokens × {per_token:,} bytes"),
+    )
 
 
 def cpu_engine_needs(
@@ -173,28 +202,39 @@ def zero_stage(asked: int | None, workers: int, width: int) -> int:
     return stage if width == FLOAT else max(stage, 2)
 
 
-def _trainer(config: Config, placement: Placement) -> tuple[Need, ...] | str:
-    """The peak of a worker, or why it is not known."""
+def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
+    """The trainer's workers."""
     settings, on_gpu = train_settings(config), placement.on_gpu
     shape = shape_of(config.model.model_path)
+
+    def workers(memory: tuple[Need, ...] | str) -> ProcessEstimate:
+        return _process(TRAINER, placement.trainers, placement.trainer_gpus, placement.trainer_threads, memory)
+
     if shape is None:
-        return why_unknown(config.model.model_path)
+        return workers(why_unknown(config.model.model_path))
     policy = _trained("policy", config, settings, placement, shape)
     critic = None
     if settings.critic is not None:
         other = shape_of(settings.critic.model_path)
         if other is None:
-            return why_unknown(settings.critic.model_path)
+            return workers(why_unknown(settings.critic.model_path))
         critic = replace(_trained("critic", config, settings.critic, placement, other), scores=False)
     method, _ = sync_method(config, placement)
     slots = 0
-    if SYNC_METHODS[method].one_node and not config.is_supervised and not on_gpu:
+    if SYNC_METHODS[method].one_node and not config.is_supervised:
         sync = config.synchronizer
         kept = versions_kept(sync.sync_interval, sync.sync_offset) if config.is_synchronous else DEFAULT_KEEP
         published = (config.buffer.total_steps or kept) // sync.sync_interval + 1
         slots = min(kept + 1, published)
+    reference = None
+    if config.needs_reference:
+        reference = replace(policy, offloaded=False, weights_offloaded=settings.reference_offload)
     base = GPU_BASE if on_gpu else TRAINER_BASE
-    return trainer_needs(base, policy, critic, config.needs_reference, slots)
+    return replace(
+        workers(trainer_needs(base, policy, critic, reference, slots)),
+        host=host_needs(HOST_BASE, policy, critic, reference) if on_gpu else (),
+        shared_memory=slots * policy.width * policy.parameters,
+    )
 
 
 def _trained(
@@ -205,7 +245,7 @@ def _trained(
     micro = micro_batches(config, settings, placement.trainers)
     return TrainedModel(
         name, shape, width, stage, placement.trainers, micro, settings.gradient_checkpointing, placement.on_gpu,
-        offloaded=settings.optimizer_offload,
+        offloaded=settings.optimizer_offload, weights_offloaded=settings.param_offload,
     )  # fmt: skip
 
 
@@ -244,6 +284,8 @@ class Room:
     """Of the smallest GPU; 0 without any."""
     disk: int
     """Free where the run writes, and what the run has written already."""
+    shared_memory: int = sys.maxsize
+    """Of /dev/shm."""
 
 
 def room_for(job_dir: Path) -> Room:
@@ -252,7 +294,9 @@ def room_for(job_dir: Path) -> Room:
     written = sum(file.stat().st_size for file in job_dir.glob("global_step_*/**/*") if file.is_file())
     usage = shutil.disk_usage(there)
     free = usage.free if usage.total else sys.maxsize  # a file system without a size, such as /proc, has no limit
-    return Room(memory_of_this_machine(), min((gpu.memory for gpu in survey()), default=0), free + written)
+    gpu_memory = min((gpu.memory for gpu in survey()), default=0)
+    shared = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else sys.maxsize
+    return Room(memory_of_this_machine(), gpu_memory, free + written, shared)
 
 
 def memory_of_this_machine(limits: Iterable[Path] = LIMITS) -> int:

@@ -78,14 +78,16 @@ class StagePlan:
     """Why they cannot be measured; empty if they can."""
 
 
-def plans_of(config: Config, machine: Machine | None = None) -> list[StagePlan]:
+def plans_of(config: Config, machine: Machine | None = None, gpu_memory: int | None = None) -> list[StagePlan]:
     """The stages of a checked configuration, in order; only the headers of weight files are read.
 
-    `machine` is one node of the run: by default this machine. Free memory and that of a GPU are this machine's.
+    `machine` is one node of the run, `gpu_memory` the bytes of one of its GPUs: by default this machine's. Free memory
+    is this machine's.
     """
     gpus = survey()
     node = machine or Machine(len(os.sched_getaffinity(0)), len(gpus))
-    gpu_memory = min((gpu.memory for gpu in gpus), default=0)
+    if gpu_memory is None:
+        gpu_memory = min((gpu.memory for gpu in gpus), default=0)
     return [_stage(stage, node, gpu_memory) for stage in stages(config)]
 
 
@@ -251,7 +253,8 @@ def duration(seconds: float) -> str:
 def _process_rows(process: ProcessEstimate) -> list[Row]:
     on = f"{process.gpus:g} GPU" if process.gpus else _count(process.threads, "CPU thread")
     title = f"{process.kind}, {process.number} on {on}{' each' if process.number > 1 else ''}"
-    return _rows(title, process.memory, process.unknown)
+    host = [(size(total(process.host)), f"  beside the GPU: {process.host[-1].why}")] if process.host else []
+    return [*_rows(title, process.memory, process.unknown), *host]
 
 
 def _disk_rows(stage: StagePlan) -> list[list[Row]]:

@@ -6,11 +6,18 @@ With P parameters of w bytes and N workers, as DeepSpeed lays them out (Rajbhand
 | ZeRO | weights | float32 weights | Adam's moments | gradients in a pass | in the update |
 | --- | --- | --- | --- | --- | --- |
 | 0 | 4P | – | 8P | 4P if there is more than one micro-batch | 4P, and 4P in the buffer in which they are summed |
-| 1, 2 | wP | 4P/N | 8P/N | 4P and 4P/N: the sums, and the worker's part | wP and 8P/N |
-| 3 | wP/N, and wP gathered | 4P/N | 8P/N | 4P | 4P/N |
+| 1 | wP | 4P/N | 8P/N | 4P and 4P/N: the sums, and the worker's part | wB and 8P/N |
+| 2 | wP | 4P/N | 8P/N | 4B and 4P/N: those not reduced yet, and the worker's part | wB and 8P/N |
+| 3 | wP/N, and wL gathered | 4P/N | 8P/N | 4B | 4P/N |
 
-ZeRO 3 also keeps, from its first backward pass on, the worker's gradients (4P/N) and the buffer in which gradients are
-reduced (wP). On a GPU the buffer of ZeRO 1 to 3 is allocated whole, on the CPU as far as it is used.
+B is the bucket in which gradients are reduced (`reduce_bucket_size`), at most P; L the weights that may be gathered at
+a time (`max_live_parameters`) and the largest tensor, at most P. ZeRO 3 also keeps, from its first backward pass on,
+the worker's gradients (4P/N) and the bucket (wB). On a GPU the bucket of ZeRO 1 to 3 is allocated whole, on the CPU as
+far as it is used.
+
+With `optimizer_offload` float32 weights, moments, a copy of the gradients (16P/N) and of the weights (wP/N) are in the
+machine's memory; under ZeRO 1 and 2 the worker's gradients (4P/N) stay on the GPU all the same
+(`_build_compact_grad_partition_buffer` of `stage_1_and_2.py`), under ZeRO 3 they do not (`stage3.py`).
 """
 
 from __future__ import annotations
@@ -120,6 +127,8 @@ def _of_rows(rows: int, each: int, workers: int, repeats: int, prompt: int, resp
 
 BUCKET = 500_000_000
 """Gradients that DeepSpeed sums at a time (`reduce_bucket_size`)."""
+MAX_LIVE = 1_000_000_000
+"""Weights that ZeRO 3 gathers ahead at most (`max_live_parameters`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +147,8 @@ class TrainedModel:
     on_gpu: bool = False
     offloaded: bool = False
     """The optimizer's state is in the machine's memory, under ZeRO 1 to 3."""
+    weights_offloaded: bool = False
+    """So are the weights that this worker keeps, under ZeRO 3."""
     scores: bool = True
     """It computes log-probs; a critic computes one value a token."""
 
@@ -158,12 +169,33 @@ class TrainedModel:
 
     @property
     def gathered(self) -> int:
-        """Bytes of the weights that ZeRO 3 gathers for a pass."""
-        return self.width * self.parameters if self.stage == 3 else 0
+        """Bytes of the weights that ZeRO 3 gathers for a pass: those read ahead, and the largest tensor."""
+        live = min(self.parameters, MAX_LIVE + self.shape.embedding)
+        return self.width * live if self.stage == 3 else 0
+
+    @property
+    def is_offloaded(self) -> bool:
+        """True if the optimizer's state is not on the GPU."""
+        return self.on_gpu and self.offloaded and bool(self.stage)
 
     def weights(self) -> Need:
         """The weights that this worker keeps."""
-        return Need(f"{self.name} weights", self.width * self.kept, f"{self.kept:,} parameters × {self.width} bytes")
+        taken = self.width * self.kept * (not self.holds_weights_on_host)
+        return Need(f"{self.name} weights", taken, f"{self.kept:,} parameters × {self.width} bytes")
+
+    @property
+    def holds_weights_on_host(self) -> bool:
+        """True if the weights come to the GPU for a pass alone."""
+        return self.on_gpu and self.weights_offloaded and self.stage == 3
+
+    def on_host(self) -> Need:
+        """Of the machine's memory, for a worker on a GPU: the model while it is loaded; then what is offloaded, and the
+        copies that a checkpoint is written from."""
+        part = self.width * self.part
+        offloaded = (16 * self.part + part) * self.is_offloaded + part * self.holds_weights_on_host
+        loading, saving = self.width * self.parameters, offloaded + 12 * self.part
+        why = f"{size(loading)} to load, then {size(saving)}: offloaded, and copies for a checkpoint"
+        return Need(f"{self.name} in host memory", max(loading, saving), why)
 
     @property
     def bucket(self) -> int:
@@ -173,14 +205,15 @@ class TrainedModel:
     def optimizer(self) -> Need:
         """Adam's moments, and the float32 weights that it updates."""
         each = (3 if self.stage else 2) * FLOAT
-        each *= not (self.on_gpu and self.offloaded and self.stage)
+        each *= not self.is_offloaded
         workers = f"{self.workers} worker{'s' * (self.workers > 1)}"
         why = f"{self.part:,} parameters × {each} bytes (ZeRO {self.stage}, {workers})"
         return Need(f"{self.name} optimizer", each * self.part, why)
 
     def kept_gradients(self) -> Need:
         """What ZeRO 3 allocates for gradients once and never frees."""
-        taken = FLOAT * self.part + self.bucket if self.stage == 3 else 0
+        part = FLOAT * self.part * (not self.is_offloaded)
+        taken = part + self.bucket if self.stage == 3 else 0
         return Need(f"{self.name} buffers of gradients", taken, f"{self.part:,} gradients, and those being reduced")
 
     def left_by_loading(self) -> Need:
@@ -200,7 +233,8 @@ class TrainedModel:
         if self.stage == 3:
             gradients = FLOAT * min(self.parameters, BUCKET)  # the buffer in float32, as it is reduced
         elif self.stage:
-            gradients = FLOAT * (self.part + self.parameters)
+            gradients = FLOAT * (self.part + (min(self.parameters, BUCKET) if self.stage == 2 else self.parameters))
+            gradients += self.bucket * self.on_gpu
         else:
             gradients = FLOAT * self.parameters if self.micro.count > 1 else 0
         parts = {"activations": activations, "logits": logits, "gradients": gradients, "weights": self.gathered}
@@ -211,8 +245,10 @@ class TrainedModel:
     def update(self) -> Need:
         """Gradients on their way into the optimizer."""
         if self.stage == 3:
-            return Need(f"{self.name} gradients", FLOAT * self.part, "this worker's, in one tensor")
-        taken = self.bucket + 2 * FLOAT * self.part if self.stage else 2 * FLOAT * self.parameters
+            taken = FLOAT * self.part * (not self.is_offloaded)
+            return Need(f"{self.name} gradients", taken, "this worker's, in one tensor")
+        copies = 1 if self.is_offloaded else 2
+        taken = self.bucket + copies * FLOAT * self.part if self.stage else 2 * FLOAT * self.parameters
         return Need(f"{self.name} gradients", taken, "all of them, and the buffer in which they are summed")
 
     def saved(self) -> Need:
@@ -223,18 +259,22 @@ class TrainedModel:
 
 
 def trainer_needs(
-    base: Need, policy: TrainedModel, critic: TrainedModel | None, reference: bool, slots: int
+    base: Need, policy: TrainedModel, critic: TrainedModel | None, reference: TrainedModel | None, slots: int
 ) -> tuple[Need, ...]:
-    """What the first worker, which takes the most, holds at its peak.
+    """What the first worker, which takes the most, holds at its peak: on a GPU of its memory, else of the machine's.
 
-    `slots` are the versions of the weights that it has in shared memory.
+    `slots` are the versions of the weights that it has in shared memory, which is the machine's.
     """
     models = [policy, *([critic] if critic else [])]
     model = policy.width * policy.parameters
+    on_host = policy.on_gpu and reference is not None and reference.weights_offloaded
+    held = [] if reference is None or on_host else [reference.weights()]
     passing = [need for each in models for need in (each.passes(), each.update(), each.saved())]
     if not policy.on_gpu:
         passing.append(Need("policy copies for Hugging Face's format", 2 * model, f"2 × {size(model)}"))
-    own = policy.weights()
+    elif reference is not None and reference.weights_offloaded:
+        scoring = reference.gathered or model
+        passing.append(Need("reference pass", scoring + logit_bytes(policy.shape, policy.micro), "its weights, logits"))
     return nonzero(
         [
             base,
@@ -242,9 +282,18 @@ def trainer_needs(
             *(each.optimizer() for each in models),
             *(each.kept_gradients() for each in models),
             *(each.left_by_loading() for each in models),
-            Need("reference weights", own.bytes * reference, own.why),
+            *(Need("reference weights", need.bytes, need.why) for need in held),
             Need("attention masks", sum(each.width * each.micro.mask for each in models), "of all micro-batches"),
             max(passing, key=lambda need: need.bytes),
-            Need("published weights", slots * model, f"{slots} versions in shared memory"),
+            Need("published weights", slots * model * (not policy.on_gpu), f"{slots} versions in shared memory"),
         ]
     )
+
+
+def host_needs(
+    base: Need, policy: TrainedModel, critic: TrainedModel | None, reference: TrainedModel | None
+) -> tuple[Need, ...]:
+    """What a worker on a GPU holds of the machine's memory, without what it publishes."""
+    models = [policy, *([critic] if critic else [])]
+    kept = reference.width * reference.kept if reference is not None and reference.weights_offloaded else 0
+    return nonzero([base, *(each.on_host() for each in models), Need("reference weights", kept, "offloaded")])

@@ -139,11 +139,11 @@ class Channel:
     async def opened(cls, url: str) -> Channel:
         """Connect. Raises aiohttp.ClientError."""
         session = aiohttp.ClientSession()
-        try:
-            return cls(session, await session.ws_connect(url, max_msg_size=MOST_BYTES))
-        except BaseException:
-            await session.close()
-            raise
+        async with contextlib.AsyncExitStack() as on_failure:
+            on_failure.push_async_callback(session.close)
+            channel = cls(session, await session.ws_connect(url, max_msg_size=MOST_BYTES))
+            on_failure.pop_all()
+            return channel
 
     async def ask(self, text: str) -> aiohttp.WSMessage:
         """The message that follows on `text`. Raises ConnectionError if the channel is closed."""

@@ -139,13 +139,18 @@ class Hosts:
             return ProcessEnvironment(where, time_limit)
 
     def give(self, environment: ProcessEnvironment, reusable: bool) -> None:
-        """Take a process back; one that is not to be used again is ended."""
-        if not reusable:
-            environment.close()
-        with self._changed:
+        """Take a process back; one that is not to be used again is ended.
+
+        Raises subprocess.TimeoutExpired if it cannot be ended.
+        """
+        try:
             if reusable:
-                self.idle.setdefault(environment.where, []).append(environment)
-        self._release(environment.where)
+                with self._changed:
+                    self.idle.setdefault(environment.where, []).append(environment)
+            else:
+                environment.close()
+        finally:
+            self._release(environment.where)
 
     def close(self) -> None:
         """End all processes that are idle."""
@@ -162,4 +167,4 @@ class Hosts:
 
 
 HOSTS = Hosts()
-"""Of this process. They end with it: their standard input ends then."""
+"""Of this process. They end with it (`children.py`)."""

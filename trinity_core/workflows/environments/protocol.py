@@ -74,7 +74,7 @@ class NeedsProcess(Protocol):
     own_process: ClassVar[bool]
 
 
-ENVIRONMENTS: Registry[type[Any]] = Registry("environment")
+ENVIRONMENTS: Registry[type[Any]] = Registry("environment", recipe="configs/toy_text")
 
 
 def as_step(reply: Any) -> Step:

@@ -1,0 +1,84 @@
+"""GRPO of known models on known GPUs: none refused that is known to fit, none accepted that cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from preflight_configs import config_of
+
+from trinity_core.runtime.placement import Machine
+from trinity_core.runtime.preflight.checks import shortages
+from trinity_core.runtime.preflight.resource_estimate import Room
+from trinity_core.runtime.preflight.stage_plan import StagePlan, plans_of
+
+GIB = 1 << 30
+SHAPES = {  # hidden, layers, intermediate, heads, heads of keys, channels, vocabulary, tied, as in their config.json
+    "Qwen3-0.6B": ("qwen3", 1024, 28, 3072, 16, 8, 128, 151936, True),
+    "Qwen2.5-1.5B": ("qwen2", 1536, 28, 8960, 12, 2, 128, 151936, True),
+    "Qwen2.5-7B": ("qwen2", 3584, 28, 18944, 28, 4, 128, 152064, False),
+    "Qwen2.5-32B": ("qwen2", 5120, 64, 27648, 40, 8, 128, 152064, False),
+}
+MILLIONS = {"Qwen3-0.6B": 596, "Qwen2.5-1.5B": 1_544, "Qwen2.5-7B": 7_616, "Qwen2.5-32B": 32_764}
+"""As their model cards say."""
+FSDP = "trainer.trainer_config.actor_rollout_ref.actor.fsdp_config"
+REFERENCE = "trainer.trainer_config.actor_rollout_ref.ref.fsdp_config.param_offload=true"
+OFFLOAD = (f"{FSDP}.optimizer_offload=true", REFERENCE)
+SHARES = "explorer.rollout_model.gpu_memory_utilization"
+ENGINES = "explorer.rollout_model.engine_num"
+PARALLEL = "explorer.rollout_model.tensor_parallel_size"
+
+
+def planned(tmp_path: Path, model: str, gpus: int, gpu_gib: int, *overrides: str) -> StagePlan:
+    kind, hidden, layers, inner, heads, kv_heads, channels, vocabulary, tied = SHAPES[model]
+    config = {"model_type": kind, "hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": inner,
+              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": channels,
+              "vocab_size": vocabulary, "tie_word_embeddings": tied}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (plan,) = plans_of(
+        config_of(
+            f"model.model_path={tmp_path}", f"cluster.gpu_per_node={gpus}", "model.max_prompt_tokens=1024",
+            "model.max_response_tokens=1024", "buffer.batch_size=32", "trainer.max_token_len_per_gpu=8192",
+            "trainer.gradient_checkpointing=true",
+            *overrides,
+        ),
+        Machine(12 * gpus, gpus),
+        gpu_gib * GIB,
+    )  # fmt: skip
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "gpu_gib", "host_gib", "overrides", "fits"),
+    [
+        ("Qwen3-0.6B", 1, 24, 64, (f"{SHARES}=0.3",), True),
+        ("Qwen3-0.6B", 1, 24, 64, (f"{SHARES}=0.7",), False),  # the engine's share and the trainer's 12 bytes a weight
+        ("Qwen2.5-1.5B", 1, 24, 64, (f"{SHARES}=0.3",), False),  # 12 bytes a weight alone are 17 GiB
+        ("Qwen2.5-1.5B", 2, 80, 256, (), True),
+        ("Qwen2.5-7B", 1, 24, 128, (f"{SHARES}=0.6", *OFFLOAD), False),  # 28 GiB of gradients
+        ("Qwen2.5-7B", 2, 80, 512, (), False),  # 12 bytes a weight alone are 85 GiB
+        ("Qwen2.5-7B", 2, 80, 512, OFFLOAD, True),
+        ("Qwen2.5-7B", 8, 80, 1024, (f"{ENGINES}=4",), True),  # four trainer workers, ZeRO 2
+        ("Qwen2.5-32B", 8, 80, 2048, (f"{PARALLEL}=4", "trainer.zero_stage=3", *OFFLOAD), True),
+        ("Qwen2.5-32B", 8, 80, 256, (f"{PARALLEL}=4", "trainer.zero_stage=3", *OFFLOAD), False),  # 18 bytes on the host
+        ("Qwen2.5-32B", 8, 80, 2048, (f"{PARALLEL}=4", "trainer.zero_stage=3"), False),  # 12/4 bytes are 92 GiB
+        ("Qwen2.5-32B", 8, 80, 2048, (f"{PARALLEL}=1", "trainer.zero_stage=3", f"{SHARES}=0.6"), False),  # 61 of 48 GiB
+    ],
+)
+def test_what_is_known_to_fit_fits_and_nothing_else(
+    model: str, gpus: int, gpu_gib: int, host_gib: int, overrides: tuple[str, ...], fits: bool, tmp_path: Path
+) -> None:
+    plan = planned(tmp_path, model, gpus, gpu_gib, *overrides)
+    assert plan.parameters is not None and round(plan.parameters / 1e6) == MILLIONS[model]
+    room = Room(memory=host_gib * GIB, gpu_memory=gpu_gib * GIB, disk=1 << 50, shared_memory=host_gib * GIB // 2)
+    found = list(shortages(plan, room))
+    assert (not found) is fits, found
+
+
+def test_published_weights_are_compared_with_shared_memory(tmp_path: Path) -> None:
+    plan = planned(tmp_path, "Qwen2.5-7B", 8, 80, f"{ENGINES}=4", "synchronizer.sync_method=memory")
+    room = Room(memory=1 << 40, gpu_memory=80 * GIB, disk=1 << 50, shared_memory=8 * GIB)
+    (found,) = shortages(plan, room)
+    assert "/dev/shm" in found
+    assert not list(shortages(plan, Room(1 << 40, 80 * GIB, 1 << 50, 128 * GIB)))

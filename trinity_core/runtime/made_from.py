@@ -1,0 +1,76 @@
+"""What a run was made from: its settings, data files and plugins, so that a change of one can be named later."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from trinity_core.checkpoints.manifest import digest
+from trinity_core.config import Config, ExperienceBufferConfig, ExperienceInputConfig, TasksetConfig, to_dict
+from trinity_core.data.files import find_files
+from trinity_core.data.joined import inputs_of
+from trinity_core.errors import DataError
+from trinity_core.local_paths import expanded
+
+OUTCOME = ("mode", "seed", "algorithm", "model", "buffer", "explorer", "trainer", "data_processor")
+"""Sections of a configuration that decide what a run makes."""
+HASHED = 256 << 20
+"""Bytes of the largest file whose contents are compared; of a larger one only the size is, which takes no time."""
+
+
+def made_from(config: Config) -> dict[str, dict[str, str]]:
+    """`settings`, which decide what a run makes, and `inputs`, beside which it counts as the same run: sync settings,
+    the contents of data files and plugins. Each is a name → a digest."""
+    sections = to_dict(config)
+    settings = dict(_entries({name: sections[name] for name in OUTCOME}))
+    inputs = dict(_entries({"synchronizer": sections["synchronizer"]}))
+    return {"settings": settings, "inputs": inputs | {str(file): _contents(file) for file in _files(config)}}
+
+
+def differences(before: Any, now: Mapping[str, Mapping[str, str]], kind: str) -> list[str]:
+    """The names of a kind, `settings` or `inputs`, that are others now; the kind itself if nothing is known of it."""
+    known = before.get(kind) if isinstance(before, dict) else None
+    if not isinstance(known, dict):
+        return [kind]
+    return [name for name in sorted(known.keys() | now[kind].keys()) if known.get(name) != now[kind].get(name)]
+
+
+def _entries(sections: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The settings of each section by dotted key; an inner section is one entry."""
+    for section, values in sections.items():
+        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
+            text = json.dumps(_normalised(value), sort_keys=True, default=str)
+            yield f"{section}.{name}".rstrip("."), sha256(text.encode()).hexdigest()[:16]
+
+
+def _normalised(value: Any) -> Any:
+    """Equal numbers become the same text: 1024 and 1024.0."""
+    if isinstance(value, dict):
+        return {name: _normalised(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_normalised(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _files(config: Config) -> Iterator[Path]:
+    """The local data files that a run reads, and its plugins."""
+    tasks, trained = config.buffer.explorer_input, config.buffer.trainer_input
+    buffers = [trained.experience_buffer, *trained.auxiliary_buffers.values()]
+    data_sets: list[TasksetConfig | ExperienceBufferConfig | ExperienceInputConfig]
+    data_sets = [*tasks.tasksets, *tasks.eval_tasksets, *buffers, *(source for _, source in inputs_of(config))]
+    for each in data_sets:
+        if each.path and (each.storage_type or "file") == "file" and (path := expanded(each.path)).exists():
+            try:
+                yield from [path] if path.is_file() else find_files(path, each.split, each.subset_name)
+            except DataError:
+                continue  # a run says so when it reads them
+    if config.plugin_dir:
+        yield from sorted(expanded(config.plugin_dir).glob("*.py"))
+
+
+def _contents(file: Path) -> str:
+    size = file.stat().st_size
+    return f"{size} bytes" if size > HASHED else digest(file)[:16]
