@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from prefect import flow, task
@@ -15,8 +14,7 @@ from tasks.reports import (
     LiveReport,
     label_run,
     show_curve,
-    show_picture,
-    show_studio,
+    show_links,
     show_summary,
     show_tracking,
     shown_if_possible,
@@ -85,7 +83,7 @@ class PrefectAdapter(Adapter):
         algorithm = [] if config.stages else [f"algorithm:{config.algorithm.algorithm_type}"]
         label_run(config.project, config.name, stage, *algorithm)
         with shown_if_possible():
-            show_studio(config)
+            show_links(config)
 
     def judged(self, stage: Stage) -> Stage:
         """Ask a person on Prefect's page where verdicts are missing."""
@@ -97,10 +95,7 @@ class PrefectAdapter(Adapter):
         """Artifacts: learning curve, a link to the tracked run, and the summary."""
         with shown_if_possible():
             if not is_pipeline:
-                if curve := summary.get("curve"):
-                    show_picture(config, Path(curve))
-                elif "results" not in summary:
-                    show_curve(config)
+                show_curve(config)
                 if "results" in summary:
                     show_tracking(config, summary["tracking"])
             show_summary(config, {name: value for name, value in summary.items() if name != "results"})

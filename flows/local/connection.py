@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -77,6 +78,7 @@ class PrefectConnection:
         flow: Callable[..., Any] = importlib.import_module("flows.loaded").loaded_flow(name, config, is_ready)
         importlib.import_module("tasks.retries").show_our_log()
         if self._temporary:
+            logging.getLogger("prefect.flow_runs").addFilter(_names_no_page)
             if name in ASKING:
                 require_nobody_asked(config)
             if name not in WITHOUT_RAY:
@@ -84,6 +86,11 @@ class PrefectConnection:
                 self._open.enter_context(runtime.early_cluster(config))
             self._temporary.wait()
         return flow
+
+
+def _names_no_page(record: logging.LogRecord) -> bool:
+    """False for Prefect's lines "View at …": a temporary server is gone when somebody follows them."""
+    return not record.getMessage().startswith("View at ")
 
 
 def require_nobody_asked(config: Config) -> None:

@@ -193,10 +193,15 @@ def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str, shared_ray: 
         assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish"}
         answer = client._client.post("/artifacts/filter", json={"limit": 200})
         keys = {each["key"]: each for each in answer.json() if (each["key"] or "").startswith("tests-whole-")}
-    assert {"tests-whole-curve", "tests-whole-rollouts", "tests-whole-summary", "tests-whole-tracking"} <= set(keys)
-    assert {"tests-whole-trainer-progress", "tests-whole-explorer-progress"} <= set(keys)
-    assert keys["tests-whole-curve"]["data"].startswith("data:image/png;base64,")
-    assert f"trinity view --checkpoint-dir {tmp_path / 'tests/whole'}" in keys["tests-whole-rollouts"]["data"]
+    assert set(keys) == {"tests-whole-curve", "tests-whole-summary"}
+    assert {each["flow_run_id"] for each in keys.values()} == {str(run.id)} and not keys["tests-whole-curve"][
+        "task_run_id"
+    ]
+    assert keys["tests-whole-curve"]["data"].startswith("![Learning curve](data:image/png;base64,")
+    shown, titles = keys["tests-whole-summary"]["data"], [each["description"] for each in keys.values()]
+    assert f"trinity view --checkpoint-dir {tmp_path / 'tests/whole'}" in shown and "**trainer**" in shown
+    assert "| score | 0.56 |" in shown and "None" not in shown
+    assert all(f"step {standins.STEPS}" in title for title in titles)
 
 
 def run_pipeline(folder: Path, name: str, stages: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -10,6 +10,7 @@ from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, shares_a_gpu
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
 from trinity_core.inference.settings import SPIN_COUNT, SPIN_COUNT_ALONE
+from trinity_core.sync.schedule import SyncSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,7 @@ def uses_engines(config: Config) -> bool:
 
 def is_in_turn(config: Config) -> bool:
     """Whether explorer and trainer wait for one another at every step."""
-    sync = config.synchronizer
-    return config.is_synchronous and sync.sync_interval == 1 and sync.sync_offset == 0
+    return config.is_synchronous and SyncSchedule.of(config).is_lockstep
 
 
 def threads(cpus: int, engines: int, trainers: int, in_turn: bool) -> tuple[int, int]:

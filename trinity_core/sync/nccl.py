@@ -19,6 +19,7 @@ from trinity_core.config.paths import engine_name
 from trinity_core.errors import TransientFault
 from trinity_core.sync.digest import digest
 from trinity_core.sync.memory import MemoryVersions
+from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.waits import poll
 
 if TYPE_CHECKING:
@@ -116,8 +117,7 @@ class PushPublisher:
 
 def needs_copies(config: Config) -> bool:
     """True if a resumed run needs weights that the trainer no longer has."""
-    sync = config.synchronizer
-    return config.is_synchronous and (sync.sync_interval > 1 or sync.sync_offset > 0)
+    return config.is_synchronous and not SyncSchedule.of(config).is_lockstep
 
 
 def engine_dtype(config: Config) -> str:
