@@ -90,7 +90,9 @@ def curate(
 
 @app.command()
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder of model, data and run.")] = Path("runs/quickstart"),
+    out: Annotated[Path, typer.Option(help="Folder of model, data and summary; the run is in ./checkpoints.")] = Path(
+        "runs/quickstart"
+    ),
     seed: Annotated[int, typer.Option(help="Seed of model, data and run.")] = 42,
     config: Annotated[Path, typer.Option(help="The pipeline to run.")] = Path("configs/quickstart/quickstart.yaml"),
 ) -> None:
@@ -98,6 +100,14 @@ def quickstart(
     from flows.quickstart import quickstart as run_quickstart
 
     typer.echo(run_quickstart(out, seed, config))
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
+    """Make a folder to work in: recipes, the deployments of `trinity up`, docs."""
+    from flows.project import init_project
+
+    typer.echo(f"{init_project(folder)} is ready; next: cd {folder} && trinity quickstart")
 
 
 @app.command()
@@ -110,8 +120,10 @@ def up(
     """
     from flows.local.commands import up as start
     from flows.local.pages import mlflow_page, studio_page
+    from flows.project import require_own_packages
     from trinity_core.program import ending_on_sigterm
 
+    require_own_packages(Path.cwd())
     pages = [mlflow_page(Path.cwd(), mlflow_port)] if mlflow_port else []
     pages += [studio_page(Path.cwd(), studio_port)] if studio_port else []
     with ending_on_sigterm():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from prefect import flow, task
@@ -16,8 +15,7 @@ from tasks.reports import (
     label_run,
     show_curve,
     show_if_possible,
-    show_picture,
-    show_studio,
+    show_links,
     show_summary,
     show_tracking,
 )
@@ -87,7 +85,7 @@ class PrefectAdapter(Adapter):
         """Name and tag the flow run, and link to Studio while that is served."""
         algorithm = [] if config.stages else [f"algorithm:{config.algorithm.algorithm_type}"]
         label_run(config.project, config.name, stage, *algorithm)
-        show_if_possible(lambda: show_studio(config))
+        show_if_possible(lambda: show_links(config))
 
     def judged(self, stage: Stage) -> Stage:
         """Ask a person on Prefect's page where verdicts are missing."""
@@ -98,12 +96,9 @@ class PrefectAdapter(Adapter):
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
         """Artifacts: learning curve, a link to the tracked run, and the summary."""
         if not is_pipeline:
-            if curve := summary.get("curve"):
-                show_if_possible(lambda: show_picture(config, Path(curve)))
-            elif "results" not in summary:
-                show_if_possible(lambda: show_curve(config))
+            show_if_possible(lambda: show_curve(config))
             if "results" in summary:
-                show_if_possible(lambda: show_tracking(config, summary["tracking"]))
+                show_tracking(config, summary["tracking"])
         rest = {name: value for name, value in summary.items() if name != "results"}
         show_if_possible(lambda: show_summary(config, rest))
 

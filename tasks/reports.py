@@ -7,36 +7,34 @@ import logging
 import re
 import shlex
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from threading import Lock
+from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
 
 import httpx
-from prefect.artifacts import (
-    create_image_artifact,
-    create_link_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    update_progress_artifact,
-)
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
 from tasks.retries import api_faults
 from trinity_core.config import Config
 from trinity_core.page_notes import read_page_note, rollouts_page
 from trinity_core.runtime.progress import ProgressReport
-from trinity_core.runtime.summary import summary_path
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.curve import draw_curve
+from trinity_core.tracking.metrics_file import read_metrics
 
 log = logging.getLogger(__name__)
 
+BAR = 20
+"""Characters of a bar of progress."""
 LAST_SECONDS = 300.0
 """For the report before the last one; a Prefect API that is away is waited for."""
 ANSWER_SECONDS = 5.0
@@ -107,7 +105,6 @@ class LiveReport(ProgressReport):
 
     def __init__(self, config: Config, source: str) -> None:
         super().__init__(config, source)
-        self._artifact: UUID | None = None
         self._reporting: Future[None] | None = None
 
     def report(self, done: bool = False) -> None:
@@ -126,77 +123,114 @@ class LiveReport(ProgressReport):
         self._reporting = DaemonThreads("report").submit(copy_context().run, report)
 
     def show(self, text: str, percent: float) -> None:
-        """Log the text; update the progress bar and the learning curve."""
+        """Log the text; update the summary and the learning curve."""
         self.tell(text, percent)
         show_if_possible(lambda: show_curve(self.config))
 
     def tell(self, text: str, percent: float) -> None:
-        """Log the text and update the progress bar."""
+        """Log the text and update the summary."""
         get_run_logger().info(text)
-        show_if_possible(lambda: self._show_progress(text, percent))
+        _PAGES[_flow_run()].progress[self.source] = f"{_bar(percent)} {text}"
+        show_if_possible(lambda: _show_page(self.config, text.partition(":")[0]))
 
-    def _show_progress(self, text: str, percent: float) -> None:
-        if self._artifact is None:
-            key = artifact_key(self.config, f"{self.source} progress")
-            self._artifact = cast(UUID, create_progress_artifact(percent, key=key, description=text))
-        else:
-            update_progress_artifact(self._artifact, percent, description=text)
+
+def _bar(percent: float) -> str:
+    done = round(percent / 100 * BAR)
+    return f"`{'█' * done}{'░' * (BAR - done)}` {percent:.0f} %"
+
+
+@dataclass
+class RunPage:
+    """What the summary of a flow run shows."""
+
+    links: list[str] = field(default_factory=list)
+    progress: dict[str, str] = field(default_factory=dict)
+    """Source of metrics → how far it is."""
+    results: str = ""
+    artifacts: dict[str, UUID] = field(default_factory=dict)
+    """Key → artifact that this process has made, which is updated from then on."""
+
+
+_PAGES: defaultdict[str, RunPage] = defaultdict(RunPage)
+"""By flow run; a process runs few."""
+_LOCK = Lock()
+"""Explorer and trainer report from threads of their own."""
+
+
+def _flow_run() -> str:
+    return flow_run.id or ""
+
+
+def _put(key: str, text: str, description: str) -> None:
+    """Make or update a Markdown artifact of the flow run itself, also from within a task."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+
+    known, run = _PAGES[_flow_run()].artifacts, _flow_run()
+    with _LOCK, get_client(sync_client=True) as client:
+        if key in known:
+            client.update_artifact(known[key], ArtifactUpdate(data=text, description=description))
+            return
+        flow_run_id = UUID(run) if run else None
+        made = ArtifactCreate(type="markdown", key=key, data=text, description=description, flow_run_id=flow_run_id)
+        known[key] = client.create_artifact(made).id
+
+
+def show_links(config: Config) -> None:
+    """Begin the summary, with links to the run's page and rollouts in Studio while that is served, else commands."""
+    root = config.job_dir.parent.parent
+    studio, mlflow = (read_page_note(root, page).get("url") for page in ("studio", "mlflow"))
+    run, folder = f"{config.project}/{config.name}", shlex.quote(str(config.job_dir))
+    page = _PAGES[_flow_run()]
+    if studio:
+        hub = f"{studio}/runs?{urlencode({'run': run})}"
+        page.links = [f"[Run in Studio]({hub})", f"[Rollouts]({studio}{rollouts_page(run)})"]
+        page.links += [f"[MLflow]({mlflow})"] if mlflow and config.monitor.monitor_type == "mlflow" else []
+    else:
+        page.links = [f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
+    page.links.append(f"Logs: `trinity log --checkpoint-dir {folder} --follow`")
+    page.progress, page.results = {}, ""
+    _show_page(config, "Starting")
+
+
+def _show_page(config: Config, title: str) -> None:
+    page = _PAGES[_flow_run()]
+    lines = [f"## {config.project} / {config.name}", " · ".join(page.links)]
+    lines += [f"**{source}** {text}" for source, text in page.progress.items()]
+    _put(artifact_key(config, "summary"), "\n\n".join([*lines, page.results]), f"Summary: {title}")
 
 
 def show_curve(config: Config) -> None:
-    """Draw the learning curve anew and show it."""
+    """Draw the learning curve anew and show it: the picture is in the text, and needs no file server."""
     path = draw_curve(config.job_dir, f"{config.project} / {config.name}")
     if path is not None:
-        show_picture(config, path)
-
-
-def show_picture(config: Config, path: Path) -> None:
-    """The learning curve as an image artifact that needs no file server: the picture is in its address."""
-    picture = base64.b64encode(path.read_bytes()).decode()
-    create_image_artifact(
-        f"data:image/png;base64,{picture}", key=artifact_key(config, "curve"), description="Learning curve"
-    )
+        picture = base64.b64encode(path.read_bytes()).decode()
+        steps = [line.step for line in read_metrics(config.job_dir)]
+        _put(artifact_key(config, "curve"), f"![Learning curve](data:image/png;base64,{picture})",
+             f"Learning curve: step {max(steps, default=0)}")  # fmt: skip
 
 
 def show_tracking(config: Config, link: str) -> None:
-    """Show how to open the tracked metrics: a link, or a command."""
-    key = artifact_key(config, "tracking")
+    """Add how to open the tracked metrics to the summary's links: an address, or a command."""
     kind = config.monitor.monitor_type
-    if link.startswith("http"):
-        create_link_artifact(link, link_text=f"{config.project}/{config.name} in {kind}", key=key)
-    elif kind == "mlflow":
-        page = "http://127.0.0.1:5000"
-        text = f"[{config.project}/{config.name} in MLflow]({page}), served by\n\n```sh\n{link}\n```\n"
-        create_markdown_artifact(text, key=key, description="MLflow")
-    else:
-        create_markdown_artifact(f"```sh\n{link}\n```\n", key=key, description=kind)
-
-
-def show_studio(config: Config) -> None:
-    """Link to the run and its rollouts in Studio while that is served; else give the command that shows rollouts."""
-    page = read_page_note(config.job_dir.parent.parent, "studio").get("url")
-    run = f"{config.project}/{config.name}"
-    rollouts = artifact_key(config, "rollouts")
-    if page:
-        link = f"{page}/runs?{urlencode({'run': run})}"
-        create_link_artifact(link, link_text=f"{run} in Studio", key=artifact_key(config, "studio"))
-        create_link_artifact(f"{page}{rollouts_page(run)}", link_text=f"Rollouts of {run}", key=rollouts)
-    else:
-        command = f"trinity view --checkpoint-dir {shlex.quote(str(config.job_dir))}"
-        create_markdown_artifact(f"```sh\n{command}\n```\n", key=rollouts, description="Sampled rollouts")
+    page = _PAGES[_flow_run()]
+    name = "MLflow" if kind == "mlflow" else kind
+    page.links = [each for each in page.links if not each.startswith((f"[{name}]", f"{name}:"))]
+    page.links.append(f"[{name}]({link})" if link.startswith("http") else f"{name}: `{link}`")
 
 
 def show_summary(config: Config, summary: dict[str, Any]) -> None:
     """A run's results as a two-column table."""
     rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in summary.items() if value not in (None, "", {}))
-    text = f"## {config.project} / {config.name}\n\n| | |\n| --- | --- |\n{rows}\n"
-    key = artifact_key(config, summary_path(config).stem)
-    create_markdown_artifact(text, key=key, description="Summary")
+    _PAGES[_flow_run()].results = f"| | |\n| --- | --- |\n{rows}\n"
+    score = summary.get("score")
+    steps = summary.get("step")
+    _show_page(config, f"step {steps}" + (f", score {_shown(score)}" if score is not None else ""))
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return "<br>".join(f"{name} {_shown(part)}" for name, part in value.items())
+        return "<br>".join(f"{name} {_shown(part)}" for name, part in value.items() if part is not None)
     return str(value)

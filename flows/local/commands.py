@@ -247,7 +247,7 @@ def _prefect(root: Path, env: dict[str, str], *args: str) -> None:
     try:
         done = subprocess.run(
             _command(*args),
-            env={**os.environ, **env},
+            env={**os.environ, **env, "PWD": str(root)},  # prefect.yaml reads it
             cwd=root,
             capture_output=True,
             text=True,

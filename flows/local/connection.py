@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -88,12 +89,18 @@ class PrefectConnection:
 
         show_our_log()
         if self._temporary:
+            logging.getLogger("prefect.flow_runs").addFilter(_names_no_page)
             if name in ASKING:
                 require_nobody_asked(config)
             if name not in WITHOUT_RAY:
                 self._open.enter_context(early_cluster(config))
             self._temporary.wait()
         return run_flow(name, Loaded(config, str(file), overrides, is_ready), **parameters)
+
+
+def _names_no_page(record: logging.LogRecord) -> bool:
+    """False for Prefect's lines "View at …": a temporary server is gone when somebody follows them."""
+    return not record.getMessage().startswith("View at ")
 
 
 def require_nobody_asked(config: Config) -> None:

@@ -58,7 +58,7 @@ def test_an_ended_run_goes_on_where_prefect_is_away(
     summary = {"name": "run", "curve": None, "tracking": "less metrics.jsonl", "results": {}}
     monkeypatch.setattr(reports, "get_run_logger", lambda: logging.getLogger("run"))
     shown = mock.Mock(side_effect=ConnectError("away"))
-    monkeypatch.setattr(reports, "create_markdown_artifact", shown)
+    monkeypatch.setattr(reports, "_put", shown)
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{free_port()}/api"}):
         PREFECT.show(config, summary)
         PREFECT.show(config, summary, is_pipeline=True)
@@ -69,7 +69,7 @@ def test_an_ended_run_goes_on_where_prefect_is_away(
         with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{server.server_port}/api"}):
             PREFECT.show(config, summary)
         server.shutdown()
-    assert shown.call_count == 3
+    assert shown.call_count == 2
 
 
 def test_a_report_that_takes_long_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

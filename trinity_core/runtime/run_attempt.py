@@ -166,7 +166,15 @@ class RunAttempt:
         """
         explorer, check = self.explorer(), self._explorer_heartbeat().check
         result_of(explorer.prepare.remote(), self._engines_wait(check).check, self.is_stopping)
-        return result_of(explorer.evaluate.remote(step, str(folder) if folder else None), check, self.is_stopping)
+        waits = ActorWaits(lambda: explorer.progress.remote().future())
+
+        def check_and_tell() -> None:
+            check()
+            if news := waits.news():
+                log.info("%s", news)
+
+        scores = explorer.evaluate.remote(step, str(folder) if folder else None)
+        return result_of(scores, check_and_tell, self.is_stopping)
 
     # ---- its processes ----
 
