@@ -22,7 +22,7 @@ from trinity_core.rollout.dynamic_sampling import sample_step
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
 from trinity_core.rollout.resources import Resources, open_resources
-from trinity_core.rollout.runner import FailureWatch, check_failures
+from trinity_core.rollout.runner import EvaluationProgress, FailureWatch, check_failures
 from trinity_core.rollout.step_source import StepSource
 from trinity_core.rollout.trainer_watch import AdmissionWait, TrainerWatch, VersionWait, present, staleness_bound
 from trinity_core.store.store import LineageChanged
@@ -75,6 +75,7 @@ class Explorer:
         self._evaluated: int | None = None
         """The version that was evaluated last."""
         self._state = "starting"
+        self._evaluation: EvaluationProgress | None = None
         self._records = StepRecords(config)
         self._failures = FailureWatch(RejectedRows.of(config, self.name))
         self._used: tuple[float, float, float] | None = None
@@ -156,8 +157,9 @@ class Explorer:
         self._stopping = True
 
     async def progress(self) -> dict[str, Any]:
-        """step, total_steps, version, state, what it waits for in words ("": nothing), metrics of the last step."""
-        waits = self._wait.text if self._wait else ""
+        """step, total_steps, version, state, what it waits for or evaluates ("": nothing), metrics of the last step."""
+        work = self._wait or self._evaluation
+        waits = work.text if work else ""
         return self._summary() | {"state": self._state, "waits": waits, "numbers": self._records.last}
 
     async def close(self) -> None:
@@ -425,7 +427,16 @@ class Explorer:
         resources, began = self._open, time.perf_counter()
         numbers: dict[str, float] = {}
         for taskset in resources.eval_tasksets:
-            outcomes = await resources.runner.run(resources.eval_tasks(taskset), resources.at_once_in_eval(taskset))
+            tasks = resources.eval_tasks(taskset)
+            self._evaluation = progress = EvaluationProgress(
+                f"evaluates version {version} on {taskset.name}", len(tasks)
+            )
+            try:
+                outcomes = await resources.runner.run(
+                    tasks, resources.at_once_in_eval(taskset), ended=progress.one_more
+                )
+            finally:
+                self._evaluation = None
             check_failures(f"the evaluation of version {version} on {taskset.name}", outcomes)
             numbers |= eval_numbers(taskset.name, outcomes)
             sampled = experiences_of(outcomes)
