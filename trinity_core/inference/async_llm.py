@@ -72,7 +72,7 @@ class AsyncLLMEngine(Engine):
         await self._vllm.abort(list(keys))
 
     async def _load(self, source: WeightSource, version: int) -> None:
-        """Generation pauses meanwhile; after a failure in the middle of loading it stays paused, since what the workers hold is
+        """Generation pauses meanwhile; after a failure while loading it stays paused, since what the workers hold is
         then unknown."""
         async with self._changing:
             if source.pushed:
