@@ -47,8 +47,7 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
     with PrefectConnection() as prefect:
         make_tiny(out, seed)
         prepared = time.monotonic()
-        pipeline = prefect.flow("pipeline", load_checked(config, overrides))
-        result = pipeline(config=str(config), overrides=overrides)
+        result = prefect.run("pipeline", load_checked(config, overrides), config, overrides)
     summary = summarise(result, {"model and data": prepared - began, "total": time.monotonic() - began})
     write_json(out / "summary.json", summary)
     return as_text(summary, out)

@@ -59,6 +59,12 @@ def fault_of(url: str) -> str:
     return backend.fault(parsed) if backend else ""
 
 
+def is_of_one_machine(url: str) -> bool:
+    """True if processes on other machines cannot use the database at `url`."""
+    backend = backend_of(parsed_url(url))
+    return backend is not None and backend.one_machine
+
+
 def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception | None:
     """What an error of SQLAlchemy or of a driver means to a user; None if it is a bug of ours.
 
