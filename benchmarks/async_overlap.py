@@ -36,7 +36,7 @@ from trinity_core.inference.requests import Sample, SampleBatch, WeightSyncRepor
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.runtime.run import explore, train
 from trinity_core.sync.methods import open_versions, run_versions
-from trinity_core.sync.schedule import publish_interval, publishes_after
+from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.training.sources import RolloutSource
 
 STYLES = {
@@ -130,8 +130,7 @@ class SleepingTrainer:
     def __init__(self, config: Config, seconds: float) -> None:
         self.config, self.seconds, self.step = config, seconds, 0
         self.source, self.versions = RolloutSource(config, None), run_versions(config)
-        sync = config.synchronizer
-        self.every = publish_interval(sync.style, sync.sync_interval)
+        self.schedule = SyncSchedule.of(config)
         self.slept: list[float] = []
         self.publishing = [0.0]
         """Seconds of publishing after each train step; the first stands for the initial weights."""
@@ -153,7 +152,7 @@ class SleepingTrainer:
         self.step += 1
 
     def publish_if_due(self) -> None:
-        if publishes_after(self.step, self.every):
+        if self.schedule.publishes_after(self.step):
             self.publish(self.step)
 
     def publish(self, version: int) -> None:

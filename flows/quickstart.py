@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -18,45 +19,52 @@ from trinity_core.files import read_json, write_json
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.tracking.mlflow_writer import ui_command
 
+PROJECT = "Trinity-Flows"
 VIEWERS = ("xdg-open", "open")
 """Programs that open a picture on a desktop."""
 
 
 def quickstart(out: Path, seed: int, config: Path) -> str:
-    """Run everything below `out`; returns the summary's text and writes it to `<out>/summary.json`.
+    """Make model and data in `out` and run everything; the summary's text, which `<out>/summary.json` has as JSON.
 
-    Raises TrinityError where `out` holds the quick start of another seed, which would be taken for this one's.
+    The run is where `trinity up` looks for runs, named after `out`. Raises TrinityError where `out` or the run is of
+    another seed, and would be taken for this one's.
     """
     began = time.monotonic()
     out = out.expanduser()
+    checkpoints = Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints").expanduser()
+    name = re.sub(r"[^\w.-]+", "-", out.absolute().name)
     claim(out, seed)
+    claim(out, seed, checkpoints / PROJECT / name)
     overrides = [
         f"seed={seed}",
-        f"checkpoint_root_dir={out / 'checkpoints'}",
+        f"project={PROJECT}",
+        f"name={name}",
+        f"checkpoint_root_dir={checkpoints}",
         f"model.model_path={out / 'model'}",
     ]
     os.environ["TRINITY_TASKSET_PATH"] = str((out / "data").absolute())
     with PrefectConnection() as prefect:
         make_tiny(out, seed)
         prepared = time.monotonic()
-        pipeline = prefect.flow("pipeline", load_checked(config, overrides))
-        result = pipeline(config=str(config), overrides=overrides)
+        result = prefect.run("pipeline", load_checked(config, overrides), config, overrides)
     summary = summarise(result, {"model and data": prepared - began, "total": time.monotonic() - began})
     write_json(out / "summary.json", summary)
     return as_text(summary, out)
 
 
-def claim(out: Path, seed: int) -> None:
-    """Note whose quick start `out` holds. Raises TrinityError if it is another seed's."""
-    note = out / "quickstart.json"
+def claim(out: Path, seed: int, folder: Path | None = None) -> None:
+    """Note whose quick start `out`, or the run's `folder`, holds. Raises TrinityError if it is another seed's."""
+    folder = folder or out
+    note = folder / "quickstart.json"
     known = read_json(note) or {}
     if known.get("seed", seed) != seed:
         another = shlex.quote(f"OUT={out}_{seed}")
         raise TrinityError(
-            f"{out} holds the quick start of seed {known['seed']}. Give seed {seed} a folder of its own "
-            f"(`make quickstart SEED={seed} {another}` or `trinity quickstart --out`), or remove {out}."
+            f"{folder} holds the quick start of seed {known['seed']}. Give seed {seed} a folder of its own "
+            f"(`make quickstart SEED={seed} {another}` or `trinity quickstart --out`), or remove {folder}."
         )
-    out.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(note, {"seed": seed})
 
 

@@ -13,6 +13,7 @@ from studio.settings import studio_settings
 
 APP = Path(__file__).parent / "server.py"
 PRIMARY = "#2f6f9f"
+PRIMARY_IN_THE_DARK = "#6cb2e6"
 LINES = (PRIMARY, "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours of runs in a chart, which people of any colour vision tell apart (Okabe and Ito, 2008)."""
 
@@ -28,8 +29,8 @@ def streamlit_command(arguments: Sequence[str]) -> list[str]:
         "browser.serverAddress": given.host,
         "browser.gatherUsageStats": "false",
         "client.toolbarMode": "viewer",
-        "theme.base": "light",
-        "theme.primaryColor": PRIMARY,
+        "theme.light.primaryColor": PRIMARY,
+        "theme.dark.primaryColor": PRIMARY_IN_THE_DARK,
         "theme.chartCategoricalColors": json.dumps(LINES),
     }
     settings = [f"--{name}={value}" for name, value in options.items()]

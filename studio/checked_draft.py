@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ class CheckedDraft:
     """The lines of `trinity plan`."""
     flow: str = ""
     """The flow that runs it."""
+    unplaced: str = ""
+    """Why this machine cannot run it; empty if it can."""
 
 
 def checked(text: str) -> CheckedDraft:
@@ -28,15 +31,18 @@ def checked(text: str) -> CheckedDraft:
         config = config_from_text(text)
     except ConfigError as error:
         return CheckedDraft(error.problems)
-    return CheckedDraft([], config, plan_text(plans_with_pace(config)), flow_of(config))
+    plans = plans_with_pace(config)
+    unplaced = " ".join(dict.fromkeys(plan.unplaced for plan in plans if plan.unplaced))
+    return CheckedDraft([], config, plan_text(plans), flow_of(config), unplaced)
 
 
 def by_field(problems: Iterable[Problem], keys: Iterable[str]) -> dict[str, list[Problem]]:
-    """Key → its problems; those of keys that the form does not have are under the empty key."""
+    """Key → its problems, with places in lists as `.0`; those of keys that the form does not have: the empty key."""
     found: dict[str, list[Problem]] = {}
     shown = set(keys)
     for problem in problems:
-        found.setdefault(problem.key if problem.key in shown else "", []).append(problem)
+        key = re.sub(r"\[(\d+)\]", r".\1", problem.key)
+        found.setdefault(key if key in shown else "", []).append(problem)
     return found
 
 

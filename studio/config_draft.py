@@ -1,20 +1,23 @@
-"""A configuration while it is edited: its YAML text, and the file that it came from."""
+"""A configuration while it is edited: its YAML text, the file that it came from, and a copy that outlives the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from studio.commented_yaml import changed
 from trinity_core.config import ConfigError
 from trinity_core.config.source import parse
-from trinity_core.files import write_atomically
+from trinity_core.files import read_json, write_atomically, write_json
 
 LISTED_DEPTH = 3
 """Folders below the root in which YAML files are looked for."""
 MOST_LISTED = 300
+MOST_NAMED = 10
+"""Keys that a question names."""
 UNLISTED = ("prefect.yaml", "checkpoints", "runs", "node_modules")
 """Files that are no configurations, and folders that hold none."""
 
@@ -26,17 +29,22 @@ class ConfigDraft:
     file: Path
     text: str = ""
     saved: str = ""
-    """What the file holds."""
+    """What the file held when it was opened or saved last."""
+    drafts: Path | None = None
+    """Folder of the copies of unsaved drafts, which survive a reload of the page and a restart of Studio."""
 
     @classmethod
-    def opened(cls, file: Path) -> ConfigDraft:
-        """The draft of a file, empty where that is not there yet. Raises OSError, UnicodeDecodeError."""
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
-        return cls(file, text, text)
+    def opened(cls, file: Path, drafts: Path | None = None) -> ConfigDraft:
+        """The draft of a file with its unsaved changes; empty for a new file. Raises OSError, UnicodeDecodeError."""
+        text = _read(file)
+        draft = cls(file, text, text, drafts)
+        if (copy := draft._copy) and (kept := read_json(copy)):
+            draft.text, draft.saved = kept["text"], kept["saved"]
+        return draft
 
     @property
     def is_saved(self) -> bool:
-        """True if the file holds this text."""
+        """True if there are no unsaved changes."""
         return self.text == self.saved
 
     def tree(self) -> Mapping[str, Any]:
@@ -51,21 +59,68 @@ class ConfigDraft:
         """Write `value` at a dotted key; None takes the key away. Raises as `commented_yaml.changed`."""
         self.text = changed(self.text, key, value)
 
-    def lost_keys(self, file: Path) -> list[str]:
-        """The dotted keys that a file has and this text has not. Raises ConfigError as `tree`."""
+    def keep(self) -> None:
+        """Write or remove the copy of what is not saved. Raises OSError."""
+        copy = self._copy
+        if copy is None:
+            return
+        if self.is_saved:
+            copy.unlink(missing_ok=True)
+        else:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_json(copy, {"file": str(self.file), "text": self.text, "saved": self.saved})
+
+    def objections(self, file: Path) -> list[str]:
+        """What a person should confirm before `file` is overwritten, as sentences; empty where nothing is lost."""
         try:
-            there = ConfigDraft.opened(file).tree()
-        except (OSError, UnicodeDecodeError, ConfigError):
-            return []  # nothing that could be read is lost
-        kept = set(_keys(self.tree()))
-        return [key for key in _keys(there) if key not in kept]
+            there = _read(file)
+        except (OSError, UnicodeDecodeError):
+            there = ""
+        if not there or there == self.text:
+            return []
+        if file != self.file:
+            return [f"`{file.name}` exists already and will be overwritten."]
+        found = [] if there == self.saved else [f"`{file.name}` was changed by another program meanwhile."]
+        if lost := self.lost_keys(there):
+            more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+            names = ", ".join(f"`{key}`" for key in lost[:MOST_NAMED])
+            found.append(f"These keys of `{file.name}` will be lost: {names}{more}.")
+        return found
+
+    def lost_keys(self, there: str) -> Sequence[str]:
+        """The dotted keys that another text has and this one has not; a text that is no YAML has none."""
+        try:
+            before = ConfigDraft(self.file, there).tree()
+        except ConfigError:
+            return []
+        try:
+            kept = set(_keys(self.tree()))
+        except ConfigError:
+            kept = set()
+        return [key for key in _keys(before) if key not in kept]
 
     def save(self, file: Path | None = None) -> None:
         """Write the file, or another one, which is then the draft's. Raises OSError."""
-        target = file or self.file
+        target, text = file or self.file, self.text
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, self.text.encode())
-        self.file, self.saved = target, self.text
+        write_atomically(target, text.encode())
+        if target != self.file:
+            self.discard()
+        self.file, self.text, self.saved = target, text, text
+        self.keep()
+
+    def discard(self) -> None:
+        """Go back to what the file holds. Raises OSError."""
+        self.text = self.saved = _read(self.file)
+        self.keep()
+
+    @property
+    def _copy(self) -> Path | None:
+        return self.drafts and self.drafts / f"{sha256(str(self.file).encode()).hexdigest()[:16]}.json"
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def _keys(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -74,11 +129,14 @@ def _keys(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
         yield from _keys(value, f"{key}.") if isinstance(value, Mapping) and value else [key]
 
 
-def value_at(tree: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key, or None where it is not given."""
-    value: Any = tree
+def value_at(tree: Any, key: str) -> Any:
+    """The value at a dotted key, in which numbers are places in lists; None where it is not given."""
+    value = tree
     for name in key.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping):
+            value = value.get(name)
+        else:
+            value = value[int(name)] if isinstance(value, list) and name.isdigit() and int(name) < len(value) else None
     return value
 
 

@@ -3,100 +3,118 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 import streamlit as st
 import yaml
+from ruamel.yaml.error import YAMLError
 
 from studio.checked_draft import CheckedDraft, by_field, by_section, checked
 from studio.config_draft import ConfigDraft, value_at, yaml_files
+from studio.file_dialogs import confirm_save, new_dialog, recipe_form, save, save_as
 from studio.form import FormField, form_fields, in_sections, matching
-from studio.save_form import save, save_as, save_without
 from studio.sections import SECTIONS
 from studio.settings import StudioSettings
-from studio.start_form import start_dialog
+from studio.start_form import START_FAULTS, measure, refusals, start_dialog
 from trinity_core.config import ConfigError, Problem, to_dict
 from trinity_core.config.yaml_text import parse_value
 
 DEFAULT = ""
 """Of a choice: the key is not given."""
+COMMON = "All stages"
 
 
-def config_page(settings: StudioSettings, show_runs: Callable[[], None]) -> None:
-    """Draw the page; `show_runs` goes to the other one, once a run has been started."""
+def config_page(settings: StudioSettings, show_runs: Callable[[str], None]) -> None:
+    """Draw the page; `show_runs` goes to the run that has been started."""
     draft = present_draft(settings)
+    draft.keep()
     try:
-        tree = draft.tree()
-    except ConfigError as error:
-        choose_file(draft, settings)
-        st.error(str(error))
-        edit_text(draft)
-        return
-    found = checked(draft.text) if tree else CheckedDraft([])
+        tree, error = draft.tree(), ""
+    except ConfigError as fault:
+        tree, error = {}, str(fault)
+    found = present_findings(draft) if tree else CheckedDraft([])
     form, beside = st.columns([3, 2], gap="large")
     with form:
         choose_file(draft, settings)
-        fill_in(draft, tree, found.problems)
-        for title, draw in SECTIONS.items():
-            with st.container(border=True):
-                st.subheader(title)
-                draw(draft)
-    with beside:
+        if error:
+            st.error(f"{error}\n\nCorrect the text beside, or discard the changes.")
+        elif not tree:
+            recipe_form(settings)
+        else:
+            fill_in(draft, tree, found.problems)
+            for title, draw in SECTIONS.items():
+                with st.container(border=True):
+                    st.subheader(title)
+                    draw(draft)
+    with beside, st.container(key="beside"):
         save_and_start(draft, found, settings, show_runs)
-        show_findings(found, bool(tree), settings)
-        with st.expander("YAML", expanded=True, icon=":material/description:"):
-            edit_text(draft)
+        if tree:
+            show_findings(draft, found, settings)
+        edit_text(draft)
 
 
 def present_draft(settings: StudioSettings) -> ConfigDraft:
-    """The draft of this browser's session; the file of the command line at first."""
-    if "draft" not in st.session_state:
-        st.session_state.draft = ConfigDraft.opened(settings.file)
-    draft: ConfigDraft = st.session_state.draft
+    """The draft of the file in the address, or of the command line's."""
+    file = settings.root / st.query_params.get("file", "")
+    if file.suffix not in (".yaml", ".yml") or not file.resolve().is_relative_to(settings.root):
+        file = settings.file
+    draft: ConfigDraft | None = st.session_state.get("draft")
+    if draft is None or draft.file != file:
+        draft = st.session_state.draft = ConfigDraft.opened(file, settings.drafts)
     return draft
 
 
+def present_findings(draft: ConfigDraft) -> CheckedDraft:
+    """The problems and the plan of the text, found out once for each text: the page is drawn more often."""
+    text, found = st.session_state.get("checked", ("", None))
+    if text != draft.text or found is None:
+        found = checked(draft.text)
+        st.session_state["checked"] = (draft.text, found)
+    return found
+
+
 def choose_file(draft: ConfigDraft, settings: StudioSettings) -> None:
-    """Choose another file below the root, or write the name of one."""
+    """Choose another file below the root. Unsaved changes are kept."""
     listed = [str(path) for path in yaml_files(settings.root)]
     shown = settings.shown(draft.file)
     put("file", shown)
 
     def load() -> None:
-        try:
-            st.session_state.draft = ConfigDraft.opened(settings.root / st.session_state["file"])
-        except (OSError, UnicodeDecodeError) as error:
-            st.toast(f"It cannot be read: {error}")
+        st.query_params["file"] = st.session_state["file"]
 
-    st.selectbox(
-        "File",
-        list(dict.fromkeys([shown, *listed])),
-        key="file",
-        accept_new_options=True,
-        on_change=load,
-        disabled=not draft.is_saved,
-        help="Choose a file, or write the name of a new one. Changes must be saved or discarded before.",
-    )
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.selectbox("File", list(dict.fromkeys([shown, *listed])), key="file", on_change=load)
+        if st.button("New", icon=":material/add:", help="Begin from a recipe"):
+            new_dialog(settings)
 
 
 def fill_in(draft: ConfigDraft, tree: Any, problems: Sequence[Problem]) -> None:
     """The fields: the beginner's in their sections, or the expert's of one section or of a search."""
-    algorithm, mode = value_at(tree, "algorithm.algorithm_type") or "ppo", value_at(tree, "mode") or "both"
+    stages = {str(stage.get("stage_name")): place for place, stage in enumerate(tree.get("stages") or ())}
+    chosen = COMMON
+    if stages:
+        chosen = st.segmented_control(
+            "Stage", [COMMON, *stages], default=COMMON, required=True, label_visibility="collapsed"
+        )
+    prefix = f"stages.{stages[chosen]}." if chosen in stages else ""
+    own = value_at(tree, prefix.rstrip(".")) if prefix else tree
+    algorithm = value_at(own, "algorithm.algorithm_type") or value_at(tree, "algorithm.algorithm_type") or "ppo"
+    mode = value_at(own, "mode") or value_at(tree, "mode") or "both"
     expert = st.toggle("All settings", help="The settings that most runs leave alone, too")
     fields = form_fields(str(algorithm), str(mode), expert)
     if expert:
         fields = narrowed(fields, by_section(problems))
-    found = by_field(problems, (field.key for field in fields))
-    for section, own in in_sections(fields).items():
+    found = by_field(problems, (prefix + field.key for field in fields))
+    for section, shown in in_sections(fields).items():
         with st.container(border=True):
             st.markdown(f"**{section}**")
-            for start in range(0, len(own), 2):
-                for column, field in zip(st.columns(2), own[start : start + 2], strict=False):
+            for start in range(0, len(shown), 2):
+                for column, field in zip(st.columns(2), shown[start : start + 2], strict=False):
+                    key = prefix + field.key
                     with column:
-                        show_field(draft, field, value_at(tree, field.key), found.get(field.key, []))
+                        show_field(draft, field, prefix, tree, found.get(key, []))
 
 
 def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormField]:
@@ -116,12 +134,16 @@ def narrowed(fields: Sequence[FormField], faults: dict[str, int]) -> list[FormFi
     return sections.get(str(chosen), [])
 
 
-def show_field(draft: ConfigDraft, field: FormField, value: Any, problems: Sequence[Problem]) -> None:
-    """One field with its problems; a change of it goes into the text."""
-    key = f"field {field.key}"
+def show_field(
+    draft: ConfigDraft, field: FormField, prefix: str, tree: Mapping[str, Any], problems: Sequence[Problem]
+) -> None:
+    """One field with its problems; a change of it goes into the text. A stage's shows what all stages have."""
+    key = f"field {prefix}{field.key}"
+    value, common = value_at(tree, prefix + field.key), value_at(tree, field.key) if prefix else None
     written = DEFAULT if value is None else _as_yaml(value)
     put(key, written)
     default = "" if field.default is None else f"default: {_as_yaml(field.default)}"
+    default = default if common is None else f"all stages: {_as_yaml(common)}"
     if field.choices:
         st.selectbox(
             field.label,
@@ -131,81 +153,116 @@ def show_field(draft: ConfigDraft, field: FormField, value: Any, problems: Seque
             format_func=lambda choice: choice or default or "not set",
             accept_new_options=field.open,
             on_change=take,
-            args=(draft, field, key),
+            args=(draft, field, prefix),
         )
     else:
         st.text_input(
-            field.label, key=key, help=field.doc, placeholder=default, on_change=take, args=(draft, field, key)
+            field.label, key=key, help=field.doc, placeholder=default, on_change=take, args=(draft, field, prefix)
         )
     for problem in problems:
         st.error(problem.message)
 
 
-def take(draft: ConfigDraft, field: FormField, key: str) -> None:
+def take(draft: ConfigDraft, field: FormField, prefix: str) -> None:
     """Put what was entered into the text; an empty field takes its key away."""
-    entered = str(st.session_state[key] or "").strip()
+    entered = str(st.session_state[f"field {prefix}{field.key}"] or "").strip()
     try:
-        draft.change(field.key, entered or None if field.kind == "string" else parse_value(entered))
-    except (yaml.YAMLError, ValueError) as error:
+        draft.change(prefix + field.key, entered or None if field.kind == "string" else parse_value(entered))
+    except (yaml.YAMLError, YAMLError, ValueError) as error:
         st.toast(f"{field.key}: {error}")
 
 
 def save_and_start(
-    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[], None]
+    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
     """Save the draft, under this or another name, discard its changes, or start a run of it."""
     with st.container(horizontal=True):
         if st.button("Save", icon=":material/save:", disabled=draft.is_saved):
-            if lost := draft.lost_keys(draft.file):
-                save_without(draft, lost, settings)
+            if draft.objections(draft.file):
+                confirm_save(draft, settings)
             else:
-                save(draft, draft.file)
-        if st.button("Save as"):
+                save(draft, draft.file, settings)
+        if st.button("Save as", disabled=not draft.text.strip()):
             save_as(draft, settings)
         if st.button("Discard changes", disabled=draft.is_saved):
-            draft.text = draft.saved
+            draft.discard()
             st.rerun()
         if st.button("Start", icon=":material/play_arrow:", type="primary", disabled=found.config is None):
             start_dialog(draft, found, settings, show_runs)
     shown = settings.shown(draft.file)
-    st.caption(f"All changes are saved in `{shown}`." if draft.is_saved else f"`{shown}` lacks the latest changes.")
+    if not draft.is_saved:
+        st.caption(f":orange[Unsaved changes in `{shown}`], kept until they are saved or discarded.")
+    elif draft.file.exists():
+        st.caption(f"All changes are saved in `{shown}`.")
+    else:
+        st.caption(f"`{shown}` does not exist yet.")
 
 
-def show_findings(found: CheckedDraft, begun: bool, settings: StudioSettings) -> None:
-    """The problems that there are, or the plan."""
-    if not begun:
-        st.info("The configuration is empty. Fill in the model and the data, or choose a file.")
-    elif count := len(found.problems):
+def show_findings(draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings) -> None:
+    """The problems, or the plan. Green only when model, data and machine were looked at."""
+    if count := len(found.problems):
         st.error(f"**{count} problem{'s' if count != 1 else ''}**", icon=":material/error:")
         for problem in found.problems:
             st.markdown(f":red[`{problem.key}`]" if problem.key else ":red[file]")
             st.text(problem.message)
+        return
+    text, refused = st.session_state.get("opened", ("", []))
+    if text == draft.text and refused:
+        st.error("**It cannot start:**\n" + "\n".join(f"- {each}" for each in refused), icon=":material/error:")
+    elif found.unplaced:
+        st.warning(f"**Not on this machine:** {found.unplaced}", icon=":material/memory:")
+    elif text == draft.text:
+        st.success("**Ready to start.** Model, data and machine were checked.", icon=":material/check_circle:")
     else:
-        st.success("**No problems.** What a run would do:", icon=":material/check_circle:")
-        with st.container(border=True):
-            st.html(hanging(found.plan.replace(f"{settings.root}/", "")))
+        st.info("**The settings are valid.** Model and data have not been opened yet.", icon=":material/rule:")
+    with st.container(horizontal=True):
+        if st.button("Check model and data", disabled=text == draft.text, icon=":material/fact_check:"):
+            run_and_show("Opening what the configuration names …", lambda: _look(draft, settings))
+        if st.button("Measure time", help="Runs a few steps of each stage in a folder that is removed again"):
+            run_and_show("Measuring a few steps; this takes a minute or more …", lambda: _measure(draft, settings))
+    with st.container(border=True):
+        st.html(hanging(found.plan.replace(f"{settings.root}/", "")))
+
+
+def _look(draft: ConfigDraft, settings: StudioSettings) -> None:
+    st.session_state["opened"] = (draft.text, refusals(draft.text, settings))
+    del st.session_state["checked"]  # what is on the disk may be another now
+
+
+def _measure(draft: ConfigDraft, settings: StudioSettings) -> None:
+    measure(draft.text, settings)
+    del st.session_state["checked"]
+
+
+def run_and_show(doing: str, action: Callable[[], None]) -> None:
+    """Do what takes a while, and draw the page anew; what goes wrong is shown."""
+    try:
+        with st.spinner(doing):
+            action()
+    except START_FAULTS as error:
+        st.error(str(error))
+        return
+    st.rerun()
 
 
 def edit_text(draft: ConfigDraft) -> None:
-    """The text itself, for lists and maps, which have no field."""
-    # A field that has shown another text may still send it: it has a number of its own, and is not listened to.
-    shown = st.session_state.setdefault("shown text", ShownText())
-    if shown.text != draft.text:
-        shown.text, shown.number = draft.text, shown.number + 1
-    key = f"text {shown.number}"
+    """The text in colours, and a field in which it is edited: lists and maps have no other field."""
+    # A field that has shown another text may still send it: each text has a field of its own.
+    shown, number = st.session_state.get("shown text", (None, 0))
+    if shown != draft.text:
+        number += 1
+        st.session_state["shown text"] = (draft.text, number)
+    key = f"text {number}"
 
     def take_text() -> None:
-        draft.text = shown.text = st.session_state[key]
+        draft.text = st.session_state[key]
+        st.session_state["shown text"] = (draft.text, number)
 
-    st.text_area("YAML", draft.text, key=key, height=420, on_change=take_text, label_visibility="collapsed")
-
-
-@dataclass(slots=True)
-class ShownText:
-    """The text that the YAML field shows, and how many other texts it has shown before."""
-
-    text: str = ""
-    number: int = 0
+    coloured, edited = st.tabs(["YAML", "Edit as text"])
+    with coloured:
+        st.code(draft.text, language="yaml", line_numbers=True, height=420)
+    with edited:
+        st.text_area("YAML", draft.text, key=key, height=420, on_change=take_text, label_visibility="collapsed")
 
 
 def put(key: str, value: str) -> None:
@@ -219,7 +276,7 @@ def _as_yaml(value: Any) -> str:
 
 
 LAST_COLUMN = re.compile(r"^ *(?:\S+(?: \S+)? {2,})?")
-"""What stands before it: the indent, and a name or a size, which may have one space amid it."""
+"""What stands before it: the indent, and a name or a size, which may have one space in the middle of it."""
 
 
 def hanging(text: str) -> str:

@@ -1,39 +1,52 @@
-"""Metrics of several runs over their steps, laid over one another."""
+"""Metrics of runs over their steps or hours, as tables and charts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from trinity_core.tracking.metrics_file import FORMER_NAMES, metrics_path, read_metrics
+from trinity_core.tracking.metrics_file import FORMER_NAMES, read_metrics
 from trinity_core.tracking.writers import full_names
 
-Curves = dict[str, dict[int, float]]
-"""Metric's full name → step → value."""
+if TYPE_CHECKING:
+    import altair
+
 FIRST_ENDINGS = ("/accuracy", "reward/mean", "final_loss", "response_length/mean")
 """Metrics that are shown unless others are chosen: one for each of these endings."""
 MOST_SHOWN = 4
+FEW_POINTS = 60
+"""Up to which each point of a line has a mark."""
 
 
-def read_curves(job_dir: Path) -> Curves:
-    """All metrics of a run. Of a step that was written twice (by a resumed run), the later value counts."""
+@dataclass(slots=True)
+class Curve:
+    """One metric of a run, by step. Of a step that was written twice (by a resumed run), the later value counts."""
+
+    values: dict[int, float] = field(default_factory=dict)
+    times: dict[int, float] = field(default_factory=dict)
+    """Unix seconds at which the step was recorded."""
+
+
+Curves = dict[str, Curve]
+"""Metric's full name → curve."""
+
+
+def curves_of(job_dir: Path) -> Curves:
+    """All metrics of a run."""
     former = {*FORMER_NAMES.values()}
     curves: Curves = {}
     for line in read_metrics(job_dir):
         for name, value in full_names(line).items():
-            if math.isfinite(value) and not any(name.endswith(each) for each in former):
-                curves.setdefault(name, {})[line.step] = value
-    return {name: dict(sorted(points.items())) for name, points in sorted(curves.items())}
-
-
-def file_state(job_dir: Path) -> tuple[int, int]:
-    """Changes whenever `read_curves` does."""
-    path = metrics_path(job_dir)
-    if not path.exists():
-        return 0, 0
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+            if value is not None and math.isfinite(value) and not any(name.endswith(each) for each in former):
+                curve = curves.setdefault(name, Curve())
+                curve.values[line.step], curve.times[line.step] = value, line.time
+    return {
+        name: Curve(dict(sorted(curve.values.items())), dict(sorted(curve.times.items())))
+        for name, curve in sorted(curves.items())
+    }
 
 
 def metric_names(curves: Mapping[str, Curves]) -> list[str]:
@@ -47,11 +60,43 @@ def first_shown(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for name in found if name is not None))[:MOST_SHOWN]
 
 
-def laid_over(curves: Mapping[str, Curves], metric: str) -> dict[str, list[float | int | str]]:
-    """A table with the columns step, value and run: the metric of every run that has it."""
-    points = [(step, value, run) for run, own in curves.items() for step, value in own.get(metric, {}).items()]
-    steps, values, runs = zip(*points, strict=True) if points else ((), (), ())
-    return {"step": list(steps), "value": list(values), "run": list(runs)}
+def rows_of(curves: Mapping[str, Curves], metric: str, smoothing: float = 0.0) -> list[dict[str, Any]]:
+    """A row for each run and step: value as it is and smoothed, minutes since the run's first step, its interval."""
+    rows: list[dict[str, Any]] = []
+    for run, own in curves.items():
+        curve = own.get(metric, Curve())
+        low, high = (own.get(f"{metric}_{end}", Curve()).values for end in ("low", "high"))
+        began, smooth = min((time for each in own.values() for time in each.times.values()), default=0.0), None
+        for step, value in curve.values.items():
+            smooth = value if smooth is None else smoothing * smooth + (1 - smoothing) * value
+            row = {"run": run, "step": step, "minutes": (curve.times[step] - began) / 60, "raw": value, "value": smooth}
+            rows.append(row | ({"low": low[step], "high": high[step]} if step in low and step in high else {}))
+    return rows
+
+
+def chart(
+    curves: Mapping[str, Curves], metric: str, smoothing: float, by: str, is_log: bool, marks: Sequence[int] = ()
+) -> altair.LayerChart | altair.FacetChart:
+    """A line for each run over `by` (`step` or `minutes`), an interval as a band, checkpoints as rules."""
+    import altair as alt
+
+    rows = rows_of(curves, metric, smoothing)
+    scale = alt.Scale(type="symlog" if is_log else "linear", zero=False)
+    x = alt.X(by, type="quantitative", title=by, axis=alt.Axis(format="~s", tickMinStep=1))
+    colour = alt.Color("run:N", legend=alt.Legend(orient="bottom", title=None) if len(curves) > 1 else None)
+    base = alt.Chart(alt.Data(values=rows)).encode(x=x, color=colour)
+    layers = []
+    if marks and by == "step":
+        rules = alt.Chart(alt.Data(values=[{"step": step, "checkpoint": f"checkpoint {step}"} for step in marks]))
+        layers.append(rules.mark_rule(strokeDash=[3, 3], opacity=0.5).encode(x="step:Q", tooltip="checkpoint:N"))
+    if any("low" in row for row in rows):
+        layers.append(base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=None, scale=scale), y2="high:Q"))
+    if smoothing:
+        layers.append(base.mark_line(opacity=0.25).encode(y=alt.Y("raw:Q", title=None, scale=scale)))
+    tooltip = ["run:N", "step:Q", alt.Tooltip("raw:Q", title="value", format=".4g")]
+    point = len(rows) <= FEW_POINTS * len(curves)
+    layers.append(base.mark_line(point=point).encode(y=alt.Y("value:Q", title=None, scale=scale), tooltip=tooltip))
+    return alt.layer(*layers).properties(height=240).interactive(bind_y=False)
 
 
 def short_titles(titles: Sequence[str]) -> dict[str, str]:

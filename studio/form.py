@@ -14,18 +14,24 @@ BEGINNER = (
     "name",
     "mode",
     "checkpoint_root_dir",
-    "algorithm.algorithm_type",
-    "algorithm.repeat_times",
-    "algorithm.optimizer.lr",
     "model.model_path",
     "model.max_prompt_tokens",
     "model.max_response_tokens",
+    "buffer.explorer_input.taskset.path",
+    "buffer.explorer_input.taskset.split",
+    "buffer.explorer_input.taskset.format.prompt_key",
+    "buffer.explorer_input.taskset.format.response_key",
+    "buffer.explorer_input.taskset.default_reward_fn_type",
+    "buffer.explorer_input.eval_tasksets.0.path",
+    "buffer.explorer_input.eval_tasksets.0.split",
+    "buffer.trainer_input.experience_buffer.path",
     "buffer.total_steps",
     "buffer.total_epochs",
     "buffer.batch_size",
     "buffer.train_batch_size",
-    "buffer.explorer_input.taskset.path",
-    "buffer.trainer_input.experience_buffer.path",
+    "algorithm.algorithm_type",
+    "algorithm.repeat_times",
+    "algorithm.optimizer.lr",
     "explorer.eval_interval",
     "synchronizer.sync_method",
     "synchronizer.sync_interval",
@@ -34,12 +40,14 @@ BEGINNER = (
     "monitor.monitor_type",
 )
 """Keys that the beginner's form has, in order."""
-EXPLORING = ("explorer", "algorithm.repeat_times", "buffer.batch_size", "buffer.explorer_input.taskset")
+EXPLORING = ("explorer", "algorithm.repeat_times", "buffer.batch_size", "buffer.explorer_input")
 """Keys and sections that say how experiences are made."""
 TRAINING = ("trainer", "buffer.train_batch_size", "algorithm.optimizer")
 """Keys and sections that say how the policy is trained."""
 SYNC = ("synchronizer",)
 """The section that says how trained weights come to the engines."""
+FIRST_EVAL_SET = "eval_tasksets[i]"
+"""Of the lists of sections, the one whose first entry has fields."""
 TOP = "run"
 """The section of keys that stand in none."""
 
@@ -96,7 +104,8 @@ def matching(fields: Iterable[FormField], words: str) -> list[FormField]:
 
 
 def _all_fields() -> Iterator[FormField]:
-    for section, cls in sections():
+    for each, cls in sections():
+        section = each.replace(FIRST_EVAL_SET, f"{FIRST_EVAL_SET[:-3]}.0")
         if "[i]" not in section and ".NAME" not in section and not section.startswith("stages"):
             for setting in settings(cls):
                 if setting.section is None:

@@ -18,6 +18,14 @@ STYLE = """<style>
 .stMainBlockContainer { padding-top: 4rem; padding-bottom: 2rem }
 .stTextArea textarea, .hanging { font-family: "Source Code Pro", monospace; font-size: 0.8rem; white-space: pre }
 .hanging { white-space: pre-wrap; line-height: 1.5 }
+.fact span { display: block; font-size: 0.8rem; opacity: 0.7 }
+.fact b { white-space: nowrap }
+@media (min-width: 1100px) {
+  .stColumn:has(> .stVerticalBlock > .stLayoutWrapper > .st-key-beside), .stColumn:has(.st-key-beside) {
+    position: sticky; top: 4rem; align-self: flex-start; max-height: calc(100vh - 5rem); overflow-y: auto }
+}
+@media (max-width: 1099px) { .stHorizontalBlock:has(.st-key-beside) { flex-direction: column }
+  .stHorizontalBlock:has(.st-key-beside) > .stColumn { width: 100%; flex: 1 1 auto } }
 </style>"""
 
 
@@ -31,8 +39,9 @@ def main() -> None:
     settings = studio_settings(sys.argv[1:])
     load_plugins(settings.plugin_dir)
     runs = st.Page(lambda: runs_page(settings), title="Runs", url_path="runs")
+    st.session_state["runs page"] = runs
     configuration = st.Page(
-        lambda: config_page(settings, lambda: st.switch_page(runs)),
+        lambda: config_page(settings, lambda run: st.switch_page(runs, query_params={"run": run})),
         title="Configuration",
         url_path="configuration",
         default=True,

@@ -1,66 +1,62 @@
-"""The runs page: all runs with their states; of those that are chosen, curves, rollouts and checkpoints."""
+"""The runs page: the list of all runs, the page of the run in the address, or several runs side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal
 
 import streamlit as st
 
-from studio.actions import Action, hindrance, perform
-from studio.chosen_runs import escaped, show_checkpoints, show_curves, show_rollouts
 from studio.prefect_runs import FlowRunSeen, PrefectRuns
-from studio.run_list import RunRow, RunState, box_of, run_rows
+from studio.run_page import page_of_runs, show_comparison, show_run
+from studio.runs import Run, find_runs
 from studio.settings import StudioSettings
 from studio.started_processes import started_processes
-from studio.tracked_runs import TrackedRun, served_at, store_faults, tracked_runs
+from studio.texts import duration, score_text
 from tasks.retries import api_faults
-from trinity_core.tracking.mlflow_writer import run_page
 
-LOOK_SECONDS = 4.0
-Colour = Literal["gray", "blue", "orange", "green", "red"]
-COLOURS: dict[RunState, Colour] = {
-    RunState.WAITING: "gray",
-    RunState.RUNNING: "blue",
-    RunState.ENDING: "orange",
-    RunState.DONE: "green",
-    RunState.FAILED: "red",
-    RunState.CANCELLED: "gray",
-    RunState.KILLED: "red",
-    RunState.ENDED: "gray",
-}
-HEADINGS = ("", "run", "state", "flow", "began", "took")
-WIDTHS = [0.4, 3.0, 1.5, 1.2, 1.2, 0.9]
+LOOK_SECONDS = 5.0
+SPARKLINE = 40
+"""Points of a run's curve in the list, at most."""
 
 
 def runs_page(settings: StudioSettings) -> None:
     """Draw the page."""
-    choose_from_address()
-    list_runs(settings)
+    names = st.query_params.get_all("run")
+    if names:
+        st.page_link(page_of_runs(), label="All runs", icon=":material/arrow_back:", query_params={})
+    going = not names or any(not run.state.is_over for run in known_runs(settings) if run.name in names)
+    st.fragment(draw, run_every=LOOK_SECONDS if going else None)(names, settings)
 
 
-@st.fragment(run_every=LOOK_SECONDS)
-def list_runs(settings: StudioSettings) -> None:
-    """The list, looked up again every few seconds, and what belongs to the chosen runs."""
-    rows = run_rows(flow_runs(settings), recorded(settings), started_processes(settings.state))
-    if not rows:
-        st.info("There are no runs yet. Start one on the page Configuration, or with `trinity run`.")
-        return
-    listed, about = st.columns([5, 6], gap="large")
-    with listed:
-        words = st.text_input(
-            "Find", key="find run", placeholder="project, name or flow", icon=":material/search:",
-            label_visibility="collapsed",
-        )  # fmt: skip
-        show_list(matching(rows, words))
-    chosen = [row for row in rows if st.session_state.get(box_of(row.key))]
-    with about:
-        show_chosen(chosen, settings)
+def draw(names: Sequence[str], settings: StudioSettings) -> None:
+    """The part that is renewed every few seconds while a run goes on."""
+    runs = known_runs(settings)
+    by_name = {run.name: run for run in runs}
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        st.warning(
+            f"There is no run {', '.join(missing)} below {settings.checkpoints}. If it was started a moment ago, it "
+            "appears here once it has begun."
+        )
+    chosen = [by_name[name] for name in names if name in by_name]
+    if len(chosen) == 1:
+        show_run(chosen[0], runs, settings)
+    elif chosen:
+        show_comparison(chosen, settings)
+    elif not names and runs:
+        show_list(runs)
+    elif not names:
+        st.info("No runs yet. Start one on the page Configuration, or with `make quickstart` or `trinity run`.")
+
+
+def known_runs(settings: StudioSettings) -> list[Run]:
+    """All runs, also while Prefect does not answer."""
+    return find_runs(settings.checkpoints, flow_runs(settings), started_processes(settings.state))
 
 
 def flow_runs(settings: StudioSettings) -> list[FlowRunSeen]:
-    """Prefect's flow runs; none, which is said, while it does not answer."""
+    """Prefect's flow runs; none, with a warning, while it does not answer."""
     if not settings.api_url:
         return []
     try:
@@ -70,111 +66,54 @@ def flow_runs(settings: StudioSettings) -> list[FlowRunSeen]:
         return []
 
 
-def recorded(settings: StudioSettings) -> list[TrackedRun]:
-    """MLflow's runs; none, which is said, while the store cannot be read."""
-    try:
-        return tracked_runs(settings.checkpoints)
-    except store_faults() as error:
-        st.warning(f"MLflow's store in {settings.checkpoints} cannot be read: {error}")
-        return []
-
-
-def choose_from_address() -> None:
-    """`?run=project/name` chooses that run, for links from elsewhere."""
-    wanted = st.query_params.get("run", "")
-    if wanted and st.session_state.get("run of the address") != wanted:
-        st.session_state["run of the address"] = wanted
-        st.session_state["find run"] = wanted
-
-
-def matching(rows: Sequence[RunRow], words: str) -> list[RunRow]:
-    """The rows whose title or flow has all of these words, and those that are chosen."""
-    wanted = words.lower().split()
-    return [
-        row
-        for row in rows
-        if st.session_state.get(box_of(row.key))
-        or all(word in f"{row.title} {row.flow} {row.state.value}".lower() for word in wanted)
-    ]
-
-
-def show_list(rows: Sequence[RunRow]) -> None:
-    """One line for each run, with a box to choose it."""
+def show_list(runs: Sequence[Run]) -> None:
+    """A table that sorts; a click on a cell opens the run, boxes choose runs to compare."""
     now = datetime.now(UTC)
-    with st.container(border=True, gap=None):
-        for column, heading in zip(st.columns(WIDTHS, gap="xsmall"), HEADINGS, strict=True):
-            column.caption(heading)
-        for row in rows:
-            box, title, state, flow, began, took = st.columns(WIDTHS, gap="xsmall", vertical_alignment="center")
-            box.checkbox(row.title, key=box_of(row.key), label_visibility="collapsed")
-            title.markdown(f"{'↳ ' * row.depth}{escaped(row.title)}")
-            state.badge(row.state.value, color=COLOURS[row.state])
-            flow.caption(row.flow or "–")
-            began.caption(_when(row.began, now))
-            took.caption(_duration(row.seconds(now)))
+    event = st.dataframe(
+        [_row(run, now) for run in runs],
+        hide_index=True,
+        height="content",
+        key="runs",
+        on_select="rerun",
+        selection_mode=["multi-row", "single-cell"],
+        column_config={
+            "run": st.column_config.TextColumn(width="medium", pinned=True),
+            "curve": st.column_config.LineChartColumn("reward or score", width="small"),
+            "began": st.column_config.DatetimeColumn(format="DD MMM HH:mm"),
+        },
+    )
+    rows = event.selection.rows
+    if cells := event.selection.cells:
+        st.switch_page(page_of_runs(), query_params={"run": runs[cells[0][0]].name})
+    if len(rows) > 1:
+        if st.button(f"Compare {len(rows)} runs", type="primary", icon=":material/compare_arrows:"):
+            st.switch_page(page_of_runs(), query_params={"run": [runs[row].name for row in rows]})
+    elif rows and st.button("Open", type="primary", icon=":material/open_in_full:"):
+        st.switch_page(page_of_runs(), query_params={"run": runs[rows[0]].name})
+    else:
+        st.caption("Click a run to open it. Check two or more to compare them.")
 
 
-def show_chosen(chosen: Sequence[RunRow], settings: StudioSettings) -> None:
-    """Buttons for a single run, and what the chosen runs have written."""
-    if not chosen:
-        st.info("Choose a run, or several to compare them.", icon=":material/left_click:")
-        return
-    if len(chosen) == 1:
-        show_buttons(chosen[0], settings)
-    tracked = {row.title: row.tracked for row in chosen if row.tracked is not None}
-    if not tracked:
-        st.info("Nothing is recorded of it yet.")
-        return
-    curves, rollouts, checkpoints = st.tabs(["Curves", "Rollouts", "Checkpoints"])
-    with curves:
-        show_curves({title: run.job_dir for title, run in tracked.items()})
-    with rollouts:
-        show_rollouts({title: run.job_dir for title, run in tracked.items()}, settings.checkpoints)
-    with checkpoints:
-        for row in chosen:
-            if row.tracked is not None:
-                if len(tracked) > 1:
-                    st.markdown(f"##### {escaped(row.title)}")
-                show_checkpoints(row, row.tracked, settings)
+def _row(run: Run, now: datetime) -> dict[str, object]:
+    files = run.files
+    total = f" of {files.total_steps}" if files.total_steps else ""
+    return {
+        "run": f"{'↳ ' if run.parent else ''}{run.name}",
+        "state": run.state.value,
+        "score": score_text(files.score, files.interval),
+        "curve": _sparkline(run),
+        "step": f"{files.step}{total}" if files.step else "–",
+        "algorithm": " → ".join(files.steps) if files.steps else files.algorithm,
+        "model": files.model,
+        "began": run.began.astimezone() if run.began else None,
+        "took": duration(run.seconds(now)),
+    }
 
 
-def show_buttons(row: RunRow, settings: StudioSettings) -> None:
-    """What may be done with a run, and where else it is shown."""
-    st.markdown(f"#### {escaped(row.title)}")
-    if row.detail:
-        st.text(row.detail)
-    with st.container(horizontal=True):
-        for action in Action:
-            why_not = hindrance(action, row)
-            if st.button(action.value, key=f"{action.value} {row.key}", disabled=bool(why_not), help=why_not or None):
-                done(action, row, settings)
-        if row.flow_run is not None:
-            page = settings.api_url.removesuffix("/api")
-            st.link_button("Prefect", f"{page}/runs/flow-run/{row.flow_run.id}", icon=":material/open_in_new:")
-        if row.tracked is not None and (page := served_at(settings.checkpoints)):
-            address = run_page(page, row.tracked.experiment, row.tracked.id)
-            st.link_button("MLflow", address, icon=":material/open_in_new:")
-
-
-def done(action: Action, row: RunRow, settings: StudioSettings) -> None:
-    """Do what a button says."""
-    faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
-    try:
-        st.toast(perform(action, row, settings))
-    except faults as error:
-        st.error(f"{action.value}: {error}")
-
-
-def _when(time: datetime | None, now: datetime) -> str:
-    if time is None:
-        return "–"
-    local = time.astimezone()
-    return f"{local:%H:%M:%S}" if local.date() == now.astimezone().date() else f"{local:%d %b %H:%M}"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes}:{rest:02d}"
+def _sparkline(run: Run) -> list[float]:
+    """The scores of a run that has several, else its reward, thinned out."""
+    rewards = next((c for name, c in run.files.curves.items() if name.endswith("reward/mean")), None)
+    values = (
+        list(run.files.scores.values()) if len(run.files.scores) > 2 or rewards is None else [*rewards.values.values()]
+    )
+    return values[:: max(1, len(values) // SPARKLINE)]

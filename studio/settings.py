@@ -32,6 +32,11 @@ class StudioSettings:
     host: str = LOOPBACK
     port: int = PORT
 
+    @property
+    def drafts(self) -> Path:
+        """Folder of unsaved changes."""
+        return self.state / "drafts"
+
     def shown(self, path: Path) -> str:
         """A path as a person reads it: relative to the root if it is below that."""
         return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)

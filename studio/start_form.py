@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from subprocess import TimeoutExpired
+from subprocess import CompletedProcess, TimeoutExpired
+from tempfile import NamedTemporaryFile
 
 import streamlit as st
 
 from studio.checked_draft import CheckedDraft
 from studio.config_draft import ConfigDraft
 from studio.prefect_runs import PrefectRuns
-from studio.run_list import box_of
-from studio.save_form import warn_of_lost_keys
 from studio.settings import StudioSettings
-from studio.started_processes import Launch, refusals, start_process
+from studio.started_processes import Launch, start_process, trinity
 from tasks.retries import api_faults
 from trinity_core.config import Config
+from trinity_core.errors import TrinityError
 
 HERE = ""
 """In place of a deployment's id: a process on this machine."""
@@ -23,16 +24,21 @@ KNOWN_SECONDS = 30
 """For which the deployments of a flow are taken to be those that Prefect has told."""
 
 
+START_FAULTS: tuple[type[Exception], ...] = (*api_faults(), OSError, TimeoutExpired, TrinityError)
+"""What a start, a check or a measurement may raise."""
+VALIDATE_SECONDS, MEASURE_SECONDS = 120.0, 900.0
+
+
 @st.dialog("Start a run")
 def start_dialog(
-    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[], None]
+    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
     """`start_form` in a dialog of its own, which a redrawn page does not close."""
     start_form(draft, found, settings, show_runs)
 
 
 def start_form(
-    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[], None]
+    draft: ConfigDraft, found: CheckedDraft, settings: StudioSettings, show_runs: Callable[[str], None]
 ) -> None:
     """Choose where the run starts; save the file, check what it names, and start it."""
     if found.config is None:
@@ -40,31 +46,57 @@ def start_form(
     places = deployments(settings, found.flow) | {HERE: "a process on this machine"}
     st.markdown(f"Flow **{found.flow}** with `{settings.shown(draft.file)}`")
     place = st.radio("Start it as", list(places), format_func=places.__getitem__)
-    if lost := draft.lost_keys(draft.file):
-        warn_of_lost_keys(draft.file, lost, settings)
+    for objection in draft.objections(draft.file):
+        st.warning(objection)
     if not st.button("Save and start", type="primary", icon=":material/play_arrow:"):
         return
-    faults: tuple[type[Exception], ...] = (*api_faults(), OSError, TimeoutExpired)
     try:
         draft.save()
-        with st.spinner("Opening what it names …"):
-            against = refusals(draft.file, settings)
-        key = "" if against else start(Launch(found.flow, str(draft.file)), found.config, place, settings)
-    except faults as error:
+        with st.spinner("Opening model and data …"):
+            against = refusals(draft.text, settings)
+        if not against:
+            start(Launch(found.flow, str(draft.file)), found.config, place, settings)
+    except START_FAULTS as error:
         st.error(f"It does not start: {error}")
         return
     for refusal in against:
         st.error(refusal)
-    if key:
-        st.session_state[box_of(key)] = True
-        show_runs()
+    if not against:
+        show_runs(f"{found.config.project}/{found.config.name}")
 
 
-def start(launch: Launch, config: Config, place: str, settings: StudioSettings) -> str:
-    """Start a flow of a checked configuration; the key of its row in the list of runs."""
+def refusals(text: str, settings: StudioSettings) -> list[str]:
+    """Why a run of this configuration could not start, by `trinity validate`, which opens what it names."""
+    done = with_file(["validate", "--json"], text, settings, VALIDATE_SECONDS)
+    try:
+        found = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        return [done.stderr.strip() or f"`trinity validate` ended with {done.returncode}"]
+    return [f"{each['key']}: {each['message']}" for each in found["problems"]]
+
+
+def measure(text: str, settings: StudioSettings) -> None:
+    """Measure seconds a step; later plans of this configuration have them. Raises TrinityError."""
+    done = with_file(["plan", "--measure"], text, settings, MEASURE_SECONDS)
+    if done.returncode:
+        raise TrinityError((done.stderr.strip() or done.stdout.strip()).splitlines()[-1])
+
+
+def with_file(command: list[str], text: str, settings: StudioSettings, seconds: float) -> CompletedProcess[str]:
+    """A command of `trinity` with a file of this text, in a process: modules of its `plugin_dir` are loaded there."""
+    settings.state.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile("w", suffix=".yaml", dir=settings.state, encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        return trinity([*command, "--config", file.name], settings, seconds)
+
+
+def start(launch: Launch, config: Config, place: str, settings: StudioSettings) -> None:
+    """Start a flow of a checked configuration."""
     if place == HERE:
-        return start_process(launch, config.project, config.name, settings).log
-    return PrefectRuns(settings.api_url).start(place, f"{config.project}/{config.name}", launch.parameters)
+        start_process(launch, config.project, config.name, settings)
+    else:
+        PrefectRuns(settings.api_url).start(place, f"{config.project}/{config.name}", launch.parameters)
 
 
 def deployments(settings: StudioSettings, flow: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -54,7 +53,6 @@ class Launch:
 
 
 TRINITY = [sys.executable, "-m", "flows.cli"]
-VALIDATE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +104,12 @@ def started_processes(state: Path) -> list[StartedProcess]:
     return [_process(record) for record in records if record]
 
 
-def refusals(file: Path, settings: StudioSettings) -> list[str]:
-    """Why a run of this file could not start, by `trinity validate`, which opens what the file names.
-
-    In a process of its own, as modules of the file's `plugin_dir` are loaded.
-    """
-    command = [*TRINITY, "validate", "--config", str(file), "--json"]
-    done = subprocess.run(
-        command, cwd=settings.root, env=_environment(settings), capture_output=True, text=True, timeout=VALIDATE_SECONDS
-    )
-    try:
-        found = json.loads(done.stdout)
-    except json.JSONDecodeError:
-        return [done.stderr.strip() or f"`trinity validate` ended with {done.returncode}"]
-    return [f"{each['key']}: {each['message']}" for each in found["problems"]]
+def trinity(arguments: list[str], settings: StudioSettings, seconds: float) -> subprocess.CompletedProcess[str]:
+    """A command of `trinity`, to its end. Raises subprocess.TimeoutExpired."""
+    return subprocess.run(
+        [*TRINITY, *arguments], cwd=settings.root, env=_environment(settings), capture_output=True, text=True,
+        timeout=seconds,
+    )  # fmt: skip
 
 
 def _process(record: dict[str, Any]) -> StartedProcess:

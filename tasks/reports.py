@@ -6,36 +6,39 @@ import base64
 import logging
 import re
 import shlex
-from collections.abc import Callable, Iterator
+import threading
+from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from contextvars import copy_context
-from pathlib import Path
-from typing import Any, cast
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
 
-from prefect.artifacts import (
-    create_image_artifact,
-    create_link_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    update_progress_artifact,
-)
+import httpx
 from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL
 
 from tasks.retries import api_faults
 from trinity_core.config import Config
 from trinity_core.page_notes import read_page_note, rollouts_page
 from trinity_core.runtime.progress import ProgressReport
-from trinity_core.runtime.summary import summary_path
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.curve import draw_curve
+from trinity_core.tracking.metrics_file import read_metrics
 
 log = logging.getLogger(__name__)
 
+BAR = 20
+"""Characters of a bar of progress."""
 LAST_SECONDS = 300.0
 """For the report before the last one; a Prefect API that is away is waited for."""
+ANSWER_SECONDS = 5.0
+"""For a sign of life of Prefect's API."""
 
 
 def artifact_key(config: Config, kind: str) -> str:
@@ -64,29 +67,51 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
         log.warning("the run cannot be named in Prefect: %s", error)
 
 
+_failed = threading.Event()
+"""Set while the last attempt to show something in Prefect has failed."""
+
+
+def show_if_possible(show: Callable[[], object], needs_api: bool = True) -> None:
+    """Show something in Prefect. What keeps it from being shown (no API, no disk for the picture) is said once.
+
+    It does not end a run. After a failure Prefect's API must give a sign of life before it is asked for more: each
+    request to an API that is away takes long.
+    """
+    if needs_api and _failed.is_set() and not _api_answers():
+        return
+    faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
+    try:
+        show()
+    except faults as error:
+        if not _failed.is_set():
+            get_run_logger().warning("The run continues, but Prefect does not show all of it: %s", error)
+        _failed.set()
+    else:
+        if needs_api:
+            _failed.clear()
+
+
+def _api_answers() -> bool:
+    """True if Prefect's API gives any answer, or if there is none to be asked but Prefect's own in this process."""
+    api_url = PREFECT_API_URL.value()
+    try:
+        return api_url is None or bool(httpx.get(f"{api_url}/health", timeout=ANSWER_SECONDS).status_code)
+    except httpx.HTTPError:
+        return False
+
+
 class LiveReport(ProgressReport):
     """Shows progress in Prefect's log and as artifacts."""
 
     def __init__(self, config: Config, source: str) -> None:
         super().__init__(config, source)
-        self._artifact: UUID | None = None
-        self._warned = False
-        self._faults = _faults()
         self._reporting: Future[None] | None = None
 
     def report(self, done: bool = False) -> None:
-        """Report now. If that is not possible (no API, no disk for the picture), say so once; the run continues."""
+        """Report now."""
         if done and self._reporting is not None:
             wait([self._reporting], LAST_SECONDS)
-        self._try(lambda: super(LiveReport, self).report(done))
-
-    def _try(self, report: Callable[[], None]) -> None:
-        try:
-            report()
-        except self._faults as error:
-            if not self._warned:
-                get_run_logger().warning("The progress cannot be shown in Prefect, the run continues: %s", error)
-            self._warned = True
+        show_if_possible(lambda: super(LiveReport, self).report(done), needs_api=False)
 
     def report_if_due(self) -> None:
         """As `report`, in a thread: while Prefect's API does not answer, the run must hear of signals and losses."""
@@ -94,92 +119,118 @@ class LiveReport(ProgressReport):
             if not self._reporting.done():
                 return
             self._reporting.result()
-        self._reporting = DaemonThreads("report").submit(copy_context().run, self._try, super().report_if_due)
+        report = partial(show_if_possible, super().report_if_due, needs_api=False)
+        self._reporting = DaemonThreads("report").submit(copy_context().run, report)
 
     def show(self, text: str, percent: float) -> None:
-        """Log the text; update the progress bar and the learning curve."""
+        """Log the text; update the summary and the learning curve."""
         self.tell(text, percent)
-        show_curve(self.config)
+        show_if_possible(lambda: show_curve(self.config))
 
     def tell(self, text: str, percent: float) -> None:
-        """Log the text and update the progress bar."""
+        """Log the text and update the summary."""
         get_run_logger().info(text)
-        if self._artifact is None:
-            key = artifact_key(self.config, f"{self.source} progress")
-            self._artifact = cast(UUID, create_progress_artifact(percent, key=key, description=text))
-        else:
-            update_progress_artifact(self._artifact, percent, description=text)
+        _PAGES[_flow_run()].progress[self.source] = f"{_bar(percent)} {text}"
+        show_if_possible(lambda: _show_page(self.config, text.partition(":")[0]))
 
 
-def _faults() -> tuple[type[Exception], ...]:
-    """What keeps something from being shown: no API, no disk for the picture."""
-    return (*api_faults(), OSError)
+def _bar(percent: float) -> str:
+    done = round(percent / 100 * BAR)
+    return f"`{'█' * done}{'░' * (BAR - done)}` {percent:.0f} %"
 
 
-@contextmanager
-def shown_if_possible() -> Iterator[None]:
-    """What Prefect cannot show now is said in the log: it does not end a run that has done its work."""
-    faults = _faults()
-    try:
-        yield
-    except faults as error:
-        get_run_logger().warning("The results cannot be shown in Prefect: %s", error)
+@dataclass
+class RunPage:
+    """What the summary of a flow run shows."""
+
+    links: list[str] = field(default_factory=list)
+    progress: dict[str, str] = field(default_factory=dict)
+    """Source of metrics → how far it is."""
+    results: str = ""
+    artifacts: dict[str, UUID] = field(default_factory=dict)
+    """Key → artifact that this process has made, which is updated from then on."""
+
+
+_PAGES: defaultdict[str, RunPage] = defaultdict(RunPage)
+"""By flow run; a process runs few."""
+_LOCK = Lock()
+"""Explorer and trainer report from threads of their own."""
+
+
+def _flow_run() -> str:
+    return flow_run.id or ""
+
+
+def _put(key: str, text: str, description: str) -> None:
+    """Make or update a Markdown artifact of the flow run itself, also from within a task."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+
+    known, run = _PAGES[_flow_run()].artifacts, _flow_run()
+    with _LOCK, get_client(sync_client=True) as client:
+        if key in known:
+            client.update_artifact(known[key], ArtifactUpdate(data=text, description=description))
+            return
+        flow_run_id = UUID(run) if run else None
+        made = ArtifactCreate(type="markdown", key=key, data=text, description=description, flow_run_id=flow_run_id)
+        known[key] = client.create_artifact(made).id
+
+
+def show_links(config: Config) -> None:
+    """Begin the summary, with links to the run's page and rollouts in Studio while that is served, else commands."""
+    root = config.job_dir.parent.parent
+    studio, mlflow = (read_page_note(root, page).get("url") for page in ("studio", "mlflow"))
+    run, folder = f"{config.project}/{config.name}", shlex.quote(str(config.job_dir))
+    page = _PAGES[_flow_run()]
+    if studio:
+        hub = f"{studio}/runs?{urlencode({'run': run})}"
+        page.links = [f"[Run in Studio]({hub})", f"[Rollouts]({studio}{rollouts_page(run)})"]
+        page.links += [f"[MLflow]({mlflow})"] if mlflow and config.monitor.monitor_type == "mlflow" else []
+    else:
+        page.links = [f"Rollouts: `trinity view --checkpoint-dir {folder}`"]
+    page.links.append(f"Logs: `trinity log --checkpoint-dir {folder} --follow`")
+    page.progress, page.results = {}, ""
+    _show_page(config, "Starting")
+
+
+def _show_page(config: Config, title: str) -> None:
+    page = _PAGES[_flow_run()]
+    lines = [f"## {config.project} / {config.name}", " · ".join(page.links)]
+    lines += [f"**{source}** {text}" for source, text in page.progress.items()]
+    _put(artifact_key(config, "summary"), "\n\n".join([*lines, page.results]), f"Summary: {title}")
 
 
 def show_curve(config: Config) -> None:
-    """Draw the learning curve anew and show it."""
+    """Draw the learning curve anew and show it: the picture is in the text, and needs no file server."""
     path = draw_curve(config.job_dir, f"{config.project} / {config.name}")
     if path is not None:
-        show_picture(config, path)
-
-
-def show_picture(config: Config, path: Path) -> None:
-    """The learning curve as an image artifact that needs no file server: the picture is in its address."""
-    picture = base64.b64encode(path.read_bytes()).decode()
-    create_image_artifact(
-        f"data:image/png;base64,{picture}", key=artifact_key(config, "curve"), description="Learning curve"
-    )
+        picture = base64.b64encode(path.read_bytes()).decode()
+        steps = [line.step for line in read_metrics(config.job_dir)]
+        _put(artifact_key(config, "curve"), f"![Learning curve](data:image/png;base64,{picture})",
+             f"Learning curve: step {max(steps, default=0)}")  # fmt: skip
 
 
 def show_tracking(config: Config, link: str) -> None:
-    """Show how to open the tracked metrics: a link, or a command."""
-    key = artifact_key(config, "tracking")
+    """Add how to open the tracked metrics to the summary's links: an address, or a command."""
     kind = config.monitor.monitor_type
-    if link.startswith("http"):
-        create_link_artifact(link, link_text=f"{config.project}/{config.name} in {kind}", key=key)
-    elif kind == "mlflow":
-        page = "http://127.0.0.1:5000"
-        text = f"[{config.project}/{config.name} in MLflow]({page}), served by\n\n```sh\n{link}\n```\n"
-        create_markdown_artifact(text, key=key, description="MLflow")
-    else:
-        create_markdown_artifact(f"```sh\n{link}\n```\n", key=key, description=kind)
-
-
-def show_studio(config: Config) -> None:
-    """Link to the run and its rollouts in Studio while that is served; else give the command that shows rollouts."""
-    page = read_page_note(config.job_dir.parent.parent, "studio").get("url")
-    run = f"{config.project}/{config.name}"
-    rollouts = artifact_key(config, "rollouts")
-    if page:
-        link = f"{page}/runs?{urlencode({'run': run})}"
-        create_link_artifact(link, link_text=f"{run} in Studio", key=artifact_key(config, "studio"))
-        create_link_artifact(f"{page}{rollouts_page(run)}", link_text=f"Rollouts of {run}", key=rollouts)
-    else:
-        command = f"trinity view --checkpoint-dir {shlex.quote(str(config.job_dir))}"
-        create_markdown_artifact(f"```sh\n{command}\n```\n", key=rollouts, description="Sampled rollouts")
+    page = _PAGES[_flow_run()]
+    name = "MLflow" if kind == "mlflow" else kind
+    page.links = [each for each in page.links if not each.startswith((f"[{name}]", f"{name}:"))]
+    page.links.append(f"[{name}]({link})" if link.startswith("http") else f"{name}: `{link}`")
 
 
 def show_summary(config: Config, summary: dict[str, Any]) -> None:
     """A run's results as a two-column table."""
     rows = "\n".join(f"| {name} | {_shown(value)} |" for name, value in summary.items() if value not in (None, "", {}))
-    text = f"## {config.project} / {config.name}\n\n| | |\n| --- | --- |\n{rows}\n"
-    key = artifact_key(config, summary_path(config).stem)
-    create_markdown_artifact(text, key=key, description="Summary")
+    _PAGES[_flow_run()].results = f"| | |\n| --- | --- |\n{rows}\n"
+    score = summary.get("score")
+    steps = summary.get("step")
+    _show_page(config, f"step {steps}" + (f", score {_shown(score)}" if score is not None else ""))
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return "<br>".join(f"{name} {_shown(part)}" for name, part in value.items())
+        return "<br>".join(f"{name} {_shown(part)}" for name, part in value.items() if part is not None)
     return str(value)

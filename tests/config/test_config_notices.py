@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trinity_core.config import load_config, notices
+from trinity_core.config import config_from_text, load_config, notices, stages
 from trinity_core.config.notices import remarks
 
 RECIPES = Path(__file__).parents[2] / "configs"
@@ -165,3 +165,16 @@ def test_keys_without_effect_share_a_sentence() -> None:
 def test_micro_batch_rows_without_effect_get_a_notice(changes: tuple[str, ...], keys: list[str]) -> None:
     rows = [key for key, _ in found("verl_align/ppo_example", *changes) if key.endswith("ppo_micro_batch_size_per_gpu")]
     assert rows == [f"{VERL}.{key}.ppo_micro_batch_size_per_gpu" for key in keys]
+
+
+def test_a_stage_has_the_notices_of_its_own_keys_and_of_those_above() -> None:
+    text = (RECIPES / "gsm8k/gsm8k.yaml").read_text() + (
+        "stages:\n"
+        "  - {stage_name: a, buffer: {pad_token_id: 3}, explorer: {max_waiting_steps: 2}}\n"
+        "  - {stage_name: b}\n"
+    )
+    config = config_from_text(text, ["monitor.detailed_stats=true"])
+    found = [{finding.key for finding in remarks(stage)} for stage in stages(config)]
+    own = {"buffer.pad_token_id", "explorer.max_waiting_steps"}
+    assert found == [{"monitor.detailed_stats", *own}, {"monitor.detailed_stats"}]
+    assert "pad_token_id" not in stages(config)[0].given["buffer"]

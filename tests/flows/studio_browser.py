@@ -42,32 +42,27 @@ class Person:
 
     async def save_as(self, name: str) -> None:
         """Save under another name, which is then the chosen file."""
-        await self.page.until("document.body.innerText.includes('No problems.')", "there are no problems")
+        await self.page.until("document.body.innerText.includes('The settings are valid')", "there are no problems")
         await self.page.click(button("Save as"))
         await self.page.fill(f"document.querySelector('{DIALOG} input')", name)
         await self.page.click(button("Save", DIALOG))
         await self.page.until(f"({labelled('File')})?.value == '{name}'", f"the file {name} is chosen")
 
     async def start(self, title: str) -> None:
-        """Start a run, which leads to the list of runs, where it is chosen."""
+        """Start a run, which leads to its page."""
         await self.page.click(button("Start"))
         await self.page.click(button("Save and start"))
-        await self.page.until(f"({row(title)})?.querySelector('input').checked", f"{title} is chosen", RUN_SECONDS)
-
-    async def to_runs(self, title: str) -> None:
-        """Go to the list of runs and choose one."""
-        await self.page.click("[...document.querySelectorAll('a')].find(e => e.innerText.trim() == 'Runs')")
-        await self.page.click(f"({row(title)})?.querySelector('label')")
-        await self.page.until(f"!!({button('Convert')})", f"the buttons of {title}")
+        heading = f"document.querySelector('h3')?.innerText.trim() == {json.dumps(title)}"
+        await self.page.until(f"{heading} && !!({button('Convert')})", f"the page of {title}", RUN_SECONDS)
 
     async def press(self, action: str) -> None:
         """Press a button, once it can be pressed."""
         await self.page.click(button(action))
 
     async def state(self, title: str, *states: str) -> None:
-        """Wait until the newest run of a title, or of a flow, is in one of these states."""
-        shown = f"({row(title)})?.innerText"
-        await self.page.until(f"/{'|'.join(states)}/.test({shown})", f"{title} is {' or '.join(states)}", RUN_SECONDS)
+        """Wait until the run whose page is open is in one of these states."""
+        shown = f"/^({'|'.join(states)})$/m.test(document.body.innerText)"
+        await self.page.until(shown, f"{title} is {' or '.join(states)}", RUN_SECONDS)
 
     async def drawn(self, steps: int) -> None:
         """Wait until a line of the chosen run's charts has a point for each of so many steps."""
@@ -93,10 +88,3 @@ def button(text: str, within: str = "body") -> str:
     """A button by its text, which an icon's name may precede."""
     found = f"[...document.querySelectorAll('{within} button')]"
     return f"{found}.find(e => e.innerText.split('\\n').some(line => line.trim() == {json.dumps(text)}))"
-
-
-def row(words: str) -> str:
-    """The first line of the list of runs with this text."""
-    lines = "[...document.querySelectorAll('[data-testid=stHorizontalBlock]')]"
-    is_line = "!e.querySelector('[data-testid=stHorizontalBlock]') && e.querySelector('[data-testid=stCheckbox]')"
-    return f"{lines}.find(e => {is_line} && e.innerText.includes({json.dumps(words)}))"

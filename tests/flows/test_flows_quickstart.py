@@ -75,6 +75,14 @@ def test_another_seed_gets_a_folder_that_can_be_pasted(out: Path) -> None:
         claim(out, 2)
 
 
+def test_a_run_of_another_seed_is_not_taken_for_this_ones(out: Path) -> None:
+    """The run is not in the folder of model and data, which may have been removed."""
+    claim(out, 1, Path("checkpoints/p/run"))
+    claim(out, 2)
+    with pytest.raises(TrinityError, match=r"checkpoints/p/run holds the quick start of seed 1.*OUT=my runs/it"):
+        claim(out, 2, Path("checkpoints/p/run"))
+
+
 def test_make_takes_a_folder_with_any_name(tmp_path: Path) -> None:
     """`trinity` gets it as it was given."""
     root = Path(__file__).parent.parent.parent

@@ -11,8 +11,9 @@ import pytest
 
 from flows.local.pages import studio_page
 from studio.prefect_runs import PrefectRuns
-from studio.run_list import RunState, run_rows
+from studio.runs import find_runs
 from tasks.prefect_api import api_client
+from trinity_core.tracking.run_record import RunState
 
 pytestmark = pytest.mark.slow
 SCHEMA = {"type": "object", "properties": {"config": {"type": "string"}, "overrides": {"type": "array"}}}
@@ -24,7 +25,7 @@ def deployed(client: Any, name: str, schema: dict[str, Any]) -> Any:
     return client.create_deployment(flow, name=name, parameter_openapi_schema=schema, enforce_parameter_schema=False)
 
 
-def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str) -> None:
+def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str, tmp_path: Path) -> None:
     from prefect import flow, task
     from prefect.states import Cancelled, Completed, Pending, Running
 
@@ -54,14 +55,14 @@ def test_runs_are_started_listed_cancelled_and_retried(prefect_api: str) -> None
         ]
         assert dict(seen[0].parameters) == {"config": "my.yaml", "overrides": ["seed=1"]}
         assert seen[1].tags == {"project": "studio", "name": "one_sft", "stage": "sft"}
-        assert [(row.title, row.depth) for row in run_rows(seen, [], [])] == [("studio/one", 0), (part.name, 1)]
+        assert [run.name for run in find_runs(tmp_path, seen)] == ["studio/one", "studio/one_sft"]
 
         runs.cancel(started, begun=True)
         assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLING"
         client.set_flow_run_state(UUID(started), Cancelled(), force=True)
         runs.retry(started)
         again = next(run for run in runs.recent() if run.id == started)
-        assert run_rows([again], [], [])[0].state is RunState.WAITING
+        assert find_runs(tmp_path, [again])[0].state is RunState.WAITING
         runs.cancel(started, begun=False)
         assert client.read_flow_run(UUID(started)).state.type.value == "CANCELLED"
         client.set_flow_run_state(part.id, Completed(), force=True)

@@ -14,7 +14,7 @@ from trinity_core.errors import TrinityError
 from trinity_core.pipelines.checks import check_names
 from trinity_core.pipelines.operators import OPERATORS, OperatorPipeline, dynamic_sampling, pipeline
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.schedule import publishes_after, required_version
+from trinity_core.sync.schedule import SyncSchedule
 
 
 def _group(name, *rewards):
@@ -109,12 +109,13 @@ def test_both_loops_finish_whatever_an_operator_drops(tmp_path_factory, steps, i
     """Fixed style, batches of 4 rows; each step's groups of 2 have variance or not. Nobody is stuck in any round."""
     path = tmp_path_factory.mktemp("store") / "store.db"
     explored = trained = published = 0
+    schedule = SyncSchedule("fixed", interval, offset)
     with ExperienceStore.open(path) as store:
         store.position("explorer")
         while trained < len(steps):
             before = (explored, trained)
             if explored < len(steps):
-                needed = required_version(explored + 1, interval, offset)
+                needed = schedule.required_version(explored + 1)
                 if needed <= published:
                     sampled = [
                         e for i, varies in enumerate(steps[explored]) for e in _group(f"{explored}/{i}", 1, not varies)
@@ -129,7 +130,7 @@ def test_both_loops_finish_whatever_an_operator_drops(tmp_path_factory, steps, i
             if batch is not None:
                 assert all({e.reward for e in batch if e.group == row.group} == {0, 1} for row in batch)
                 trained += 1
-                published = trained if publishes_after(trained, interval) else published
+                published = trained if schedule.publishes_after(trained) else published
             assert (explored, trained) != before
 
 

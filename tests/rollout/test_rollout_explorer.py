@@ -24,7 +24,7 @@ from trinity_core.errors import DataError, TransientFault, TrinityError, WeightS
 from trinity_core.pipelines.operators import OPERATORS
 from trinity_core.rollout.explorer import Explorer
 from trinity_core.rollout.records import StepRecords
-from trinity_core.rollout.runner import FailureWatch, Outcome
+from trinity_core.rollout.runner import EvaluationProgress, FailureWatch, Outcome
 from trinity_core.rollout.trainer_watch import TrainerWatch
 from trinity_core.runtime.audit import audit_runs
 from trinity_core.runtime.run import explore
@@ -754,6 +754,21 @@ def test_a_checkpoint_is_evaluated_from_its_folder(config, engine, tiny_folder):
     assert (source.method, source.path, version) == ("folder", str(tiny_folder), 8)
     assert valid_scores(settings) == {8: scores["eval/small/accuracy"]}
     assert not (settings.job_dir / "buffer").exists(), "an empty store would pass for a run's"
+
+
+def test_an_evaluation_says_how_far_it_is(config, engine, tiny_folder, monkeypatch):
+    explorer, heard = Explorer(config(mode="bench"), [engine]), []
+    one_more = EvaluationProgress.one_more
+
+    def overheard(progress: EvaluationProgress) -> None:
+        one_more(progress)
+        heard.append((progress.done, progress.total, progress.text == explorer._evaluation.text))
+
+    monkeypatch.setattr(EvaluationProgress, "one_more", overheard)
+    scores = asyncio.run(explorer.evaluate(8, str(tiny_folder)))
+    total = int(scores["eval/small/tasks"])
+    assert heard == [(done, total, True) for done in range(1, total + 1)]
+    assert asyncio.run(explorer.progress())["waits"] == ""
 
 
 def test_evaluation_needs_no_task_set_to_explore(config, engine, tiny_folder):

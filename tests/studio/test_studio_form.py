@@ -10,6 +10,7 @@ from studio.checked_draft import by_field, by_section, checked
 from studio.commented_yaml import changed
 from studio.config_draft import ConfigDraft, value_at, yaml_files
 from studio.form import BEGINNER, form_fields, in_sections, matching
+from studio.recipes import recipes
 from trinity_core.config.source import parse
 
 TEXT = """\
@@ -104,13 +105,55 @@ def test_a_draft_is_opened_changed_and_saved(tmp_path: Path) -> None:
     assert ConfigDraft.opened(tmp_path / "not there.yaml").tree() == {}
 
 
-def test_keys_that_a_file_would_lose_are_known(tmp_path: Path) -> None:
-    file, broken = tmp_path / "my.yaml", tmp_path / "broken.yaml"
-    file.write_text("name: a\nmodel: {}\nalgorithm: {repeat_times: 8, algorithm_type: grpo}\n")
+def test_what_a_file_would_lose_is_known(tmp_path: Path) -> None:
+    file, broken, other = (tmp_path / name for name in ("my.yaml", "broken.yaml", "other.yaml"))
+    text = "name: a\nmodel: {}\nalgorithm: {repeat_times: 8, algorithm_type: grpo}\n"
+    file.write_text(text)
     broken.write_text("a: [")
-    draft = ConfigDraft(file, "algorithm: {algorithm_type: ppo}\n")
-    assert draft.lost_keys(file) == ["name", "model", "algorithm.repeat_times"]
-    assert draft.lost_keys(tmp_path / "new.yaml") == draft.lost_keys(broken) == []
+    other.write_text("name: b\n")
+    draft = ConfigDraft(file, "algorithm: {algorithm_type: ppo}\n", text)
+    assert draft.lost_keys(text) == ["name", "model", "algorithm.repeat_times"] and draft.lost_keys("a: [") == []
+    assert len(draft.objections(file)) == 1 and len(draft.objections(other)) == 1
+    assert (
+        draft.objections(tmp_path / "new.yaml") == []
+        and ConfigDraft(broken, "name: a\n", "a: [").objections(broken) == []
+    )
+    file.write_text("name: elsewhere\n")
+    assert len(draft.objections(file)) == 2, "it was changed by another program, and loses a key"
+    empty = ConfigDraft(file, "", "name: elsewhere\n")
+    assert len(empty.objections(file)) == 1, "an empty text takes all keys away"
+
+
+def test_unsaved_changes_outlive_the_page(tmp_path: Path) -> None:
+    file, drafts = tmp_path / "my.yaml", tmp_path / "drafts"
+    file.write_text(TEXT)
+    draft = ConfigDraft.opened(file, drafts)
+    draft.keep()
+    assert not drafts.exists()
+    draft.change("algorithm.repeat_times", 16)
+    draft.keep()
+    again = ConfigDraft.opened(file, drafts)
+    assert again.value("algorithm.repeat_times") == 16 and not again.is_saved and file.read_text() == TEXT
+    again.save(tmp_path / "copy.yaml")
+    assert ConfigDraft.opened(file, drafts).is_saved, "they went into the copy"
+    assert "repeat_times: 16" in (tmp_path / "copy.yaml").read_text() and not [*drafts.iterdir()]
+
+
+def test_places_in_lists_are_keys() -> None:
+    text = "stages:\n  - stage_name: sft  # first\n  - stage_name: rft\n"
+    assert changed(text, "stages.1.mode", "both") == text + "    mode: both\n"
+    assert changed("", "a.0.path", "x") == "a:\n- path: x\n"
+    assert changed(text, "stages.2.mode", None) == text
+    assert value_at({"a": [{"b": 1}]}, "a.0.b") == 1 and value_at({"a": [{"b": 1}]}, "a.1.b") is None
+    with pytest.raises(ValueError, match="'stages' holds no keys"):
+        changed(text, "stages.mode", "both")
+
+
+def test_recipes_say_what_they_need() -> None:
+    found = {recipe.title: recipe for recipe in recipes()}
+    assert next(iter(found)) == "quickstart" and found["quickstart"].needs.startswith("sft → rft · model ")
+    assert found["quickstart"].needs.endswith("no GPU") and found["gsm8k"].needs.endswith("2 GPUs")
+    assert not [title for title, recipe in found.items() if "$schema" in recipe.text or not recipe.needs]
 
 
 def test_configurations_are_listed_and_the_rest_is_not(tmp_path: Path) -> None:

@@ -1,122 +1,254 @@
-"""The configuration page in a real browser: a form filled in, a problem beside its field, a file saved."""
+"""The configuration page in a real browser: a form filled in, problems beside fields, no work lost."""
 
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import httpx
-from ports import free_port
-
-from studio.__main__ import streamlit_command
-
-sys.path.append(str(Path(__file__).parent.parent / "view"))
-from browser import opened
+from browser import Page, opened
+from studio_served import Served
 
 TEXT = "name: mine  # a name\nalgorithm:\n  algorithm_type: grpo\n  repeat_times: 8  # rollouts of a task\n"
+RUNS = """\
+name: mine
+model: {model_path: org/model, max_prompt_tokens: 16, max_response_tokens: 16}
+buffer: {batch_size: 4, train_batch_size: 32, explorer_input: {taskset: {path: org/data}}}
+"""
+DIALOG = "[role=dialog]"
+IDLE = "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'"
+"""Streamlit has drawn the page."""
 
 
-def test_a_form_is_filled_in_and_saved(tmp_path: Path) -> None:
-    file, port = tmp_path / "config.yaml", free_port()
-    file.write_text(TEXT)
+def button(text: str, within: str = "body") -> str:
+    every = f"[...document.querySelectorAll('{within} button')]"
+    return f"{every}.find(e => e.innerText.split('\\n').some(line => line.trim() === {json.dumps(text)}))"
 
-    async def use() -> None:
-        async with opened(f"http://127.0.0.1:{port}", tmp_path) as page:
-            field = "document.querySelector('input[aria-label=repeat_times]')"
-            await page.until(f"!!{field}")
-            for entered in ("-3", "16"):
-                await page.until(f"!!{field} && ({field}.scrollIntoView(), {field}.focus(), {field}.select(), true)")
-                await page.call("Input.insertText", text=entered)
-                await page.call(
-                    "Input.dispatchKeyEvent", type="keyDown", key="Enter", windowsVirtualKeyCode=13, text="\r"
-                )
-                await page.until(f"document.querySelector('textarea')?.value.includes('repeat_times: {entered} ')")
-                faults = "[...document.querySelectorAll('[data-testid=stAlert]')].map(e => e.innerText).join()"
-                await page.until(f"{faults}.includes('at least 1') === {str(entered == '-3').lower()}")
-            save = "[...document.querySelectorAll('button')].find(e => e.innerText.endsWith('Save'))"
-            await page.until(f"!!{save} && ({save}.click(), true)")
-            await page.until("document.body.innerText.includes('All changes are saved')")
+
+def field(label: str) -> str:
+    return f"document.querySelector('input[aria-label={json.dumps(label)}]')"
+
+
+def has(text: str) -> str:
+    return f"document.body.innerText.includes({json.dumps(text)})"
+
+
+TEXT_AREA = "document.querySelector('textarea[aria-label=YAML]')"
+
+
+def use(studio: Served, folder: Path, file: str, actions: Callable[[Page], Awaitable[None]]) -> None:
+    """A person at the form with a file; nothing may appear in the browser's console."""
+
+    async def visit() -> None:
+        async with opened(f"{studio.address}/?file={file}", folder) as page:
+            await page.until(f"{IDLE} && ({has(file)} || !!{field('File')})", "the page is drawn")
+            await actions(page)
             assert page.said == []
 
-    with served(file, port):
-        asyncio.run(use())
+    asyncio.run(visit())
+
+
+async def write(page: Page, text: str) -> None:
+    """Put a text in place of the whole YAML."""
+    await page.click("[...document.querySelectorAll('[role=tab]')].find(e => e.innerText === 'Edit as text')")
+    await page.click(TEXT_AREA)
+    await page.value(f"{TEXT_AREA}.select(), true")
+    await page.call("Input.insertText", text=text)
+    await page.press_with_control("Enter")
+    await page.until(f"{has('Unsaved changes')} && {IDLE}")
+
+
+async def save(page: Page) -> None:
+    await page.click(button("Save"))
+
+
+SAVED = f"{has('All changes are saved')} && !document.querySelector('{DIALOG}') && {IDLE}"
+
+
+def test_a_form_is_filled_in_and_saved(studio: Served, tmp_path: Path) -> None:
+    file = studio.root / "filled.yaml"
+    file.write_text(TEXT)
+
+    async def act(page: Page) -> None:
+        for entered in ("-3", "16"):
+            await page.fill(field("repeat_times"), entered)
+            await page.until(f"{TEXT_AREA}?.value.includes('repeat_times: {entered} ')")
+            faults = "[...document.querySelectorAll('[data-testid=stAlert]')].map(e => e.innerText).join()"
+            await page.until(f"{faults}.includes('at least 1') === {str(entered == '-3').lower()}")
+        await save(page)
+        await page.until(SAVED)
+
+    use(studio, tmp_path, file.name, act)
     assert file.read_text() == TEXT.replace("repeat_times: 8 ", "repeat_times: 16")
 
 
-def test_looking_through_all_settings_changes_nothing(tmp_path: Path) -> None:
-    """Every section and the search are opened; what is then saved is one change. Keys go only after a question."""
-    file, port = tmp_path / "config.yaml", free_port()
+def test_looking_through_all_settings_changes_nothing(studio: Served, tmp_path: Path) -> None:
+    """Every section and the search are opened; what is then saved is one change."""
+    file = studio.root / "looked.yaml"
     file.write_text(TEXT)
     pills = "[...document.querySelectorAll('[data-testid=stButtonGroup] button')]"
-    buttons = "[...document.querySelectorAll('button')]"
-    search = "document.querySelector('input[aria-label=Find]')"
-    text = "document.querySelector('textarea[aria-label=YAML]')"
-    opened_sections: list[str] = []
+    sections: list[str] = []
 
-    async def use() -> None:
-        async with opened(f"http://127.0.0.1:{port}", tmp_path) as page:
-            await page.click("document.querySelector('[data-testid=stCheckbox] label')")
-            names = (await page.until(f"{pills}.length && {pills}.map(e => e.innerText).join('|')")).split("|")
-            for name in [*names, "algorithm", "run"]:
-                await page.click(f"{pills}.find(e => e.innerText.split(' ')[0] === '{name.split()[0]}')")
-                shown = "[...document.querySelectorAll('strong')].map(e => e.innerText)"
-                await page.until(f"{shown}.includes('{name.split()[0]}') && !{IS_RUNNING}")
-                assert await page.until(f"{text}?.value") == TEXT, name
-                assert not await page.value("!!document.querySelector('[data-testid=stException]')"), name
-                opened_sections.append(name.split()[0])
-            await page.fill(search, "temperature")
-            await page.until(f"!!document.querySelector('input[aria-label*=temperature]') && !{IS_RUNNING}")
-            assert await page.until(f"{text}?.value") == TEXT
-            await page.fill("document.querySelector('input[aria-label=temperature]')", "0.7")
-            await page.until(f"{text}?.value.includes('temperature: 0.7') && !{IS_RUNNING}")
-            await page.click(f"{buttons}.find(e => e.innerText.endsWith('Save'))")
-            await page.until("document.body.innerText.includes('All changes are saved')")
-            assert file.read_text() == TEXT + "model:\n  temperature: 0.7\n"
-            await page.click(text)
-            await page.value(f"{text}.select(), true")
-            await page.call("Input.insertText", text="name: other")
-            await page.click(search)
-            await page.until("document.body.innerText.includes('lacks the latest changes')")
-            await page.click(f"{buttons}.find(e => e.innerText.endsWith('Save'))")
-            await page.click(f"{buttons}.find(e => e.innerText === 'Save without them')")
-            await page.until("document.body.innerText.includes('All changes are saved')")
-            assert page.said == []
+    async def act(page: Page) -> None:
+        await page.click("document.querySelector('[data-testid=stCheckbox] label')")
+        names = (await page.until(f"{pills}.length && {pills}.map(e => e.innerText).join('|')")).split("|")
+        for name in [*names, "algorithm", "run"]:
+            await page.click(f"{pills}.find(e => e.innerText.split(' ')[0] === '{name.split()[0]}')")
+            shown = "[...document.querySelectorAll('strong')].map(e => e.innerText)"
+            await page.until(f"{shown}.includes('{name.split()[0]}') && {IDLE}")
+            assert await page.until(f"{TEXT_AREA}?.value") == TEXT, name
+            assert not await page.value("!!document.querySelector('[data-testid=stException]')"), name
+            sections.append(name.split()[0])
+        await page.fill(field("Find"), "temperature")
+        await page.until(f"!!document.querySelector('input[aria-label*=temperature]') && {IDLE}")
+        assert await page.until(f"{TEXT_AREA}?.value") == TEXT
+        await save(page) if await page.value(f"!({button('Save')}).disabled") else None
+        assert file.read_text() == TEXT
+        await page.fill(field("temperature"), "0.7")
+        await page.until(f"{TEXT_AREA}?.value.includes('temperature: 0.7') && {IDLE}")
+        await save(page)
+        await page.until(SAVED)
 
-    with served(file, port):
-        asyncio.run(use())
-    assert {"algorithm", "model", "buffer", "explorer", "trainer", "monitor"} < set(opened_sections)
-    assert file.read_text() == "name: other"
+    use(studio, tmp_path, file.name, act)
+    assert {"algorithm", "model", "buffer", "explorer", "trainer", "monitor"} < set(sections)
+    assert file.read_text() == TEXT + "model:\n  temperature: 0.7\n"
 
 
-IS_RUNNING = "(document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'running')"
-"""Whether Streamlit draws the page anew."""
+def test_nothing_in_a_file_is_lost_unasked(studio: Served, tmp_path: Path) -> None:
+    """Keys that would go, changes by another program, and another file that is there already."""
+    file, other = studio.root / "asked.yaml", studio.root / "other.yaml"
+    file.write_text(TEXT)
+    other.write_text("name: other\n")
+
+    async def act(page: Page) -> None:
+        await write(page, "name: fewer\n")
+        await save(page)
+        await page.until(f"!!document.querySelector('{DIALOG}') && {has('algorithm.algorithm_type')}")
+        assert file.read_text() == TEXT
+        await page.click(button("Save anyway"))
+        await page.until(SAVED)
+        assert file.read_text() == "name: fewer\n"
+        file.write_text("name: elsewhere\n")
+        await write(page, "name: again\n")
+        await save(page)
+        await page.until(f"!!({button('Save anyway')}) && {has('another program')}")
+        await page.press("Escape")
+        await page.until(f"!document.querySelector('{DIALOG}')")
+        assert file.read_text() == "name: elsewhere\n"
+        await page.click(button("Save as"))
+        await page.fill(f"document.querySelector('{DIALOG} input')", other.name)
+        await page.until(f"!!({button('Overwrite')}) && {IDLE}")
+        assert other.read_text() == "name: other\n"
+        await page.click(button("Overwrite"))
+        await page.until(f"{has('All changes are saved in other.yaml')} && {IDLE}")
+
+    use(studio, tmp_path, file.name, act)
+    assert other.read_text() == "name: again\n" and file.read_text() == "name: elsewhere\n"
 
 
-@contextmanager
-def served(file: Path, port: int) -> Iterator[None]:
-    """Studio with this file."""
-    command = streamlit_command([str(file), "--port", str(port)])
-    server = subprocess.Popen(command, cwd=file.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_until_served(port)
-        yield
-    finally:
-        server.terminate()
-        server.wait(30)
+def test_a_reload_keeps_what_is_not_saved(studio: Served, tmp_path: Path) -> None:
+    file = studio.root / "reloaded.yaml"
+    file.write_text(TEXT)
+
+    async def act(page: Page) -> None:
+        await page.fill(field("repeat_times"), "16")
+        await page.until(f"{TEXT_AREA}?.value.includes('repeat_times: 16') && {IDLE}")
+        await page.call("Page.reload")
+        await page.until(f"{has('Unsaved changes in reloaded.yaml')} && {IDLE}")
+        await page.until(f"{TEXT_AREA}?.value.includes('repeat_times: 16')")
+        assert file.read_text() == TEXT
+        await page.click(button("Discard changes"))
+        await page.until(SAVED)
+        assert await page.until(f"{TEXT_AREA}?.value") == TEXT
+
+    use(studio, tmp_path, file.name, act)
+    assert file.read_text() == TEXT
 
 
-def wait_until_served(port: int) -> None:
-    """Streamlit takes a second or two to start."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/_stcore/health").is_success:
-                return
-        except httpx.TransportError:
-            assert time.monotonic() < deadline, "Streamlit does not start"
-        time.sleep(0.1)
+def test_broken_text_can_be_discarded(studio: Served, tmp_path: Path) -> None:
+    file = studio.root / "broken.yaml"
+    file.write_text(TEXT)
+
+    async def act(page: Page) -> None:
+        await write(page, "name: [")
+        await page.until("!!document.querySelector('[data-testid=stAlert]')")
+        await page.click(button("Discard changes"))
+        await page.until(f"!!{field('repeat_times')} && {SAVED}")
+
+    use(studio, tmp_path, file.name, act)
+    assert file.read_text() == TEXT
+
+
+def test_the_list_of_files_opens_only_files(studio: Served, tmp_path: Path) -> None:
+    """Part of a name and Enter opens the file of that name; a name that fits none opens nothing."""
+    (studio.root / "configs/gsm8k").mkdir(parents=True)
+    (studio.root / "configs/gsm8k/gsm8k.yaml").write_text(RUNS)
+    (studio.root / "first.yaml").write_text(TEXT)
+
+    async def act(page: Page) -> None:
+        await page.click(field("File"))
+        await page.call("Input.insertText", text="gsm8k/gsm8k")
+        await page.press("Enter")
+        await page.until(f"({field('File')}).value === 'configs/gsm8k/gsm8k.yaml' && {IDLE}")
+        await page.until(f"{TEXT_AREA}.value.includes('org/model')")
+        await page.click(field("File"))
+        await page.call("Input.insertText", text="no/such/file")
+        await page.press("Enter")
+        await page.press("Escape")
+        assert "configs/gsm8k/gsm8k.yaml" in await page.value("location.search.replaceAll('%2F', '/')")
+
+    use(studio, tmp_path, "first.yaml", act)
+    assert not [*studio.root.rglob("*such*")]
+
+
+def test_green_needs_a_look_at_model_data_and_machine(studio: Served, tmp_path: Path) -> None:
+    """Valid settings with a model that is nowhere, and with more GPUs than there are."""
+    (studio.root / "nowhere.yaml").write_text(RUNS.replace("org/model", "./no_such_model"))
+    alerts = "[...document.querySelectorAll('[data-testid=stAlert]')].map(e => e.innerText).join('|')"
+    green = "!!document.querySelector('[data-testid=stAlertContentSuccess]')"
+
+    async def act(page: Page) -> None:
+        await page.until(f"{alerts}.includes('have not been opened yet')")
+        assert not await page.value(green)
+        await page.click(button("Check model and data"))
+        await page.until(f"{alerts}.includes('cannot start') && {alerts}.includes('model.model_path')", "refused", 90)
+        assert not await page.value(green)
+        await page.fill("document.querySelector('input[aria-label^=gpu_per_node]')", "64")
+        await page.until(f"{alerts}.includes('Not on this machine') && {IDLE}")
+        assert not await page.value(green)
+
+    use(studio, tmp_path, "nowhere.yaml", act)
+
+
+def test_a_new_file_begins_from_a_recipe(studio: Served, tmp_path: Path) -> None:
+    """A file that is not there is not said to be saved; the gallery makes it."""
+
+    async def act(page: Page) -> None:
+        await page.until(f"{has('new.yaml does not exist yet')} && !{has('All changes are saved')}")
+        await page.fill(field("Save as"), "new.yaml")
+        await page.click(
+            "[...document.querySelectorAll('[role=radiogroup] label')].find(e => /^sft$/m.test(e.innerText))"
+        )
+        await page.until(IDLE)
+        await page.click(button("Create"))
+        await page.until(f"{has('All changes are saved in new.yaml')} && {IDLE}")
+
+    use(studio, tmp_path, "new.yaml", act)
+    assert "algorithm_type: sft" in (studio.root / "new.yaml").read_text()
+
+
+def test_a_stage_has_fields_of_its_own(studio: Served, tmp_path: Path) -> None:
+    file = studio.root / "stages.yaml"
+    file.write_text(TEXT + "stages:\n  - stage_name: sft\n    mode: train\n  - stage_name: rft\n")
+
+    async def act(page: Page) -> None:
+        await page.click(button("rft"))
+        await page.until(f"({field('repeat_times')})?.placeholder === 'all stages: 8' && {IDLE}")
+        await page.fill(field("repeat_times"), "4")
+        await page.until(f"{has('Unsaved changes')} && {IDLE}")
+        await save(page)
+        await page.until(SAVED)
+
+    use(studio, tmp_path, file.name, act)
+    assert file.read_text().endswith("- stage_name: rft\n    algorithm:\n      repeat_times: 4\n")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from studio.curves import first_shown, laid_over, metric_names, read_curves, short_titles
+import pytest
+
+from studio.curves import chart, curves_of, first_shown, metric_names, rows_of, short_titles
 from trinity_core.checkpoints.commit import begin, commit
 from trinity_core.checkpoints.resume import update_meta
 from trinity_core.layout import JobLayout
@@ -31,13 +33,20 @@ def test_curves_of_several_runs_are_laid_over_one_another(tmp_path: Path) -> Non
             explorer.write(step, {"reward/mean": reward, "reward/zero_variance_groups": 0.0})
     MetricsFile(tmp_path / "a", "trainer").write(1, {"actor/final_loss": 2.0, "actor/kl": float("nan")})
     MetricsFile(tmp_path / "a", "explorer").write(2, {"reward/mean": 0.3})  # a resumed run
-    curves = {name: read_curves(tmp_path / name) for name in ("a", "b")}
+    curves = {name: curves_of(tmp_path / name) for name in ("a", "b")}
     assert metric_names(curves) == ["actor/final_loss", "explorer/reward/mean", "explorer/reward/zero_variance_groups"]
-    assert laid_over(curves, "explorer/reward/mean") == {
-        "step": [1, 2, 1], "value": [0.1, 0.3, 0.5], "run": ["a", "a", "b"],
-    }  # fmt: skip
-    assert laid_over(curves, "actor/final_loss")["run"] == ["a"]
-    assert laid_over(curves, "nothing") == {"step": [], "value": [], "run": []}
+    rows = rows_of(curves, "explorer/reward/mean", smoothing=0.5)
+    assert [(row["run"], row["step"], row["raw"]) for row in rows] == [("a", 1, 0.1), ("a", 2, 0.3), ("b", 1, 0.5)]
+    assert [row["value"] for row in rows] == pytest.approx([0.1, 0.2, 0.5]) and rows[0]["minutes"] < 1
+    assert rows_of(curves, "nothing") == []
+
+
+def test_an_interval_is_a_band_and_checkpoints_are_rules(tmp_path: Path) -> None:
+    numbers = {"eval/test/accuracy": 0.5, "eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6}
+    MetricsFile(tmp_path, "eval").write(4, numbers)
+    spec = chart({"a": curves_of(tmp_path)}, "eval/test/accuracy", 0.0, "step", True, [4]).to_dict()
+    marks = [layer["mark"]["type"] for layer in spec["layer"]]
+    assert marks == ["rule", "area", "line"] and spec["layer"][2]["encoding"]["y"]["scale"]["type"] == "symlog"
 
 
 def test_reward_loss_and_accuracy_are_shown_first() -> None:

@@ -1,7 +1,8 @@
-"""The list of runs: Prefect's, MLflow's and Studio's own as one; what may be done with each; how flows are started."""
+"""Folders, Prefect's flow runs and Studio's processes as one list; what may be done with a run; how flows start."""
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -13,10 +14,15 @@ import pytest
 
 from studio.actions import Action, hindrance, perform, side_launch
 from studio.prefect_runs import FlowRunSeen
-from studio.run_list import PREFECT_STATES, RunRow, RunState, run_rows
+from studio.runs import PREFECT_STATES, Run, find_runs
 from studio.settings import studio_settings
 from studio.started_processes import Launch, StartedProcess, start_process, started_processes
-from studio.tracked_runs import TrackedRun
+from trinity_core.checkpoints.resume import update_meta
+from trinity_core.files import read_json, write_json
+from trinity_core.layout import JobLayout
+from trinity_core.tracking import MetricsFile
+from trinity_core.tracking.run_record import RunState, record_end, record_path, record_start
+from trinity_core.tracking.writers import RunOutcome
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -38,15 +44,22 @@ def flow_run(name: str, kind: str = "COMPLETED", minutes: int = 0, **more: objec
     return replace(run, **more)  # type: ignore[arg-type]
 
 
-def tracked(name: str, status: str = "FINISHED", minutes: int = 0, parent: str = "") -> TrackedRun:
-    began = NOON + timedelta(minutes=minutes)
-    return TrackedRun(f"mlflow {name}", "1", "p", name, status, Path(f"/c/p/{name}"), began, began, parent)
-
-
 def process(name: str, pid: int = 2**22 + 1, minutes: float = 0, flow: str = "rft") -> StartedProcess:
     """A process of Studio's; by default one that is no more."""
     started = (NOON + timedelta(minutes=minutes)).timestamp()
     return StartedProcess(pid, started, Launch(flow, "my.yaml"), "p", name, f"/logs/{name}_{minutes}")
+
+
+def folder(root: Path, name: str, minutes: float = 0, outcome: RunOutcome | None = None, **config: object) -> Path:
+    """A run's folder; the run is this process's until it has an outcome."""
+    job = root / "p" / name
+    record_start(job, {"buffer": {"total_steps": 8}, **config}, "rft")
+    if outcome is not None:
+        record_end(job, outcome)
+    began = (NOON + timedelta(minutes=minutes)).timestamp()
+    record = read_json(record_path(job)) or {}
+    write_json(record_path(job), record | {"began": began} | ({"ended": began + 120} if outcome else {}))
+    return job
 
 
 @pytest.fixture
@@ -57,82 +70,99 @@ def living() -> StartedProcess:
     sleeping.wait(30)
 
 
-def test_newest_runs_come_first_and_those_that_wait_before_them() -> None:
+def test_newest_runs_come_first_and_those_that_wait_before_them(tmp_path: Path) -> None:
+    folder(tmp_path, "three", minutes=3)
     waiting = flow_run("waits", "SCHEDULED", began=None, ended=None)
-    rows = run_rows([flow_run("one"), flow_run("two", minutes=5), waiting], [tracked("three", minutes=3)], [])
-    assert [row.title for row in rows] == ["p/waits", "p/two", "p/three", "p/one"]
+    runs = find_runs(tmp_path, [flow_run("one"), flow_run("two", minutes=5), waiting])
+    assert [run.name for run in runs] == ["p/waits", "p/two", "p/three", "p/one"]
 
 
-def test_a_flow_run_is_shown_once_with_what_mlflow_has_of_it() -> None:
-    [row] = run_rows([flow_run("one")], [tracked("one")], [])
-    assert row.tracked == tracked("one") and row.state is RunState.DONE
-    assert row.seconds(NOON) == 120.0
-    assert row.launch == Launch("rft", "my.yaml", ("seed=1",))
+def test_a_flow_run_is_shown_once_with_what_its_folder_says(tmp_path: Path) -> None:
+    job = folder(tmp_path, "one", outcome=RunOutcome.FINISHED)
+    for step in (1, 2, 3):
+        MetricsFile(job, "trainer").write(step, {"timing_s/step": 1.0})
+    MetricsFile(job, "eval").write(
+        2, {"eval/test/accuracy": 0.5, "eval/test/accuracy_low": 0.4, "eval/test/accuracy_high": 0.6}
+    )
+    [run] = find_runs(tmp_path, [flow_run("one"), flow_run("one", minutes=-9, id="earlier", kind="FAILED")])
+    assert run.state is RunState.FINISHED and run.folder == job and run.flow_run.id == "flow run one"
+    assert run.seconds(NOON) == 120.0 and run.launch == Launch("rft", "my.yaml", ("seed=1",))
+    files = run.files
+    assert (files.step, files.total_steps, files.score, files.interval) == (3, 8, 0.5, (0.4, 0.6))
+    assert files.seconds_left is not None and files.seconds_left < 60
 
 
-def test_stages_stand_below_their_pipeline() -> None:
-    parent = flow_run("all", flow="pipeline")
-    stages = [flow_run(f"all_{name}", minutes=at, parent=parent.id) for name, at in (("rft", 2), ("sft", 1))]
-    rows = run_rows([flow_run("later", minutes=9), parent, *stages], [], [])
-    assert [(row.title, row.depth) for row in rows] == [
-        ("p/later", 0), ("p/all", 0), ("p/all_sft", 1), ("p/all_rft", 1),
+def test_stages_stand_below_their_pipeline_which_has_their_scores(tmp_path: Path) -> None:
+    pipeline = folder(tmp_path, "all", outcome=RunOutcome.FINISHED)
+    write_json(JobLayout(pipeline).stages, {"sft": "all_sft", "rft": "all_rft"})
+    MetricsFile(pipeline, "eval").write(0, {"eval/test/accuracy": 0.1})
+    for at, name in ((2, "all_rft"), (1, "all_sft")):
+        stage = folder(tmp_path, name, at, RunOutcome.FINISHED)
+        update_meta(JobLayout(stage).trainer_meta, model="/c/p/all_sft/global_step_9/actor/huggingface")
+        MetricsFile(stage, "eval").write(at, {"eval/test/accuracy": at / 10 + 0.1})
+    folder(tmp_path, "later", minutes=9)
+    runs = find_runs(tmp_path)
+    assert [(run.name, run.parent) for run in runs] == [
+        ("p/later", ""), ("p/all", ""), ("p/all_sft", "p/all"), ("p/all_rft", "p/all"),
     ]  # fmt: skip
-
-
-def test_runs_of_mlflow_alone_are_nested_too() -> None:
-    rows = run_rows([], [tracked("all_sft", minutes=1, parent="mlflow all"), tracked("all")], [])
-    assert [(row.title, row.depth) for row in rows] == [("p/all", 0), ("p/all_sft", 1)]
+    assert [*runs[1].files.scores.values()] == pytest.approx([0.1, 0.2, 0.3])
+    assert runs[3].files.model == "all_sft step 9"
 
 
 @pytest.mark.parametrize("kind", PREFECT_STATES)
-def test_every_state_of_prefect_has_a_word(kind: str) -> None:
+def test_every_state_of_prefect_has_a_word(kind: str, tmp_path: Path) -> None:
     from prefect.client.schemas.objects import StateType
 
     assert {*PREFECT_STATES} == {each.value for each in StateType}
-    [row] = run_rows([flow_run("one", kind)], [], [])
-    assert row.state is PREFECT_STATES[kind]
+    [run] = find_runs(tmp_path, [flow_run("one", kind)])
+    assert run.state is PREFECT_STATES[kind]
 
 
-def test_a_process_belongs_to_the_flow_run_that_began_after_it() -> None:
-    runs = [flow_run("one", minutes=at, id=str(at), deployment="") for at in (1, 5)]
-    rows = run_rows(runs, [], [process("one", minutes=4.5), process("one", minutes=0.5)])
-    assert {row.key: row.process.started for row in rows if row.process} == {
-        "1": process("one", minutes=0.5).started,
-        "5": process("one", minutes=4.5).started,
-    }
+def test_a_state_is_the_folders_unless_prefect_knows_better(tmp_path: Path) -> None:
+    job = folder(tmp_path, "one")
+    assert find_runs(tmp_path)[0].state is RunState.RUNNING
+    assert find_runs(tmp_path, [flow_run("one", "CANCELLING")])[0].state is RunState.STOPPING
+    write_json(record_path(job), (read_json(record_path(job)) or {}) | {"pid": 2**22 + 1, "mark": ""})
+    assert find_runs(tmp_path, [flow_run("one", "RUNNING")])[0].state is RunState.KILLED, "its process is gone"
+    folder(tmp_path, "one", outcome=RunOutcome.CANCELLED)
+    assert find_runs(tmp_path, [flow_run("one", "CANCELLED")])[0].state is RunState.CANCELLED
+    folder(tmp_path, "one", outcome=RunOutcome.FAILED)
+    assert find_runs(tmp_path, [flow_run("one", "SCHEDULED")])[0].state is RunState.WAITING, "it will be tried again"
 
 
-def test_a_process_that_lives_is_running_whatever_mlflow_says(living: StartedProcess) -> None:
-    [row] = run_rows([], [tracked("one", "FINISHED")], [living])
-    assert row.state is RunState.RUNNING and row.process == living and row.ended is None
-    [row] = run_rows([], [tracked("one", "RUNNING")], [process("one")])
-    assert row.state is RunState.KILLED
-    [row] = run_rows([], [tracked("one", "KILLED")], [process("one")])
-    assert row.state is RunState.CANCELLED, "that is how a cancellation is recorded there"
+def test_an_evaluation_leaves_the_record_of_the_training(tmp_path: Path) -> None:
+    job = folder(tmp_path, "one", outcome=RunOutcome.FAILED)
+    record_start(job, {}, "evaluate", keeps=True)
+    assert find_runs(tmp_path)[0].state is RunState.FAILED
+    foreign = (read_json(record_path(job)) or {}) | {"pid": os.getpid() + 1, "state": "running", "host": "elsewhere"}
+    write_json(record_path(job), foreign)
+    record_end(job, RunOutcome.FINISHED)
+    assert find_runs(tmp_path)[0].state is RunState.RUNNING, "of a process elsewhere nothing is known"
 
 
 def test_a_process_that_ended_before_its_run_says_its_last_line(tmp_path: Path) -> None:
     log = tmp_path / "0.log"
     log.write_text("begins\nerror: the port is taken\n\n")
-    [row] = run_rows([], [], [replace(process("one"), log=str(log))])
-    assert row.state is RunState.ENDED and row.detail == "error: the port is taken"
+    [run] = find_runs(tmp_path / "none", [], [replace(process("one"), log=str(log))])
+    assert run.state is RunState.FAILED and run.detail == "error: the port is taken"
 
 
-def allowed(row: RunRow) -> set[Action]:
-    return {action for action in Action if not hindrance(action, row)}
+def allowed(run: Run) -> set[Action]:
+    return {action for action in Action if not hindrance(action, run)}
 
 
-def test_what_may_be_done_with_a_run(living: StartedProcess) -> None:
-    going = [tracked("one", "RUNNING")]
-    rows = {
-        "running": run_rows([flow_run("one", "RUNNING")], going, []),
-        "done": run_rows([flow_run("one")], [tracked("one")], []),
-        "waiting": run_rows([flow_run("one", "SCHEDULED")], [], []),
-        "by a command": run_rows([flow_run("one", "RUNNING", deployment="")], going, []),
-        "by Studio": run_rows([], going, [living]),
-        "of MLflow": run_rows([], [tracked("one")], []),
+def test_what_may_be_done_with_a_run(living: StartedProcess, tmp_path: Path) -> None:
+    folder(tmp_path / "going", "one")
+    folder(tmp_path / "done", "one", outcome=RunOutcome.FINISHED)
+    runs = {
+        "running": find_runs(tmp_path / "going", [flow_run("one", "RUNNING")]),
+        "done": find_runs(tmp_path / "done", [flow_run("one")]),
+        "waiting": find_runs(tmp_path / "none", [flow_run("one", "SCHEDULED")]),
+        "by a command": find_runs(tmp_path / "going", [flow_run("one", "RUNNING", deployment="")]),
+        "by Studio": find_runs(tmp_path / "going", [], [living]),
+        "without Prefect": find_runs(tmp_path / "done"),
     }
-    found = {name: allowed(row) for name, [row] in rows.items()}
+    found = {name: allowed(run) for name, [run] in runs.items()}
     both = {Action.EVALUATE, Action.CONVERT}
     assert found == {
         "running": {Action.CANCEL} | both,
@@ -140,20 +170,22 @@ def test_what_may_be_done_with_a_run(living: StartedProcess) -> None:
         "waiting": {Action.CANCEL},
         "by a command": both,
         "by Studio": {Action.CANCEL} | both,
-        "of MLflow": {Action.CONVERT},
+        "without Prefect": {Action.CONVERT},
     }
 
 
-def test_stages_are_evaluated_but_cancelled_with_their_pipeline() -> None:
+def test_stages_are_evaluated_but_cancelled_with_their_pipeline(tmp_path: Path) -> None:
+    write_json(JobLayout(folder(tmp_path, "all")).stages, {"rft": "all_rft"})
+    job = folder(tmp_path, "all_rft")
     parent = flow_run("all", "RUNNING", flow="pipeline")
     stage = flow_run("all_rft", "RUNNING", parent=parent.id, parameters={"config": "my.yaml", "stage": "rft"})
-    above, below = run_rows([parent, stage], [tracked("all"), tracked("all_rft")], [])
-    assert allowed(above) == {Action.CANCEL} and "stage" in hindrance(Action.EVALUATE, above)
+    above, below = find_runs(tmp_path, [parent, stage])
+    assert allowed(above) == {Action.CANCEL} and "stages" in hindrance(Action.EVALUATE, above)
     assert allowed(below) == {Action.EVALUATE, Action.CONVERT}
     assert side_launch(Action.EVALUATE, below).parameters == {
         "config": "my.yaml", "overrides": [], "stage": "rft", "which": "missing",
     }  # fmt: skip
-    assert side_launch(Action.CONVERT, below).command == ["convert", "--checkpoint-dir", "/c/p/all_rft"]
+    assert side_launch(Action.CONVERT, below).command == ["convert", "--checkpoint-dir", str(job)]
 
 
 def test_a_launch_as_a_command_and_as_parameters() -> None:
@@ -173,8 +205,8 @@ def test_a_process_is_started_recorded_and_cancelled(tmp_path: Path, monkeypatch
     started = start_process(Launch("rft", "my.yaml", ("seed=1",)), "p", "one", settings)
     try:
         assert started_processes(settings.state) == [started] and started.alive()
-        [row] = run_rows([], [], [started])
-        assert "saves" in perform(Action.CANCEL, row, settings)
+        [run] = find_runs(tmp_path / "none", [], [started])
+        assert "save at" in perform(Action.CANCEL, run, settings)
         psutil.wait_procs([psutil.Process(started.pid)] if started.alive() else [], timeout=30)
         assert not started.alive()
     finally:

@@ -17,18 +17,7 @@ from functools import cached_property
 
 import pytest
 
-from trinity_core.sync.schedule import (
-    StalenessBound,
-    dynamic_version,
-    largest_lag,
-    least_staleness,
-    look_interval,
-    publish_interval,
-    publishes_after,
-    required_version,
-    resumed_versions,
-    versions_kept,
-)
+from trinity_core.sync.schedule import StalenessBound, SyncSchedule, least_staleness
 
 
 @dataclass(frozen=True)
@@ -55,11 +44,15 @@ class Run:
     """Rows of each explore step, if they are not all `rows`: its rollouts became several, or were dropped."""
 
     @cached_property
+    def schedule(self) -> SyncSchedule:
+        return SyncSchedule(self.style, self.interval, self.offset)
+
+    @cached_property
     def bound(self) -> StalenessBound:
-        every = publish_interval(self.style, self.interval)
+        every = self.schedule.publish_every
         least = least_staleness(self.rows, self.batch, every)
         if self.style == "fixed":
-            least = largest_lag(self.interval, self.offset)
+            least = self.schedule.largest_lag
         return StalenessBound(least + self.slack, self.batch, every)
 
     @cached_property
@@ -136,13 +129,12 @@ def explorer_edges(run: Run, state: State, index: int) -> Edges:
 def begin(run: Run, state: State, index: int) -> State:
     me = state.explorers[index]
     if run.style == "fixed":
-        due = required_version(me.done + 1, run.interval, run.offset)
+        due = run.schedule.required_version(me.done + 1)
         version = min((v for v in state.loadable if v >= due), default=due)
         awaited = due if version not in state.loadable else None
         state = replace(state, inexact=state.inexact or (awaited is None and version != due))
     else:
-        look = look_interval(run.style, run.interval)
-        version = dynamic_version(me.done + 1, look, me.held, state.published)
+        version = run.schedule.dynamic_version(me.done + 1, me.held, state.published)
         awaited = admitted(run, state, index, version)
         if awaited is not None:
             version = state.published
@@ -162,7 +154,7 @@ def put(run: Run, state: State, index: int) -> State:
     me = state.explorers[index]
     rows = ((index, me.done + 1, me.begun),) * (run.sequences[me.done] if run.sequences else run.rows)
     waits = run.style == "fixed" and me.done + 1 < run.steps
-    waiting = required_version(me.done + 2, run.interval, run.offset) if waits else None
+    waiting = run.schedule.required_version(me.done + 2) if waits else None
     state = replace(state, queue=state.queue + rows)
     return with_explorer(state, index, done=me.done + 1, begun=None, waiting=waiting)
 
@@ -197,7 +189,7 @@ def trainer_edges(run: Run, state: State) -> Edges:
 
 def trained(run: Run, state: State) -> State:
     step = state.trained + 1
-    published = step if publishes_after(step, run.bound.publish_every) else state.published
+    published = step if run.schedule.publishes_after(step) else state.published
     state = replace(state, trained=step, training=False, published=published)
     if published == step:
         state = with_versions(run, state, (*state.loadable, step))
@@ -209,11 +201,11 @@ def trained(run: Run, state: State) -> State:
 def with_versions(run: Run, state: State, versions: tuple[int, ...]) -> State:
     if run.style != "fixed":
         return state
-    return replace(state, loadable=versions[-versions_kept(run.interval, run.offset) :])
+    return replace(state, loadable=versions[-run.schedule.versions_kept :])
 
 
 def oldest_needed(run: Run, state: State) -> int:
-    return required_version(state.explorers[0].done + 1, run.interval, run.offset)
+    return run.schedule.required_version(state.explorers[0].done + 1)
 
 
 def checkpoint(run: Run, state: State) -> State:
@@ -244,7 +236,7 @@ def rewound(run: Run, state: State) -> State:
     published = back - back % run.bound.publish_every
     state = replace(state, queue=kept, leased_rows=(), trained=back, training=False, published=published)
     there = {version for version in (*state.loadable, *state.saved) if version <= back}
-    needed = resumed_versions(back, oldest_needed(run, state), run.interval, there)
+    needed = run.schedule.resumed_versions(back, oldest_needed(run, state), there)
     return with_versions(run, state, tuple(sorted({v for v in state.loadable if v <= back} | set(needed))))
 
 
@@ -376,7 +368,7 @@ def test_versions_that_are_forgotten_make_a_run_inexact(forgotten, monkeypatch):
     """With the two newest versions alone, or with none in the checkpoint, some step gets another version."""
     here = sys.modules[__name__]
     if forgotten == "kept":
-        monkeypatch.setattr(here, "versions_kept", lambda interval, offset: 2)
+        monkeypatch.setattr(SyncSchedule, "versions_kept", 2)
     else:
         monkeypatch.setattr(here, "checkpoint", lambda run, state, save=checkpoint: replace(save(run, state), saved=()))
     assert any(state.inexact for state in check(Run("fixed", 1, 3, steps=6, crashes=1)))

@@ -7,72 +7,61 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trinity_core.sync.schedule import (
-    StalenessBound,
-    dynamic_version,
-    largest_lag,
-    last_step_with,
-    least_staleness,
-    look_interval,
-    looks_before,
-    publish_interval,
-    publishes_after,
-    required_version,
-    resumed_versions,
-    syncs_before,
-    versions_kept,
-)
+from trinity_core.sync.schedule import StalenessBound, SyncSchedule, least_staleness
 
 steps = st.integers(1, 500)
 intervals = st.integers(1, 20)
 offsets = st.integers(0, 20)
+fixed = st.builds(SyncSchedule, st.just("fixed"), intervals, offsets)
 
 
 def test_documented_example():
-    assert [required_version(e, 2, 1) for e in range(1, 8)] == [0, 0, 0, 2, 2, 4, 4]
-    assert [e for e in range(1, 8) if syncs_before(e, 2, 1)] == [4, 6]
-    assert [t for t in range(6) if publishes_after(t, 2)] == [0, 2, 4]
+    schedule = SyncSchedule("fixed", 2, 1)
+    assert [schedule.required_version(step) for step in range(1, 8)] == [0, 0, 0, 2, 2, 4, 4]
+    assert [step for step in range(6) if schedule.publishes_after(step)] == [0, 2, 4]
 
 
 def test_interval_1_is_on_policy():
-    assert [required_version(e, 1) for e in range(1, 5)] == [0, 1, 2, 3]
+    on_policy = SyncSchedule("fixed", 1)
+    assert [on_policy.required_version(step) for step in range(1, 5)] == [0, 1, 2, 3] and on_policy.is_lockstep
+    assert not SyncSchedule("fixed", 1, 1).is_lockstep and not SyncSchedule("fixed", 2).is_lockstep
 
 
-@given(steps, intervals, offsets)
-def test_no_step_waits_for_its_own_batch(step, interval, offset):
-    assert 0 <= required_version(step, interval, offset) <= step - 1
+@given(steps, fixed)
+def test_no_step_waits_for_its_own_batch(step, schedule):
+    assert 0 <= schedule.required_version(step) <= step - 1
 
 
-@given(steps, intervals, offsets)
-def test_every_required_version_is_published(step, interval, offset):
-    assert publishes_after(required_version(step, interval, offset), interval)
+@given(steps, fixed)
+def test_every_required_version_is_published(step, schedule):
+    assert schedule.publishes_after(schedule.required_version(step))
 
 
-@given(steps, intervals, offsets)
-def test_version_grows_by_the_interval_at_each_sync(step, interval, offset):
-    grown = required_version(step + 1, interval, offset) - required_version(step, interval, offset)
-    assert grown == (interval if syncs_before(step + 1, interval, offset) else 0)
+@given(steps, fixed)
+def test_version_grows_by_the_interval_at_each_sync(step, schedule):
+    grown = schedule.required_version(step + 1) - schedule.required_version(step)
+    assert grown in (0, schedule.interval)
 
 
-@given(st.integers(0, 100), st.integers(0, 100), intervals, offsets)
-def test_enough_versions_are_kept_for_the_next_step(explored, behind, interval, offset):
+@given(st.integers(0, 100), st.integers(0, 100), fixed)
+def test_enough_versions_are_kept_for_the_next_step(explored, behind, schedule):
     """Whatever step of those explored the trainer has reached, the version that comes next is among the newest."""
     trained = max(explored - behind, 0)
-    published = [version for version in range(trained + 1) if publishes_after(version, interval)]
-    due = required_version(explored + 1, interval, offset)
-    assert due > trained or due in published[-versions_kept(interval, offset) :]
+    published = [version for version in range(trained + 1) if schedule.publishes_after(version)]
+    due = schedule.required_version(explored + 1)
+    assert due > trained or due in published[-schedule.versions_kept :]
 
 
-@given(st.integers(1, 100), intervals, offsets, st.integers(0, 5))
-def test_resumed_versions_serve_every_later_step(saved, interval, offset, ahead):
+@given(st.integers(1, 100), fixed, st.integers(0, 5))
+def test_resumed_versions_serve_every_later_step(saved, schedule, ahead):
     """Of a checkpoint that keeps what is needed; `ahead` explore steps are stored beyond those trained."""
-    explored = min(saved + ahead, last_step_with(saved, interval, offset))
-    since = required_version(explored + 1, interval, offset)
-    published = {version for version in range(saved + 1) if publishes_after(version, interval)}
-    kept = sorted(published - {saved})[-versions_kept(interval, offset) :]
-    there = resumed_versions(saved, since, interval, [version for version in kept if version >= since])
-    for step in range(explored + 1, last_step_with(saved, interval, offset) + 1):
-        assert required_version(step, interval, offset) in there
+    explored = min(saved + ahead, schedule.last_step_with(saved))
+    since = schedule.required_version(explored + 1)
+    published = {version for version in range(saved + 1) if schedule.publishes_after(version)}
+    kept = sorted(published - {saved})[-schedule.versions_kept :]
+    there = schedule.resumed_versions(saved, since, [version for version in kept if version >= since])
+    for step in range(explored + 1, schedule.last_step_with(saved) + 1):
+        assert schedule.required_version(step) in there
     assert set(there) <= published
 
 
@@ -90,29 +79,29 @@ def test_resumed_versions_serve_every_later_step(saved, interval, offset, ahead)
     ],
 )
 def test_resumed_versions_by_example(step, since, interval, kept, there):
-    assert resumed_versions(step, since, interval, kept) == there
+    assert SyncSchedule("fixed", interval).resumed_versions(step, since, kept) == there
 
 
-@given(st.integers(0, 500), intervals, offsets)
-def test_last_step_with_inverts_required_version(version, interval, offset):
-    last = last_step_with(version, interval, offset)
-    assert required_version(last, interval, offset) <= version < required_version(last + 1, interval, offset)
+@given(st.integers(0, 500), fixed)
+def test_last_step_with_inverts_required_version(version, schedule):
+    last = schedule.last_step_with(version)
+    assert schedule.required_version(last) <= version < schedule.required_version(last + 1)
 
 
-@given(steps, intervals, offsets)
-def test_staleness_is_bounded(step, interval, offset):
-    assert step - 1 - required_version(step, interval, offset) <= largest_lag(interval, offset)
+@given(steps, fixed)
+def test_staleness_is_bounded(step, schedule):
+    assert step - 1 - schedule.required_version(step) <= schedule.largest_lag
 
 
-@given(st.integers(1, 60), intervals, offsets)
-def test_lockstep_simulation_never_deadlocks(total, interval, offset):
+@given(st.integers(1, 60), fixed)
+def test_lockstep_simulation_never_deadlocks(total, schedule):
     explored = trained = published = 0
     while trained < total:
-        if explored < total and required_version(explored + 1, interval, offset) <= published:
+        if explored < total and schedule.required_version(explored + 1) <= published:
             explored += 1
         elif trained < explored:
             trained += 1
-            published = trained if publishes_after(trained, interval) else published
+            published = trained if schedule.publishes_after(trained) else published
         else:
             pytest.fail(f"deadlock at explorer {explored}, trainer {trained}")
     assert explored == total
@@ -120,8 +109,9 @@ def test_lockstep_simulation_never_deadlocks(total, interval, offset):
 
 @given(steps, intervals, st.none() | st.integers(0, 50), st.none() | st.integers(0, 50))
 def test_dynamic_style_takes_the_latest_at_its_interval(step, interval, held, latest):
-    version = dynamic_version(step, interval, held, latest)
-    if latest is not None and (held is None or looks_before(step, interval)):
+    schedule = SyncSchedule("explorer_driven", interval)
+    version = schedule.dynamic_version(step, held, latest)
+    if latest is not None and (held is None or schedule.looks_before(step)):
         assert version == max(latest, held if held is not None else latest)
     else:
         assert version == held
@@ -129,11 +119,10 @@ def test_dynamic_style_takes_the_latest_at_its_interval(step, interval, held, la
 
 def versions_used(style, interval, explored=12, pace=1):
     """The versions of the first explore steps if the trainer does `pace` steps meanwhile each."""
-    versions, held = [], None
+    versions, held, schedule = [], None, SyncSchedule(style, interval)
     for step in range(1, explored + 1):
         trained = (step - 1) * pace
-        every = publish_interval(style, interval)
-        held = dynamic_version(step, look_interval(style, interval), held, trained - trained % every)
+        held = schedule.dynamic_version(step, held, trained - trained % schedule.publish_every)
         versions.append(held)
     return versions
 
@@ -179,7 +168,7 @@ def test_an_empty_queue_needs_no_further_train_step(bound, leased, rows, version
 @pytest.mark.parametrize(("interval", "offset"), [(0, 0), (-1, 0), (1, -1)])
 def test_invalid_settings_are_refused(interval, offset):
     with pytest.raises(ValueError, match="sync_interval"):
-        required_version(1, interval, offset)
+        SyncSchedule("fixed", interval, offset)
 
 
 def test_imports_without_torch():

@@ -18,7 +18,7 @@ from trinity_core.sync.memory import MemoryVersions
 from trinity_core.sync.methods import run_versions
 from trinity_core.sync.nccl import PushedVersions, PushPublisher
 from trinity_core.sync.nccl_transfer import VllmWeights
-from trinity_core.sync.schedule import last_step_with, required_version
+from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import spec_of
 from trinity_core.sync.versions import VersionPublisher
 from trinity_core.sync.weight_check import WeightCheck
@@ -233,14 +233,15 @@ def test_resumed_engines_get_each_version_that_is_due(
 ) -> None:
     """Saved at any step with the explorer as far behind or ahead as it may be; then everything but the disk is lost."""
     config = synchronous(make_config, interval, offset)
+    schedule = SyncSchedule("fixed", interval, offset)
     for saved in range(1, 9):
         for ahead in range(interval + offset):
             explored = Explored()
             folder = tmp_path / f"{saved}-{ahead}"
             checkpoint = folder / "checkpoint"
             checkpoint.mkdir(parents=True)
-            explored.step = min(saved + ahead, last_step_with(saved, interval, offset))
-            since = required_version(explored.step + 1, interval, offset)
+            explored.step = min(saved + ahead, schedule.last_step_with(saved))
+            since = schedule.required_version(explored.step + 1)
             if method == "nccl" and since < (saved - 1) // interval * interval:
                 continue  # the trainer would still wait to push an earlier version
             before = SmallRun(config, folder, method, explored, lambda version, since=since: version <= since)
@@ -254,8 +255,8 @@ def test_resumed_engines_get_each_version_that_is_due(
             with torch.no_grad():
                 after.weight.fill_(saved)
             due = sorted({
-                required_version(step, interval, offset)
-                for step in range(explored.step + 1, last_step_with(saved, interval, offset) + 1)
+                schedule.required_version(step)
+                for step in range(explored.step + 1, schedule.last_step_with(saved) + 1)
             })  # fmt: skip
             after.publisher.rewind(saved)
             after.publisher.resume(saved, checkpoint)
@@ -352,7 +353,7 @@ def test_resume_finds_weights_after_an_interval_change(
     assert after.versions.versions() == [resumed], why
     assert after.versions.check(resumed) == CHECK
     assert dict(after.versions.load(resumed))["norm.weight"].tolist() == [resumed] * 3
-    assert after.versions.wait(required_version(step + 1, new_interval), timeout=0) == resumed
+    assert after.versions.wait(SyncSchedule("fixed", new_interval).required_version(step + 1), timeout=0) == resumed
     after.versions.remove()
 
 

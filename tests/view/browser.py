@@ -19,6 +19,10 @@ SECONDS = 30.0
 """For Chromium to start, and for what a test waits for; a machine may be busy."""
 
 
+CODES = {"Enter": {"windowsVirtualKeyCode": 13, "text": "\r"}, "Escape": {"windowsVirtualKeyCode": 27}}
+"""Of keys that an application tells by their number."""
+
+
 class Page:
     """A page of a browser."""
 
@@ -35,7 +39,9 @@ class Page:
         while True:
             message = json.loads((await self._socket.receive(SECONDS)).data)
             # Streamlit's frames draw a warning about their sandbox, which holds pages of the same origin.
-            is_error = message.get("params", {}).get("entry", {}).get("level") == "error"
+            sent = message.get("params", {})
+            is_error = sent.get("entry", {}).get("level") == "error"
+            is_error |= message.get("method") == "Runtime.consoleAPICalled" and sent["type"] == "error"
             if message.get("method") in ("Runtime.exceptionThrown", "Page.javascriptDialogOpening") or is_error:
                 self.said.append(json.dumps(message["params"]))
             if message.get("id") == self._count:
@@ -64,9 +70,15 @@ class Page:
     async def press(self, *keys: str) -> None:
         """Press keys, as on a keyboard."""
         for key in keys:
-            named = {"key": key, **({"text": key} if len(key) == 1 else {"code": key})}
+            named = {"key": key, **({"text": key} if len(key) == 1 else {"code": key, **CODES.get(key, {})})}
             await self.call("Input.dispatchKeyEvent", type="keyDown", **named)
             await self.call("Input.dispatchKeyEvent", type="keyUp", **named)
+
+    async def press_with_control(self, key: str) -> None:
+        """Press a key while Control is held."""
+        for kind in ("keyDown", "keyUp"):
+            code = {"key": key, "code": key, "windowsVirtualKeyCode": 13 if key == "Enter" else ord(key.upper())}
+            await self.call("Input.dispatchKeyEvent", type=kind, modifiers=2, **code)
 
     async def click(self, element: str) -> None:
         """Click with the mouse in the middle of an element, an expression, once it is there and stays in its place."""
@@ -80,7 +92,11 @@ class Page:
         while before != found:
             await asyncio.sleep(0.1)
             before, found = found, await self.until(middle)
-        where = {"x": found[0], "y": found[1], "button": "left", "clickCount": 1}
+        await self.click_at(*found)
+
+    async def click_at(self, x: float, y: float) -> None:
+        """Click with the mouse at a place of the window."""
+        where = {"x": x, "y": y, "button": "left", "clickCount": 1}
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             await self.call("Input.dispatchMouseEvent", type=kind, **where)
 

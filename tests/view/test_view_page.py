@@ -124,6 +124,7 @@ def test_a_browser_shows_text_as_text(run_folder, serving, tmp_path, tokenizer) 
     async def look(address: str) -> None:
         async with opened(address, tmp_path) as page:
             await page.until("document.querySelectorAll('.item').length === 8")
+            await page.press("e")
             await _filters(page)
             await _nasty(page)
             await _two_versions(page)
@@ -146,7 +147,7 @@ async def _filters(page) -> None:
 
 async def _nasty(page) -> None:
     """The group with the script, by keyboard: the second in the list, its second rollout."""
-    await page.press("j", "j")
+    await page.press("e", "j", "j")
     await page.until("document.querySelector('#group .facts')?.innerText.includes('sums/3')")
     await page.press("l")
     await page.until(f"document.querySelector('.tokens')?.innerText.includes({NASTY!r})")
@@ -179,3 +180,68 @@ async def _long(page) -> None:
     await page.until("!!document.querySelector('.chunk:last-child .t')")
     await page.press("p", "n")
     await page.until("document.querySelector('#status').innerText.startsWith('token 29100 of 30000')")
+
+
+def test_rollouts_are_a_table_that_sorts_and_an_address_says_all(run_folder, serving, tmp_path) -> None:
+    rows = "[...document.querySelectorAll('#table tbody tr')]"
+    cells = f"{rows}.map((row) => [row.cells[0].innerText, row.cells[5].innerText].join(' '))"
+
+    async def look(address: str) -> None:
+        async with opened(address, tmp_path) as page:
+            await page.until(f"{rows}.length === 12")
+            assert await page.text("#rows-count") == "12 of 12 rollouts"
+            await page.click("document.querySelector('[data-by=reward]')")
+            assert (await page.value(cells))[0].endswith(" 1")
+            await page.value("document.forms.rows.show.value = 'wrong'")
+            await page.value("document.forms.rows.show.dispatchEvent(new Event('input', {bubbles: true})), true")
+            await page.until(f"{rows}.length === 9")
+            await page.until("location.hash.includes('show=wrong') && location.hash.includes('by=reward')")
+            await page.call("Page.reload")
+            await page.until(f"{rows}.length === 9")
+            assert not await page.value("!!document.querySelector('#table script, #table img')")
+            await page.click("document.querySelector('#table tbody a')")
+            await page.until("!!document.querySelector('.tokens .t')", "a row leads to its tokens")
+            await _addresses(page)
+            assert page.said == []
+
+    with serving(run_folder) as address:
+        asyncio.run(look(address))
+
+
+async def _addresses(page) -> None:
+    """Another group's address in the same tab opens it; filters and colour are in the address, and outlive a reload."""
+    await page.value("location.hash = '#run=run&group=1&rollout=1', true")
+    facts = "document.querySelector('#group .facts')?.innerText"
+    await page.until(f"{facts}?.includes('words/1')")
+    await page.value("location.hash = '#run=run&group=2&rollout=0', true")
+    await page.until(f"{facts}?.includes('sums/1')")
+    fill = "{ const f = document.forms.filter; f.taskset.value = 'sums'; f.dispatchEvent(new Event('input')); }"
+    await page.value(fill)
+    await page.press("3")
+    await page.until("/taskset=sums/.test(location.hash) && /colour=advantage/.test(location.hash)")
+    await page.call("Page.reload")
+    await page.until(
+        "document.querySelectorAll('.item').length === 4 && document.forms.filter.taskset.value === 'sums'"
+    )
+    await page.until(f"{facts}?.includes('sums/1')")
+    assert "pushed up" in await page.text("#legend")
+    await page.until("!!document.querySelector('.t.a')")
+    await page.value("document.querySelector('.t.a').dispatchEvent(new MouseEvent('mouseover', {bubbles: true})), true")
+    await page.until(
+        "document.querySelector('#tip').innerText.includes('log-prob')", "what a token is stands beside it"
+    )
+    assert await page.value("document.querySelector('#loading').hidden")
+
+
+def test_a_group_is_one_file_to_send(run_folder, serving) -> None:
+    with serving(run_folder) as address, httpx.Client(base_url=address) as client:
+        groups = client.get("/api/runs/run/groups", params={"step": 3, "taskset": "sums"}).json()["groups"]
+        sent = client.get(f"/api/runs/run/groups/{groups[0]['id']}/page.html")
+        assert "attachment" in sent.headers["content-disposition"]
+        assert NASTY not in sent.text and "&lt;" in sent.text and "<script" not in sent.text
+        assert 'title="log-prob -0.1000"' in sent.text and "sums/3" in sent.text
+        assert client.get("/api/runs/run/groups/99/page.html").status_code == 404
+        table = client.get("/api/runs/run/rollouts", params={"step": 3}).json()
+        assert [(row["task"], row["place"], row["reward"]) for row in table["rollouts"]] == [
+            ("sums/3", 0, 0.0), ("sums/3", 1, 1.0), ("words/3", 0, 0.0), ("words/3", 1, 0.0),
+        ]  # fmt: skip

@@ -85,7 +85,7 @@ class AsyncLLMEngine(Engine):
         await self._vllm.abort(list(keys))
 
     async def _load(self, source: WeightSource, version: int) -> None:
-        """Generation pauses meanwhile; after a failure amid loading it stays paused, since what the workers hold is
+        """Generation pauses meanwhile; after a failure while loading it stays paused, since what the workers hold is
         then unknown."""
         async with self._changing:
             if source.pushed:

@@ -22,11 +22,11 @@ from trinity_core.rollout.dynamic_sampling import sample_step
 from trinity_core.rollout.metrics import dropped_numbers, eval_numbers, experiences_of, step_numbers
 from trinity_core.rollout.records import StepRecords, StepRollouts, drawn_tasks
 from trinity_core.rollout.resources import Resources, open_resources
-from trinity_core.rollout.runner import FailureWatch, check_failures
+from trinity_core.rollout.runner import EvaluationProgress, FailureWatch, check_failures
 from trinity_core.rollout.step_source import StepSource
 from trinity_core.rollout.trainer_watch import AdmissionWait, TrainerWatch, VersionWait, present, staleness_bound
 from trinity_core.store.store import LineageChanged
-from trinity_core.sync.schedule import dynamic_version, look_interval, required_version
+from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.versions import VersionGone, WeightVersions
 from trinity_core.threads import DaemonThreads
 from trinity_core.tracking.logs import Logged, start_log
@@ -75,6 +75,7 @@ class Explorer:
         self._evaluated: int | None = None
         """The version that was evaluated last."""
         self._state = "starting"
+        self._evaluation: EvaluationProgress | None = None
         self._records = StepRecords(config)
         self._failures = FailureWatch(RejectedRows.of(config, self.name))
         self._used: tuple[float, float, float] | None = None
@@ -156,8 +157,9 @@ class Explorer:
         self._stopping = True
 
     async def progress(self) -> dict[str, Any]:
-        """step, total_steps, version, state, what it waits for in words ("": nothing), metrics of the last step."""
-        waits = self._wait.text if self._wait else ""
+        """step, total_steps, version, state, what it waits for or evaluates ("": nothing), metrics of the last step."""
+        work = self._wait or self._evaluation
+        waits = work.text if work else ""
         return self._summary() | {"state": self._state, "waits": waits, "numbers": self._records.last}
 
     async def close(self) -> None:
@@ -187,8 +189,7 @@ class Explorer:
 
     def due_version(self, step: int) -> int:
         """The version that `step` uses if the explorer is synchronous."""
-        sync = self.config.synchronizer
-        return required_version(step, sync.sync_interval, sync.sync_offset)
+        return SyncSchedule.of(self.config).required_version(step)
 
     def steps(self) -> Iterator[int]:
         """The steps that are left, until `stop` or until the trainer has finished."""
@@ -209,9 +210,7 @@ class Explorer:
         Waits for the first version, and with `max_staleness` until the rows of the step will be fresh enough when they
         are trained; in mode `serve` until there is feedback. None after `stop`, and if the trainer has finished.
         """
-        sync = self.config.synchronizer
-        interval = look_interval(sync.style, sync.sync_interval)
-        version = dynamic_version(step, interval, self.version, self.weights.latest())
+        version = SyncSchedule.of(self.config).dynamic_version(step, self.version, self.weights.latest())
         version = await self.wait_for(0) if version is None else version
         if version is None or (bound := staleness_bound(self.config)) is None:
             return version if version is None else await self._arrival(version)
@@ -386,7 +385,7 @@ class Explorer:
             self._wait = None
 
     async def _load_newest(self) -> None:
-        """Load the newest version amid a step; the tokens sampled so far keep theirs."""
+        """Load the newest version in the middle of a step; the tokens sampled so far keep theirs."""
         newest = self.weights.latest()
         if newest is not None and newest > (self.version or 0):
             with suppress(VersionGone):  # the next look finds a newer one, or the trainer has gone back
@@ -428,7 +427,16 @@ class Explorer:
         resources, began = self._open, time.perf_counter()
         numbers: dict[str, float] = {}
         for taskset in resources.eval_tasksets:
-            outcomes = await resources.runner.run(resources.eval_tasks(taskset), resources.at_once_in_eval(taskset))
+            tasks = resources.eval_tasks(taskset)
+            self._evaluation = progress = EvaluationProgress(
+                f"evaluates version {version} on {taskset.name}", len(tasks)
+            )
+            try:
+                outcomes = await resources.runner.run(
+                    tasks, resources.at_once_in_eval(taskset), ended=progress.one_more
+                )
+            finally:
+                self._evaluation = None
             check_failures(f"the evaluation of version {version} on {taskset.name}", outcomes)
             numbers |= eval_numbers(taskset.name, outcomes)
             sampled = experiences_of(outcomes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,6 +53,24 @@ class Outcome:
         return self.error is not None
 
 
+@dataclass(slots=True)
+class EvaluationProgress:
+    """How far an evaluation on one set is."""
+
+    what: str
+    total: int
+    done: int = 0
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"{self.what}: {self.done} of {self.total} tasks"
+
+    def one_more(self) -> None:
+        """A task has ended."""
+        self.done += 1
+
+
 @dataclass
 class TaskRunner:
     """Runs workflows on one model, `at_once` of them at a time."""
@@ -73,9 +91,16 @@ class TaskRunner:
     threads: Executor = field(default_factory=lambda: InterruptibleThreads("workflow"))
     """Runs the others."""
 
-    async def run(self, tasks: Sequence[Task], at_once: int | None = None, in_waves: bool = False) -> list[Outcome]:
-        """One outcome for each task, in their order. Raises what no retry of a task can fix: lost engines,
-        a reward function that gives an impossible accuracy.
+    async def run(
+        self,
+        tasks: Sequence[Task],
+        at_once: int | None = None,
+        in_waves: bool = False,
+        ended: Callable[[], object] = lambda: None,
+    ) -> list[Outcome]:
+        """One outcome for each task, in their order; `ended` is called as each ends.
+
+        Raises what no retry of a task can fix: lost engines, a reward function that gives an impossible accuracy.
 
         With `in_waves`, the next `at_once` tasks begin together once all tasks before them have ended; without, each
         task begins as soon as one ends. In waves, what the engines compute together, and with it the last bits of
@@ -83,13 +108,19 @@ class TaskRunner:
         """
         limit = at_once or self.at_once
         if not in_waves:
-            return await self._run(tasks, limit)
+            return await self._run(tasks, limit, ended)
         waves = [tasks[start : start + limit] for start in range(0, len(tasks), limit)]
-        return [outcome for wave in waves for outcome in await self._run(wave, limit)]
+        return [outcome for wave in waves for outcome in await self._run(wave, limit, ended)]
 
-    async def _run(self, tasks: Sequence[Task], at_once: int) -> list[Outcome]:
+    async def _run(self, tasks: Sequence[Task], at_once: int, ended: Callable[[], object]) -> list[Outcome]:
         gate = asyncio.Semaphore(at_once)
-        return await all_of([self._one(task, gate) for task in tasks])
+
+        async def one(task: Task) -> Outcome:
+            outcome = await self._one(task, gate)
+            ended()
+            return outcome
+
+        return await all_of([one(task) for task in tasks])
 
     async def _one(self, task: Task, gate: asyncio.Semaphore) -> Outcome:
         outcome = Outcome(task)

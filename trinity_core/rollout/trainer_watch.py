@@ -13,7 +13,7 @@ from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.store.presence import EXPLORER, SEEN_SECONDS, TrainerPresence
 from trinity_core.store.store import ExperienceStore
-from trinity_core.sync.schedule import StalenessBound, publish_interval
+from trinity_core.sync.schedule import StalenessBound, SyncSchedule
 from trinity_core.sync.versions import WeightVersions
 from trinity_core.waits import Wait, poll, poll_async
 
@@ -118,10 +118,8 @@ async def present(store: ExperienceStore, explorer: str) -> AsyncIterator[None]:
 
 def staleness_bound(config: Config) -> StalenessBound | None:
     """The bound that an asynchronous explorer keeps; None without `max_staleness`."""
-    sync = config.synchronizer
-    if sync.max_staleness is None:
-        return None
-    return StalenessBound(sync.max_staleness, rollouts_taken(config), publish_interval(sync.style, sync.sync_interval))
+    most = config.synchronizer.max_staleness
+    return None if most is None else StalenessBound(most, rollouts_taken(config), SyncSchedule.of(config).publish_every)
 
 
 class AdmissionWait:

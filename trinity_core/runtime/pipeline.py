@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from trinity_core.config import Config, stages
+from trinity_core.config import Config, public_dict, stages
 from trinity_core.errors import TransientFault
 from trinity_core.files import write_json
 from trinity_core.layout import JobLayout
@@ -20,6 +20,7 @@ from trinity_core.runtime.placement import flow_of
 from trinity_core.runtime.stage import stage_names
 from trinity_core.runtime.summary import read_summary
 from trinity_core.tracking.mlflow_writer import close_parent, keep_parent_open
+from trinity_core.tracking.run_record import record_end, record_start
 from trinity_core.tracking.writers import RunOutcome
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
     plan.config.job_dir.mkdir(parents=True, exist_ok=True)
     write_json(JobLayout(plan.config.job_dir).stages, {each.name: each.config.name for each in plan.stages})
     keep_parent_open(plan.config.job_dir)
+    record_start(plan.config.job_dir, public_dict(plan.config), "pipeline")
     outcome = RunOutcome.FINISHED
     try:
         yield
@@ -121,6 +123,7 @@ def pipeline_cluster(plan: Plan, opened: Cluster) -> Iterator[None]:
             try:
                 close_cluster(opened)
             finally:
+                record_end(plan.config.job_dir, outcome)
                 close_parent(plan.config.job_dir, outcome)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, shares_a_gpu
 from trinity_core.config.sync_methods import SYNC_METHODS
 from trinity_core.errors import TrinityError
 from trinity_core.inference.settings import SPIN_COUNT, SPIN_COUNT_ALONE
+from trinity_core.sync.schedule import SyncSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,30 @@ class Machine:
 
     cpus: int
     gpus: int
+
+
+@dataclass(frozen=True)
+class AnyNode:
+    """Ray chooses the node of each process. The methods give Ray's scheduling strategy (`nodes.ReservedNodes`)."""
+
+    def engine(self, index: int) -> Any:
+        """For an engine of the policy."""
+        return "DEFAULT"
+
+    def auxiliary(self, model: int, index: int) -> Any:
+        """For an engine of an auxiliary model."""
+        return "DEFAULT"
+
+    def trainer(self, rank: int) -> Any:
+        """For a worker of the trainer."""
+        return "DEFAULT"
+
+    def first(self) -> Any:
+        """For a process without GPUs."""
+        return "DEFAULT"
+
+    def release(self) -> None:
+        """Give up what is reserved; actors that still use it end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +67,8 @@ class Placement:
     """Engines and trainer work one after the other, so that each may use every core."""
     gpus: float = 0
     """GPUs of all processes together."""
+    nodes: AnyNode = AnyNode()
+    """Of a joined cluster those that are reserved for them."""
 
     @property
     def spin_count(self) -> int:
@@ -139,8 +167,7 @@ def uses_engines(config: Config) -> bool:
 
 def is_in_turn(config: Config) -> bool:
     """Whether explorer and trainer wait for one another at every step."""
-    sync = config.synchronizer
-    return config.is_synchronous and sync.sync_interval == 1 and sync.sync_offset == 0
+    return config.is_synchronous and SyncSchedule.of(config).is_lockstep
 
 
 def threads(cpus: int, engines: int, trainers: int, in_turn: bool) -> tuple[int, int]:

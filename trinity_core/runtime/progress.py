@@ -76,7 +76,7 @@ class ProgressReport:
 
 
 class ActorWaits:
-    """What an actor waits for, in words: it is asked every few seconds, and nobody waits for its answer."""
+    """What an actor waits for or evaluates: it is asked every few seconds, and nobody waits for its answer."""
 
     def __init__(self, ask: Callable[[], Future[dict[str, Any]]]) -> None:
         self._ask = ask

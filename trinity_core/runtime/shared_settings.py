@@ -17,6 +17,7 @@ from trinity_core.data.lengths import rollouts_taken
 from trinity_core.errors import TrinityError
 from trinity_core.files import read_json, write_json
 from trinity_core.runlock import is_held, release
+from trinity_core.sync.schedule import SyncSchedule
 
 RECORD = ".settings.json"
 """End of the name of a record; before it stand a dot and the name of the lock."""
@@ -37,7 +38,8 @@ def shared_settings(config: Config) -> dict[str, Any]:
     if sync.max_staleness is None:
         return settings
     settings |= {"synchronizer.sync_style": sync.style, "rollouts of a buffer.train_batch_size": rollouts_taken(config)}
-    return settings | ({} if sync.style == "explorer_driven" else {"synchronizer.sync_interval": sync.sync_interval})
+    every = {"synchronizer.sync_interval": SyncSchedule.of(config).interval}
+    return settings | ({} if sync.style == "explorer_driven" else every)
 
 
 def check_shared_settings(config: Config, locks: Sequence[str]) -> None:

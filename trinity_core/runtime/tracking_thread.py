@@ -22,6 +22,7 @@ from trinity_core.tracking.forwarder import (
 )
 from trinity_core.tracking.metrics_file import was_tracked
 from trinity_core.tracking.prometheus import PrometheusPage
+from trinity_core.tracking.run_record import record_end, record_start
 from trinity_core.tracking.scores import valid_scores
 from trinity_core.tracking.writers import RunInfo, RunOutcome, Writer, is_away
 
@@ -73,6 +74,7 @@ class TrackingThread:
 
     def close(self, outcome: RunOutcome) -> None:
         """Forward what is left, and end the run in the tracking system. One that is away is tried a last time."""
+        record_end(self._stage.config.job_dir, outcome)
         if outcome is RunOutcome.FINISHED:
             self.writer()
         self._closing.set()
@@ -102,6 +104,7 @@ class TrackingThread:
                 keeps_status=config.mode == "bench" or config.explores_alone,
                 explorer=config.explorer.name if config.explores_alone else "",
             )
+            record_start(info.job_dir, info.config, info.tags["stage"], info.keeps_status)
             load_plugins(config.plugin_dir)  # one of them may bring the monitor
             self._writer = self._opened(info)
             with self._handing_over:

@@ -1,4 +1,4 @@
-"""The sync method `nccl`: the trainer pushes weights into the engines; shared memory only says which version that was.
+"""The sync method `nccl`: the trainer pushes weights into the engines; a record only says which version that was.
 
 Version 0 is what engines start with and is not pushed. The connection is made with the first push, when the engines
 have had time to start. In fixed style the trainer pushes once every explorer waits for the version, so that no explore
@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
 
 from trinity_core.config.paths import engine_name
 from trinity_core.errors import TransientFault
 from trinity_core.sync.digest import digest
-from trinity_core.sync.memory import MemoryVersions
+from trinity_core.sync.memory import MemoryVersions, memory_root
+from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.waits import poll
 
 if TYPE_CHECKING:
@@ -29,9 +31,17 @@ if TYPE_CHECKING:
     from trinity_core.sync.versions import WeightVersions
     from trinity_core.sync.weight_check import WeightCheck
 
+PUSHED = "pushed_weights"
+"""Folder of the records."""
+
 
 class PushedVersions(MemoryVersions):
     """Versions whose tensors are in the engines alone: a record holds the number, the digests and the weight check."""
+
+    @classmethod
+    def open(cls, job_dir: Path) -> Self:
+        """Records in the run's folder, which explorers and engines on other nodes see; copies in shared memory."""
+        return cls(job_dir / PUSHED, shared=memory_root(job_dir))
 
     keeps_tensors = False
     """An explorer takes nothing from here; checkpoints do, where the run `needs_copies`."""
@@ -123,8 +133,7 @@ class PushPublisher:
 
 def needs_copies(config: Config) -> bool:
     """True if a resumed run needs weights that the trainer no longer has."""
-    sync = config.synchronizer
-    return config.is_synchronous and (sync.sync_interval > 1 or sync.sync_offset > 0)
+    return config.is_synchronous and not SyncSchedule.of(config).is_lockstep
 
 
 def engine_dtype(config: Config) -> str:

@@ -1,8 +1,7 @@
 """When weights are synchronised: pure arithmetic, no clock and no files.
 
-Words: *version* n is the weights after trainer step n, 0 the initial ones. Steps count from 1. `style`, `interval` and
-`offset` are `synchronizer.style`, `sync_interval` and `sync_offset`. With interval 2 and offset 1 the explorer goes
-`1 2 3 |sync| 4 5 |sync| 6` and the trainer `1 2 |sync| 3 4 |sync| 5`.
+Words: *version* n is the weights after trainer step n, 0 the initial ones. Steps count from 1. With interval 2 and
+offset 1 the explorer goes `1 2 3 |sync| 4 5 |sync| 6` and the trainer `1 2 |sync| 3 4 |sync| 5`.
 
 Two properties, both tested, exclude deadlocks in fixed style: the explorer never waits for a version that needs a batch
 of a step it has not done yet (`required_version(e) <= e - 1`), and every version it waits for is
@@ -17,97 +16,105 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trinity_core.config.schema import Config
     from trinity_core.config.schema.synchronizer import SyncStyle
 
 
-def _check(interval: int, offset: int) -> None:
-    if interval < 1 or offset < 0:
-        raise ValueError(f"sync_interval must be at least 1 and sync_offset at least 0, got {interval} and {offset}")
+@dataclass(frozen=True, slots=True)
+class SyncSchedule:
+    """Who syncs weights at which steps. Raises ValueError for an interval below 1 or an offset below 0."""
 
+    style: SyncStyle
+    """`synchronizer.style`."""
+    interval: int
+    """`synchronizer.sync_interval`."""
+    offset: int = 0
+    """`synchronizer.sync_offset`."""
 
-def required_version(step: int, interval: int, offset: int = 0) -> int:
-    """The version that explorer step `step` (from 1) uses in fixed style: 0, then a new one each `interval` steps."""
-    _check(interval, offset)
-    return max(0, (step - 1 - offset) // interval * interval)
+    def __post_init__(self) -> None:
+        if self.interval < 1 or self.offset < 0:
+            given = f"{self.interval} and {self.offset}"
+            raise ValueError(f"sync_interval must be at least 1 and sync_offset at least 0, got {given}")
 
+    @classmethod
+    def of(cls, config: Config) -> SyncSchedule:
+        """That of a run."""
+        sync = config.synchronizer
+        return cls(sync.style, sync.sync_interval, sync.sync_offset)
 
-def versions_kept(interval: int, offset: int = 0) -> int:
-    """Newest versions that must stay loadable so that an explorer finds the one that is due (fixed style).
+    @property
+    def is_lockstep(self) -> bool:
+        """True if, in fixed style, each explore step waits for the train step before it."""
+        return self.interval == 1 and self.offset == 0
 
-    With `done` explore steps stored, the next one needs a version of `done - offset - interval + 1` or newer, and the
-    trainer is at step `done` at most, if an explore step fills no more than one train step. A trainer that runs further
-    ahead (`train_batch_size` is smaller) removes versions that are due; explorers then take the oldest newer one.
-    """
-    _check(interval, offset)
-    return offset // interval + 2
+    @property
+    def publish_every(self) -> int:
+        """Train steps from one published version to the next.
 
+        An explorer that decides when it takes weights (`explorer_driven`) finds those of the last train step any time.
+        """
+        return 1 if self.style == "explorer_driven" else self.interval
 
-def resumed_versions(step: int, since: int, interval: int, kept: Collection[int]) -> list[int]:
-    """The versions that engines need after a resume at train step `step`, ascending; `since` is the oldest one.
+    @property
+    def look_every(self) -> int:
+        """Explore steps from one look for newer weights to the next, for an explorer that does not wait for a version.
 
-    Of the older ones those `kept` somewhere, and the present weights if they are a version or must stand in for one.
-    """
-    older = sorted(version for version in kept if since <= version < step)
-    stands_in = since <= step and not older
-    return [*older, step] if publishes_after(step, interval) or stands_in else older
+        Where the trainer decides (`trainer_driven`), the explorer takes up a version before its next step.
+        """
+        return 1 if self.style == "trainer_driven" else self.interval
 
+    @property
+    def largest_lag(self) -> int:
+        """Upper bound of the staleness in trainer steps (fixed style, one explore step a batch)."""
+        return self.interval - 1 + self.offset
 
-def last_step_with(version: int, interval: int, offset: int = 0) -> int:
-    """The last explorer step that may run when no version newer than `version` is published (fixed style)."""
-    _check(interval, offset)
-    return version // interval * interval + interval + offset
+    @property
+    def versions_kept(self) -> int:
+        """Newest versions that must stay loadable so that an explorer finds the one that is due (fixed style).
 
+        With `done` explore steps stored, the next one needs a version of `done - offset - interval + 1` or newer, and
+        the trainer is at step `done` at most, if an explore step fills no more than one train step. A trainer that runs
+        further ahead (`train_batch_size` is smaller) removes versions that are due; explorers then take the oldest
+        newer one.
+        """
+        return self.offset // self.interval + 2
 
-def syncs_before(step: int, interval: int, offset: int = 0) -> bool:
-    """True if the explorer loads new weights before its step `step` in fixed style."""
-    return step > 1 and required_version(step, interval, offset) != required_version(step - 1, interval, offset)
+    def publishes_after(self, step: int) -> bool:
+        """True if the trainer publishes after its step `step`. Step 0 is the start, after which it always publishes."""
+        return step % self.publish_every == 0
 
+    def looks_before(self, step: int) -> bool:
+        """True if an explorer that does not wait for a version looks for one before its step `step` (from 1)."""
+        return (step - 1) % self.look_every == 0
 
-def publish_interval(style: SyncStyle, interval: int) -> int:
-    """Train steps from one published version to the next.
+    def required_version(self, step: int) -> int:
+        """The version that explorer step `step` uses in fixed style: 0, then a new one each `interval` steps."""
+        return max(0, (step - 1 - self.offset) // self.interval * self.interval)
 
-    An explorer that decides when it takes weights (`explorer_driven`) finds those of the last train step at any time.
-    """
-    return 1 if style == "explorer_driven" else interval
+    def last_step_with(self, version: int) -> int:
+        """The last explorer step that may run when no version newer than `version` is published (fixed style)."""
+        return version // self.interval * self.interval + self.interval + self.offset
 
+    def dynamic_version(self, step: int, held: int | None, latest: int | None) -> int | None:
+        """The version for explorer step `step` outside fixed style: the latest one, looked for every few steps.
 
-def look_interval(style: SyncStyle, interval: int) -> int:
-    """Explore steps from one look for newer weights to the next, for an explorer that does not wait for a version.
+        `held` is the version in the engines (None: none of this run), `latest` the newest published one. Never goes
+        back within a lineage; after a rewind (see `trinity_core.store`) an explorer starts over with `held` None.
+        """
+        if latest is None:
+            return held
+        if held is None:
+            return latest
+        return max(held, latest) if self.looks_before(step) else held
 
-    Where the trainer decides (`trainer_driven`), the explorer takes up a version before its next step.
-    """
-    return 1 if style == "trainer_driven" else interval
+    def resumed_versions(self, step: int, since: int, kept: Collection[int]) -> list[int]:
+        """The versions that engines need after a resume at train step `step`, ascending; `since` is the oldest one.
 
-
-def publishes_after(step: int, interval: int) -> bool:
-    """True if the trainer publishes after its step `step`. Step 0 is the start, after which it always publishes."""
-    _check(interval, 0)
-    return step % interval == 0
-
-
-def looks_before(step: int, interval: int) -> bool:
-    """True if an explorer that looks every `interval` steps looks before its step `step` (from 1)."""
-    _check(interval, 0)
-    return (step - 1) % interval == 0
-
-
-def dynamic_version(step: int, interval: int, held: int | None, latest: int | None) -> int | None:
-    """The version for explorer step `step` outside fixed style: the latest one, looked for every `interval` steps.
-
-    `held` is the version in the engines (None: none of this run), `latest` the newest published one. Never goes back
-    within a lineage; after a rewind (see `trinity_core.store`) an explorer starts over with `held` None.
-    """
-    if latest is None:
-        return held
-    if held is None:
-        return latest
-    return max(held, latest) if looks_before(step, interval) else held
-
-
-def largest_lag(interval: int, offset: int = 0) -> int:
-    """Upper bound of the staleness in trainer steps (fixed style, one explore step a batch)."""
-    _check(interval, offset)
-    return interval - 1 + offset
+        Of the older ones those `kept` somewhere; the present weights if they are a version, or must stand in for one.
+        """
+        older = sorted(version for version in kept if since <= version < step)
+        stands_in = since <= step and not older
+        return [*older, step] if self.publishes_after(step) or stands_in else older
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from trinity_core.errors import DataError, TransientFault, WeightSyncError
 from trinity_core.files import write_atomically
 from trinity_core.layout import LATEST_STATE_DICT
 from trinity_core.sync.digest import byte_digest, value_digest
-from trinity_core.sync.schedule import versions_kept
+from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import TensorSpec, views
 from trinity_core.sync.version_record import VersionRecord
 from trinity_core.waits import poll
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 DEFAULT_KEEP = 2
 """Number of versions that stay loadable: the newest, and the one that an explorer may be about to load. Synchronous
-runs keep as many as `sync_offset` needs (`schedule.versions_kept`)."""
+runs keep as many as `sync_offset` needs (`SyncSchedule.versions_kept`)."""
 
 LIST_EVERY = 20
 """Looks for a version between two looks for newer ones, which list the folder."""
@@ -66,9 +66,7 @@ class WeightVersions(ABC):
 
     def publisher(self, config: Config, trainer: TrainerRank) -> WeightPublisher:
         """The publisher for one trainer rank."""
-        sync, keep = config.synchronizer, DEFAULT_KEEP
-        if config.is_synchronous:
-            keep = versions_kept(sync.sync_interval, sync.sync_offset)
+        keep = SyncSchedule.of(config).versions_kept if config.is_synchronous else DEFAULT_KEEP
         return VersionPublisher(self, trainer, keep)
 
     @abstractmethod

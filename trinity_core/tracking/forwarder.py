@@ -31,6 +31,7 @@ from trinity_core.tracking.metrics_file import (
 from trinity_core.tracking.monitors import MONITORS
 from trinity_core.tracking.prometheus import PrometheusPage
 from trinity_core.tracking.rollouts import read_rollouts, rollout_files, rollouts_table, traces_dir
+from trinity_core.tracking.run_record import config_path
 from trinity_core.tracking.scores import latest_scores
 from trinity_core.tracking.writers import (
     RankingWriter,
@@ -125,9 +126,9 @@ class Forwarder:
         self.poll()
         if self.dropped_traces:
             log.warning("the rollouts of %d steps were not sent as traces", self.dropped_traces)
-        curve = self.job_dir / "monitor" / "curve.png"
-        if curve.exists():
-            self.writer.artifact(curve)
+        for file in (self.job_dir / "monitor" / "curve.png", config_path(self.job_dir), self.job_dir / "summary.json"):
+            if file.exists():
+                self.writer.artifact(file)
         self.writer.close(outcome)
 
     def _forward_lines(self, tail: Tail) -> int:

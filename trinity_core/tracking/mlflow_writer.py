@@ -15,6 +15,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -29,6 +30,7 @@ from trinity_core.files import write_json
 from trinity_core.local_paths import networked
 from trinity_core.page_notes import read_page_note
 from trinity_core.tracking.metrics_file import MetricLine
+from trinity_core.tracking.mlflow_facts import DESCRIPTION, dataset_inputs, description
 from trinity_core.tracking.writers import (
     MONITORS,
     RankingWriter,
@@ -261,6 +263,7 @@ class MlflowWriter(TracingWriter, RankingWriter):
     def _open_run_locked(self, note: Path, job_dir: Path, name: str, parent: str | None) -> str:
         kept = read_note(note)
         if kept.get("uri") == self.uri and self._exists(kept["run_id"]):
+            self._describe(kept["run_id"], job_dir)
             if not self._info.keeps_status:
                 self._client.update_run(kept["run_id"], status="RUNNING")
                 if job_dir == self._info.job_dir and self._info.config.get("mode") != "explore":
@@ -273,10 +276,18 @@ class MlflowWriter(TracingWriter, RankingWriter):
         if parent:
             tags["mlflow.parentRunId"] = parent
         run_id = self._client.create_run(self._experiment, tags=tags, run_name=name).info.run_id
+        self._describe(run_id, job_dir)
         if job_dir == self._info.job_dir:  # a pipeline's settings are those of its stages
             self._log_params(run_id, flatten(self._info.config))
+            if datasets := dataset_inputs(self._info.config):
+                self._client.log_inputs(run_id, datasets=datasets)
         self._begin(job_dir, {"run_id": run_id, "uri": self.uri, "experiment_id": self._experiment})
         return run_id
+
+    def _describe(self, run_id: str, job_dir: Path) -> None:
+        """Where else the run is shown; addresses of `trinity up` may be others than at its last start."""
+        text = description(replace(self._info, job_dir=job_dir, name=job_dir.name), self._root)
+        self._client.set_tag(run_id, DESCRIPTION, text)
 
     def _log_params(self, run_id: str, params: Mapping[str, str]) -> None:
         for batch in _batches(params, PARAMS_BATCH):

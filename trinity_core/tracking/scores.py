@@ -13,7 +13,6 @@ from hashlib import sha256
 from pathlib import Path
 
 from trinity_core.config import Config, to_dict
-from trinity_core.config.schema.buffer import TasksetConfig
 from trinity_core.data.files import find_files
 from trinity_core.errors import DataError
 from trinity_core.tracking.metrics_file import MetricLine, read_evaluations
@@ -45,7 +44,9 @@ def score_fingerprint(config: Config, step: int) -> str:
         "prompts and sampling": prompts,
         "chat template": _files_digest([Path(template).expanduser()]) if template else "",
         "eval sets": given["buffer"]["explorer_input"]["eval_tasksets"],
-        "data": [_data_digest(taskset) for taskset in config.buffer.explorer_input.eval_tasksets],
+        "data": [
+            data_digest(each.path, each.split, each.subset_name) for each in config.buffer.explorer_input.eval_tasksets
+        ],
         "auxiliary models": [
             {name: value for name, value in each.items() if name not in ASIDE}
             | {"files": _model_digest(each["model_path"])}
@@ -142,13 +143,13 @@ def _plugins_digest(plugin_dir: str | None) -> str:
     return _files_digest(sorted(Path(plugin_dir).expanduser().glob("**/*.py"))) if plugin_dir else ""
 
 
-def _data_digest(taskset: TasksetConfig) -> str:
+def data_digest(source: str, split: str, subset_name: str | None) -> str:
     """Of the contents of local files; another source is known by its name."""
-    path = Path(taskset.path).expanduser()
+    path = Path(source).expanduser()
     if path.is_file():
         return _files_digest([path])
     try:
-        return _files_digest(find_files(path, taskset.split, taskset.subset_name)) if path.is_dir() else taskset.path
+        return _files_digest(find_files(path, split, subset_name)) if path.is_dir() else source
     except DataError:
         return "no data"
 

@@ -15,7 +15,7 @@ from trinity_core.data.experience import Experience
 from trinity_core.files import clear_errors, when_room, write_atomically
 from trinity_core.layout import JobLayout
 from trinity_core.sync.publisher import TrainerRank
-from trinity_core.sync.schedule import publish_interval, publishes_after, required_version, resumed_versions
+from trinity_core.sync.schedule import SyncSchedule
 from trinity_core.sync.tensorfile import TensorSpec, spec_of
 from trinity_core.sync.weight_check import WeightCheck
 from trinity_core.training.compiled import uncompiled
@@ -82,16 +82,15 @@ class Publisher:
         self.learner = learner
         self._check_tokens = min(CHECK_TOKENS, (config.model.max_model_len or CHECK_TOKENS + 1) - 1)
         self._explored = explored
-        sync = config.synchronizer
-        self._offset = sync.sync_offset if config.is_synchronous else None
-        self.interval = publish_interval(sync.style, sync.sync_interval)
+        self._schedule = SyncSchedule.of(config)
+        self._is_synchronous = config.is_synchronous
         self.versions = versions
         self._publisher = publisher
         self._latest = JobLayout(config.job_dir).latest_state_dict
 
     def due(self, step: int) -> bool:
         """True if the weights after `step` are to be published."""
-        return publishes_after(step, self.interval)
+        return self._schedule.publishes_after(step)
 
     def publish(self, version: int) -> None:
         """Publish the present weights as `version`, with a weight check."""
@@ -130,7 +129,7 @@ class Publisher:
         wanted: list[int] = []
         if self.learner.ranks.first:
             there = self.versions.there_at_start()
-            needed = resumed_versions(step, self._oldest_needed(step), self.interval, {*there, *found})
+            needed = self._schedule.resumed_versions(step, self._oldest_needed(step), {*there, *found})
             wanted = [version for version in needed if version == step or version not in there]
         said = json.dumps(wanted).encode() if self.learner.ranks.first else None
         return list(json.loads(broadcast_bytes(said, self.learner.ranks)))
@@ -144,9 +143,9 @@ class Publisher:
 
     def _oldest_needed(self, step: int) -> int:
         """The oldest version that explorers still ask for: that of the next explore step, or just the newest one."""
-        if self._offset is None:
-            return step - step % self.interval
-        return required_version(self._explored() + 1, self.interval, self._offset)
+        if not self._is_synchronous:
+            return step - step % self._schedule.publish_every
+        return self._schedule.required_version(self._explored() + 1)
 
 
 def make_weight_check(learner: Learner, length: int) -> WeightCheck:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from trinity_core.store.schema import State
 from trinity_core.view.archived import archived_rollouts
 from trinity_core.view.groups import GroupFilter, find_groups, group_row, overview
 from trinity_core.view.samples import read_samples, sample_steps, side_by_side
+from trinity_core.view.shared_page import shared_page
 from trinity_core.view.tokens import PAGE, token_page
 from trinity_core.view.viewed_run import ViewedRun
 
@@ -36,6 +37,8 @@ HEADERS = {
 TEXT = 20_000
 """Characters of a prompt or an answer in a group; the rest is read token by token."""
 
+TABLE_GROUPS = 25
+"""Groups of one page of the table."""
 LARGEST = 2**63 - 1
 """The largest number that a database holds."""
 Id = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -81,6 +84,7 @@ def _add_data(app: FastAPI, runs: Mapping[str, ViewedRun]) -> None:
             raise HTTPException(404, f"there is no run {name}") from None
 
     _add_groups(app, run_named)
+    _add_rollouts(app, run_named)
 
     @app.get("/api/runs")
     def names() -> list[str]:
@@ -134,6 +138,34 @@ def _add_groups(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
         shown, experiences = run.advantages(group_id), run.experiences(group_id)
         values: Sequence[np.ndarray] | repeat[None] = shown.values or repeat(None)
         return row | {"rollouts": list(map(_rollout, experiences, values)), "note": shown.note}
+
+
+def _add_rollouts(app: FastAPI, run_named: Callable[[str], ViewedRun]) -> None:
+    @app.get("/api/runs/{name:path}/rollouts")
+    def rollouts(name: str, step: Number | None = None, group: str = "", before: Id | None = None) -> dict[str, Any]:
+        """The rollouts of a page of groups, newest first, each as a row of a table."""
+        run, rows = run_named(name), list[dict[str, Any]]()
+        with run.read() as (connection, t):
+            found = find_groups(connection, t, GroupFilter(step, group=group), before, TABLE_GROUPS)
+        for entry in found.groups:
+            values: Sequence[np.ndarray] | repeat[None] = run.advantages(entry["id"]).values or repeat(None)
+            of_group = {name: entry[name] for name in ("id", "step", "task", "newest")}
+            for place, (one, own) in enumerate(zip(run.experiences(entry["id"]), values, strict=False)):
+                rows.append(of_group | {"place": place} | _rollout(one, own))
+        return {"rollouts": rows, "before": found.before}
+
+    @app.get("/api/runs/{name:path}/groups/{group_id}/page.html")
+    def page_to_send(name: str, group_id: Id) -> Response:
+        """One file with the group's rollouts, to be saved."""
+        run = run_named(name)
+        with run.read() as (connection, t):
+            row = group_row(connection, t, group_id)
+        experiences = run.experiences(group_id)
+        if row is None or not experiences:
+            raise HTTPException(404, f"the rollouts of group {group_id} are not in the store")
+        text = shared_page(name, row, experiences, run.advantages(group_id).values, run.tokenizer)
+        file = f'attachment; filename="rollouts_{group_id}.html"'
+        return HTMLResponse(text, headers={"Content-Disposition": file})
 
     @app.get("/api/runs/{name:path}/groups/{group_id}/rollouts/{place}/tokens")
     def tokens(

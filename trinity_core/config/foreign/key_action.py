@@ -6,7 +6,7 @@ A value that asks for nothing (null, and those that an action lists, such as the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Convert = Callable[[Any, Mapping[str, Any]], Any]
@@ -126,7 +126,12 @@ def unset(*values: Any) -> Spelled:
 
 
 def same(action: KeyAction, names: str) -> Keys:
-    """One action for several keys, whose names are separated by spaces."""
+    """One action for several keys, whose names are separated by spaces; `*` in a target is the key's own name."""
+    match action:
+        case Moved(to=to):
+            return {name: replace(action, to=tuple(key.replace("*", name) for key in to)) for name in names.split()}
+        case Imported(to=key):
+            return {name: replace(action, to=key.replace("*", name)) for name in names.split()}
     return dict.fromkeys(names.split(), action)
 
 

@@ -23,7 +23,7 @@ from trinity_core.config.foreign.key_action import (
 VISION = refused("models see text alone: there are no images or videos.", "")
 PER_ROW = refused("the tasks of one task set have one workflow and one reward: make a task set of each.", "")
 PREFIX = refused("an answer begins where the chat template's prompt ends; write the prefix into a chat template.", "")
-LOCAL = noted("The store is a local database, which retries by itself.")
+LOCAL = noted("The store is a local database, which retries on its own.")
 WARMUP = refused(
     "a stage warms up: `stages: [{stage_name: sft, mode: train, algorithm: {algorithm_type: sft}, buffer: "
     "{total_steps: N, trainer_input: {experience_buffer: {path: …}}}}, {stage_name: rft}]`.",
@@ -66,13 +66,7 @@ STORED: Keys = {
     "max_retry_interval": LOCAL,
     "capacity": noted("The store is on disk and has no limit; synchronizer.max_staleness bounds its age."),
     "enable_progress_bar": PROGRESS,
-    "ray_namespace": FOLLOWS,
-    "wrap_in_ray": FOLLOWS,
-    "index": FOLLOWS,
-    "is_eval": FOLLOWS,
-    "task_type": FOLLOWS,
-    "batch_size": FOLLOWS,
-    "tokenizer_path": FOLLOWS,
+    **same(FOLLOWS, "ray_namespace wrap_in_ray index is_eval task_type batch_size tokenizer_path"),
     "algorithm_type": noted("It follows from the algorithm."),
     "schema_type": noted("It follows from the algorithm."),
     "mm_data_kwargs": refused("models see text alone: there are no images or videos.", {}),
@@ -143,10 +137,7 @@ BUFFER: Keys = {
     "max_retry_times": LOCAL,
     "max_retry_interval": LOCAL,
     "explorer_output": noted("Explorer and trainer share buffer.trainer_input.experience_buffer."),
-    "tokenizer_path": FOLLOWS,
-    "pad_token_id": FOLLOWS,
-    "cache_dir": FOLLOWS,
-    "read_batch_size": FOLLOWS,
+    **same(FOLLOWS, "tokenizer_path pad_token_id cache_dir read_batch_size"),
     "sft_batch_size": noted("Of a stage with sft it is buffer.train_batch_size."),
     "explore_batch_size": refused("batch_size counts the tasks of an explore step, train_batch_size a step's rows."),
     "expert_data_ratio": moved("/algorithm.sample_strategy_args.expert_data_ratio"),
@@ -207,23 +198,11 @@ EXPLORER: Keys = {
     "top_p": moved("/model.top_p"),
     "top_k": moved("/model.top_k"),
     "logprobs": noted("The log-prob of each sampled token is always recorded, that of no other.", 0),
-    **{
-        name: moved(f"rollout_model.{name}")
-        for name in (
-            "engine_type",
-            "engine_num",
-            "tensor_parallel_size",
-            "enable_prefix_caching",
-            "enforce_eager",
-            "dtype",
-            "seed",
-            "gpu_memory_utilization",
-            "enable_chunked_prefill",
-            "use_v1",
-            "enable_thinking",
-            "chat_template",
-        )
-    },
+    **same(
+        moved("rollout_model.*"),
+        "engine_type engine_num tensor_parallel_size enable_prefix_caching enforce_eager dtype seed "
+        "gpu_memory_utilization enable_chunked_prefill use_v1 enable_thinking chat_template",
+    ),
 }
 ENGINE: Keys = {
     "use_v1": noted("vLLM has one engine, its first version is gone.", True),
@@ -257,21 +236,11 @@ POLICY = keys(
         "model_path": moved("/model.model_path", unset=("",), yields=True),
         "name": noted("Workflows know the policy without a name."),
         "chat_template": moved("/model.custom_chat_template", unset=("",)),
-        **{
-            name: moved(f"/model.{name}")
-            for name in (
-                "max_model_len",
-                "max_prompt_tokens",
-                "max_response_tokens",
-                "min_response_tokens",
-                "temperature",
-                "top_p",
-                "top_k",
-                "enable_prompt_truncation",
-                "enable_thinking",
-                "trust_remote_code",
-            )
-        },
+        **same(
+            moved("/model.*"),
+            "max_model_len max_prompt_tokens max_response_tokens min_response_tokens temperature "
+            "top_p top_k enable_prompt_truncation enable_thinking trust_remote_code",
+        ),
     },
 )
 CALLED = noted("A workflow that calls the model gives it.")

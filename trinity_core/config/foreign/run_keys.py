@@ -96,9 +96,7 @@ RUN: Keys = {
 MODEL: Keys = {
     "logprobs": noted("The log-prob of each sampled token is always recorded, that of no other.", 0),
     "repetition_penalty": refused("rollouts are sampled without one, as the trainer's log-probs are.", 1.0, 1),
-    "lora_configs": LORA,
-    "fully_sharded_loras": LORA,
-    "max_cpu_loras": LORA,
+    **same(LORA, "lora_configs fully_sharded_loras max_cpu_loras"),
     "rope_scaling": ROPE,
     "rope_theta": ROPE,
     "max_token_len": moved("max_model_len"),

@@ -123,9 +123,7 @@ ANY_MODEL = keys(
     HYDRA,
     {
         "use_remove_padding": PADDING,
-        "use_fused_kernels": FUSED,
-        "fused_kernel_options": FUSED,
-        "use_liger": FUSED,
+        **same(FUSED, "use_fused_kernels fused_kernel_options use_liger"),
         "tiled_mlp": _enabled("see gradient_checkpointing, which saves more.", "enabled"),
         "external_lib": noted("A module of plugin_dir is imported, no other."),
         "enable_activation_offload": refused(
@@ -206,10 +204,10 @@ ACTOR_OPTIM = keys(
     OPTIM,
     {
         "clip_grad": Imported("See grad_clip.", to="trainer.grad_clip"),
-        **{
-            name: moved(f"/algorithm.optimizer.{name}", yields=True)
-            for name in ("lr", "weight_decay", "betas", "lr_warmup_steps_ratio", "min_lr_ratio", "warmup_style")
-        },
+        **same(
+            moved("/algorithm.optimizer.*", yields=True),
+            "lr weight_decay betas lr_warmup_steps_ratio min_lr_ratio warmup_style",
+        ),
         "lr_warmup_steps": moved("/algorithm.optimizer.lr_warmup_steps", convert=_steps, yields=True),
     },
 )
@@ -227,14 +225,12 @@ WORKER = keys(
     {
         "strategy": STRATEGY,
         "megatron": NOT_MEGATRON,
-        "rollout_n": SAID,
+        **same(SAID, "rollout_n loss_scale_factor loss_agg_mode"),
         "data_loader_seed": SHUFFLED,
         "load_weight": SILENT,
         "use_torch_compile": COMPILED,
         "router_replay": REPLAYED,
         "qat": QUANTIZED,
-        "loss_scale_factor": SAID,
-        "loss_agg_mode": SAID,
     },
     same(PROFILED, "profiler profile"),
     same(PADDING, "pad_to_length use_remove_padding"),

@@ -71,12 +71,10 @@ REINFORCED: Keys = keys(
                 "Engines load whole weights by weight sync.", asked_by="actor_rollout_ref.model.lora_rank"
             ),
         },
-        {
-            name: imported(f"{ENGINE}.{name}")
-            for name in (
-                "gpu_memory_utilization", "dtype", "enforce_eager", "max_num_seqs", "enable_prefix_caching", "seed",
-            )
-        },
+        same(
+            imported(f"{ENGINE}.*"),
+            "gpu_memory_utilization dtype enforce_eager max_num_seqs enable_prefix_caching seed",
+        ),
         same(
             FROM_ENGINE,
             "calculate_log_probs log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz "
@@ -87,9 +85,11 @@ REINFORCED: Keys = keys(
     {
         "reward_model.sandbox_fusion": Noted(SANDBOX, asked_by="url"),
         "reward_model.reward_kwargs": noted("Arguments of a reward are reward_fn_args."),
-        "reward_model.reward_kwargs.overlong_buffer_cfg": OVERLONG,
-        "reward_model.overlong_buffer": OVERLONG,
-        "custom_reward_function.overlong_buffer": OVERLONG,
+        **same(
+            OVERLONG,
+            "reward_model.reward_kwargs.overlong_buffer_cfg reward_model.overlong_buffer "
+            "custom_reward_function.overlong_buffer",
+        ),
         "reward.sandbox_fusion": Noted(SANDBOX, asked_by="url"),
         "reward.custom_reward_function": Noted(REWARD, asked_by="path"),
         "reward.reward_manager": Noted(REWARD, asked_by="module.path"),
@@ -123,7 +123,7 @@ SUPERVISED: Keys = keys(
         "max_token_len_per_gpu": imported("trainer.max_token_len_per_gpu"),
     }),
     within("optim", {
-        **{name: imported(f"algorithm.optimizer.{name}") for name in ("lr", "betas", "weight_decay", "min_lr_ratio")},
+        **same(imported("algorithm.optimizer.*"), "lr betas weight_decay min_lr_ratio"),
         **same(imported("algorithm.optimizer.lr_warmup_steps_ratio"), "warmup_steps_ratio lr_warmup_steps_ratio"),
         "lr_warmup_steps": imported("algorithm.optimizer.lr_warmup_steps", steps_or_none),
         **same(

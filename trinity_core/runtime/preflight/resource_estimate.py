@@ -28,7 +28,7 @@ from trinity_core.runtime.preflight.model_shape import ModelShape, shape_of, why
 from trinity_core.runtime.preflight.needs import Need, nonzero, size, total
 from trinity_core.runtime.preflight.steps import kept_checkpoints
 from trinity_core.runtime.preflight.trainer_memory import TrainedModel, host_needs, micro_batches, trainer_needs
-from trinity_core.sync.schedule import versions_kept
+from trinity_core.sync.schedule import SyncSchedule
 
 MIB = 1 << 20
 FLOAT = 4
@@ -222,9 +222,9 @@ def _trainer(config: Config, placement: Placement) -> ProcessEstimate:
     method, _ = sync_method(config, placement)
     slots = 0
     if SYNC_METHODS[method].one_node and not config.is_supervised:
-        sync = config.synchronizer
-        kept = versions_kept(sync.sync_interval, sync.sync_offset) if config.is_synchronous else DEFAULT_KEEP
-        published = (config.buffer.total_steps or kept) // sync.sync_interval + 1
+        schedule = SyncSchedule.of(config)
+        kept = schedule.versions_kept if config.is_synchronous else DEFAULT_KEEP
+        published = (config.buffer.total_steps or kept) // schedule.publish_every + 1
         slots = min(kept + 1, published)
     reference = None
     if config.needs_reference:

@@ -25,6 +25,7 @@ from trinity_core.runtime.preflight.resource_estimate import (
     trainer_dtype,
 )
 from trinity_core.runtime.preflight.steps import Steps, evaluations, saves, steps_of, syncs
+from trinity_core.sync.schedule import SyncSchedule
 
 Row = tuple[str, str]
 """Of the table of estimates: bytes, and what takes them."""
@@ -130,7 +131,7 @@ def _stage(config: Config, machine: Machine, gpu_memory: int) -> StagePlan:
         experiences_a_step=config.buffer.train_batch_size if trains else None,
         eval_interval=config.explorer.eval_interval if explores else None,
         save_interval=config.trainer.save_interval if trains else None,
-        sync_interval=config.synchronizer.sync_interval if explores and trains else None,
+        sync_interval=SyncSchedule.of(config).interval if explores and trains else None,
         eval_sets=tuple(each.name or "" for each in config.buffer.explorer_input.eval_tasksets) if evaluates else (),
         evals=evaluations(config, steps or 0) if evaluates and (steps or config.mode == "bench") else None,
         saves=saves(config, steps) if steps and trains else None,

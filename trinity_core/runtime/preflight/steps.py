@@ -16,7 +16,7 @@ from trinity_core.data.schedule import TaskSchedule
 from trinity_core.data.taskset import Taskset
 from trinity_core.errors import DataError
 from trinity_core.local_paths import expanded
-from trinity_core.sync.schedule import publish_interval, required_version
+from trinity_core.sync.schedule import SyncSchedule
 
 MOST_BYTES = 64 << 20
 """Of data files that are read: about a second's worth."""
@@ -112,9 +112,9 @@ def evaluations(config: Config, steps: int) -> int:
         return 1
     if not config.explores or config.is_supervised:
         return 0
-    sync, every = config.synchronizer, config.explorer.eval_interval
-    last = required_version(steps, sync.sync_interval, sync.sync_offset)
-    passed = {version // every for version in range(0, last + 1, sync.sync_interval)} if every else {0}
+    schedule, every = SyncSchedule.of(config), config.explorer.eval_interval
+    last = schedule.required_version(steps)
+    passed = {version // every for version in range(0, last + 1, schedule.interval)} if every else {0}
     return config.explorer.eval_on_startup + len(passed) - 1 + (config.mode == "both")
 
 
@@ -132,5 +132,4 @@ def kept_checkpoints(config: Config, steps: int) -> int:
 
 def syncs(config: Config, steps: int) -> int:
     """Versions of the weights that the trainer publishes after its steps; the one it begins with is not counted."""
-    sync = config.synchronizer
-    return 0 if config.is_supervised else steps // publish_interval(sync.style, sync.sync_interval)
+    return 0 if config.is_supervised else steps // SyncSchedule.of(config).publish_every

@@ -193,7 +193,7 @@ class TrainedModel:
         copies that a checkpoint is written from."""
         part = self.width * self.part
         offloaded = (16 * self.part + part) * self.is_offloaded + part * self.holds_weights_on_host
-        loading, saving = self.width * self.parameters, offloaded + 12 * self.part
+        loading, saving = self.width * self.parameters, offloaded + self.state_bytes * self.part
         why = f"{size(loading)} to load, then {size(saving)}: offloaded, and copies for a checkpoint"
         return Need(f"{self.name} in host memory", max(loading, saving), why)
 
@@ -253,9 +253,15 @@ class TrainedModel:
 
     def saved(self) -> Need:
         """Copies of the partitioned optimizer state that a checkpoint is written from; of whole state none are made."""
-        each = (2 if self.width == FLOAT else 3) * FLOAT
-        taken = each * self.part if self.stage and not self.on_gpu else 0
-        return Need(f"{self.name} copies for a checkpoint", taken, f"{self.part:,} parameters × {each} bytes")
+        taken = self.state_bytes * self.part if self.stage and not self.on_gpu else 0
+        return Need(
+            f"{self.name} copies for a checkpoint", taken, f"{self.part:,} parameters × {self.state_bytes} bytes"
+        )
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a parameter in a checkpoint's optimizer state: moments, and float32 weights beside half ones."""
+        return (2 if self.width == FLOAT else 3) * FLOAT
 
 
 def trainer_needs(

@@ -27,11 +27,23 @@ export const shown = (value, digits = 3) =>
 
 export const kind = (reward) => (reward === null || reward === undefined ? "quiet" : reward > 0 ? "good" : "bad");
 
+let waiting = 0;
+function waits(by) {
+  waiting += by;
+  byId("loading").hidden = waiting === 0;
+}
+
 export async function get(path, parameters = {}) {
   const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const query = new URLSearchParams(given).toString();
-  const answer = await fetch(`api/${path}${query ? `?${query}` : ""}`);
-  const body = await answer.json();
+  waits(1);
+  let answer, body;
+  try {
+    answer = await fetch(`api/${path}${query ? `?${query}` : ""}`);
+    body = await answer.json();
+  } finally {
+    waits(-1);
+  }
   if (!answer.ok) throw new Error(typeof body.detail === "string" ? body.detail : JSON.stringify(body.detail));
   return body;
 }

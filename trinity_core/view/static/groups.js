@@ -2,6 +2,8 @@
 import { attempt, byId, fact, get, kind, make, options, shown } from "./dom.js";
 import { tokenPane } from "./tokens.js";
 
+let remember = () => {};
+export const onChange = (write) => (remember = write);
 export const place = { run: "", group: null, rollout: 0 };
 let items = [];
 let before = null;
@@ -11,7 +13,8 @@ let kept = null;
 
 export function showRun(name, about) {
   place.run = name;
-  kept = group = null;
+  kept = group = place.group = null;
+  place.rollout = 0;
   const filter = byId("filter");
   options(filter.taskset, about.store?.tasksets ?? [], "", "any");
   options(filter.state, about.store?.states ?? [], "", "any");
@@ -82,7 +85,7 @@ export const open = attempt(async (id, rollout = 0) => {
 
 function choose(number) {
   place.rollout = number;
-  history.replaceState(null, "", `#${new URLSearchParams({ run: place.run, group: place.group, rollout: number })}`);
+  remember();
   const one = group.rollouts[number];
   const panes = one ? [pane(group, number)] : [make("p", { class: "quiet" }, gone(group))];
   if (kept && one && !(kept.group.id === group.id && kept.number === number)) panes.unshift(pane(kept.group, kept.number, true));
@@ -104,8 +107,10 @@ function head() {
     make("button", { "aria-pressed": i === place.rollout, onclick: () => choose(i) },
       `${each.run}${each.turn ? `.${each.turn}` : ""} `, make("span", { class: kind(each.reward) }, shown(each.reward))));
   const tools = [
-    make("button", { onclick: sameTask, title: "All groups of this task (t)" }, "this task's groups"),
-    make("button", { onclick: keep, title: "Keep this rollout on the left, beside others (b)", "aria-pressed": kept !== null }, "keep beside"),
+    make("button", { onclick: sameTask, title: "All groups of this task (t)" }, "all groups of this task"),
+    make("a", { href: `api/${base()}/groups/${group.id}/page.html`, download: `rollouts_${group.id}.html`, hidden: !group.stored,
+      title: "These rollouts as one HTML file, to send to somebody" }, "save as HTML"),
+    make("button", { onclick: keep, title: "Keep this rollout on the left, beside others (b)", "aria-pressed": kept !== null }, "keep on the left"),
   ];
   return [facts, make("div", { class: "rollouts" }, ...buttons, make("span", { class: "grow" }), ...tools), make("div", { class: "quiet" }, group.note)];
 }

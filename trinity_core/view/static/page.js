@@ -2,61 +2,116 @@
 import { about, attempt, byId, get, options } from "./dom.js";
 import * as groups from "./groups.js";
 import * as samples from "./samples.js";
-import { setColour } from "./tokens.js";
+import * as table from "./table.js";
+import { colour, setColour } from "./tokens.js";
 
 const COLOURS = ["logprob", "mask", "advantage", "version", "plain"];
+const FORMS = { experiences: "filter", samples: "versions", table: "rows" };
+let tab = "table";
+let applied = null;
 
 function showTab(name) {
-  for (const tab of document.querySelectorAll("[data-tab]")) {
-    tab.setAttribute("aria-selected", tab.dataset.tab === name);
-    byId(tab.dataset.tab).hidden = tab.dataset.tab !== name;
+  tab = name;
+  for (const each of document.querySelectorAll("[data-tab]")) {
+    each.setAttribute("aria-selected", each.dataset.tab === name);
+    byId(each.dataset.tab).hidden = each.dataset.tab !== name;
   }
-  byId("colours").hidden = name !== "experiences";
+  byId("colours").hidden = byId("legend").hidden = name !== "experiences";
+  byId("tip").hidden = true;
+  remember();
 }
 
-const showRun = attempt(async (name, tab) => {
+// The address after # says all that is shown: run, tab, group and rollout, the fields of the tab, colour and order.
+function remember() {
+  if (applied === null) return;
+  const fields = [...new FormData(byId(FORMS[tab]))].filter(([name, value]) => value && !(name === "show" && value === "all"));
+  const parts = { run: byId("run").value, tab, ...Object.fromEntries(fields) };
+  if (tab === "experiences" && groups.place.group !== null) Object.assign(parts, { group: groups.place.group, rollout: groups.place.rollout });
+  if (tab === "experiences") parts.colour = colour;
+  if (tab === "experiences" && parts.group && byId("filter").group.value) parts.named = byId("filter").group.value;
+  if (tab === "table") Object.assign(parts, { by: table.order.by, down: Number(table.order.down) });
+  applied = `#${new URLSearchParams(parts)}`;
+  if (location.hash !== applied) history.replaceState(null, "", applied);
+}
+groups.onChange(remember);
+
+function fill(form, asked) {
+  for (const field of byId(form).elements) {
+    const given = asked.get(field.name === "group" && asked.has("named") ? "named" : field.name);
+    const isGroupId = form === "filter" && field.name === "group" && !asked.has("named");
+    if (field.name && given !== null && !isGroupId) field.value = given;
+  }
+}
+
+async function showRun(name, asked = new URLSearchParams()) {
   byId("run").value = name;
   const run = await about(name);
   groups.showRun(name, run);
   samples.showRun(name, run);
-  showTab(tab ?? (run.store ? "experiences" : "samples"));
-  await Promise.all([run.store ? groups.list() : null, samples.load()]);
-});
+  table.showRun(name);
+  const wanted = asked.get("tab") ?? (asked.get("group") ? "experiences" : run.store ? "table" : "samples");
+  fill(FORMS[wanted], asked);
+  if (asked.has("by")) Object.assign(table.order, { by: asked.get("by"), down: asked.get("down") === "1" });
+  setColour(COLOURS.includes(asked.get("colour")) ? asked.get("colour") : colour);
+  showTab(wanted);
+  await Promise.all([run.store ? groups.list() : null, run.store ? table.list() : null, samples.load(asked)]);
+  if (asked.get("group") && wanted === "experiences") await groups.open(Number(asked.get("group")), Number(asked.get("rollout") ?? 0));
+  fill(FORMS[wanted], asked);
+  remember();
+}
 
-// The address after #: run; group and rollout, or tab=samples and the run to compare with (other).
 const start = attempt(async () => {
+  if (location.hash === applied) return;
   const names = await get("runs");
   const asked = new URLSearchParams(location.hash.slice(1));
   options(byId("run"), names, names[0]);
   options(byId("versions").other, names, "", "the same run");
   byId("run").disabled = names.length < 2;
   const run = asked.get("run") ?? names[0];
-  if (!names.includes(run)) throw new Error(run ? `There are no rollouts of ${run}.` : "There are no rollouts yet.");
+  if (!names.includes(run)) throw new Error(run ? `There are no rollouts of ${run}. They appear once its first evaluation or explore step is done.` : "There are no rollouts yet.");
   if (names.includes(asked.get("other"))) byId("versions").other.value = asked.get("other");
-  await showRun(run, asked.get("tab") === "samples" ? "samples" : null);
-  if (asked.get("group")) await groups.open(Number(asked.get("group")), Number(asked.get("rollout") ?? 0));
+  applied = location.hash;
+  await showRun(run, asked);
 });
 
-byId("run").addEventListener("change", (event) => showRun(event.target.value));
+byId("run").addEventListener("change", attempt((event) => showRun(event.target.value)));
 byId("more").addEventListener("click", groups.more);
+byId("older").addEventListener("click", () => table.list(true));
 byId("help").addEventListener("click", () => byId("keys").showModal());
-document.querySelectorAll("[data-tab]").forEach((tab) => tab.addEventListener("click", () => showTab(tab.dataset.tab)));
-byId("colours").addEventListener("click", (event) => event.target.dataset.colour && setColour(event.target.dataset.colour));
+document.querySelectorAll("[data-tab]").forEach((each) => each.addEventListener("click", () => showTab(each.dataset.tab)));
+const recolour = (name) => {
+  setColour(name);
+  remember();
+};
+byId("colours").addEventListener("click", (event) => event.target.dataset.colour && recolour(event.target.dataset.colour));
 for (const form of document.querySelectorAll("main form")) form.addEventListener("submit", (event) => event.preventDefault());
 
 let waiting;
-byId("filter").addEventListener("input", () => {
+const soon = (action) => {
   clearTimeout(waiting);
-  waiting = setTimeout(groups.list, 250);
+  waiting = setTimeout(() => action().then(remember), 250);
+};
+byId("filter").addEventListener("input", () => soon(groups.list));
+byId("rows").addEventListener("input", (event) => {
+  if (event.target.name !== "show") return soon(table.list);
+  table.draw();
+  remember();
 });
-byId("versions").addEventListener("change", (event) => {
+byId("table").addEventListener("click", (event) => {
+  const by = event.target.closest("[data-by]")?.dataset.by;
+  if (!by) return;
+  table.sort(by);
+  remember();
+});
+byId("versions").addEventListener("change", async (event) => {
   if (event.target.name === "show") samples.draw();
-  else samples.change(event.target.name);
+  else await samples.change(event.target.name);
+  remember();
 });
 
 const KEYS = {
-  ...groups.keys, e: () => showTab("experiences"), s: () => showTab("samples"), "?": () => byId("keys").showModal(),
-  "/": () => byId("filter").group.focus(), ...Object.fromEntries(COLOURS.map((name, i) => [String(i + 1), () => setColour(name)])),
+  ...Object.fromEntries(Object.entries(groups.keys).map(([key, act]) => [key, () => tab === "experiences" && act()])), r: () => showTab("table"), e: () => showTab("experiences"), s: () => showTab("samples"), "?": () => byId("keys").showModal(),
+  "/": () => byId(FORMS[tab]).querySelector("input, select").focus(), ...Object.fromEntries(COLOURS.map((name, i) => [String(i + 1), () => recolour(name)])),
 };
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open) return;
@@ -68,5 +123,4 @@ document.addEventListener("keydown", (event) => {
 });
 
 window.addEventListener("hashchange", start);
-setColour("logprob");
 start();

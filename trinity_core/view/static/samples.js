@@ -28,16 +28,19 @@ export const change = attempt(async (name) => {
   await show();
 });
 
-export const load = attempt(async () => {
+export const load = attempt(async (asked = new URLSearchParams()) => {
   const { other } = byId("versions");
   otherSteps = other.value ? (await about(other.value)).samples : steps;
+  const { source, step, beside } = byId("versions");
+  if (asked.get("source") in steps) source.value = asked.get("source");
   chooseSteps();
+  for (const field of [step, beside]) if (asked.has(field.name)) field.value = asked.get(field.name);
   await show();
 });
 
 async function show() {
   const form = byId("versions");
-  if (!form.source.value) return byId("pairs").replaceChildren(make("p", { class: "quiet" }, "This run has no samples on disk."));
+  if (!form.source.value) return byId("pairs").replaceChildren(make("p", { class: "quiet" }, "This run has no samples yet: they are kept when an evaluation, or every tenth explore step, is done."));
   const where = `runs/${encodeURIComponent(run)}/samples/${encodeURIComponent(form.source.value)}/${form.step.value}`;
   pairs = (await get(where, { beside: form.beside.value, other: form.other.value })).pairs;
   draw();
@@ -54,8 +57,8 @@ export function draw() {
   const wanted = pairs.filter(takes);
   const [better, worse] = [pairs.filter((pair) => change(pair) > 0).length, pairs.filter((pair) => change(pair) < 0).length];
   byId("verdict").textContent = two
-    ? `${pairs.length} tasks: ${better} better, ${worse} worse on the right; a sample of the set, not all of it`
-    : `${pairs.length} rollouts; a sample of the set, not all of it`;
+    ? `${pairs.length} tasks: ${better} better, ${worse} worse on the right; 16 of the set, not all of it`
+    : `${pairs.length} rollouts; 16 of the set, not all of it`;
   byId("pairs").replaceChildren(...wanted.slice(0, MOST).map((pair) => card(pair, two)),
     ...(wanted.length > MOST ? [make("p", { class: "quiet" }, `${wanted.length - MOST} more are not shown`)] : []));
 }

@@ -4,10 +4,23 @@ import { attempt, byId, get, make, shown } from "./dom.js";
 
 const PAGE = 2000;
 const KINDS = { p: "prompt", a: "in the loss", c: "context, no loss" };
-let colour = "logprob";
+export const LEGENDS = {
+  logprob: [["rgb(226 110 30 / .12)", "likely"], ["rgb(226 110 30 / .75)", "unlikely: log-prob −5 or lower"]],
+  mask: [["rgb(46 160 95 / .3)", "in the loss"], ["rgb(128 128 128 / .28)", "context, no loss"]],
+  advantage: [["rgb(46 160 95 / .6)", "pushed up"], ["rgb(214 69 65 / .6)", "pushed down"]],
+  version: [["hsl(67 70% 55% / .35)", "one colour for each policy version that sampled a token"]],
+  plain: [],
+};
+export let colour = "logprob";
 
 export function setColour(name) {
   colour = name;
+  const legend = LEGENDS[name].map(([shade, text]) => {
+    const swatch = make("i");
+    swatch.style.background = shade;
+    return make("span", {}, swatch, text);
+  });
+  byId("legend").replaceChildren(...legend, make("span", { class: "quiet" }, "faint: the prompt; bar: the answer begins"));
   for (const button of byId("colours").children) button.setAttribute("aria-checked", button.dataset.colour === name);
   for (const pane of document.querySelectorAll(".tokens")) pane.paint?.();
 }
@@ -106,7 +119,15 @@ export function tokenPane(where, rollout) {
   };
   pane.addEventListener("mouseover", (event) => {
     const span = event.target.closest(".t");
-    if (span) byId("status").textContent = describe(pages.get(span.parentElement), Number(span.dataset.i));
+    if (!span || !pages.has(span.parentElement)) return;
+    const text = describe(pages.get(span.parentElement), Number(span.dataset.i));
+    byId("status").textContent = text;
+    const tip = byId("tip");
+    tip.textContent = text.replaceAll("   ", "\n");
+    tip.hidden = false;
+    tip.style.left = `${Math.min(event.clientX + 14, innerWidth - 260)}px`;
+    tip.style.top = `${event.clientY + 18 + 190 > innerHeight ? event.clientY - 190 : event.clientY + 18}px`;
   });
+  pane.addEventListener("mouseleave", () => (byId("tip").hidden = true));
   return pane;
 }

@@ -1,0 +1,78 @@
+"""Dialogs about files: a new one from a recipe; saving, which asks before it overwrites anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from studio.config_draft import ConfigDraft
+from studio.recipes import recipes
+from studio.settings import StudioSettings
+
+
+@st.dialog("New configuration", width="large")
+def new_dialog(settings: StudioSettings) -> None:
+    """`recipe_form` in a dialog."""
+    recipe_form(settings)
+
+
+def recipe_form(settings: StudioSettings) -> None:
+    """Choose a recipe and a name; the new file is written and opened."""
+    found = {recipe.title: recipe for recipe in recipes()}
+    captions = [f"{recipe.about}  \n{recipe.needs}" for recipe in found.values()]
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        name = st.text_input("Save as", value=settings.shown(_free_name(settings)))
+        create = st.button("Create", type="primary", key="create")
+    title = st.radio("Begin from", list(found), captions=captions)
+    file = settings.root / name.strip()
+    if not create:
+        return
+    if file.suffix not in (".yaml", ".yml"):
+        st.error("The name must end in .yaml.")
+    elif file.exists():
+        st.error(f"`{settings.shown(file)}` exists already. Choose another name.")
+    else:
+        save(ConfigDraft(file, found[str(title)].text), file, settings)
+
+
+def _free_name(settings: StudioSettings) -> Path:
+    """The file of the command line, or the first of its kind that is free."""
+    names = (settings.file, *(settings.root / f"config_{number}.yaml" for number in range(2, 100)))
+    return next((file for file in names if not file.exists()), settings.file)
+
+
+@st.dialog("Save as")
+def save_as(draft: ConfigDraft, settings: StudioSettings) -> None:
+    """Ask for another name, and before a file is overwritten."""
+    name = st.text_input("File", value=settings.shown(draft.file), help="Folders that are missing will be created.")
+    file = settings.root / name.strip()
+    ask_and_save(draft, file, settings, "Save", bool(name.strip()))
+
+
+@st.dialog("Save over these changes?")
+def confirm_save(draft: ConfigDraft, settings: StudioSettings) -> None:
+    """Ask before something in the draft's own file is lost."""
+    ask_and_save(draft, draft.file, settings, "Save anyway")
+
+
+def ask_and_save(draft: ConfigDraft, file: Path, settings: StudioSettings, label: str, enabled: bool = True) -> None:
+    """What would be lost, and the button."""
+    objections = draft.objections(file)
+    for objection in objections:
+        st.warning(objection)
+    label = "Overwrite" if objections and file != draft.file else label
+    if st.button(label, type="primary", key="confirmed", disabled=not enabled):
+        save(draft, file, settings)
+
+
+def save(draft: ConfigDraft, file: Path, settings: StudioSettings) -> None:
+    """Save and open the file; that it is saved stands below the buttons then."""
+    try:
+        draft.save(file)
+    except OSError as error:
+        st.error(f"`{settings.shown(file)}` cannot be saved: {error}")
+        return
+    st.session_state.draft = draft
+    st.query_params["file"] = settings.shown(file)
+    st.rerun()

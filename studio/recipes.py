@@ -1,0 +1,53 @@
+"""Recipes to begin a configuration from: the YAML files of `configs/`, with what each does and needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from studio.config_draft import value_at
+from trinity_core.config.source import parse
+
+INSTALLED = Path(__file__).parent.parent / "configs"
+HEADER = re.compile(r"# yaml-language-server:[^\n]*\n")
+"""Names a schema relative to the recipe's own folder."""
+FALLBACK = re.compile(r"\$\{oc\.env:\w+,([^}]*)\}")
+"""A value that a variable may replace."""
+COMMENT = re.compile(r"\A((?:#[^\n]*\n)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A configuration that runs as it is."""
+
+    title: str
+    text: str
+    about: str
+    """Its leading comment."""
+    needs: str
+    """Algorithm, model, data and GPUs."""
+
+
+def recipes() -> list[Recipe]:
+    """All recipes: the quick start, those that need no GPU, the others."""
+    found = [_recipe(file) for file in sorted(INSTALLED.glob("*/*.yaml"))]
+    return sorted(found, key=lambda recipe: (recipe.title != "quickstart", "no GPU" not in recipe.needs))
+
+
+def _recipe(file: Path) -> Recipe:
+    text = HEADER.sub("", file.read_text(encoding="utf-8"))
+    comment = COMMENT.match(text)
+    about = " ".join(line.lstrip("# ") for line in (comment[1] if comment else "").splitlines())
+    return Recipe(file.stem, text, about, " · ".join(_needs(text, file.name)))
+
+
+def _needs(text: str, name: str) -> Iterator[str]:
+    tree = parse(text, name).tree
+    stages = [str(stage.get("stage_name", "")) for stage in tree.get("stages") or ()]
+    yield " → ".join(stages) if stages else str(value_at(tree, "algorithm.algorithm_type") or tree.get("mode"))
+    if model := value_at(tree, "model.model_path"):
+        yield "model " + FALLBACK.sub(r"\1", model)
+    gpus = value_at(tree, "cluster.gpu_per_node")
+    yield f"{gpus} GPUs" if gpus else "no GPU"

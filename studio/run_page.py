@@ -1,0 +1,284 @@
+"""The page of one run, or of several side by side; its address is `/runs?run=project/name`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+import yaml
+
+from studio.access import TOKEN_VARIABLE
+from studio.actions import Action, hindrance, perform
+from studio.curves import chart, first_shown, metric_names, short_titles
+from studio.lineage import Ancestor, ancestors, checkpoints_of
+from studio.runs import Run
+from studio.settings import StudioSettings
+from studio.texts import COLOURS, duration, escaped, plain, score_text, when
+from tasks.retries import api_faults
+from trinity_core.page_notes import read_page_note, rollouts_page
+from trinity_core.tracking.forwarder import run_note
+from trinity_core.tracking.mlflow_writer import run_page as mlflow_run
+from trinity_core.tracking.writers import flatten
+from trinity_core.view.viewed_run import RunFolders
+
+LOG_BYTES = 40_000
+"""Of a log that are shown, from its end."""
+STEP, MINUTES = "step", "minutes"
+
+
+def show_run(run: Run, runs: Sequence[Run], settings: StudioSettings) -> None:
+    """The hub of a run."""
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown(f"### {escaped(run.name)}", width="content")
+        st.badge(run.state.value, color=COLOURS[run.state])
+    if run.detail:
+        st.text(run.detail)
+    show_facts(run)
+    show_buttons(run, settings)
+    if stages := [each for each in runs if each.parent == run.name]:
+        show_stages(stages)
+    if run.parent:
+        st.page_link(page_of_runs(), label=f"Stage of {run.parent}", query_params={"run": run.parent})
+    if run.folder is None:
+        st.info("The run has not written anything yet. Its state above is renewed every few seconds.")
+        return
+    titles = ["Curves", "Rollouts", "Configuration", "Checkpoints", "Logs", "Commands"]
+    chosen = st.segmented_control(
+        "Part", titles, default=titles[0], required=True, label_visibility="collapsed", key="tab", bind="query-params"
+    )
+    match chosen:
+        case "Rollouts":
+            show_rollouts([*(stages or [run])], settings.checkpoints)
+        case "Configuration":
+            show_configuration(run, runs)
+        case "Checkpoints":
+            for part in stages or [run]:
+                show_checkpoints(part, settings)
+        case "Logs":
+            show_logs(stages or [run], run)
+        case "Commands":
+            show_commands(run, settings)
+        case _:
+            show_curves(stages or [run])
+
+
+def show_comparison(chosen: Sequence[Run], settings: StudioSettings) -> None:
+    """Several runs: the difference of their configurations, their scores, curves and rollouts."""
+    st.markdown(f"### {' · '.join(escaped(run.name) for run in chosen)}")
+    st.markdown("**Configuration**")
+    show_difference({run.name: run.files.config for run in chosen})
+    st.markdown("**Curves**")
+    show_curves(chosen)
+    st.markdown("**Rollouts**")
+    show_rollouts(chosen, settings.checkpoints)
+
+
+def show_facts(run: Run) -> None:
+    """State in numbers."""
+    files, now = run.files, datetime.now(UTC)
+    total = f" of {files.total_steps}" if files.total_steps else ""
+    left = None if run.state.is_over else files.seconds_left
+    facts = {
+        "Score": score_text(files.score, files.interval),
+        "Step": f"{files.step}{total}" if files.step else "none yet",
+        "Began": when(run.began, now),
+        "Took" if run.state.is_over else "So far": duration(run.seconds(now)),
+    }
+    if left is not None:
+        facts["Left, about"] = duration(left)
+    facts |= {"Algorithm": files.algorithm or "–", "Model": files.model or "–"}
+    with st.container(horizontal=True, gap="large", key="facts"):
+        for name, value in facts.items():
+            st.html(f'<div class="fact"><span>{plain(name)}</span><b>{plain(value)}</b></div>', width="content")
+
+
+def show_buttons(run: Run, settings: StudioSettings) -> None:
+    """What may be done with a run, and where else it is shown."""
+    with st.container(horizontal=True):
+        for action in Action:
+            why_not = hindrance(action, run)
+            if st.button(action.value, key=f"{action.value} {run.name}", disabled=bool(why_not), help=why_not or None):
+                done(action, run, settings)
+        if run.flow_run is not None:
+            prefect = settings.api_url.removesuffix("/api")
+            st.link_button("Prefect", f"{prefect}/runs/flow-run/{run.flow_run.id}", icon=":material/open_in_new:")
+        note, page = run_note(run.folder) if run.folder else {}, read_page_note(settings.checkpoints, "mlflow")
+        if page and note.get("uri") == page.get("uri"):
+            address = mlflow_run(str(page["url"]), note["experiment_id"], note["run_id"])
+            st.link_button("MLflow", address, icon=":material/open_in_new:")
+
+
+def done(action: Action, run: Run, settings: StudioSettings) -> None:
+    """Do what a button says."""
+    faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
+    try:
+        st.toast(perform(action, run, settings))
+    except faults as error:
+        st.error(f"{action.value}: {error}")
+
+
+def page_of_runs() -> Any:
+    """Streamlit's page of runs."""
+    return st.session_state["runs page"]
+
+
+def show_stages(stages: Sequence[Run]) -> None:
+    """The stages of a pipeline, each with a link to its page."""
+    for stage in stages:
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.page_link(page_of_runs(), label=f"**{escaped(stage.name)}**", query_params={"run": stage.name})
+            st.badge(stage.state.value, color=COLOURS[stage.state])
+            total = f" of {stage.files.total_steps}" if stage.files.total_steps else ""
+            st.caption(f"step {stage.files.step}{total} · {score_text(stage.files.score, stage.files.interval)}")
+
+
+def show_curves(runs: Sequence[Run]) -> None:
+    """A chart for each chosen metric, with a line for each run."""
+    short = short_titles([run.name for run in runs])
+    curves = {short[run.name]: run.files.curves for run in runs if run.files.curves}
+    names = metric_names(curves)
+    if not names:
+        st.info("No metrics yet: the first step, or the first evaluation, is still running. See the tab Logs.")
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = st.multiselect("Metrics", names, default=first_shown(names), key=f"metrics {' '.join(short)}")
+        smoothing = st.slider("Smoothing", 0.0, 0.95, 0.0, 0.05, width=160)
+        by = st.segmented_control("Over", [STEP, MINUTES], default=STEP, required=True)
+        is_log = st.toggle("Log scale")
+    marks = [each.step for each in checkpoints_of(runs[0].folder)] if len(runs) == 1 and runs[0].folder else []
+    for start in range(0, len(chosen), 2):
+        for column, name in zip(st.columns(2), chosen[start : start + 2], strict=False):
+            with column:
+                st.caption(f"**{name}**")
+                st.altair_chart(chart(curves, name, smoothing, str(by), is_log, marks))
+
+
+def show_rollouts(runs: Sequence[Run], checkpoints: Path) -> None:
+    """The page of `trinity view` at these runs: their samples side by side if there are two."""
+    folders = RunFolders(checkpoints)
+    names = [run.name for run in runs if run.name in folders]
+    if not names:
+        st.info("No rollouts yet: the first ones are kept when the first evaluation or explore step is done.")
+        return
+    chosen = names[-1] if len(names) != len(runs) or len(runs) > 2 else names[0]
+    other = next((name for name in names if name != chosen), "") if len(runs) == 2 else ""
+    address = rollouts_page(chosen, other, os.environ.get(TOKEN_VARIABLE, ""))
+    st.link_button("Open in its own tab", address, icon=":material/open_in_new:")
+    st.iframe(address, height=900)
+
+
+def show_configuration(run: Run, runs: Sequence[Run]) -> None:
+    """What a run was started with, and how another run's differs."""
+    if not run.files.config:
+        st.info("The run has not recorded its configuration: it was started by an older release.")
+        return
+    others = [each.name for each in runs if each.name != run.name and each.files.config]
+    other = st.selectbox("Difference from", ["–", *others]) if others else "–"
+    by_name = {each.name: each.files.config for each in runs}
+    if other in by_name:
+        show_difference({run.name: run.files.config, str(other): by_name[str(other)]})
+    st.code(yaml.safe_dump(dict(run.files.config), sort_keys=False, allow_unicode=True), "yaml", height=600)
+
+
+def show_difference(configs: Mapping[str, Mapping[str, Any]]) -> None:
+    """A table of the keys in which configurations differ."""
+    flat = {name: flatten(config) for name, config in configs.items()}
+    keys = [key for own in flat.values() for key in own]
+    differing = [key for key in dict.fromkeys(keys) if len({own.get(key) for own in flat.values()}) > 1]
+    if not differing:
+        st.caption("The configurations are the same.")
+        return
+    st.dataframe(
+        [{"key": key} | {name: own.get(key, "–") for name, own in flat.items()} for key in differing], hide_index=True
+    )
+
+
+def show_checkpoints(run: Run, settings: StudioSettings) -> None:
+    """A run's checkpoints with their scores, and where they come from."""
+    if run.folder is None:
+        return
+    st.markdown(f"**{escaped(run.name)}**")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        for ancestor in ancestors(run.folder):
+            show_ancestor(ancestor, settings)
+            st.markdown(":material/arrow_forward:", width="content")
+        show_card(run.name, "this run")
+    found = checkpoints_of(run.folder)
+    if not found:
+        st.info("No checkpoint yet: `trainer.save_interval` says after how many steps one is saved.")
+        return
+    best = max((each for each in found if each.score is not None), key=lambda each: each.score or 0.0, default=None)
+    st.dataframe(
+        [
+            {
+                "step": each.step,
+                "score": each.score,
+                "best": "★" if each is best else "",
+                "Hugging Face": "converted" if each.is_converted else "",
+                "folder": settings.shown(each.folder),
+            }
+            for each in found
+        ],
+        hide_index=True,
+        column_config={"score": st.column_config.NumberColumn(format="%.4f")},
+    )
+
+
+def show_ancestor(ancestor: Ancestor, settings: StudioSettings) -> None:
+    """A card of a model in the chain."""
+    score = "" if ancestor.score is None else f", score {ancestor.score:.3f}"
+    if ancestor.run:
+        show_card(ancestor.run, f"step {ancestor.step}{score}")
+    else:
+        show_card("model", settings.shown(Path(ancestor.model)))
+
+
+def show_card(title: str, about: str) -> None:
+    """A name with a line below it."""
+    with st.container(border=True, width="content", gap=None):
+        st.markdown(f"**{escaped(title)}**")
+        st.caption(escaped(about))
+
+
+def show_logs(runs: Sequence[Run], run: Run) -> None:
+    """The end of a log of the run's actors, or of the process that Studio has started."""
+    logs = {
+        f"{each.name.rpartition('/')[2]}: {path.relative_to(each.folder / 'log')}": path
+        for each in {part.name: part for part in (*runs, run)}.values()
+        if each.folder is not None
+        for path in sorted((each.folder / "log").glob("**/*.log"))
+    }
+    if run.process is not None:
+        logs = {"started by Studio": Path(run.process.log)} | logs
+    if not logs:
+        st.info("No logs yet: they appear once the run's actors have started.")
+        return
+    newest = max(logs, key=lambda name: logs[name].stat().st_mtime)
+    name = st.selectbox("Log", list(logs), index=list(logs).index(newest))
+    with logs[str(name)].open("rb") as file:
+        file.seek(max(0, logs[str(name)].stat().st_size - LOG_BYTES))
+        st.code(file.read().decode(errors="replace") or "empty", "log", height=600)
+
+
+def show_commands(run: Run, settings: StudioSettings) -> None:
+    """Commands to copy."""
+    folder = shlex.quote(settings.shown(run.folder)) if run.folder is not None else ""
+    config = run.launch.config if run.launch else ""
+    commands = {
+        "Follow the logs of all processes": f"trinity log --checkpoint-dir {folder} --follow",
+        "Look at the rollouts": f"trinity view --checkpoint-dir {folder}",
+        "Account for every task": f"trinity audit --checkpoint-dir {folder}",
+        "Convert the checkpoints to Hugging Face folders": f"trinity convert --checkpoint-dir {folder}",
+    }
+    if config and run.launch:
+        file = shlex.join([settings.shown(Path(config)), *run.launch.overrides])
+        commands = {"Start or resume": f"trinity run --config {file}"} | commands
+        commands["Score the checkpoints that have no score"] = f"trinity evaluate --config {file} --which missing"
+    for title, command in commands.items():
+        st.caption(title)
+        st.code(command, "sh", wrap_lines=True)

@@ -1,0 +1,259 @@
+"""All runs: the folders below the checkpoints, with their flow runs in Prefect and the processes of Studio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from studio.config_draft import value_at
+from studio.curves import Curves, curves_of
+from studio.prefect_runs import FlowRunSeen
+from studio.started_processes import Launch, StartedProcess
+from trinity_core.checkpoints.resume import read_meta
+from trinity_core.files import read_json
+from trinity_core.layout import JobLayout, step_of
+from trinity_core.tracking.metrics_file import metrics_path
+from trinity_core.tracking.run_record import RunState, config_path, read_config, read_record, record_path
+from trinity_core.tracking.scores import latest_scores
+
+PREFECT_STATES = {
+    "SCHEDULED": RunState.WAITING,
+    "PENDING": RunState.WAITING,
+    "PAUSED": RunState.WAITING,
+    "RUNNING": RunState.RUNNING,
+    "CANCELLING": RunState.STOPPING,
+    "COMPLETED": RunState.FINISHED,
+    "FAILED": RunState.FAILED,
+    "CANCELLED": RunState.CANCELLED,
+    "CRASHED": RunState.KILLED,
+}
+SIDE_FLOWS = ("evaluate", "convert", "curate")
+"""Flows that work beside the one that trains a run."""
+RECENT_STEPS = 20
+"""From which the time that is left is estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What a run's folder says."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    curves: Curves = field(default_factory=dict)
+    scores: Mapping[int, float] = field(default_factory=dict)
+    """Step → score of its latest evaluation."""
+    interval: tuple[float, float] | None = None
+    """95 % interval of the latest score; None where that is the mean of several sets."""
+    algorithm: str = ""
+    model: str = ""
+    began: datetime | None = None
+    ended: datetime | None = None
+    state: RunState = RunState.UNKNOWN
+    steps: Mapping[str, str] = field(default_factory=dict)
+    """Of a pipeline: stage → the name of its run's folder."""
+    step: int = 0
+    seconds_a_step: float | None = None
+
+    @property
+    def score(self) -> float | None:
+        """Of the latest step that has one."""
+        return self.scores[max(self.scores)] if self.scores else None
+
+    @property
+    def total_steps(self) -> int | None:
+        """As configured; None where epochs or the data decide."""
+        total = value_at(self.config, "buffer.total_steps")
+        return total if isinstance(total, int) else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """By the latest steps; None if that is not known."""
+        if self.seconds_a_step is None or self.total_steps is None:
+            return None
+        return max(self.total_steps - self.step, 0) * self.seconds_a_step
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run, in progress or over."""
+
+    name: str
+    """`project/name`, or Prefect's name of one that has not begun."""
+    state: RunState
+    folder: Path | None = None
+    files: RunFiles = field(default_factory=RunFiles)
+    detail: str = ""
+    """Why it is in this state, if that is known."""
+    flow: str = ""
+    parent: str = ""
+    """The name of the pipeline's run."""
+    flow_run: FlowRunSeen | None = None
+    process: StartedProcess | None = None
+
+    @property
+    def began(self) -> datetime | None:
+        """When its latest attempt began."""
+        return self.files.began or (self.flow_run.began if self.flow_run else None)
+
+    @property
+    def launch(self) -> Launch | None:
+        """How it was started; None if that is not known."""
+        if self.process is not None:
+            return self.process.launch
+        given = self.flow_run.parameters if self.flow_run is not None else {}
+        if not given.get("config") or not isinstance(given["config"], str):
+            return None
+        return Launch(self.flow, given["config"], tuple(given.get("overrides") or ()), str(given.get("stage") or ""))
+
+    def seconds(self, now: datetime) -> float | None:
+        """How long the latest attempt has taken so far; None if it has not begun."""
+        ended = self.files.ended or (self.flow_run.ended if self.flow_run else None)
+        until = now if not self.state.is_over else ended
+        return max((until - self.began).total_seconds(), 0.0) if self.began and until else None
+
+
+def find_runs(
+    checkpoints: Path, flow_runs: Sequence[FlowRunSeen] = (), processes: Sequence[StartedProcess] = ()
+) -> list[Run]:
+    """All runs, the newest first, each followed by its stages."""
+    folders = {f"{path.parent.name}/{path.name}": path for path in checkpoints.glob("*/*") if _is_run(path)}
+    by_name = {_name_of(run): run for run in reversed(flow_runs) if run.flow not in SIDE_FLOWS}
+    started = {
+        f"{each.project}/{each.name}": each for each in reversed(processes) if each.launch.flow not in SIDE_FLOWS
+    }
+    runs = {
+        name: _run(name, folders.get(name), by_name.get(name), started.get(name))
+        for name in dict.fromkeys([*folders, *by_name, *started])
+    }
+    parents = {
+        f"{name.partition('/')[0]}/{stage}": name for name, run in runs.items() for stage in run.files.steps.values()
+    }
+    named = {name: replace(run, parent=parents.get(name, "")) for name, run in runs.items()}
+    return list(_nested([_with_stages(run, named) for run in named.values()]))
+
+
+def read_files(folder: Path) -> RunFiles:
+    """What a run's folder says; read anew only where a file has changed."""
+    layout = JobLayout(folder)
+    paths = (metrics_path(folder), record_path(folder), config_path(folder), layout.trainer_meta, layout.stages)
+    files = _read_files(folder, tuple(_changed_at(path) for path in paths))
+    record = read_record(folder)
+    return files if record is None else replace(files, state=record.present_state)
+
+
+@lru_cache(maxsize=512)
+def _read_files(folder: Path, _changed: tuple[tuple[int, int], ...]) -> RunFiles:
+    layout, record, config = JobLayout(folder), read_record(folder), read_config(folder)
+    meta, curves = read_meta(layout.trainer_meta), curves_of(folder)
+    times = [time for curve in curves.values() for time in curve.times.values()]
+    trainer = curves.get("timing_s/step") or next(
+        (curve for name, curve in curves.items() if name.endswith("timing_s/step")), None
+    )
+    scores = latest_scores(folder)
+    finished = RunState.FINISHED if (folder / "summary.json").exists() else RunState.UNKNOWN
+    began = record.began if record is not None else min(times, default=None)
+    ended = record.ended if record is not None else max(times, default=None)
+    recent = list(trainer.times.values())[-RECENT_STEPS:] if trainer else []
+    gaps = [after - before for before, after in pairwise(recent)]
+    return RunFiles(
+        config=config,
+        curves=curves,
+        scores=scores,
+        interval=_interval(curves, max(scores, default=-1)),
+        algorithm=str(value_at(config, "algorithm.algorithm_type") or value_at(meta, "algorithm.algorithm_type") or ""),
+        model=_short_model(str(meta.get("model") or value_at(config, "model.model_path") or "")),
+        began=_time(began),
+        ended=_time(ended),
+        state=finished,
+        steps=read_json(layout.stages) or {},
+        step=max(trainer.values) if trainer else max((max(curve.values) for curve in curves.values()), default=0),
+        seconds_a_step=median(gaps) if gaps else None,
+    )
+
+
+def _interval(curves: Curves, step: int) -> tuple[float, float] | None:
+    bounds = [
+        [curve.values.get(step) for name, curve in curves.items() if name.endswith(f"/accuracy_{end}")]
+        for end in ("low", "high")
+    ]
+    match bounds:
+        case [[float(low)], [float(high)]]:
+            return low, high
+    return None
+
+
+def _short_model(model: str) -> str:
+    """A hub name, the name of a folder, or the run and step of a checkpoint."""
+    made_in = next((folder for folder in Path(model).parents if step_of(folder) is not None), None)
+    return f"{made_in.parent.name} step {step_of(made_in)}" if made_in else model.rstrip("/").rpartition("/")[2]
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and ((path / "monitor").is_dir() or (path / "buffer").is_dir())
+
+
+def _changed_at(path: Path) -> tuple[int, int]:
+    if not path.exists():
+        return 0, 0
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def _time(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def _name_of(run: FlowRunSeen) -> str:
+    named = run.tags.get("project", ""), run.tags.get("name", "")
+    return "/".join(named) if all(named) else run.title
+
+
+def _run(name: str, folder: Path | None, flow_run: FlowRunSeen | None, process: StartedProcess | None) -> Run:
+    files = read_files(folder) if folder is not None else RunFiles()
+    state, detail = files.state, ""
+    if flow_run is not None:
+        seen = PREFECT_STATES.get(flow_run.kind, RunState.UNKNOWN)
+        alive = not seen.is_over and state is not RunState.KILLED
+        if alive or state is RunState.UNKNOWN or folder is None:
+            state = seen
+        detail = flow_run.message if state is seen else ""
+    if process is not None and folder is None and flow_run is None:
+        state = RunState.RUNNING if process.alive() else RunState.FAILED
+        detail = "" if process.alive() else process.last_line()
+    flow = flow_run.flow if flow_run is not None else process.launch.flow if process is not None else ""
+    return Run(name, state, folder, files, detail, flow, flow_run=flow_run, process=process)
+
+
+def _with_stages(run: Run, runs: Mapping[str, Run]) -> Run:
+    """A pipeline with the scores of its stages, of which the last is its own, and their begin and end."""
+    names = (f"{run.name.partition('/')[0]}/{stage}" for stage in run.files.steps.values())
+    stages = [runs[name] for name in names if name in runs]
+    if not stages:
+        return run
+    scored = [part.files for part in (run, *stages) if part.files.score is not None]
+    ended = max((part.files.ended for part in stages if part.files.ended), default=None)
+    last = scored[-1] if scored else run.files
+    scores = {place: files.score for place, files in enumerate(scored) if files.score is not None}
+    files = replace(run.files, scores=scores, interval=last.interval, model=stages[0].files.model)
+    return replace(
+        run, files=files if files.ended and read_record(run.folder or Path()) else replace(files, ended=ended)
+    )
+
+
+def _nested(runs: Sequence[Run]) -> Iterator[Run]:
+    """Runs by the time of their beginning, those that have not begun first; below each its stages, in order."""
+    for run in sorted(runs, key=_began, reverse=True):
+        if not run.parent:
+            yield run
+            stages = [f"{run.name.partition('/')[0]}/{stage}" for stage in run.files.steps.values()]
+            parts = {part.name: part for part in runs if part.parent == run.name}
+            yield from (parts[name] for name in dict.fromkeys(stages) if name in parts)
+
+
+def _began(run: Run) -> datetime:
+    return run.began or datetime.max.replace(tzinfo=UTC)

@@ -1,0 +1,52 @@
+"""States, times and numbers as people read them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from html import escape as plain
+from typing import Literal
+
+from trinity_core.tracking.run_record import RunState
+
+__all__ = ["COLOURS", "duration", "escaped", "plain", "score_text", "when"]
+
+Colour = Literal["gray", "blue", "orange", "green", "red"]
+COLOURS: dict[RunState, Colour] = {
+    RunState.WAITING: "gray",
+    RunState.RUNNING: "blue",
+    RunState.STOPPING: "orange",
+    RunState.FINISHED: "green",
+    RunState.FAILED: "red",
+    RunState.CANCELLED: "gray",
+    RunState.KILLED: "red",
+    RunState.UNKNOWN: "gray",
+}
+
+
+def when(time: datetime | None, now: datetime) -> str:
+    """A time of this machine's zone; today's without its date."""
+    if time is None:
+        return "–"
+    local = time.astimezone()
+    return f"{local:%H:%M:%S}" if local.date() == now.astimezone().date() else f"{local:%d %b %H:%M}"
+
+
+def duration(seconds: float | None) -> str:
+    """`1 min 05 s`, or hours and minutes."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def score_text(score: float | None, interval: tuple[float, float] | None) -> str:
+    """`0.985 [0.968, 0.993]`."""
+    if score is None:
+        return "–"
+    return f"{score:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return "".join(f"\\{letter}" if letter in "\\`*_[]:$<>~#|" else letter for letter in text)

@@ -1,0 +1,125 @@
+"""The list of runs and the page of a run in a real browser: addresses, sorting out, comparing, no console errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from browser import Page, opened
+from studio_served import Served
+from test_studio_page import IDLE, button, has
+from test_studio_records import run_folder
+
+from trinity_core.files import read_json, write_json
+from trinity_core.layout import JobLayout
+from trinity_core.tracking import MetricsFile, SampledRollout, save_rollouts
+from trinity_core.tracking.run_record import record_end, record_path, record_start
+from trinity_core.tracking.writers import RunOutcome
+
+TABLE = "document.querySelector('[data-testid=stDataFrame]')"
+NO_FAULT = "!document.querySelector('[data-testid=stException]')"
+
+
+@pytest.fixture(scope="module")
+def runs(studio: Served) -> Path:
+    """A finished run with all that a run leaves, one in progress with another learning rate, and one without steps."""
+    project = studio.root / "checkpoints/hub"
+    shutil.rmtree(project, ignore_errors=True)
+    for name, lr in (("done", 1e-4), ("going", 2e-4), ("begun", 1e-4)):
+        config = {"project": "hub", "name": name, "buffer": {"total_steps": 8}, "algorithm": {"optimizer": {"lr": lr}}}
+        record_start(project / name, config, "rft")
+    for name in ("done", "going"):
+        folder = run_folder(project / name, "org/base", {2: 0.25, 4: 0.75})
+        for step in (1, 2, 3, 4):
+            MetricsFile(folder, "trainer").write(step, {"actor/final_loss": 1 / step, "timing_s/step": 1.0})
+        save_rollouts(folder, "eval/test", 4, [SampledRollout("2 + 2?", "It is 4.", 1.0, truth="4")])
+        (JobLayout(folder).log / "trainer_0.log").write_text("the trainer says this\n")
+    record_end(project / "done", RunOutcome.FINISHED)
+    stages = {"rft": "done"}
+    record_start(project / "pipeline", {"project": "hub", "name": "pipeline"}, "pipeline")
+    write_json(JobLayout(project / "pipeline").stages, stages)
+    return project
+
+
+async def go(page: Page, studio: Served, path: str, until: str) -> None:
+    """Open an address as from a link elsewhere."""
+    await page.call("Page.navigate", url=studio.address + path)
+    await page.until(f"{IDLE} && ({until})", f"{path}: {until}")
+    assert await page.value(NO_FAULT), path
+
+
+def part(name: str) -> str:
+    every = "[...document.querySelectorAll('[data-testid=stButtonGroup] button')]"
+    return f"{every}.find(e => e.innerText === {json.dumps(name)})"
+
+
+def test_a_run_has_a_page_of_its_own(studio: Served, runs: Path, tmp_path: Path) -> None:
+    async def look() -> None:
+        address = f"/runs?run={quote('hub/done')}"
+        async with opened("about:blank", tmp_path) as page:
+            await go(page, studio, address, f"{has('hub/done')} && {has('Configuration')}")
+            for fact in ("finished", "0.750", "4 of 8", "base"):
+                await page.until(has(fact), fact)
+            await page.until("document.querySelectorAll('[data-testid=stVegaLiteChart] canvas, .marks').length >= 2")
+            for name, shown in (
+                ("Checkpoints", "org/base"), ("Configuration", "optimizer"), ("Logs", "the trainer says this"),
+                ("Commands", "trinity audit --checkpoint-dir checkpoints/hub/done"),
+            ):  # fmt: skip
+                await page.click(part(name))
+                await page.until(f"{has(shown)} && {IDLE}", f"{name} shows {shown}")
+                assert f"tab={name}" in await page.value("location.search")
+            await page.call("Page.reload")
+            await page.until(f"{has('trinity audit')} && {IDLE}", "a reload shows the same part of the same run")
+            await page.click(part("Rollouts"))
+            inside = "document.querySelector('iframe')?.contentDocument?.body?.innerText"
+            await page.until(f"{inside}?.includes('It is 4.')", "the rollouts are shown")
+            assert page.said == []
+
+    asyncio.run(look())
+
+
+def test_what_a_run_does_now_is_said(studio: Served, runs: Path, tmp_path: Path) -> None:
+    """Of one in progress time left; of one whose process is gone that; of one that does not exist what to do."""
+
+    async def look() -> None:
+        async with opened("about:blank", tmp_path) as page:
+            record = read_json(record_path(runs / "begun")) or {}
+            write_json(record_path(runs / "begun"), record | {"began": time.time()})
+            await go(page, studio, "/runs?run=hub/going", f"{has('running')} && {has('Left, about')}")
+            await go(page, studio, "/runs?run=hub/begun", f"{has('No metrics yet')} && {has('none yet')}")
+            write_json(record_path(runs / "begun"), record | {"pid": 2**22 + 1, "mark": ""})
+            await page.until(has("killed"), "the page is renewed")
+            await go(page, studio, "/runs?run=hub/nothing", has("There is no run hub/nothing"))
+            await go(page, studio, "/runs?run=hub/pipeline", f"{has('hub/done')} && {has('0.750')}")
+            assert page.said == []
+
+    asyncio.run(look())
+
+
+def test_runs_are_listed_opened_and_compared(studio: Served, runs: Path, tmp_path: Path) -> None:
+    async def look() -> None:
+        async with opened("about:blank", tmp_path) as page:
+            for width in (1400, 1000, 800):
+                await page.call(
+                    "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+                )
+                await go(page, studio, "/runs", f"!!{TABLE} && {has('Click a run')}")
+                assert await page.value("document.documentElement.scrollWidth <= innerWidth"), width
+            cell = f"(() => {{ const box = {TABLE}.getBoundingClientRect(); return [box.x, box.y] }})()"
+            x, y = await page.value(cell)
+            for row in (1, 2):
+                await page.click_at(x + 16, y + 35 * row + 17)
+                await page.until(f"{IDLE} && !!({button('Open')} || {button('Compare 2 runs')})")
+            await page.click(button("Compare 2 runs"))
+            await page.until(f"location.search.match(/run=/g)?.length === 2 && {IDLE}")
+            await go(page, studio, "/runs?run=hub/done&run=hub/going", f"{has('Rollouts')} && {has('All runs')}")
+            keys = "[...document.querySelectorAll('[data-testid=stDataFrame] td')].map(e => e.innerText)"
+            await page.until(f"{keys}.includes('algorithm.optimizer.lr')", "the configurations differ in the rate")
+            assert page.said == []
+
+    asyncio.run(look())

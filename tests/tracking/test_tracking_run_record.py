@@ -1,0 +1,57 @@
+"""What a run says of itself beside its metrics, in its folder and on MLflow's page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlflow_store import mlflow_client
+
+from trinity_core.config.public import MASK
+from trinity_core.files import write_json
+from trinity_core.page_notes import page_note
+from trinity_core.tracking.forwarder import Forwarder, open_writer
+from trinity_core.tracking.mlflow_facts import DESCRIPTION
+from trinity_core.tracking.run_record import RunState, read_config, read_record, record_end, record_start
+from trinity_core.tracking.writers import RunInfo, RunOutcome
+
+
+def test_a_run_records_its_configuration_state_and_end(tmp_path: Path) -> None:
+    record_start(tmp_path, {"seed": 3, "monitor": {"monitor_args": {"password": "hidden"}}}, "rft")
+    record = read_record(tmp_path)
+    assert record is not None and record.present_state is RunState.RUNNING and record.stage == "rft"
+    assert read_config(tmp_path) == {"seed": 3, "monitor": {"monitor_args": {"password": MASK}}}
+    assert "hidden" not in (tmp_path / "monitor/config.yaml").read_text()
+    for outcome, state in zip(RunOutcome, (RunState.FINISHED, RunState.FAILED, RunState.CANCELLED), strict=True):
+        record_end(tmp_path, outcome)
+        ended = read_record(tmp_path)
+        assert ended is not None and ended.present_state is state and ended.ended is not None
+    assert read_record(tmp_path / "none") is None and read_config(tmp_path / "none") == {}
+
+
+def test_mlflow_says_where_else_a_run_is_and_what_data_it_used(root: Path, tmp_path_factory) -> None:
+    data = tmp_path_factory.mktemp("data")
+    (data / "train.jsonl").write_text('{"question": "1+1?"}\n')
+    taskset = {"name": "sums", "path": str(data), "split": "train"}
+    hub = {"name": "gsm8k", "path": "openai/gsm8k", "split": "test"}
+    config = {"buffer": {"explorer_input": {"taskset": taskset, "eval_tasksets": [hub]}}}
+    write_json(page_note(root, "studio"), {"url": "http://127.0.0.1:4220", "uri": ""})
+    info = RunInfo("p", "one", root / "p/one", config)
+    record_start(info.job_dir, config, "rft")
+    write_json(info.job_dir / "summary.json", {"score": 1.0})
+    writer = open_writer("mlflow", info, root)
+    Forwarder(info.job_dir, writer).close(RunOutcome.FINISHED)
+    client = mlflow_client(root)
+    run = client.get_run(writer.run_id)  # type: ignore[attr-defined]
+    assert "http://127.0.0.1:4220/runs?run=p%2Fone" in run.data.tags[DESCRIPTION]
+    inputs = {each.dataset.name: each for each in run.inputs.dataset_inputs}
+    assert inputs["gsm8k"].dataset.digest == "openai/gsm8k" and inputs["gsm8k"].tags[0].value == "evaluation"
+    first = inputs["sums"].dataset.digest
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"config.yaml", "summary.json"}
+    (data / "train.jsonl").write_text('{"question": "2+2?"}\n')
+    other = open_writer("mlflow", RunInfo("p", "two", root / "p/two", config), root)
+    [changed] = [
+        each.dataset.digest
+        for each in client.get_run(other.run_id).inputs.dataset_inputs  # type: ignore[attr-defined]
+        if each.dataset.name == "sums"
+    ]
+    assert changed != first

@@ -1,0 +1,62 @@
+"""What MLflow's page of a run says beside metrics: a description with links, and the data that the run used."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from trinity_core.page_notes import read_page_note, rollouts_page
+from trinity_core.tracking.scores import data_digest
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
+
+    from trinity_core.tracking.writers import RunInfo
+
+DESCRIPTION = "mlflow.note.content"
+"""The tag that MLflow shows as a run's description."""
+LONGEST_DIGEST = 36
+"""Characters that MLflow takes."""
+
+
+def description(info: RunInfo, root: Path) -> str:
+    """Markdown: the run's page and rollouts in Studio while `trinity up` serves it, and commands."""
+    run, folder = f"{info.project}/{info.name}", shlex.quote(str(info.job_dir))
+    lines = []
+    if studio := read_page_note(root, "studio").get("url"):
+        lines.append(
+            f"[Run in Studio]({studio}/runs?{urlencode({'run': run})}) · [Rollouts]({studio}{rollouts_page(run)})"
+        )
+    lines.append(f"Rollouts: `trinity view --checkpoint-dir {folder}`. Logs: `trinity log --checkpoint-dir {folder}`.")
+    return "\n\n".join(lines)
+
+
+def dataset_inputs(config: Mapping[str, Any]) -> list[DatasetInput]:
+    """The data sets of a run, with the fingerprint of their files; a hub data set's is its name."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    found = []
+    for context, given in _data(config):
+        path = str(given["path"])
+        digest = data_digest(path, str(given.get("split") or ""), given.get("subset_name"))
+        kind = "local" if Path(path).expanduser().exists() else "hugging_face"
+        name = str(given.get("name") or Path(path).name)
+        dataset = Dataset(name, digest[-LONGEST_DIGEST:], kind, json.dumps({"uri": path, "split": given.get("split")}))
+        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+    return found
+
+
+def _data(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Context → settings of each data set that has a path."""
+    buffer = config.get("buffer") or {}
+    explorer, trainer = buffer.get("explorer_input") or {}, buffer.get("trainer_input") or {}
+    sets = [("training", explorer.get("taskset")), *(("training", each) for each in explorer.get("tasksets") or ())]
+    sets += [("evaluation", each) for each in explorer.get("eval_tasksets") or ()]
+    sets.append(("training", trainer.get("experience_buffer")))
+    for context, given in sets:
+        if given and given.get("path") and "://" not in str(given["path"]):
+            yield context, given

@@ -1,0 +1,110 @@
+"""Beside a run's metrics: `config.yaml`, what it was started with, and `run.json`, whether it is in progress.
+
+For people and pages that show runs, with or without a tracking system. Secrets are masked.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trinity_core.config.public import without_secrets
+from trinity_core.files import read_json, when_room, write_atomically, write_json
+from trinity_core.processes import start_mark, still_runs
+from trinity_core.tracking.writers import RunOutcome
+
+
+class RunState(Enum):
+    """What became of a run."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    KILLED = "killed"
+    """Its process is gone and has not said why."""
+    UNKNOWN = "unknown"
+    """A run of an older release says nothing."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing works on it any more."""
+        return self not in (RunState.WAITING, RunState.RUNNING, RunState.STOPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The latest attempt at a run. Times are Unix seconds."""
+
+    state: str
+    """The value of a `RunState`."""
+    began: float
+    ended: float | None = None
+    stage: str = ""
+    pid: int = 0
+    host: str = ""
+    mark: str = ""
+    """`start_mark` of the process."""
+
+    @property
+    def present_state(self) -> RunState:
+        """`KILLED` where the process that should work on it has ended on this machine."""
+        state = RunState(self.state)
+        if state.is_over or self.host != socket.gethostname():
+            return state
+        return state if still_runs(self.pid, self.began, self.mark) else RunState.KILLED
+
+
+def config_path(job_dir: Path) -> Path:
+    """The configuration that a run was started with."""
+    return job_dir / "monitor" / "config.yaml"
+
+
+def record_path(job_dir: Path) -> Path:
+    """The record of a run."""
+    return job_dir / "monitor" / "run.json"
+
+
+def record_start(job_dir: Path, config: Mapping[str, Any], stage: str, keeps: bool = False) -> None:
+    """Record that this process works on a run. With `keeps`, an existing record stays: an evaluation is beside it."""
+    if keeps and record_path(job_dir).exists():
+        return
+    pid = os.getpid()
+    record = RunRecord(
+        RunState.RUNNING.value, time.time(), stage=stage, pid=pid, host=socket.gethostname(), mark=start_mark(pid)
+    )
+    text = yaml.safe_dump(without_secrets(dict(config)), sort_keys=False, allow_unicode=True)
+    record_path(job_dir).parent.mkdir(parents=True, exist_ok=True)
+    when_room(lambda: write_atomically(config_path(job_dir), text.encode(), durable=False), job_dir)
+    when_room(lambda: write_json(record_path(job_dir), asdict(record), durable=False), job_dir)
+
+
+def record_end(job_dir: Path, outcome: RunOutcome) -> None:
+    """Record how the run of this process ended; another process's record stays."""
+    record = read_record(job_dir)
+    if record is not None and (record.pid, record.host) == (os.getpid(), socket.gethostname()):
+        ended = asdict(record) | {"state": RunState(outcome.value).value, "ended": time.time()}
+        when_room(lambda: write_json(record_path(job_dir), ended), job_dir)
+
+
+def read_record(job_dir: Path) -> RunRecord | None:
+    """The record of a run; None if it has none."""
+    known = {field.name for field in fields(RunRecord)}
+    record = read_json(record_path(job_dir))
+    return RunRecord(**{name: value for name, value in record.items() if name in known}) if record else None
+
+
+def read_config(job_dir: Path) -> dict[str, Any]:
+    """The configuration as a tree; empty if the run has not recorded any."""
+    path = config_path(job_dir)
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {} if path.exists() else {}

@@ -1,0 +1,87 @@
+// The table of rollouts: those of the newest groups, filtered and sorted here; older ones are loaded on demand.
+import { attempt, byId, get, kind, make, shown } from "./dom.js";
+
+const EXCERPT = 140;
+let run = "";
+let rows = [];
+let before = null;
+let asked = 0;
+export const order = { by: "step", down: true };
+
+const COLUMNS = {
+  step: (row) => row.step, task: (row) => row.task ?? "", prompt: (row) => row.prompt, answer: (row) => row.response,
+  reference: (row) => row.truth, reward: (row) => row.reward, advantage: (row) => row.advantage,
+  tokens: (row) => row.response_length,
+};
+const TEXTS = ["task", "prompt", "answer", "reference"];
+
+export function showRun(name) {
+  run = name;
+  rows = [];
+  byId("table").querySelector("tbody").replaceChildren();
+}
+
+export const list = attempt(async (more = false) => {
+  const mine = ++asked;
+  const { step, group } = byId("rows");
+  const wanted = { step: step.value, group: group.value, before: more ? before : "" };
+  const found = await get(`runs/${encodeURIComponent(run)}/rollouts`, wanted);
+  if (mine !== asked) return;
+  rows = more ? [...rows, ...found.rollouts] : found.rollouts;
+  before = found.before;
+  draw();
+});
+
+function columns() {
+  const parts = [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].slice(0, 6);
+  return { ...COLUMNS, ...Object.fromEntries(parts.map((part) => [part, (row) => row.metrics[part]])) };
+}
+
+function wanted() {
+  const rewards = Map.groupBy(rows, (row) => row.id);
+  const spread = (row) => new Set(rewards.get(row.id).map((each) => each.reward)).size;
+  const takes = {
+    all: () => true, wrong: (row) => row.reward !== null && row.reward <= 0, truncated: (row) => row.truncated,
+    flat: (row) => spread(row) === 1, mixed: (row) => spread(row) > 1,
+  }[byId("rows").show.value];
+  return rows.filter(takes);
+}
+
+export function draw() {
+  const all = columns();
+  const value = all[order.by] ?? all.step;
+  const sign = order.down ? -1 : 1;
+  const compare = (a, b) => {
+    const [x, y] = [value(a), value(b)];
+    if (x === y || (x ?? null) === (y ?? null)) return 0;
+    return (x ?? null) === null ? 1 : (y ?? null) === null ? -1 : x < y ? -sign : sign;
+  };
+  const listed = wanted().sort(compare);
+  const heads = Object.keys(all).map((name) => {
+    const sorted = name === order.by ? (order.down ? "descending" : "ascending") : "none";
+    return make("th", { "aria-sort": sorted, class: TEXTS.includes(name) ? "" : "number" },
+      make("button", { type: "button", "data-by": name }, name, { ascending: " ↑", descending: " ↓", none: "" }[sorted]));
+  });
+  const table = byId("table");
+  table.querySelector("thead").replaceChildren(make("tr", {}, ...heads));
+  table.querySelector("tbody").replaceChildren(...listed.map((row) => make("tr", {},
+    ...Object.entries(all).map(([name, of], i) => cell(name, of(row), i === 0 ? row : null)))));
+  byId("rows-count").textContent = `${listed.length} of ${rows.length} rollouts${before === null ? "" : "; older ones not loaded"}`;
+  byId("older").hidden = before === null;
+}
+
+function cell(name, value, row) {
+  if (row) {
+    const address = `#${new URLSearchParams({ run, group: row.id, rollout: row.place })}`;
+    return make("td", { class: "number" }, make("a", { href: address, title: "Token by token" }, value));
+  }
+  if (!TEXTS.includes(name)) return make("td", { class: `number ${name === "reward" ? kind(value) : ""}` }, shown(value));
+  const text = String(value);
+  return make("td", { title: text.slice(0, 2000) }, text.length > EXCERPT ? `… ${text.slice(-EXCERPT)}` : text);
+}
+
+export const sort = (by) => {
+  order.down = by === order.by ? !order.down : !TEXTS.includes(by);
+  order.by = by;
+  draw();
+};
