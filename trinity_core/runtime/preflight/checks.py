@@ -165,7 +165,7 @@ def folder_fault(folder: Path) -> str:
 
 
 def busy_port(config: Config) -> Iterator[Finding]:
-    """The OpenAI API's port, if something else listens there; for actors of a killed run its server waits by itself."""
+    """The OpenAI API's port, if something else listens there; for actors of a killed run its server waits."""
     explorer = config.explorer
     host, port = explorer.listen_address, explorer.api_port
     if not (explorer.rollout_model.enable_openai_api and port and config.explores):
