@@ -131,6 +131,13 @@ class Config(Section):
         """What the user wrote, interpolated and in this schema's words."""
         return self._given
 
+    def written(self, key: str) -> Any:
+        """What the user wrote at a dotted key, interpolated and in this schema's words; None if nothing."""
+        value: Any = self._given
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
     @property
     def stage_runs(self) -> tuple[Config, ...]:
         """The configuration of each stage."""
