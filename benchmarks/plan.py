@@ -1,4 +1,4 @@
-"""Whether `trinity plan` foretells the memory that a run takes: 30 random configurations, run for two steps each.
+"""Whether `trinity plan` estimates the memory that a run takes: 30 random configurations, run for two steps each.
 
 Each configuration draws a model of 1 to 100 million parameters, lengths, batches, number formats, algorithm, ZeRO
 stage, workers and checkpointing. It is run for real, on the CPU, and Linux says how much memory the largest trainer
@@ -166,7 +166,7 @@ def collect(numbers: Sequence[int], results: Path, together: int) -> None:
 
 
 def judge(runs: Sequence[dict[str, Any]]) -> None:
-    """Print each measured peak, its estimate and their ratio, and how many configurations are foretold."""
+    """Print each measured peak, its estimate and their ratio, and how many configurations are estimated."""
     right = 0
     for found in runs:
         ratios = []
@@ -181,7 +181,7 @@ def judge(runs: Sequence[dict[str, Any]]) -> None:
 
 
 def estimates(found: dict[str, Any]) -> Sequence[ProcessEstimate]:
-    """The processes that `trinity plan` foretells for a run, of whose model the headers are made again."""
+    """The processes that `trinity plan` estimates for a run, of whose model the headers are made again."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_shape(folder / "model", TinySize(**found["size"]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +33,9 @@ def run(config: ConfigOption, overrides: Overrides = None, plugin_dir: PluginDir
     settings = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
         loaded = load_ready(config, settings)
-        summary = prefect.flow(flow_of(loaded), loaded, is_ready=True)(config=str(config), overrides=settings)
+        flow = flow_of(loaded)
+        more = {"which": ""} if flow == "evaluate" else {}  # what mode `bench` is configured to
+        summary = prefect.run(flow, loaded, config, settings, is_ready=True, **more)
     typer.echo(summary_text(summary))
 
 
@@ -53,7 +57,7 @@ def evaluate(
     from flows.parameters import check_which
     from trinity_core.runtime.configuration import load_checked
     from trinity_core.runtime.preflight.checks import require_ready
-    from trinity_core.runtime.stage import for_evaluation, pick_stage, stage_names
+    from trinity_core.runtime.stage import for_evaluation, pick_stage
     from trinity_core.runtime.summary import evaluation_text
 
     check_which(which)
@@ -61,9 +65,8 @@ def evaluate(
     with PrefectConnection() as prefect:
         loaded = load_checked(config, settings)
         chosen, _ = pick_stage(loaded, stage)
-        require_ready(for_evaluation(chosen, which == "base"), stage in stage_names(loaded)[:1])
-        flow = prefect.flow("evaluate", loaded, is_ready=True)
-        summary = flow(config=str(config), overrides=settings, stage=stage, which=which, run=run)
+        require_ready(for_evaluation(chosen, which == "base"))
+        summary = prefect.run("evaluate", loaded, config, settings, is_ready=True, stage=stage, which=which, run=run)
     typer.echo(json.dumps(summary["scores"], indent=2))
     typer.echo(evaluation_text(summary["evaluation"]), err=True)
 
@@ -81,8 +84,8 @@ def curate(
 
     settings = with_plugins(overrides, plugin_dir)
     with PrefectConnection() as prefect:
-        flow = prefect.flow("curate", load_checked(config, settings))
-        typer.echo(json.dumps(flow(config=str(config), overrides=settings, stage=stage), indent=2))
+        summary = prefect.run("curate", load_checked(config, settings), config, settings, stage=stage)
+    typer.echo(json.dumps(summary, indent=2))
 
 
 @app.command()
@@ -100,6 +103,14 @@ def quickstart(
 
 
 @app.command()
+def init(folder: Annotated[Path, typer.Argument(help="A new folder.")]) -> None:
+    """Make a folder to work in: recipes, the deployments of `trinity up`, docs."""
+    from flows.project import init_project
+
+    typer.echo(f"{init_project(folder)} is ready; next: cd {folder} && trinity quickstart")
+
+
+@app.command()
 def up(
     port: Port = 4200, restarts: Restarts = RESTARTS, mlflow_port: MlflowPort = 5000, studio_port: StudioPort = 4220
 ) -> None:
@@ -109,8 +120,10 @@ def up(
     """
     from flows.local.commands import up as start
     from flows.local.pages import mlflow_page, studio_page
+    from flows.project import require_own_packages
     from trinity_core.program import ending_on_sigterm
 
+    require_own_packages(Path.cwd())
     pages = [mlflow_page(Path.cwd(), mlflow_port)] if mlflow_port else []
     pages += [studio_page(Path.cwd(), studio_port)] if studio_port else []
     with ending_on_sigterm():
@@ -157,7 +170,16 @@ def studio(
 
 def main() -> None:
     """The console script."""
-    run_app(app)
+    from flows.local.connection import ServerLost
+
+    try:
+        run_app(app)
+    except SystemExit as end:
+        if isinstance(end.__context__, ServerLost):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # At exit Prefect tries to send each event that is left, for 7 s, to a server that is no more.
+        raise
 
 
 if __name__ == "__main__":

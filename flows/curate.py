@@ -6,15 +6,15 @@ from typing import Any
 
 from prefect import flow
 
+from flows.loaded import load
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides, StageName
 from tasks.adapter import PREFECT
 from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
 from trinity_core.runtime import driver
-from trinity_core.runtime.configuration import load_checked
 
 
 @flow(name="curate", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
 def curate(config: ConfigFile, overrides: Overrides = NO_OVERRIDES, stage: StageName = "") -> dict[str, Any]:
     """Run the configuration's task pipeline, unless its output is there; a killed one goes on where it was."""
     with retry_only_transient_faults():
-        return driver.curate(load_checked(config, overrides), stage, PREFECT)
+        return driver.curate(load(config, overrides).config, stage, PREFECT)

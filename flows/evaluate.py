@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.loaded import run_stage
 from flows.parameters import (
     NO_OVERRIDES,
     ConfigFile,
@@ -15,11 +16,7 @@ from flows.parameters import (
     StageName,
     Which,
 )
-from tasks.adapter import PREFECT
-from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
-from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.driver import run_request
-from trinity_core.runtime.stage import Request
+from tasks.retries import RETRIES, RETRY_DELAY
 
 
 @flow(name="evaluate", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
@@ -32,5 +29,4 @@ def evaluate(
     run: RunName = "",
 ) -> dict[str, Any]:
     """Score what has no score yet; engines start only if anything is to be scored."""
-    with retry_only_transient_faults():
-        return run_request(Request(load_checked(config, overrides), "evaluate", stage, model_path, which, run), PREFECT)
+    return run_stage("evaluate", config, overrides, stage, model_path, which, run)

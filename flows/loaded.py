@@ -1,36 +1,60 @@
-"""Flows of configurations that this process has loaded and checked: what the commands of `trinity` start."""
+"""How a flow gets its configuration: from its file, or from the command that has loaded and checked it just now."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
-from prefect import Flow, flow
-
-from flows.parameters import NO_OVERRIDES
 from tasks.adapter import PREFECT
-from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
+from tasks.retries import retry_only_transient_faults
 from trinity_core.config import Config
-from trinity_core.runtime import driver
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.driver import run_request
 from trinity_core.runtime.stage import Request
 
 
-def loaded_flow(name: str, loaded: Config, is_ready: bool) -> Flow[..., dict[str, Any]]:
-    """The flow `name` for this configuration; its parameters say where that came from, and which part is meant.
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checked configuration, and what it was loaded from."""
 
-    `is_ready`: preflight has passed just now.
+    config: Config
+    file: str
+    overrides: Sequence[str]
+    is_ready: bool = False
+    """True if preflight has passed just now."""
+
+
+_LOADED: ContextVar[Loaded | None] = ContextVar("_LOADED", default=None)
+
+
+def load(file: str, overrides: Sequence[str]) -> Loaded:
+    """The configuration of a flow: loaded, unless `run_flow` was given what this file and these overrides make."""
+    known = _LOADED.get()
+    if known is not None and (known.file, list(known.overrides)) == (file, list(overrides)):
+        return known
+    return Loaded(load_checked(file, overrides), file, overrides)
+
+
+def run_flow(name: str, loaded: Loaded, **parameters: Any) -> Any:
+    """Run the flow `name` of `flows/` here, which takes `loaded` in place of loading its file; its result.
+
+    Prefect records the parameters of a deployment's run, so that `prefect flow-run retry` can start it again.
     """
+    flow = getattr(importlib.import_module(f"flows.{name}"), name)
+    token = _LOADED.set(loaded)
+    try:
+        return flow(config=loaded.file, overrides=list(loaded.overrides), **parameters)
+    finally:
+        _LOADED.reset(token)
 
-    retries = 0 if name == "pipeline" else RETRIES  # each of its stages has retries
 
-    @flow(name=name, retries=retries, retry_delay_seconds=RETRY_DELAY, persist_result=False)
-    def run_loaded(
-        config: str, overrides: list[str] = NO_OVERRIDES, stage: str = "", which: str = "", run: str = ""
-    ) -> dict[str, Any]:
-        with retry_only_transient_faults():
-            if name == "pipeline":
-                return driver.run_pipeline(loaded, PREFECT, is_ready)
-            if name == "curate":
-                return driver.curate(loaded, stage, PREFECT)
-            return driver.run_request(Request(loaded, name, stage, "", which, run, is_ready), PREFECT)
-
-    return run_loaded
+def run_stage(
+    kind: str, file: str, overrides: Sequence[str], stage: str, model_path: str = "", which: str = "", run: str = ""
+) -> dict[str, Any]:
+    """The body of the flows that run or evaluate one stage. The fields are those of `Request`."""
+    with retry_only_transient_faults():
+        loaded = load(file, overrides)
+        return run_request(Request(loaded.config, kind, stage, model_path, which, run, loaded.is_ready), PREFECT)

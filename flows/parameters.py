@@ -50,8 +50,11 @@ RunName = Annotated[
     Name, _shown("Run", "Run whose checkpoints are meant, where it is called otherwise than configured")
 ]
 BaseModelDir = Annotated[str, _shown("Base model", "For checkpoints that lack their config.json")]
-CHOICES = "base (the model before training), latest, missing (checkpoints without a score), all, or a step"
-WHICH = r"^(base|latest|missing|all|\d+)$"
+CHOICES = (
+    "base (the model before training), latest, missing (checkpoints without a score), all, or a step; empty: as "
+    "explorer.bench_on_latest_checkpoint says"
+)
+WHICH = r"^(base|latest|missing|all|\d+|)$"
 Which = Annotated[
     str,
     Field(pattern=WHICH),

@@ -6,10 +6,10 @@ from typing import Any
 
 from prefect import flow
 
+from flows.loaded import load
 from flows.parameters import NO_OVERRIDES, ConfigFile, Overrides
 from tasks.adapter import PREFECT
 from tasks.retries import retry_only_transient_faults
-from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.driver import run_pipeline
 
 
@@ -20,4 +20,5 @@ def pipeline(config: ConfigFile, overrides: Overrides = NO_OVERRIDES) -> dict[st
     Stages that an earlier attempt has finished are not run again.
     """
     with retry_only_transient_faults():
-        return run_pipeline(load_checked(config, overrides), PREFECT)
+        loaded = load(config, overrides)
+        return run_pipeline(loaded.config, PREFECT, loaded.is_ready)

@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.loaded import run_stage
 from flows.parameters import (
     NO_OVERRIDES,
     AlgorithmType,
@@ -19,11 +20,7 @@ from flows.parameters import (
     TotalSteps,
     with_main_settings,
 )
-from tasks.adapter import PREFECT
-from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
-from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.driver import run_request
-from trinity_core.runtime.stage import Request
+from tasks.retries import RETRIES, RETRY_DELAY
 
 
 @flow(name="rft", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
@@ -39,14 +36,13 @@ def rft(
     repeat_times: RepeatTimes = None,
 ) -> dict[str, Any]:
     """Explore and train (or one of them, by the configuration's mode), evaluate the result and publish it."""
-    with retry_only_transient_faults():
-        settings = with_main_settings(
-            overrides,
-            stage,
-            algorithm_type=algorithm_type,
-            lr=lr,
-            total_steps=total_steps,
-            batch_size=batch_size,
-            repeat_times=repeat_times,
-        )
-        return run_request(Request(load_checked(config, settings), "rft", stage, model_path), PREFECT)
+    settings = with_main_settings(
+        overrides,
+        stage,
+        algorithm_type=algorithm_type,
+        lr=lr,
+        total_steps=total_steps,
+        batch_size=batch_size,
+        repeat_times=repeat_times,
+    )
+    return run_stage("rft", config, settings, stage, model_path)

@@ -16,7 +16,7 @@ from trinity_core.runtime.driver import run_parts
 def rft_async(configs: ConfigFiles, overrides: Overrides = NO_OVERRIDES) -> dict[str, Any]:
     """Run a trainer and its explorers, each from a configuration of its own and as a subflow; they share one Ray.
 
-    Each is retried by itself after a transient fault. When one fails for good, the others save and end.
+    Each is retried on its own after a transient fault. When one fails for good, the others save and end.
     """
     with retry_only_transient_faults():
         return run_parts(configs, overrides, PREFECT)

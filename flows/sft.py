@@ -6,6 +6,7 @@ from typing import Any
 
 from prefect import flow
 
+from flows.loaded import run_stage
 from flows.parameters import (
     NO_OVERRIDES,
     AlgorithmType,
@@ -17,11 +18,7 @@ from flows.parameters import (
     TotalSteps,
     with_main_settings,
 )
-from tasks.adapter import PREFECT
-from tasks.retries import RETRIES, RETRY_DELAY, retry_only_transient_faults
-from trinity_core.runtime.configuration import load_checked
-from trinity_core.runtime.driver import run_request
-from trinity_core.runtime.stage import Request
+from tasks.retries import RETRIES, RETRY_DELAY
 
 
 @flow(name="sft", retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
@@ -35,6 +32,5 @@ def sft(
     total_steps: TotalSteps = None,
 ) -> dict[str, Any]:
     """Train on the configuration's data set and publish the model."""
-    with retry_only_transient_faults():
-        settings = with_main_settings(overrides, stage, algorithm_type=algorithm_type, lr=lr, total_steps=total_steps)
-        return run_request(Request(load_checked(config, settings), "sft", stage, model_path), PREFECT)
+    settings = with_main_settings(overrides, stage, algorithm_type=algorithm_type, lr=lr, total_steps=total_steps)
+    return run_stage("sft", config, settings, stage, model_path)

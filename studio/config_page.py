@@ -282,7 +282,7 @@ def _as_yaml(value: Any) -> str:
 
 
 LAST_COLUMN = re.compile(r"^ *(?:\S+(?: \S+)? {2,})?")
-"""What stands before it: the indent, and a name or a size, which may have one space amid it."""
+"""What stands before it: the indent, and a name or a size, which may have one space in the middle of it."""
 
 
 def hanging(text: str) -> str:

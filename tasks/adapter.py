@@ -14,10 +14,10 @@ from tasks.reports import (
     LiveReport,
     label_run,
     show_curve,
+    show_if_possible,
     show_links,
     show_summary,
     show_tracking,
-    shown_if_possible,
 )
 from tasks.retries import RETRIES, RETRY_DELAY, patient_task, retry_only_transient_faults
 from tasks.verdicts import ask
@@ -51,9 +51,8 @@ class PrefectAdapter(Adapter):
         stage_flow.__qualname__ = "_".join([request.kind, name, request.stage, request.which]).replace(".", "_")
         as_flow = flow(name=request.kind, retries=RETRIES, retry_delay_seconds=RETRY_DELAY, persist_result=False)
         above = flow_run.parameters
-        return as_flow(stage_flow)(
-            name, request.stage, request.model_path, str(above.get("config", "")), list(above.get("overrides") or ())
-        )
+        file = request.file or str(above.get("config", ""))
+        return as_flow(stage_flow)(name, request.stage, request.model_path, file, list(above.get("overrides") or ()))
 
     def run_components(self, run: Stoppable, components: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """As tasks in threads."""
@@ -78,12 +77,15 @@ class PrefectAdapter(Adapter):
         """The flow run, or that of the pipeline."""
         return flow_run.root_flow_run_id or ""
 
+    def is_retry(self) -> bool:
+        """As Prefect counts the attempts at the flow run, or at the stage's own."""
+        return bool(flow_run.run_count > 1)
+
     def announce(self, config: Config, stage: str) -> None:
         """Name and tag the flow run, and link to Studio while that is served."""
         algorithm = [] if config.stages else [f"algorithm:{config.algorithm.algorithm_type}"]
         label_run(config.project, config.name, stage, *algorithm)
-        with shown_if_possible():
-            show_links(config)
+        show_if_possible(lambda: show_links(config))
 
     def judged(self, stage: Stage) -> Stage:
         """Ask a person on Prefect's page where verdicts are missing."""
@@ -93,12 +95,12 @@ class PrefectAdapter(Adapter):
 
     def show(self, config: Config, summary: dict[str, Any], is_pipeline: bool = False) -> None:
         """Artifacts: learning curve, a link to the tracked run, and the summary."""
-        with shown_if_possible():
-            if not is_pipeline:
-                show_curve(config)
-                if "results" in summary:
-                    show_tracking(config, summary["tracking"])
-            show_summary(config, {name: value for name, value in summary.items() if name != "results"})
+        if not is_pipeline:
+            show_if_possible(lambda: show_curve(config))
+            if "results" in summary:
+                show_tracking(config, summary["tracking"])
+        rest = {name: value for name, value in summary.items() if name != "results"}
+        show_if_possible(lambda: show_summary(config, rest))
 
 
 PREFECT = PrefectAdapter()

@@ -6,19 +6,22 @@ import base64
 import logging
 import re
 import shlex
+import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
 
+import httpx
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL
 
 from tasks.retries import api_faults
 from trinity_core.config import Config
@@ -34,6 +37,8 @@ BAR = 20
 """Characters of a bar of progress."""
 LAST_SECONDS = 300.0
 """For the report before the last one; a Prefect API that is away is waited for."""
+ANSWER_SECONDS = 5.0
+"""For a sign of life of Prefect's API."""
 
 
 def artifact_key(config: Config, kind: str) -> str:
@@ -62,28 +67,51 @@ def label_run(project: str, name: str, stage: str, *more: str) -> None:
         log.warning("the run cannot be named in Prefect: %s", error)
 
 
+_failed = threading.Event()
+"""Set while the last attempt to show something in Prefect has failed."""
+
+
+def show_if_possible(show: Callable[[], object], needs_api: bool = True) -> None:
+    """Show something in Prefect. What keeps it from being shown (no API, no disk for the picture) is said once.
+
+    It does not end a run. After a failure Prefect's API must give a sign of life before it is asked for more: each
+    request to an API that is away takes long.
+    """
+    if needs_api and _failed.is_set() and not _api_answers():
+        return
+    faults: tuple[type[Exception], ...] = (*api_faults(), OSError)
+    try:
+        show()
+    except faults as error:
+        if not _failed.is_set():
+            get_run_logger().warning("The run continues, but Prefect does not show all of it: %s", error)
+        _failed.set()
+    else:
+        if needs_api:
+            _failed.clear()
+
+
+def _api_answers() -> bool:
+    """True if Prefect's API gives any answer, or if there is none to be asked but Prefect's own in this process."""
+    api_url = PREFECT_API_URL.value()
+    try:
+        return api_url is None or bool(httpx.get(f"{api_url}/health", timeout=ANSWER_SECONDS).status_code)
+    except httpx.HTTPError:
+        return False
+
+
 class LiveReport(ProgressReport):
     """Shows progress in Prefect's log and as artifacts."""
 
     def __init__(self, config: Config, source: str) -> None:
         super().__init__(config, source)
-        self._warned = False
-        self._faults = _faults()
         self._reporting: Future[None] | None = None
 
     def report(self, done: bool = False) -> None:
-        """Report now. If that is not possible (no API, no disk for the picture), say so once; the run continues."""
+        """Report now."""
         if done and self._reporting is not None:
             wait([self._reporting], LAST_SECONDS)
-        self._try(lambda: super(LiveReport, self).report(done))
-
-    def _try(self, report: Callable[[], None]) -> None:
-        try:
-            report()
-        except self._faults as error:
-            if not self._warned:
-                get_run_logger().warning("The progress cannot be shown in Prefect, the run continues: %s", error)
-            self._warned = True
+        show_if_possible(lambda: super(LiveReport, self).report(done), needs_api=False)
 
     def report_if_due(self) -> None:
         """As `report`, in a thread: while Prefect's API does not answer, the run must hear of signals and losses."""
@@ -91,38 +119,24 @@ class LiveReport(ProgressReport):
             if not self._reporting.done():
                 return
             self._reporting.result()
-        self._reporting = DaemonThreads("report").submit(copy_context().run, self._try, super().report_if_due)
+        report = partial(show_if_possible, super().report_if_due, needs_api=False)
+        self._reporting = DaemonThreads("report").submit(copy_context().run, report)
 
     def show(self, text: str, percent: float) -> None:
         """Log the text; update the summary and the learning curve."""
         self.tell(text, percent)
-        show_curve(self.config)
+        show_if_possible(lambda: show_curve(self.config))
 
     def tell(self, text: str, percent: float) -> None:
         """Log the text and update the summary."""
         get_run_logger().info(text)
         _PAGES[_flow_run()].progress[self.source] = f"{_bar(percent)} {text}"
-        _show_page(self.config, text.partition(":")[0])
+        show_if_possible(lambda: _show_page(self.config, text.partition(":")[0]))
 
 
 def _bar(percent: float) -> str:
     done = round(percent / 100 * BAR)
     return f"`{'█' * done}{'░' * (BAR - done)}` {percent:.0f} %"
-
-
-def _faults() -> tuple[type[Exception], ...]:
-    """What keeps something from being shown: no API, no disk for the picture."""
-    return (*api_faults(), OSError)
-
-
-@contextmanager
-def shown_if_possible() -> Iterator[None]:
-    """What Prefect cannot show now is said in the log: it does not end a run that has done its work."""
-    faults = _faults()
-    try:
-        yield
-    except faults as error:
-        get_run_logger().warning("The results cannot be shown in Prefect: %s", error)
 
 
 @dataclass

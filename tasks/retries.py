@@ -13,6 +13,7 @@ from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import FlowRun, FlowRunPolicy, State, TaskRun
 from prefect.context import FlowRunContext
+from prefect.logging.handlers import APILogHandler
 
 from trinity_core.errors import TransientFault, TrinityError
 from trinity_core.runtime.faults import ANOTHER_FOLLOWS, is_cancelled, is_transient
@@ -47,9 +48,12 @@ _ONE_LINE = OneLine()
 
 
 def show_our_log() -> None:
-    """Pass our log on to Prefect from INFO on: its setting for extra loggers attaches a handler but sets no level."""
+    """Pass our log on to Prefect, from INFO on, whatever its setting for extra loggers names."""
     for name in ("trinity_core", "tasks"):
-        logging.getLogger(name).setLevel(logging.INFO)
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        if not any(isinstance(handler, APILogHandler) for handler in logger.handlers):
+            logger.addHandler(APILogHandler())
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from prefect.states import Running
 from prefect.utilities.urls import url_for
 from pydantic import Field, create_model
 
-from tasks.reports import artifact_key, shown_if_possible
+from tasks.reports import artifact_key, show_if_possible
 from trinity_core.data.experience import Experience
 from trinity_core.errors import TrinityError
 from trinity_core.runtime.stage import Stage
@@ -51,8 +51,8 @@ def ask(stage: Stage) -> bool:
     buffer = config.buffer.trainer_input.experience_buffer
     wanted, shown = buffer.human_verdicts, shown_tasks(buffer)
     text = as_markdown(shown)
-    with shown_if_possible():
-        create_markdown_artifact(text, key=artifact_key(config, "verdicts"), description="Answers to judge")
+    key = artifact_key(config, "verdicts")
+    show_if_possible(lambda: create_markdown_artifact(text, key=key, description="Answers to judge"))
     where = url_for("flow-run", obj_id=flow_run.id) or "Prefect's page of this flow run"
     log.info("A person is asked about %d tasks, for %g s: resume this run at %s", len(shown), wanted.timeout, where)
     try:

@@ -26,6 +26,25 @@ settings.load_profile("busy")
 """A test that is slow because the machine is busy is no failure; each has pytest's time limit."""
 
 
+LONGEST = (
+    "flows/test_flows_whole.py",
+    "chaos/test_chaos.py",
+    "flows/test_flows_runs.py",
+    "rollout/test_rollout_serving_real.py",
+    "inference/test_inference_experts.py",
+    "flows/test_flows_up.py",
+    "flows/test_flows_signals.py",
+    "runtime/test_nodes.py",
+)
+"""Files that take longest (`pytest --durations=0`), the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files: processes that share the files then end together."""
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
 @pytest.fixture(scope="session")
 def tiny_folders(tmp_path_factory) -> TinyFolders:
     """A freshly initialised model of 0.9 million parameters and a small data set, as folders. Not to be written to."""

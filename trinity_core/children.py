@@ -49,7 +49,7 @@ class NoAnswer(Exception):
     def __init__(self, reason: str, died: bool) -> None:
         super().__init__(reason)
         self.died = died
-        """The process ended by itself; False: it took too long."""
+        """The process ended on its own; False: it took too long."""
 
 
 class CallFailed(Exception):

@@ -275,7 +275,7 @@ def check_data(
     plugin_dir: PluginDir = None,
     examples: Annotated[int, typer.Option(help="Rows of each data set that are shown as the model sees them.")] = 2,
     json: Annotated[
-        bool, typer.Option("--json", help="JSON instead of text, with all rows that are set aside.")
+        bool, typer.Option("--json", help="JSON instead of text, with all rows that are rejected.")
     ] = False,
     color: Annotated[bool | None, typer.Option(help="Colour the tokens with a loss; by default on a terminal.")] = None,
 ) -> None:

@@ -5,7 +5,7 @@ buffer/                              the experience store; experience_buffer.jso
                                      sessions-explorer.jsonl: what was sampled in sessions of the OpenAI API;
                                      serving-explorer/: users' sessions that are not in the store yet
 log/  monitor/                       logs; metrics, TensorBoard, sampled rollouts
-rejected_rows/explorer/taskset.jsonl rows that a data set's reader set aside: file, line and reason
+rejected_rows/explorer/taskset.jsonl rows that a data set's reader rejected: file, line and reason
 global_step_58/actor/                model_world_size_4_rank_0.pt, optim_..., extra_state_..., huggingface/
 global_step_58/critic/               the same for a critic
 global_step_58/manifest.json         sizes and SHA-256; there only when the checkpoint is whole

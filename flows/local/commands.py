@@ -15,6 +15,7 @@ from flows.local.server import (
     Process,
     UpState,
     is_healthy,
+    log_file,
     prefect_environment,
     start_process,
     state_dir,
@@ -95,7 +96,7 @@ def _start_server(root: Path, port: int, state: UpState, say: Callable[[str], No
     env = prefect_environment(root) | {"PREFECT_API_URL": state.api_url}
     server = start_process("server", _command("server", "start", "--host", LOOPBACK, "--port", str(port)), env, root)
     state.add(Process.of("server", server.pid))
-    wait_until_healthy(state.api_url, server, state_dir(root) / "log" / "server.log")
+    wait_until_healthy(state.api_url, server, log_file("server", root))
     write_settings(root, state.api_url)
     say("Making the work pool and the deployments …")
     _prefect(root, env, "work-pool", "create", POOL, "--type", "process", "--overwrite")
@@ -151,7 +152,9 @@ def status(root: Path) -> list[str]:
     health = "answers" if is_healthy(state.api_url) else "does not answer"
     lines = [f"{state.api_url.removesuffix('/api')} {health}"]
     lines += [
-        f"{process.name:9} pid {process.pid} {'runs' if process.alive() else 'is gone'}" for process in state.processes
+        f"{process.name:9} pid {process.pid} "
+        + ("runs" if process.alive() else f"is gone; see {log_file(process.name, root)}")
+        for process in state.processes
     ]
     lines += [f"{name:9} {url}" for name, url in state.pages.items()]
     return [*lines, f"logs      {state_dir(root) / 'log'}"]
@@ -244,7 +247,7 @@ def _prefect(root: Path, env: dict[str, str], *args: str) -> None:
     try:
         done = subprocess.run(
             _command(*args),
-            env={**os.environ, **env},
+            env={**os.environ, **env, "PWD": str(root)},  # prefect.yaml reads it
             cwd=root,
             capture_output=True,
             text=True,

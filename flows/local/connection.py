@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
@@ -25,10 +25,16 @@ from trinity_core.runtime.verdicts import asks_person
 
 ANSWER_SECONDS = 10.0
 """For the server that PREFECT_API_URL names, which may be far away."""
+GIVEN_UP_AFTER = "2"
+"""Retries of a request to a temporary server, in 6 s. Once that has ended it does not come back."""
 ASKING = ("pipeline", "sft")
 """Flows that may ask a person."""
 WITHOUT_RAY = ("curate",)
 """Flows that mostly need no Ray, and start it themselves where they do."""
+
+
+class ServerLost(TrinityError):
+    """The temporary server has ended before the flow; what Prefect still wants to send has no receiver."""
 
 
 class PrefectConnection:
@@ -49,6 +55,7 @@ class PrefectConnection:
         known = known_server(self._root)
         if known is None:
             self._temporary = TemporaryServer(self._root)
+            os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", GIVEN_UP_AFTER)
             self._open.callback(self._temporary.stop)
             self._open.callback(_send_logs)
             known = self._temporary.api_url
@@ -61,31 +68,34 @@ class PrefectConnection:
         server_is_gone = self._temporary is not None and self._temporary.has_ended()
         handled = self._open.__exit__(kind, error, trace)
         if self._temporary and server_is_gone and error is not None and _is_api_fault(error):
-            raise TrinityError(
+            raise ServerLost(
                 f"The Prefect server of this command has ended; see {self._temporary.log}. What the run has saved is "
                 "kept: the same command again resumes it."
             ) from error
         return handled
 
-    def flow(self, name: str, config: Config, is_ready: bool = False) -> Callable[..., Any]:
-        """The flow of that name for a configuration, once Prefect's API answers.
+    def run(
+        self, name: str, config: Config, file: Path, overrides: Sequence[str], is_ready: bool = False, **parameters: Any
+    ) -> Any:
+        """Run the flow of that name once Prefect's API answers; its result.
 
-        `is_ready`: preflight has passed just now.
-
+        It takes the configuration as loaded from `file` with `overrides`. `is_ready`: preflight has passed just now.
         Ray, if the flow is sure to need it, starts meanwhile, and ends with this context.
         Raises TrinityError if the flow would ask a person, and the server has no page to answer on.
         """
-        flow: Callable[..., Any] = importlib.import_module("flows.loaded").loaded_flow(name, config, is_ready)
-        importlib.import_module("tasks.retries").show_our_log()
+        from flows.loaded import Loaded, run_flow
+        from tasks.retries import show_our_log
+        from trinity_core.runtime.pipeline import early_cluster
+
+        show_our_log()
         if self._temporary:
             logging.getLogger("prefect.flow_runs").addFilter(_names_no_page)
             if name in ASKING:
                 require_nobody_asked(config)
             if name not in WITHOUT_RAY:
-                runtime = importlib.import_module("trinity_core.runtime.pipeline")
-                self._open.enter_context(runtime.early_cluster(config))
+                self._open.enter_context(early_cluster(config))
             self._temporary.wait()
-        return flow
+        return run_flow(name, Loaded(config, str(file), overrides, is_ready), **parameters)
 
 
 def _names_no_page(record: logging.LogRecord) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from flows.local.connection import known_server
-from flows.local.server import Process, UpState, answers, prefect_environment, start_process, state_dir
+from flows.local.server import Process, UpState, answers, log_file, prefect_environment, start_process
 from trinity_core.addresses import LOOPBACK
 from trinity_core.files import write_json
 from trinity_core.page_notes import page_note
@@ -106,8 +106,7 @@ def wait_for_page(root: Path, page: Page, process: Process, say: Callable[[str],
     deadline = time.monotonic() + START_SECONDS
     while not answers(f"{page.url}{page.health}"):
         if not process.alive() or time.monotonic() > deadline:
-            log = state_dir(root) / "log" / f"{page.name}.log"
-            say(f"warning: {page.title} does not answer at {page.url}. See {log}")
+            say(f"warning: {page.title} does not answer at {page.url}. See {log_file(page.name, root)}")
             return
         time.sleep(0.1)
 

@@ -43,6 +43,11 @@ def state_dir(root: Path | None = None) -> Path:
     return (root or Path.cwd()).absolute() / ".trinity"
 
 
+def log_file(name: str, root: Path | None = None) -> Path:
+    """What the process of that name writes to stdout and stderr."""
+    return state_dir(root) / "log" / f"{name}.log"
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """A process that was started here. The start time tells it from a later one with the same id."""
@@ -129,7 +134,6 @@ def prefect_environment(root: Path | None = None) -> dict[str, str]:
         "PREFECT_HOME": str(state_dir(root) / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "trinity_core,tasks",
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # what is logged before a flow begins
         "PREFECT_SERVER_MEMO_STORE_PATH": str(state_dir(root) / "prefect" / "memo_store.toml"),
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -175,7 +179,7 @@ def start_process(
 
     It inherits the open files `pass_fds`.
     """
-    path = state_dir(root) / "log" / f"{name}.log"
+    path = log_file(name, root)
     with clear_errors("writing", path, ELSEWHERE):
         path.parent.mkdir(parents=True, exist_ok=True)
         output = path.open("ab")
@@ -200,7 +204,7 @@ class TemporaryServer:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        self.log = state_dir(root) / "log" / "temporary-server.log"
+        self.log = log_file("temporary-server", root)
         self._note = _migration_note(root)
         with socket.create_server((LOOPBACK, 0)) as listener:
             self.api_url = f"http://{LOOPBACK}:{listener.getsockname()[1]}/api"

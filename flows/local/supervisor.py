@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from flows.local.server import Process, UpState, prefect_environment, start_process
+from flows.local.server import Process, UpState, log_file, prefect_environment, start_process
 from flows.local.worker import (
     crashed_runs,
     end_processes,
     is_gone,
     mark_ended,
+    pool_is_shared,
     process_of,
     start_worker,
     unfinished_runs,
@@ -41,6 +42,10 @@ RESTARTS = 3
 """Of one run within an hour, by default."""
 POLL_SECONDS = 5.0
 HOUR = timedelta(hours=1)
+SHORT_SECONDS = 30.0
+"""A worker that ends sooner cannot work here."""
+SHORT_LIVED = 5
+"""Workers in a row that may end so soon. Before the next one the pause is 5, 15, 35, 75 and 155 s."""
 RESTARTED = "Killed, and started again by `trinity up`"
 """The message of the state by which a run is started again: by it the restarts of the last hour are counted."""
 IGNORED = timedelta(seconds=40)
@@ -60,6 +65,11 @@ class Supervisor:
         """Runs, with their states, whose processes were gone at the last look."""
         self._given_up: set[Any] = set()
         """States of crashed runs that have been restarted too often; the log says so once."""
+        self._ended_worker: Process | None = None
+        """The worker that has ended last, if any."""
+        self._ended_at = 0.0
+        self._short_lived = 0
+        """Workers in a row that have ended within `SHORT_SECONDS`."""
 
     def look(self) -> None:
         """Look once. What does not work now (the API is away, a disk is full) is tried again at the next look."""
@@ -67,16 +77,31 @@ class Supervisor:
 
         try:
             self._keep_worker()
-            self._end_cancelled_runs()
-            self._mark_killed_runs()
+            if not pool_is_shared(self._client, self._root):  # else another worker's runs would be taken for killed
+                self._end_cancelled_runs()
+                self._mark_killed_runs()
             for run in crashed_runs(self._client, self._since) if self._restarts else ():
                 self._restart_if_killed(run)
         except (*api_faults(), OSError, TrinityError, psutil.Error) as fault:
             log.warning("not everything was looked after, it is tried again: %s", fault)
 
     def _keep_worker(self) -> None:
+        """Start a worker that has ended again. After each that ends at once the pause grows; after some, give up."""
         up = UpState.load(self._root)
-        if up is not None and not all(worker.alive() for worker in up.named("worker")):
+        ended = [worker for worker in up.named("worker") if not worker.alive()] if up is not None else []
+        if up is None or not ended:
+            return
+        if ended[0] != self._ended_worker:
+            self._ended_worker, self._ended_at = ended[0], time.monotonic()
+            self._short_lived = self._short_lived + 1 if time.time() - ended[0].started < SHORT_SECONDS else 0
+            if self._short_lived > SHORT_LIVED:
+                log.error(
+                    "the worker has ended within %g s of its start, %d times in a row: no run is taken any more. Its "
+                    "log, %s, says why; then `trinity up` starts it again",
+                    SHORT_SECONDS, self._short_lived, log_file("worker", self._root),
+                )  # fmt: skip
+        pause = POLL_SECONDS * (2**self._short_lived - 1)
+        if self._short_lived <= SHORT_LIVED and time.monotonic() - self._ended_at >= pause:
             log.warning("the worker was gone and is started again")
             up.add(start_worker(self._root, up.api_url))
             up.save(self._root)
@@ -85,7 +110,7 @@ class Supervisor:
         ignored = [
             run for run in unfinished_runs(self._client)
             if run.state and run.state.is_cancelling() and run.state.timestamp < datetime.now(UTC) - IGNORED
-            and process_of(run)
+            and isinstance(process_of(run), psutil.Process)
         ]  # fmt: skip
         if ignored:
             end_processes(ignored)
@@ -128,12 +153,13 @@ class Supervisor:
 def restarts_left(states: Sequence[State[Any]], now: datetime, restarts: int) -> int | None:
     """How often a crashed run that has been in these states may still be started again in this hour.
 
-    None if it was not killed at work: it was cancelled, or never began to run.
+    None if it was not killed at work: it was cancelled, or never began to run; or it is no longer crashed, as another
+    folder's supervisor was faster.
     """
     ordered = sorted(states, key=lambda state: state.timestamp)
     begins = [i for i, state in enumerate(ordered) if state.is_scheduled() and state.name != "AwaitingRetry"]
     kinds = {state.type.value for state in ordered[max(begins, default=0) :]}
-    if "RUNNING" not in kinds or kinds & {"CANCELLING", "CANCELLED"}:
+    if not ordered[-1].is_crashed() or "RUNNING" not in kinds or kinds & {"CANCELLING", "CANCELLED"}:
         return None
     recent = [state for state in ordered if state.message == RESTARTED and state.timestamp > now - HOUR]
     return max(restarts - len(recent), 0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -76,34 +76,29 @@ def crashed_runs(client: SyncPrefectClient, since: datetime) -> list[FlowRun]:
     return _runs(client, pool={"name": {"any_": [POOL]}}, state=crashed, end_time={"after_": since})
 
 
-def process_of(run: FlowRun) -> psutil.Process | None:
-    """The process of this machine that works on a run; None if there is none, or none any more."""
-    with suppress(ValueError, psutil.Error):
+def process_of(run: FlowRun) -> psutil.Process | Literal["another user's"] | None:
+    """The process of this machine that works on a run; None if there is none, or none any more.
+
+    Whether another user's process works on the run, only that user can tell.
+    """
+    try:
         process = psutil.Process(int(run.infrastructure_pid or ""))
-        if process.environ().get("PREFECT__FLOW_RUN_ID") == str(run.id):
-            return process
-    return None
+        return process if process.environ().get("PREFECT__FLOW_RUN_ID") == str(run.id) else None
+    except psutil.AccessDenied:
+        return "another user's"
+    except (ValueError, psutil.Error):
+        return None
 
 
 def is_gone(run: FlowRun) -> bool:
     """Whether the run has begun in a process that has ended since."""
     begun = bool(run.infrastructure_pid) and run.state is not None and not run.state.is_pending()
-    return begun and process_of(run) is None and not _is_another_users(run)
-
-
-def _is_another_users(run: FlowRun) -> bool:
-    """True if the process may not be looked into: of whose run it is only its own user can tell."""
-    with suppress(ValueError, psutil.NoSuchProcess):
-        try:
-            psutil.Process(int(run.infrastructure_pid or "")).environ()
-        except psutil.AccessDenied:
-            return True
-    return False
+    return begun and process_of(run) is None
 
 
 def end_processes(runs: Sequence[FlowRun]) -> None:
     """Ask the processes of runs to save and end, and wait for that."""
-    processes = [process for run in runs if (process := process_of(run)) is not None]
+    processes = [process for run in runs if isinstance(process := process_of(run), psutil.Process)]
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -113,13 +108,16 @@ def end_processes(runs: Sequence[FlowRun]) -> None:
 def mark_ended(client: SyncPrefectClient, runs: Sequence[FlowRun], state: str, message: str) -> None:
     """Note that runs whose processes are gone have ended as `Cancelled` or `Crashed`, and their subflows with them.
 
-    As long as they count as running they keep their place in a deployment's `concurrency_limit`.
+    As long as they count as running they keep their place in a deployment's `concurrency_limit`. A run that has reached
+    its end meanwhile keeps that state, except for a crash as which the worker notes the end of a cancelled process.
     """
     from prefect import states
 
     while runs:
         for run in runs:
-            client.set_flow_run_state(run.id, getattr(states, state)(message=message), force=True)
+            now = client.read_flow_run(run.id).state
+            if now is None or not now.is_final() or (now.is_crashed() and state == "Cancelled"):
+                client.set_flow_run_state(run.id, getattr(states, state)(message=message), force=True)
         runs = unfinished_subflows(client, runs)
 
 

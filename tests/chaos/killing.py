@@ -47,7 +47,8 @@ from trinity_core.workflows.builtin import MathWorkflow
 @REWARD_FNS.register("even_letters")
 def even_letters(*, prompt, response, truth, task, **args):
     """What even an untrained model does more or less of."""
-    time.sleep(0.01)  # so that a verifier is at work now and then when it is killed
+    # So that a verifier is at work now and then when it is killed, or the flow when its test has seen a step.
+    time.sleep(0.05 if Path(__file__).with_name("slow").exists() else 0.01)
     return {"even": sum(ord(letter) % 2 == 0 for letter in response) / max(len(response), 1)}
 
 

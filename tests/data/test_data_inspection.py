@@ -69,7 +69,7 @@ def test_long_prompts_are_counted_as_the_run_treats_them(given: dict[str, Any], 
     given["model"]["enable_prompt_truncation"] = False
     tasks, _ = inspect(config_from_dict(given))
     assert tasks.rows == 3 and [row.location.line for row in tasks.rejected] == [5, 2]
-    assert tasks.lengths[0].over == 1 and "set aside" in tasks.lengths[0].beyond
+    assert tasks.lengths[0].over == 1 and "rejected" in tasks.lengths[0].beyond
     assert "more than the 30 allowed" in tasks.rejected[1].reason
 
 
@@ -170,7 +170,7 @@ def test_the_command_exits_with_1_if_a_run_would_refuse(given: dict[str, Any], t
 
 
 def test_histograms_have_round_intervals_and_every_row() -> None:
-    lengths = RowLengths("prompt", np.array([3, 12, 19, 57, 118]), 50, "model.max_prompt_tokens", "set aside")
+    lengths = RowLengths("prompt", np.array([3, 12, 19, 57, 118]), 50, "model.max_prompt_tokens", "rejected")
     assert lengths.histogram(6) == [(0, 19, 3), (20, 39, 0), (40, 59, 1), (60, 79, 0), (80, 99, 0), (100, 119, 1)]
     assert RowLengths("prompt", np.array([7, 7]), None, "", "").histogram() == [(7, 7, 2)]
     assert [lengths.quantile(q) for q in (0.0, 0.5, 1.0)] == [3, 19, 118] and lengths.over == 2

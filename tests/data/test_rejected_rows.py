@@ -1,4 +1,4 @@
-"""Rows that are set aside are written down, and too many of them refused."""
+"""Rows that are rejected are written down, and too many of them refused."""
 
 from __future__ import annotations
 

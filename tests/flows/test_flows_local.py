@@ -11,6 +11,7 @@ import threading
 import time
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from flows.local.server import (
     prefect_environment,
     state_dir,
 )
-from flows.local.supervisor import Supervisor
+from flows.local.supervisor import SHORT_SECONDS, Supervisor
 from trinity_core import files
 from trinity_core.errors import TrinityError
 
@@ -149,6 +150,44 @@ def test_a_supervisor_survives_what_keeps_it_from_looking(
     looks = Supervisor(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
     looks.look()
     assert "it is tried again" in caplog.text and "No space left" in caplog.text
+
+
+def test_a_worker_that_ends_at_once_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a growing pause before each start, and a message that names its log. `up` may start it again."""
+    now, started = [time.time()], list[float]()
+
+    def start_worker(root: Path, api_url: str) -> Process:
+        started.append(now[0])
+        return Process("worker", 2**22 + len(started), now[0])
+
+    record = UpState("http://127.0.0.1:1/api", [Process("worker", 2**22, now[0])])
+    record.save(tmp_path)
+    monkeypatch.setattr("flows.local.supervisor.start_worker", start_worker)
+    monkeypatch.setattr("flows.local.supervisor.time", SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
+    supervisor = Supervisor(SimpleNamespace(), tmp_path, datetime.now(UTC), 0)  # type: ignore[arg-type]
+
+    def look(seconds: float) -> None:
+        for _ in range(int(seconds)):
+            now[0] += 1
+            supervisor._keep_worker()
+
+    look(600)
+    pauses = [round(later - earlier) for earlier, later in pairwise(started)]
+    assert pauses == [16, 36, 76, 156], "each worker's end is seen a second after its start"
+    given_up = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(given_up) == 1 and str(tmp_path / ".trinity/log/worker.log") in given_up[0].getMessage()
+    assert str(tmp_path / ".trinity/log/worker.log") in "".join(status(tmp_path))
+
+    record.add(Process("worker", 2**22, now[0]))
+    record.save(tmp_path)
+    look(1 + SHORT_SECONDS)
+    assert len(started) == 5, "ended as soon"
+    record.add(Process("worker", 2**22, now[0] - SHORT_SECONDS))
+    record.save(tmp_path)
+    look(1)
+    assert len(started) == 6, "this one has worked"
 
 
 TERMINATED_UP = """
@@ -347,7 +386,7 @@ def test_a_temporary_server_does_not_outlive_a_killed_run(tmp_path: Path) -> Non
 
 def test_logs_outside_of_runs_are_no_prefect_warning(tmp_path: Path) -> None:
     code = (
-        "import logging; from prefect.logging.configuration import setup_logging; setup_logging()\n"
+        "import logging; from tasks.retries import show_our_log; show_our_log()\n"
         "logging.getLogger('trinity_core.runtime').warning('Ray is not up yet')"
     )
     environment = {**os.environ, **prefect_environment(tmp_path)}

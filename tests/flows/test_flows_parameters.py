@@ -19,8 +19,8 @@ DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
 
 def flow_of(deployment: dict[str, Any]) -> Any:
-    file, name = deployment["entrypoint"].split(":")
-    return getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
+    module, _, name = deployment["entrypoint"].rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def test_the_mission_s_deployments_are_there() -> None:

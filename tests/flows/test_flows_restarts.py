@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from flows.local.supervisor import RESTARTED, Supervisor, restarts_left
+from flows.local.worker import mark_ended, worker_name
 from tasks.prefect_api import api_client
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -46,6 +48,7 @@ AGAIN = ("RESTARTED", "Pending", "Running", "Crashed")
         ((*KILLED, *AGAIN), 1, 1),
         ((*KILLED, *AGAIN, *AGAIN), 1, 0),
         ((*KILLED, *AGAIN, *AGAIN), 10, 1),
+        ((*KILLED, "RESTARTED", "Pending", "Running"), 1, None),
     ],
 )
 def test_killed_runs_are_restarted_twice_an_hour(names: tuple[str, ...], minutes: float, expected: int | None) -> None:
@@ -127,3 +130,54 @@ def test_a_cancelled_run_that_nobody_ends_is_ended(
             supervisor.look()
             assert not psutil.pid_exists(process.pid)  # psutil has waited for it
         assert client.read_flow_run(run).state.name == "Cancelled"
+
+
+@pytest.mark.slow
+def test_a_run_that_has_ended_keeps_its_state(prefect_api: str) -> None:
+    """It was at work when `down` asked it to end, and completed before. A worker notes a cancelled one as crashed."""
+    from prefect import flow
+    from prefect.states import Cancelling, Completed, Crashed, Failed, Running
+
+    def work() -> None: ...
+
+    with api_client(prefect_api) as client:
+
+        def run(*states: Callable[[], Any]) -> Any:
+            seen = client.create_flow_run(flow(work), state=Running())
+            for state in states:
+                client.set_flow_run_state(seen.id, state(), force=True)
+            return seen
+
+        runs = [run(Completed), run(Failed), run(Cancelling, Crashed), run(Cancelling), run()]
+        mark_ended(client, runs, "Cancelled", "`trinity down` has ended it")
+        names = [client.read_flow_run(run.id).state.name for run in runs]
+        assert names == ["Completed", "Failed", "Cancelled", "Cancelled", "Cancelled"]
+
+
+@pytest.mark.slow
+def test_runs_of_another_folder_s_worker_are_left_alone(
+    prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their processes may be another machine's: one that is not found here is not gone."""
+    from prefect import flow
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.states import Running
+
+    def work() -> None: ...
+
+    monkeypatch.setattr("flows.local.worker.POOL", "shared")
+    with api_client(prefect_api) as client:
+        client.create_work_pool(WorkPoolCreate(name="shared", type="process"))
+        where = {"work_pool_name": "shared", "entrypoint": "work.py:work"}
+        deployment = client.create_deployment(client.create_flow(flow(work)), name="shared", **where)
+        run = client.create_flow_run_from_deployment(deployment).id
+        client.set_flow_run_state(run, Running(), force=True)
+        client.update_flow_run(run, infrastructure_pid=str(2**22 + 1))
+        supervisor = Supervisor(client, tmp_path, datetime.now(UTC), 0)
+        for name, state in (("elsewhere", "Running"), (worker_name(tmp_path), "Crashed")):
+            monkeypatch.setattr(
+                client, "read_workers_for_work_pool", lambda _, name=name: [SimpleNamespace(name=name, status="ONLINE")]
+            )
+            supervisor.look()
+            supervisor.look()
+            assert client.read_flow_run(run).state.name == state

@@ -18,7 +18,7 @@ def attempts(
 ) -> tuple[int, UUID]:
     """Run a flow, whose attempts raise these faults in turn, as in a new process; the attempts, and the run.
 
-    With `run_id` that run is started anew, as the keeper does. `follows` is told by each attempt if another one would.
+    With `run_id` that run is started anew, as the supervisor does. Each attempt tells `follows` if another one would.
     """
     from prefect import flow
     from prefect.client.orchestration import get_client

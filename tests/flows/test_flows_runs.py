@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ import standins
 
 from trinity_core.checkpoints.resume import latest_whole
 from trinity_core.data.tiny import TinyFolders
-from trinity_core.errors import DataError
+from trinity_core.errors import DataError, TrinityError
 from trinity_core.runtime import configuration
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.runtime.pipeline import early_cluster
@@ -175,30 +176,52 @@ def test_a_ray_that_died_is_replaced_and_the_run_resumes(
     assert ray_is_gone()
 
 
-def test_a_run_shows_what_it_does(tmp_path: Path, prefect_api: str, shared_ray: None) -> None:
+def test_a_run_shows_what_it_does(
+    tmp_path: Path, prefect_api: str, shared_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trinity run` fails; `prefect flow-run retry ID --entrypoint flows/rft.py:rft` starts the same run again."""
+    from prefect.cli.flow_run import retry
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import TaskRunFilter
+    from prefect.client.schemas.filters import (
+        ArtifactFilter,
+        ArtifactFilterKey,
+        FlowRunFilter,
+        LogFilter,
+        TaskRunFilter,
+    )
+    from prefect.logging.handlers import APILogHandler
+
+    from flows.loaded import Loaded, run_flow
 
     use_standins()
-    state = run_rft(tmp_path, "whole")
-    summary = state.result()
-    assert summary["step"] == standins.STEPS and summary["score"] == 0.56
-    assert json.loads((tmp_path / "tests/whole/summary.json").read_text())["step"] == standins.STEPS
+    file = written(tmp_path, "whole")
+    with monkeypatch.context() as wrong, pytest.raises(TrinityError):
+        wrong.setattr("trinity_core.runtime.driver.resume", mock.Mock(side_effect=TrinityError("in progress")))
+        run_flow("rft", Loaded(load_checked(file, ["seed=7"]), str(file), ["seed=7"], is_ready=True))
+    named = FlowRunFilter.model_validate({"name": {"any_": ["tests/whole"]}})
     with get_client(sync_client=True) as client:
-        run = client.read_flow_run(state.state_details.flow_run_id)
-        assert run.name == "tests/whole"
+        (failed,) = client.read_flow_runs(flow_run_filter=named)
+        assert failed.state.is_failed() and failed.parameters["overrides"] == ["seed=7"]
+        with pytest.raises(SystemExit, match="0"):
+            asyncio.run(retry(str(failed.id), entrypoint="flows/rft.py:rft"))
+        APILogHandler().flush()
+        run = client.read_flow_run(failed.id)
+        assert run.state.is_completed() and run.run_count == 2
+        logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run.id]}}))
+        assert any(line.name.startswith("trinity_core.runtime") for line in logs)
+        summary = json.loads((tmp_path / "tests/whole/summary.json").read_text())
+        assert summary["step"] == standins.STEPS and summary["score"] == 0.56
         assert {"project:tests", "name:whole", "stage:rft", "algorithm:grpo"} <= set(run.tags)
         found = client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id={"any_": [str(run.id)]}))
         names = {each.name.rsplit("-", 1)[0] for each in found}
         assert names == {"resolve", "cluster", "explore", "train", "evaluate", "publish"}
-        answer = client._client.post("/artifacts/filter", json={"limit": 200})
-        keys = {each["key"]: each for each in answer.json() if (each["key"] or "").startswith("tests-whole-")}
+        ours = ArtifactFilter(key=ArtifactFilterKey(like_="tests-whole-"))
+        keys = {artifact.key: artifact for artifact in client.read_artifacts(artifact_filter=ours)}
     assert set(keys) == {"tests-whole-curve", "tests-whole-summary"}
-    assert {each["flow_run_id"] for each in keys.values()} == {str(run.id)} and not keys["tests-whole-curve"][
-        "task_run_id"
-    ]
-    assert keys["tests-whole-curve"]["data"].startswith("![Learning curve](data:image/png;base64,")
-    shown, titles = keys["tests-whole-summary"]["data"], [each["description"] for each in keys.values()]
+    assert {artifact.flow_run_id for artifact in keys.values()} == {run.id}
+    assert keys["tests-whole-curve"].task_run_id is None
+    assert keys["tests-whole-curve"].data.startswith("![Learning curve](data:image/png;base64,")
+    shown, titles = keys["tests-whole-summary"].data, [artifact.description for artifact in keys.values()]
     assert f"trinity view --checkpoint-dir {tmp_path / 'tests/whole'}" in shown and "**trainer**" in shown
     assert "| score | 0.56 |" in shown and "None" not in shown
     assert all(f"step {standins.STEPS}" in title for title in titles)
@@ -246,15 +269,25 @@ def test_a_stage_may_only_evaluate(
 
 
 def test_a_dead_actor_is_named_and_the_run_resumes(
-    tmp_path: Path, prefect_api: str, shared_ray: None, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    prefect_api: str,
+    shared_ray: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where the run began anew, beside an earlier one of its name."""
+    """Also where the run began anew, beside an earlier one of its name. The second attempt opens again what preflight
+    has opened before the first."""
+    from flows.loaded import Loaded, run_flow
+
     earlier = tmp_path / "tests/dies"
     (earlier / "log").mkdir(parents=True)
     use_standins(fault="explorer")
+    file, overrides = written(tmp_path, "dies"), ["continue_from_checkpoint=false"]
+    opened = mock.Mock()
+    monkeypatch.setattr("trinity_core.runtime.stage.require_ready", opened)
     with heard(caplog):
-        state = run_rft(tmp_path, "dies", "continue_from_checkpoint=false")
-    assert state.is_completed(), state
+        run_flow("rft", Loaded(load_checked(file, overrides), str(file), overrides, is_ready=True))
+    assert opened.call_count == 1
     (job_dir,) = set((tmp_path / "tests").glob("dies*")) - {earlier}
     assert len(attempts(job_dir)) == 2 and latest_whole(job_dir) == standins.STEPS
     assert re.search(r"explorer \(Explorer, process \d+\) died: The actor is dead", caplog.text)
@@ -268,11 +301,14 @@ def test_parts_beside_each_other_recover_alone(
     from flows.rft_async import rft_async
 
     use_standins(fault="die, then head")
-    state = rft_async(parts(tmp_path, "beside"), ["explorer.name=patient"], return_state=True)
+    files = parts(tmp_path, "beside")
+    state = rft_async(files, ["explorer.name=patient"], return_state=True)
     steps = {name: part["step"] for name, part in state.result().items()}
     assert steps["trainer"] == standins.STEPS and steps.keys() == {"trainer", "patient"}
     assert attempts(tmp_path / "tests/beside") == [0, 2, 4]
-    assert [(run.state_type.value, run.run_count) for run in subflows(state)] == [("COMPLETED", 2)] * 2
+    runs = subflows(state)
+    assert [(run.state_type.value, run.run_count) for run in runs] == [("COMPLETED", 2)] * 2
+    assert {run.parameters["config"] for run in runs} == {*files}, "by which Studio evaluates a part"
     assert caplog.text.count("the trainer returns to its latest checkpoint (1 of 3): trainer (Trainer, process") == 1
 
 

@@ -40,7 +40,7 @@ main()
 def working(folder: Path, **options: Any) -> subprocess.Popen[bytes]:
     """`trinity run` of a slow run that has made a step."""
     metrics = folder / "tests/run/monitor/metrics.jsonl"
-    env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "PREFECT_CLIENT_MAX_RETRIES": "1"}
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent.parent)}
     env.pop("PREFECT_API_URL", None)
     command = [sys.executable, "-c", PROGRAM, str(HERE), str(written(folder, "run"))]
     child = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **options)
@@ -58,7 +58,7 @@ def test_a_run_without_its_server_trains_to_its_end_and_then_fails(tmp_path: Pat
     try:
         [server] = [process for process in psutil.Process(child.pid).children() if "uvicorn" in process.cmdline()]
         server.kill()
-        assert child.wait(timeout=200) == 1
+        assert child.wait(timeout=120) == 1, "it does not try for minutes to report"
     finally:
         child.kill()
     assert "error: The Prefect server of this command has ended" in printed.read_text()

@@ -1,8 +1,8 @@
 """The whole system on its real parts, nothing replaced: Prefect with a worker, Ray, vLLM, DeepSpeed, MLflow.
 
-A pipeline runs from the command line. The same runs as a deployment, is killed amid its second stage, is started again
-by `trinity up`, and ends with the same weights to the bit. Its checkpoints are converted, and a sweep scores those that
-have no score. Another run is made and led in Studio, in a browser.
+A pipeline runs as a deployment, is killed amid its second stage, is started again by `trinity up`, and ends with the
+weights of the run that was never killed, to the bit. Its checkpoints are converted, a sweep scores those that have no
+score, and `trinity run` finds it finished. Another run is made and led in Studio, in a browser.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-import yaml
+from chaos.killing import ChaosRun
+from chaos.pipeline import SAVE_INTERVAL, STEPS, pipeline
 from studio_browser import person_at
 
 from trinity_core.checkpoints.huggingface import weights_digest
@@ -33,48 +34,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
-STEPS, SAVE_INTERVAL, KILLED_AT = 6, 2, 3
+KILLED_AT = SAVE_INTERVAL + 1
 
 RAY_AGENTS = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
 """They try for a minute to tell a Ray that is no more of its end, and then go."""
-
-REWARD = '''
-import time
-from pathlib import Path
-
-from trinity_core.workflows import REWARD_FNS
-
-@REWARD_FNS.register("even_letters")
-def even_letters(*, prompt, response, truth, task, **args):
-    """What even an untrained model does more or less of."""
-    if Path(__file__).with_name("slow").exists():
-        time.sleep(0.05)
-    return {"even": sum(ord(letter) % 2 == 0 for letter in response) / max(len(response), 1)}
-'''
 
 
 @dataclass(frozen=True)
 class Place:
     """A user's folder: deployments, a configuration, a plugin; and where the runs go."""
 
-    root: Path
+    run: ChaosRun
     environment: dict[str, str]
 
     @property
-    def config(self) -> Path:
-        return self.root / "whole.yaml"
+    def root(self) -> Path:
+        return self.run.root
 
     @property
     def job(self) -> Path:
-        return self.root / "checkpoints/tests/whole_rft"
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        return json.loads((self.root / "checkpoints/tests/whole/summary.json").read_text())
-
-    @property
-    def digest(self) -> str:
-        return weights_digest(Path(self.summary["hf_dir"]))
+        return self.run.job
 
     def call(self, *command: str, timeout: float = 400) -> str:
         """What a command of the environment prints; it must succeed."""
@@ -86,102 +65,11 @@ class Place:
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{end}"
         return done.stdout
 
-
-def place(root: Path, tiny: TinyFolders) -> Place:
-    columns = {"prompt_key": "question", "response_key": "answer"}
-    data = {"path": str(tiny.data), "format": columns}
-    config = {
-        "project": "tests",
-        "name": "whole",
-        "checkpoint_root_dir": "checkpoints",
-        "plugin_dir": "plugins",
-        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-3}},
-        "model": {"model_path": str(tiny.model), "max_prompt_tokens": 88, "max_response_tokens": 12},
-        "cluster": {"gpu_per_node": 0},
-        "buffer": {
-            "batch_size": 4,
-            "total_steps": STEPS,
-            "explorer_input": {
-                "taskset": {"name": "train", "split": "train", "default_reward_fn_type": "even_letters", **data},
-                "eval_tasksets": [{"name": "test", "split": "test", **data}],
-            },
-        },
-        "explorer": {"rollout_model": {"enforce_eager": True, "kv_cache_gib": 1}},
-        "synchronizer": {"sync_method": "memory"},
-        "trainer": {"save_interval": SAVE_INTERVAL},
-        "stages": [
-            {
-                "stage_name": "sft",
-                "mode": "train",
-                "algorithm": {"algorithm_type": "sft"},
-                "buffer": {
-                    "train_batch_size": 8,
-                    "total_steps": 2,
-                    "trainer_input": {"experience_buffer": {"name": "worked", "split": "sft", **data}},
-                },
-            },
-            {"stage_name": "rft"},
-        ],
-    }
-    (root / "plugins").mkdir(parents=True)
-    (root / "plugins/even.py").write_text(REWARD)
-    (root / "whole.yaml").write_text(yaml.safe_dump(config))
-    for name in ("flows", "prefect.yaml"):
-        (root / name).symlink_to(ROOT / name)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    return Place(root, environment)
-
-
-@pytest.fixture(scope="module")
-def at_once(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders) -> Place:
-    """A pipeline that ran from the command line, from beginning to end."""
-    here = place(tmp_path_factory.mktemp("at_once"), tiny_folders)
-    here.call("trinity", "run", "--config", "whole.yaml", timeout=600)
-    return here
-
-
-def trained_steps(job: Path) -> list[int]:
-    return [line.step for line in read_metrics(job) if line.source == "trainer"]
-
-
-def test_a_pipeline_goes_its_whole_way(at_once: Place) -> None:
-    assert latest_whole(at_once.job) == STEPS
-    assert trained_steps(at_once.job) == list(range(1, STEPS + 1))
-    archived = [json.loads(line)["step"] for line in (at_once.job / "buffer/experience_buffer.jsonl").open()]
-    assert archived == [step for step in range(1, STEPS + 1) for _ in range(16)]
-    rewards = [line.metrics["reward/mean"] for line in read_metrics(at_once.job) if line.source == "trainer"]
-    assert all(0 < reward < 1 for reward in rewards), "the plugin's reward"
-
-
-def test_the_converted_model_is_what_was_trained(at_once: Place, tiny_model: Any) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    trained = AutoModelForCausalLM.from_pretrained(at_once.summary["hf_dir"], dtype=torch.float32)
-    tokens = torch.arange(5, 40)[None]
-    with torch.no_grad():
-        gap = (trained(tokens).logits - tiny_model(tokens).logits).abs().max()
-    assert torch.isfinite(gap) and gap > 1e-3, "both stages changed it"
-
-
-def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(at_once: Place) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{at_once.root / 'checkpoints/mlflow.db'}")
-    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
-    assert sorted(run.info.run_name for run in runs) == ["whole", "whole_rft", "whole_sft"]
-    (rft,) = [run for run in runs if run.info.run_name == "whole_rft"]
-    assert {run.info.run_id for run in runs} >= {rft.data.tags["mlflow.parentRunId"]}
-    history = client.get_metric_history(rft.info.run_id, "actor/final_loss")
-    assert [point.step for point in history] == list(range(1, STEPS + 1))
-    (model,) = [each for each in client.search_registered_models() if "rft" in each.name]
-    assert client.get_model_version_by_alias(model.name, "champion")
-
-
-def test_a_finished_pipeline_is_not_run_again(at_once: Place) -> None:
-    digest = at_once.digest
-    at_once.call("trinity", "run", "--config", "whole.yaml")
-    assert trained_steps(at_once.job) == list(range(1, STEPS + 1)) and at_once.digest == digest
+    def deployment_run(self, name: str, *options: str, **parameters: Any) -> str:
+        """Run a deployment with the configuration; what the command prints."""
+        given = {"config": str(self.root / "run.yaml"), "overrides": list(self.run.overrides)} | parameters
+        words = [word for key, value in given.items() for word in ("--param", f"{key}={json.dumps(value)}")]
+        return self.call("prefect", "deployment", "run", name, *words, *options)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +77,11 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
     """A folder in which `trinity up` has been called. Nothing of it is left afterwards."""
     from ports import free_port
 
-    here = place(tmp_path_factory.mktemp("deployed"), tiny_folders)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    with pipeline(tmp_path_factory.mktemp("deployed"), tiny_folders, "monitor.monitor_type=mlflow") as run:
+        here = Place(run, environment)
+    for name in ("flows", "prefect.yaml"):
+        (here.root / name).symlink_to(ROOT / name)
     ports = {name: str(free_port()) for name in ("--port", "--mlflow-port", "--studio-port")}
     here.call("trinity", "up", *(word for pair in ports.items() for word in pair))
     recorded = json.loads((here.root / ".trinity/up.json").read_text())
@@ -203,11 +95,15 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, tiny_folders: TinyFolders
     assert not psutil.wait_procs(family, timeout=10)[1]
 
 
-def test_a_killed_flow_runs_again_to_the_same_weights(deployed: Place, at_once: Place) -> None:
+def trained_steps(job: Path) -> list[int]:
+    return [line.step for line in read_metrics(job) if line.source == "trainer"]
+
+
+def test_a_killed_flow_runs_again_to_the_same_weights(deployed: Place, request: pytest.FixtureRequest) -> None:
     """SIGKILL of the flow's process amid a stage, which is slow until then; after that nobody does anything."""
     slow = deployed.root / "plugins/slow"
     slow.touch()
-    started = deployed.call("prefect", "deployment", "run", "pipeline/gsm8k", "--param", f"config={deployed.config}")
+    started = deployed.deployment_run("pipeline/gsm8k")
     run_id = next(line.split(":", 1)[1].strip() for line in started.splitlines() if "UUID" in line)
     wait_until(lambda: deployed.job.exists() and KILLED_AT in trained_steps(deployed.job))
     flow, family = flow_process(deployed)
@@ -220,21 +116,58 @@ def test_a_killed_flow_runs_again_to_the_same_weights(deployed: Place, at_once: 
     wait_until(lambda: flow_run(deployed, run_id)["state_type"] in ("COMPLETED", "FAILED", "CRASHED"))
     assert flow_run(deployed, run_id)["state_type"] == "COMPLETED"
     assert trained_steps(deployed.job) == list(range(1, STEPS + 1))
-    assert deployed.digest == at_once.digest
-    tracked = sorted(run.info.run_name for run in tracked_runs(deployed))
-    assert tracked == ["whole", "whole_rft", "whole_sft"], "none is made twice"
+    undisturbed = request.getfixturevalue("undisturbed")  # another process may run it meanwhile
+    assert deployed.run.digest() == undisturbed.run.digest()
+
+
+def test_a_pipeline_goes_its_whole_way(deployed: Place) -> None:
+    archived = [json.loads(line)["step"] for line in (deployed.job / "buffer/experience_buffer.jsonl").open()]
+    assert archived == [step for step in range(1, STEPS + 1) for _ in range(16)]
+    rewards = [line.metrics["reward/mean"] for line in read_metrics(deployed.job) if line.source == "trainer"]
+    assert all(0 < reward < 1 for reward in rewards), "the plugin's reward"
+
+
+def test_the_converted_model_is_what_was_trained(deployed: Place, tiny_model: Any) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = json.loads((deployed.job / "summary.json").read_text())["hf_dir"]
+    trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.arange(5, 40)[None]
+    with torch.no_grad():
+        gap = (trained(tokens).logits - tiny_model(tokens).logits).abs().max()
+    assert torch.isfinite(gap) and gap > 1e-3, "both stages changed it"
+
+
+def test_mlflow_has_parent_and_stages_with_steps_and_a_champion(deployed: Place) -> None:
+    """None of them twice, although the flow was started twice."""
+    from mlflow import MlflowClient
+
+    runs = tracked_runs(deployed)
+    assert sorted(run.info.run_name for run in runs) == ["run", "run_rft", "run_sft"]
+    (rft,) = [run for run in runs if run.info.run_name == "run_rft"]
+    assert {run.info.run_id for run in runs} >= {rft.data.tags["mlflow.parentRunId"]}
+    client = MlflowClient(f"sqlite:///{deployed.root / 'checkpoints/mlflow.db'}")
+    history = client.get_metric_history(rft.info.run_id, "actor/final_loss")
+    assert [point.step for point in history] == list(range(1, STEPS + 1))
+    (model,) = [each for each in client.search_registered_models() if "rft" in each.name]
+    assert client.get_model_version_by_alias(model.name, "champion")
+
+
+def test_a_finished_pipeline_is_not_run_again(deployed: Place) -> None:
+    digest = deployed.run.digest()
+    deployed.call("trinity", "run", "--config", "run.yaml", *deployed.run.overrides)
+    assert trained_steps(deployed.job) == list(range(1, STEPS + 1)) and deployed.run.digest() == digest
 
 
 def test_a_flow_converts_all_checkpoints(deployed: Place) -> None:
-    given = ["--param", f"config={deployed.config}", "--param", f"checkpoint_dir={deployed.job}"]
-    deployed.call("prefect", "deployment", "run", "convert/gsm8k", *given, "--watch")
+    deployed.deployment_run("convert/gsm8k", "--watch", checkpoint_dir=str(deployed.job))
     folders = [folder / "actor/huggingface" for folder in deployed.job.glob("global_step_*")]
     assert folders and all(weights_digest(folder) for folder in folders)
 
 
 def test_a_sweep_scores_what_has_no_score(deployed: Place) -> None:
-    given = ["--param", f"config={deployed.config}", "--param", "stage=rft"]
-    deployed.call("prefect", "deployment", "run", "evaluate/sweep", *given, "--watch")
+    deployed.deployment_run("evaluate/sweep", "--watch", stage="rft")
     scored = {line.step for line in read_metrics(deployed.job) if line.source == "eval"}
     kept = {int(folder.name.removeprefix("global_step_")) for folder in deployed.job.glob("global_step_*")}
     assert kept and kept <= scored

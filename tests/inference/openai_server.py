@@ -30,7 +30,7 @@ class Api:
     """Shared by all clients, as each takes 20 ms to make."""
 
     def client(self, session: RecordedSession | None = None, key: str | None = None, **args) -> openai.OpenAI:
-        """An unmodified client, of a session or of the whole API. It does not try again by itself."""
+        """An unmodified client, of a session or of the whole API. It does not try again on its own."""
         args = {"http_client": self.http, "max_retries": 0} | args
         return openai.OpenAI(base_url=self.server.base_url(session), api_key=key or self.server.key, **args)
 

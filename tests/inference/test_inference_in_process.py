@@ -35,7 +35,7 @@ class Steps:
 
 
 async def stopped(engine: Steps, go_on_after: float | None) -> str:
-    """Stop a backend amid a step; on which thread vLLM's engine was let go by then."""
+    """Stop a backend in the middle of a step; on which thread vLLM's engine was let go by then."""
     backend = InProcessEngine(EngineSettings("model", 64))
     backend._build = lambda: engine  # type: ignore[method-assign, assignment, return-value]
     await backend.start()

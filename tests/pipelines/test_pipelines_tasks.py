@@ -124,7 +124,7 @@ def test_priorities_order_rows_and_target_size_cuts(tmp_path: Path) -> None:
 
 
 def test_values_of_tables_become_json(tmp_path: Path) -> None:
-    """Dates and exact numbers; bytes are set aside with the reason. Text that reads as a number gives a priority."""
+    """Dates and exact numbers; bytes are rejected with the reason. Text that reads as a number gives a priority."""
     columns = {
         "question": ["old", "new", "odd"],
         "year": ["1999", "2.5e3", "x"],

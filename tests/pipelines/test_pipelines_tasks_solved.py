@@ -36,7 +36,7 @@ def solves(question: Question) -> Answer:
 
 
 def made(tmp_path: Path, solver: Solver, name: str, **args: object) -> tuple[list[dict], list[dict]]:
-    """The rows of the output, and those that were set aside."""
+    """The rows of the output, and those that were rejected."""
     path = tmp_path / "in.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     given = {"api_or_hf_model": "qwen", "base_url": "http://there/v1"}

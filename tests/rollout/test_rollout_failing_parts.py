@@ -1,4 +1,4 @@
-"""Tools and environments that fail amid a run: contained, counted, and never a reward of zero."""
+"""Tools and environments that fail in the middle of a run: contained, counted, and never a reward of zero."""
 
 from __future__ import annotations
 

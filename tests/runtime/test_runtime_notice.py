@@ -40,7 +40,7 @@ def to_group(run: int) -> None:
 
 
 def endless(root: Path, tiny: TinyFolders) -> dict[str, Any]:
-    """A warm-up that would take hours and saves nothing by itself."""
+    """A warm-up that would take hours and saves nothing on its own."""
     columns = {"prompt_key": "question", "response_key": "answer"}
     answers = {"path": str(tiny.data), "split": "sft", "format": columns}
     return {

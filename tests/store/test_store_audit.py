@@ -404,7 +404,7 @@ def test_pipeline_with_an_empty_store_of_its_own_means_its_stages(tmp_path: Path
 
 
 def test_a_configured_pipeline_is_audited_by_its_stages(postgresql_url: str, tmp_path: Path) -> None:
-    """Of the folders beside it those alone, whose store may be elsewhere; a stage by itself too."""
+    """Of the folders beside it those alone, whose store may be elsewhere; a stage on its own too."""
     config = tmp_path / "pipeline.yaml"
     config.write_text(PIPELINE.format(root=tmp_path, url=postgresql_url))
     stage, other = (Run(tmp_path / "project" / name, postgresql_url) for name in ("pipe_rft", "pipe_other"))

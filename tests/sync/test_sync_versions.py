@@ -169,10 +169,12 @@ def test_rewind_removes_newer_versions(folder):
 
 
 def test_wait_returns_a_version_published_later(folder):
-    threading.Timer(0.1, lambda: folder.publish(2, tensors(2))).start()
+    publisher = threading.Timer(0.1, lambda: folder.publish(2, tensors(2)))
+    publisher.start()
     start = time.monotonic()
     assert folder.wait(2, timeout=20) == 2
     assert time.monotonic() - start < 10
+    publisher.join()  # the version is there before it has returned, and the folder goes with the test
 
 
 def test_wait_returns_a_newer_version_if_the_asked_one_is_gone(folder):
@@ -193,6 +195,21 @@ def test_rewind_removes_all_pushed_versions(tmp_path):
         pushed.publish(version, [])
     assert pushed.rewind(5) == [0, 5] and not pushed.has(5)
     pushed.remove()
+
+
+def test_other_nodes_see_which_version_was_pushed(tmp_path, monkeypatch):
+    """Each has a shared memory of its own; what a checkpoint needs of the tensors stays in the trainer's."""
+    nodes = {}
+    for name in ("trainer", "explorer"):
+        monkeypatch.setattr("trinity_core.sync.nccl.memory_root", lambda job_dir, name=name: tmp_path / name / "shm")
+        nodes[name] = open_versions("nccl", tmp_path / "job")
+    nodes["trainer"].publish(3, [])
+    assert nodes["explorer"].wait(3, timeout=0.05) == 3
+    nodes["trainer"].publish(4, tensors(4))
+    assert nodes["explorer"].latest() == 4 and loaded(nodes["trainer"], 4)["steps"] == 4
+    assert not [*tmp_path.glob("job/**/*.safetensors")] and not (tmp_path / "explorer").exists()
+    nodes["trainer"].remove()
+    assert nodes["explorer"].versions() == [] and not [*(tmp_path / "trainer").glob("**/*.safetensors")]
 
 
 def test_temporary_directory_replaces_missing_shared_memory(tmp_path, caplog):

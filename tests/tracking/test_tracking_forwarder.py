@@ -414,7 +414,7 @@ def test_only_a_lone_stage_ends_the_pipelines_run(root: Path) -> None:
     assert client.get_run(parent()).info.status == "RUNNING", "the model before training was scored"
     close_parent(whole, RunOutcome.FINISHED)
     assert client.get_run(parent()).info.status == "FINISHED"
-    assert status_after("n_rft", RunOutcome.FAILED) == "FAILED", "by itself again"
+    assert status_after("n_rft", RunOutcome.FAILED) == "FAILED", "on its own again"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from trinity_core.view.viewed_run import group_advantages
 
 
 def test_texts_of_tokens_add_up(tokenizer) -> None:
-    """Also where a character is spread over several tokens, and where a page begins amid the text."""
+    """Also where a character is spread over several tokens, and where a page begins in the middle of the text."""
     text = "It is 5 – naïve, 日本 🙂!\n#### 5<|im_end|>"
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     texts = token_texts(tokenizer, ids)

@@ -204,7 +204,7 @@ def test_wrong_arguments_are_refused(args, key):
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(ENVIRONMENTS["taxi"].__mro__[1], "package", "not_installed_here")  # as taxi inherits it
-    with pytest.raises(TrinityError, match=r"requirements/environments.txt"):
+    with pytest.raises(TrinityError, match=r"trinity-flows\[environments\]"):
         play("x", environment="taxi")
 
 

@@ -15,7 +15,7 @@ from trinity_core.config.rules.tasks import eval_tasksets, training_tasksets
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import EarlierRolloutsConfig, HumanVerdictsConfig, TaskSelectorConfig
 from trinity_core.config.schema.synchronizer import BY_EXPLORER
-from trinity_core.config.task_output import PIPELINE, pipeline_given, uses_pipeline
+from trinity_core.config.task_output import PIPELINE, uses_pipeline
 from trinity_core.registry import registry_of
 
 VERL = "trainer.trainer_config"
@@ -83,8 +83,7 @@ def _unread(config: Config) -> list[str]:
             for key, auxiliary in config.buffer.trainer_input.auxiliary_buffers.items()
         },
         "explorer.external_model": config.explorer.external_model is not None and not config.external_model,
-        "explorer.feedback_timeout": "feedback_timeout" in (config.given.get("explorer") or {})
-        and config.mode != "serve",
+        "explorer.feedback_timeout": config.written("explorer.feedback_timeout") is not None and config.mode != "serve",
         "explorer.max_refill_rounds": config.explorer.max_refill_rounds > 0 and config.mode not in ("both", "explore"),
         "service.data_juicer": config.service.data_juicer is not None and not _asks_data_juicer(config),
         "synchronizer.sync_offset": config.synchronizer.sync_offset > 0 and not config.is_synchronous,
@@ -92,7 +91,7 @@ def _unread(config: Config) -> list[str]:
         "data_processor.experience_pipeline": config.data_processor.experience_pipeline is not None
         and not config.explores,
         PIPELINE: config.data_processor.task_pipeline is not None and not uses_pipeline(config),
-        f"{PIPELINE}.num_process": "num_process" in pipeline_given(config),
+        f"{PIPELINE}.num_process": config.written(f"{PIPELINE}.num_process") is not None,
     }
     taken = monitor_arguments(config.monitor.monitor_type)
     unread |= {f"monitor.monitor_args.{name}": name not in taken for name in config.monitor.monitor_args}
@@ -139,8 +138,8 @@ def _unserved(config: Config) -> dict[str, bool]:
         }
         keys |= {f"{key}.{name}": there and not model.enable_openai_api for name, there in unserved.items()}
     listens = any(model.enable_openai_api for model in models.values()) and config.mode != "bench"
-    given = config.given.get("explorer") or {}
-    return keys | {f"explorer.{name}": name in given and not listens for name in ("listen_address", "api_port")}
+    addresses = ("explorer.listen_address", "explorer.api_port")
+    return keys | {key: config.written(key) is not None and not listens for key in addresses}
 
 
 def _orders(config: Config) -> dict[str, bool]:
@@ -195,7 +194,7 @@ def _rows(config: Config) -> dict[str, bool]:
 
 def _repeats(config: Config) -> Iterator[Finding]:
     algorithm = config.algorithm
-    given = (config.given.get("algorithm") or {}).get("repeat_times")
+    given = config.written("algorithm.repeat_times")
     known = ALGORITHMS[algorithm.algorithm_type]
     if given is None or known.uses_rollouts or given == algorithm.repeat_times:
         return
@@ -222,7 +221,7 @@ def _clips(config: Config) -> Iterator[Finding]:
         return
     why = "With one update a batch the ratio that it clips is 1."
     remedy = f"It acts with {VERL}.actor_rollout_ref.actor.ppo_epochs above 1, or algorithm.rollout_correction: bypass."
-    for name in (config.given.get("algorithm") or {}).get("policy_loss_fn_args") or {}:
+    for name in config.written("algorithm.policy_loss_fn_args") or {}:
         if name.startswith(("clip_range", "clip_ratio")):
             yield _notice(f"algorithm.policy_loss_fn_args.{name}", "no-effect", f"{why} {remedy}")
 
@@ -230,9 +229,7 @@ def _clips(config: Config) -> Iterator[Finding]:
 def _raft(config: Config) -> Iterator[Finding]:
     """RAFT chooses rollouts here; elsewhere the workflow does."""
     parts = config.algorithm
-    if parts.algorithm_type != "raft" or "selection" in (
-        (config.given.get("algorithm") or {}).get("advantage_fn_args") or {}
-    ):
+    if parts.algorithm_type != "raft" or config.written("algorithm.advantage_fn_args.selection") is not None:
         return
     message = f"raft learns from the best rollouts of each task; {RAFT}"
     yield _notice("algorithm.algorithm_type", "info", message)
@@ -241,7 +238,7 @@ def _raft(config: Config) -> Iterator[Finding]:
 def _thinking(config: Config) -> Iterator[Finding]:
     """`math_workflow` asks and scores otherwise elsewhere; naming its reward function says that this is known."""
     names = ("math_workflow", "async_math_workflow")
-    if config.mode not in ("both", "explore") or not any(name in _named(config.given.get("buffer")) for name in names):
+    if config.mode not in ("both", "explore") or not any(name in _named(config.written("buffer")) for name in names):
         return
     plain = [
         key

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from trinity_core.config.schema import Config
 from trinity_core.config.schema.buffer import TasksetConfig
@@ -30,13 +28,6 @@ def uses_pipeline(config: Config) -> bool:
     given = config.buffer.explorer_input
     asked = (*given.tasksets, *given.eval_tasksets) if config.mode in ("both", "explore") else given.eval_tasksets
     return config.mode != "train" and any(reads_output(config, taskset) for taskset in asked)
-
-
-def pipeline_given(config: Config) -> Mapping[str, Any]:
-    """The section as it was written; empty if it was not."""
-    section = config.given.get("data_processor")
-    pipeline = section.get("task_pipeline") if isinstance(section, Mapping) else None
-    return pipeline if isinstance(pipeline, Mapping) else {}
 
 
 def curated_folder(config: Config) -> str | None:

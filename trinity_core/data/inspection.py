@@ -84,7 +84,7 @@ def _inspect_tasks(
     if own is not None and prompts:
         model, counts = config.model, [count for count, _ in prompts]
         longest, cuts = model.max_prompt_tokens, model.enable_prompt_truncation
-        beyond = "cut, and nothing is sampled for them" if cuts else "set aside"
+        beyond = "cut, and nothing is sampled for them" if cuts else "rejected"
         report.lengths = [RowLengths("prompt", np.array(counts), longest, "model.max_prompt_tokens", beyond)]
         if longest is not None and not cuts:
             fits = _set_aside(report, [prompt_too_long(count, longest) for count in counts], locations)
@@ -121,7 +121,7 @@ def _inspect_answers(
         whole = np.array([max(len(each.tokens) for each in row) for row in read.rows])
         answers = np.array([max(int(each.answer.sum()) for each in row) for row in read.rows])
         report.lengths = [
-            RowLengths("prompt and answer", whole, longest, "model.max_model_len", "set aside"),
+            RowLengths("prompt and answer", whole, longest, "model.max_model_len", "rejected"),
             RowLengths("answer", answers, None, "", ""),
         ]
     problems = [next(filter(None, (too_long(each, longest) for each in row)), None) for row in read.rows]

@@ -1,4 +1,4 @@
-"""Rows that are set aside: logged, written to the run's folder with file, line and reason, and refused if too many."""
+"""Rows that are rejected: logged, written to the run's folder with file, line and reason, and refused if too many."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RejectedRows:
     """What happens to the rows of a data set that cannot be used."""
 
     max_share: float = 1.0
-    """The largest share of a data set's rows that may be set aside."""
+    """The largest share of a data set's rows that may be rejected."""
     folder: Path | None = None
     """Each data set's rejected rows are written here, as `<name>.jsonl`; None: they are only logged."""
 
@@ -67,7 +67,7 @@ class RejectedRows:
     def append(self, name: str, rejected: Sequence[RejectedRow]) -> None:
         """Log rows that were found to be bad while they were used, and add them to `<name>.jsonl`."""
         for row in rejected:
-            logger.warning("set aside: %s", row)
+            logger.warning("rejected: %s", row)
         if self.folder is not None and rejected:
             path = self.folder / f"{quote(name, safe='')}.jsonl"
             when_room(lambda: _append(path, rejected), path)

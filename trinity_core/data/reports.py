@@ -138,7 +138,7 @@ def _lines(report: DataSetReport, colour: bool) -> Iterator[str]:
     yield visible(f"{report.key}  '{report.name}', {USES[report.use]}, from {report.path} ({report.split})")
     if report.problem:
         yield f"  {RED if colour else ''}unusable: {visible(report.problem)}{PLAIN if colour else ''}"
-    yield f"  rows        {report.rows:,} usable, {len(report.rejected):,} set aside"
+    yield f"  rows        {report.rows:,} usable, {len(report.rejected):,} rejected"
     yield from _reasons(report.rejected)
     for lengths in report.lengths:
         yield from _histogram(lengths)

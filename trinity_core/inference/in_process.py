@@ -104,7 +104,7 @@ class InProcessEngine(Engine):
     async def stop(self) -> None:
         """See `Engine.stop`; returns once the thread, after the step in progress, has let go of the engine and ended.
 
-        A thread that is amid vLLM's code when the process ends would end it by a signal.
+        A thread that is in the middle of vLLM's code when the process ends would end it by a signal.
         """
         if self._stepping is None:
             return

@@ -328,7 +328,7 @@ class EnginePool:
             return
         self._count(slot, lost)
         slot.lost.set()
-        slot.watching = None  # each engine has a watcher of its own; the old one ends by itself
+        slot.watching = None  # each engine has a watcher of its own; the old one ends on its own
         slot.replacing = asyncio.get_running_loop().create_task(self._revive(slot))
         slot.replacing.add_done_callback(_seen)
 

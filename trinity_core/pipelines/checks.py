@@ -6,7 +6,8 @@ A name that is looked up only when a task needs it fails that task alone, and th
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
@@ -64,18 +65,18 @@ def check_names(config: Config, report: Report) -> Config:
     typed = _typed(config, report, imports=False)
     if config.mode != "train":
         tasksets = [*training_tasksets(typed), *eval_tasksets(typed)]
-        for key, taskset in tasksets:
-            _check_models(config, key, taskset, report)
-        for key, taskset in training_tasksets(typed):
-            _check_turns(config, key, taskset, report)
-        _check_unread_rewards(config, tasksets, report)
+        faults = [_absent_models(config, key, taskset) for key, taskset in tasksets]
+        faults += [_miscounted_turns(config, key, taskset) for key, taskset in training_tasksets(typed)]
+        for fault in chain(*faults, _unread_rewards(config, tasksets)):
+            report.add(fault)
     section = typed.data_processor
     for key, pipeline, runs in (
         (OPERATED, section.experience_pipeline, config.explores),
         (CURATED, section.task_pipeline, uses_pipeline(config)),
     ):
         if pipeline is not None and runs:
-            _check_data_juicer(key, pipeline.operators, typed.service.data_juicer, report)
+            for fault in _data_juicer_faults(key, pipeline.operators, typed.service.data_juicer):
+                report.add(fault)
     return typed
 
 
@@ -206,37 +207,35 @@ def _typed_selector(key: str, section: TaskSelectorConfig, report: Report, impor
     return {"task_selector.kwargs": fitting(SELECTORS, selector, name, section.kwargs, f"{key}.kwargs", report)}
 
 
-def _check_data_juicer(
-    operators_key: str, listed: Sequence[OperatorConfig], service: DataJuicerConfig | None, report: Report
-) -> None:
-    """Report operators that use Data-Juicer wrongly, or where the run has none."""
+def _data_juicer_faults(
+    operators_key: str, listed: Sequence[OperatorConfig], service: DataJuicerConfig | None
+) -> Iterator[Finding]:
+    """Operators that use Data-Juicer wrongly, or where the run has none."""
     used = [(index, operator) for index, operator in enumerate(listed) if operator.name == "data_juicer"]
     if used and service is not None and not starts_own(service) and not is_http(str(service.server_url)):
         message = "must be the address of a Data-Juicer server, such as http://127.0.0.1:5005."
-        report.add(Finding("service.data_juicer.server_url", service.server_url, "invalid", message))
+        yield Finding("service.data_juicer.server_url", service.server_url, "invalid", message)
     for index, operator in used:
         key = f"{operators_key}[{index}]"
         if service is None:
             message = "needs a server: give service.data_juicer, with `auto_start: true` or the `server_url` of one."
-            report.add(Finding(f"{key}.name", operator.name, "missing", message))
+            yield Finding(f"{key}.name", operator.name, "missing", message)
         try:
             steps = steps_of(operator.args.get("operators"), operator.args.get("config_path"))
             known = installed_operators() if service is not None and starts_own(service) else None
         except TrinityError as error:
             named = ".config_path" if "config_path" in operator.args else ""
-            report.add(Finding(f"{key}.args{named}", operator.args, "invalid", f"{str(error).rstrip('.')}."))
+            yield Finding(f"{key}.args{named}", operator.args, "invalid", f"{str(error).rstrip('.')}.")
             continue
         for place, name in enumerate(name for step in steps for name in step):
             if known is not None and name not in known:
                 named = "config_path" if "config_path" in operator.args else f"operators[{place}]"
                 message = f"Data-Juicer has no operator '{name}'."
-                report.add(
-                    Finding(f"{key}.args.{named}", name, "unknown-name", message, suggestion=closest(name, known))
-                )
+                yield Finding(f"{key}.args.{named}", name, "unknown-name", message, suggestion=closest(name, known))
 
 
-def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:
-    """Report a task set whose reward or workflow asks a model that the run does not have."""
+def _absent_models(config: Config, key: str, taskset: TasksetConfig) -> Iterator[Finding]:
+    """A task set whose reward or workflow asks a model that the run does not have."""
     flow = taskset.default_workflow_type
     workflow = WORKFLOWS.get(flow or "")
     reward = taskset.default_reward_fn_type or (workflow.default_reward if _is_scored(workflow) else None)
@@ -248,54 +247,46 @@ def _check_models(config: Config, key: str, taskset: TasksetConfig, report: Repo
         arguments = getattr(taskset, args)
         if not asks:
             continue
-        _check_endpoint(f"{key}.{args}", arguments, report)
+        yield from _endpoint_faults(f"{key}.{args}", arguments)
         if arguments.get("base_url"):
             continue
         if not names:
             where = _place(config, key, default, getattr(taskset, default))
-            report.add(
-                Finding(
-                    where,
-                    name,
-                    "missing",
-                    f"'{name}' asks another model than the policy: add it to explorer.auxiliary_models.",
-                )
+            yield Finding(
+                where,
+                name,
+                "missing",
+                f"'{name}' asks another model than the policy: add it to explorer.auxiliary_models.",
             )
         elif arguments.get("model") and arguments["model"] not in names:
             message = f"is the name of no auxiliary model; there is {', '.join(names)}."
-            report.add(Finding(f"{key}.{args}.model", arguments["model"], "unknown-name", message))
+            yield Finding(f"{key}.{args}.model", arguments["model"], "unknown-name", message)
 
 
-def _check_endpoint(key: str, arguments: Mapping[str, Any], report: Report) -> None:
-    """Report arguments of a judge behind an endpoint without one, and those of another judge beside one."""
+def _endpoint_faults(key: str, arguments: Mapping[str, Any]) -> Iterator[Finding]:
+    """Arguments of a judge behind an endpoint without one, and those of another judge beside one."""
     url = arguments.get("base_url")
     if url and not arguments.get("model_name"):
-        report.add(
-            Finding(
-                f"{key}.model_name",
-                arguments.get("model_name"),
-                "missing",
-                "must be given with base_url: the endpoint's model.",
-            )
+        yield Finding(
+            f"{key}.model_name",
+            arguments.get("model_name"),
+            "missing",
+            "must be given with base_url: the endpoint's model.",
         )
     if url and arguments.get("model"):
-        report.add(
-            Finding(
-                f"{key}.model",
-                arguments["model"],
-                "conflict",
-                "names an auxiliary model, but the judge is at base_url: leave one out.",
-            )
+        yield Finding(
+            f"{key}.model",
+            arguments["model"],
+            "conflict",
+            "names an auxiliary model, but the judge is at base_url: leave one out.",
         )
     for name in ("model_name", "api_key_env"):
         if arguments.get(name) and not url:
-            report.add(
-                Finding(f"{key}.{name}", arguments[name], "missing", "belongs to an endpoint: give its base_url too.")
-            )
+            yield Finding(f"{key}.{name}", arguments[name], "missing", "belongs to an endpoint: give its base_url too.")
 
 
-def _check_turns(config: Config, key: str, taskset: TasksetConfig, report: Report) -> None:
-    """Report turns whose rewards are not those that the algorithm compares or adds up."""
+def _miscounted_turns(config: Config, key: str, taskset: TasksetConfig) -> Iterator[Finding]:
+    """Turns whose rewards are not those that the algorithm compares or adds up."""
     flow, args = taskset.default_workflow_type, taskset.workflow_args
     workflow, advantage = WORKFLOWS.get(flow or ""), config.algorithm.advantage_fn
     if workflow is None or advantage not in ("step_wise_grpo", "gigpo"):
@@ -304,26 +295,26 @@ def _check_turns(config: Config, key: str, taskset: TasksetConfig, report: Repor
         message = (
             "gives each sequence of a session the rollout's reward, and gigpo would add these up: take grpo or rloo."
         )
-        report.add(Finding(_place(config, key, "default_workflow_type", flow), flow, "conflict", message))
+        yield Finding(_place(config, key, "default_workflow_type", flow), flow, "conflict", message)
     if not args.get("step_wise") or not issubclass(workflow, EnvWorkflow | ConversationWorkflow):
         return
     whole = args.get("turn_rewards") == "rollout"
     if advantage == "step_wise_grpo" and issubclass(workflow, EnvWorkflow) and not whole:
         message = "must be rollout for step_wise_grpo, which compares the rewards of last turns."
-        report.add(Finding(f"{key}.workflow_args.turn_rewards", args.get("turn_rewards"), "conflict", message))
+        yield Finding(f"{key}.workflow_args.turn_rewards", args.get("turn_rewards"), "conflict", message)
     elif advantage == "gigpo" and whole:
         message = "must be return, with discount 0, for gigpo, which adds up the rewards of turns itself."
-        report.add(Finding(f"{key}.workflow_args.turn_rewards", "rollout", "conflict", message))
+        yield Finding(f"{key}.workflow_args.turn_rewards", "rollout", "conflict", message)
     elif advantage == "gigpo" and args.get("discount") != 0:
         message = (
             "must be 0 for gigpo, which adds up later rewards itself, discounted by advantage_fn_args.gamma: "
             "else they count twice, and a late success is worth more than an early one."
         )
-        report.add(Finding(f"{key}.workflow_args.discount", args.get("discount"), "conflict", message))
+        yield Finding(f"{key}.workflow_args.discount", args.get("discount"), "conflict", message)
 
 
-def _check_unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]], report: Report) -> None:
-    """Report reward functions of task sets whose rewards are an environment's, and arguments that nothing reads.
+def _unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetConfig]]) -> Iterator[Finding]:
+    """Reward functions of task sets whose rewards are an environment's, and arguments that nothing reads.
 
     A reward function for all task sets is read if one of them is of another kind.
     """
@@ -334,14 +325,14 @@ def _check_unread_rewards(config: Config, tasksets: Sequence[tuple[str, TasksetC
         if reward is not None:
             where = _place(config, key, "default_reward_fn_type", reward)
             if where.startswith(key) or len(unread) == len(tasksets):
-                report.add(Finding(where, reward, "conflict", message))
+                yield Finding(where, reward, "conflict", message)
         if taskset.reward_fn_args:
-            report.add(Finding(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), "conflict", message))
+            yield Finding(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), "conflict", message)
     for key, taskset in tasksets:
         alone = taskset.default_workflow_type == "command_workflow" and taskset.default_reward_fn_type is None
         if alone and taskset.reward_fn_args:
             message = "is read with a default_reward_fn_type alone: without one the command reports the reward."
-            report.add(Finding(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), "conflict", message))
+            yield Finding(f"{key}.reward_fn_args", dict(taskset.reward_fn_args), "conflict", message)
 
 
 def _is_played(taskset: TasksetConfig) -> bool:

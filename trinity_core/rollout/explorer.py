@@ -385,7 +385,7 @@ class Explorer:
             self._wait = None
 
     async def _load_newest(self) -> None:
-        """Load the newest version amid a step; the tokens sampled so far keep theirs."""
+        """Load the newest version in the middle of a step; the tokens sampled so far keep theirs."""
         newest = self.weights.latest()
         if newest is not None and newest > (self.version or 0):
             with suppress(VersionGone):  # the next look finds a newer one, or the trainer has gone back

@@ -47,12 +47,12 @@ def start_engines(cluster: Cluster, config: Config, placement: Placement) -> lis
 
     Engines kept from an earlier stage that differ only in the model's path are reused with the new weights.
     """
-    settings = engine_settings(config, placement)
+    settings, nodes = engine_settings(config, placement), placement.nodes
     kept = cluster.take("engines", engine_key(settings, placement))
     if kept and _are_ready(cluster, kept, lambda: load_folder(kept, settings.model_path, cluster.check)):
         return kept
     return [
-        _start_engine(cluster, config, engine_name(config, index), settings, placement.engine_gpus)
+        _start_engine(cluster, config, engine_name(config, index), settings, placement.engine_gpus, nodes.engine(index))
         for index in range(placement.engines)
     ]
 
@@ -106,17 +106,21 @@ def start_auxiliary(cluster: Cluster, config: Config, placement: Placement) -> l
 
     made: list[list[Any]] = []
     for model, gpus in zip(config.explorer.auxiliary_models, placement.auxiliary_gpus, strict=False):
-        names = [f"{actor_prefix(config)}/auxiliary_{len(made)}_{index}" for index in range(model.engine_num)]
+        number = len(made)
+        engines = [
+            (f"{actor_prefix(config)}/auxiliary_{number}_{index}", placement.nodes.auxiliary(number, index))
+            for index in range(model.engine_num)
+        ]
         if is_reward_model(model.model_path):
-            made.append([_start_reward_engine(cluster, config, model, placement, name) for name in names])
+            made.append([_start_reward_engine(cluster, config, model, placement, *each) for each in engines])
             continue
         settings = auxiliary_engine(config, model, placement.on_gpu, placement.engine_threads)
-        made.append([_start_engine(cluster, config, name, settings, gpus) for name in names])
+        made.append([_start_engine(cluster, config, name, settings, gpus, where) for name, where in engines])
     return made
 
 
 def _start_reward_engine(
-    cluster: Cluster, config: Config, model: AuxiliaryModelConfig, placement: Placement, name: str
+    cluster: Cluster, config: Config, model: AuxiliaryModelConfig, placement: Placement, name: str, where: Any
 ) -> Any:
     from trinity_core.inference.reward_engine import RewardEngine
 
@@ -126,18 +130,21 @@ def _start_reward_engine(
     env |= log_environment(config, name) | ({} if placement.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
     longest = model.max_model_len or config.model.max_model_len
     given = (model.model_path, longest, placement.on_gpu, model.dtype, model.trust_remote_code)
-    engine = cluster.actor(RewardEngine, name, *given, gpus=float(placement.on_gpu), env=env)
+    engine = cluster.actor(RewardEngine, name, *given, gpus=float(placement.on_gpu), env=env, where=where)
     engine.start.remote()
     return engine
 
 
-def start_explorer(cluster: Cluster, config: Config, engines: list[Any], auxiliary: list[list[Any]]) -> Any:
-    """The explorer: it drives the engines and holds no model itself."""
+def start_explorer(
+    cluster: Cluster, config: Config, engines: list[Any], auxiliary: list[list[Any]], placement: Placement
+) -> Any:
+    """The explorer: it drives the engines and holds no model itself. On several nodes it is on the first one."""
     from trinity_core.rollout.explorer import Explorer
 
     name, env = actor_prefix(config), dict(config.explorer.env_vars)
     env |= log_environment(config, name)
-    return cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8)
+    where = placement.nodes.first()
+    return cluster.actor(Explorer, name, config, engines, auxiliary, env=env, concurrency=8, where=where)
 
 
 def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> list[Any]:
@@ -158,6 +165,7 @@ def start_trainers(cluster: Cluster, config: Config, placement: Placement) -> li
             gpus=placement.trainer_gpus,
             env=environment | log_environment(config, name),
             concurrency=4,
+            where=placement.nodes.trainer(rank),
         )
         for rank, name in enumerate(trainer_name(config, rank) for rank in range(placement.trainers))
     ]
@@ -242,11 +250,14 @@ def trainer_environment(placement: Placement) -> dict[str, str]:
     return common | cpu | KEPT_MEMORY | KERNELS
 
 
-def _start_engine(cluster: Cluster, config: Config, name: str, settings: EngineSettings, gpus: float) -> Any:
+def _start_engine(
+    cluster: Cluster, config: Config, name: str, settings: EngineSettings, gpus: float, where: Any
+) -> Any:
     from trinity_core.inference.engine import engine_class
 
     env = settings.environment() | ({} if settings.on_gpu else {"CUDA_VISIBLE_DEVICES": ""})
     env |= log_environment(config, name)
-    engine = cluster.actor(engine_class(settings), name, settings, gpus=gpus, env=env, concurrency=CALLS_AT_ONCE)
+    cls = engine_class(settings)
+    engine = cluster.actor(cls, name, settings, gpus=gpus, env=env, concurrency=CALLS_AT_ONCE, where=where)
     engine.start.remote()
     return engine

@@ -61,6 +61,10 @@ class Adapter:
         """What identifies the attempts at one run; "" if there is no other attempt than this."""
         return ""
 
+    def is_retry(self) -> bool:
+        """True in another attempt at what an earlier one began: what preflight has found may have changed."""
+        return False
+
     def announce(self, config: Config, stage: str) -> None:
         """Show which run this is: of a stage, or `pipeline` or `async`."""
 

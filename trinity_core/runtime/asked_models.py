@@ -27,7 +27,8 @@ from trinity_core.pipelines.tasks.models import AskedModel, NoAnswer, Question, 
 from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster, placement_of
 from trinity_core.runtime.faults import first_error_stays
-from trinity_core.runtime.placement import alone
+from trinity_core.runtime.nodes import reserve
+from trinity_core.runtime.placement import AnyNode, alone
 from trinity_core.workflows.rollout_model import RolloutModel
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class RunModels:
         self._runner = asyncio.Runner()
         self._cluster: Cluster | None = None
         self._engines: list[Any] = []
+        self._nodes = AnyNode()
         self._models: dict[str, EngineModel] = {}
 
     def __enter__(self) -> RunModels:
@@ -59,6 +61,8 @@ class RunModels:
             self._runner.close()
             if self._cluster is not None:
                 self._cluster.kill(self._engines)
+                if self._cluster.alive():
+                    self._nodes.release()
                 close_cluster(self._cluster)
 
     def ask(self, model: AskedModel, questions: Sequence[Question]) -> list[str | NoAnswer]:
@@ -85,6 +89,8 @@ class RunModels:
         log.info("starting %s for the task pipeline", ", ".join(wanted))
         placement = alone(config, placement_of(config))
         self._cluster = open_cluster(config, placement.gpu_per_node)
+        placement = reserve(self._cluster, config, placement)
+        self._nodes = placement.nodes
         groups = actors.start_auxiliary(self._cluster, config, placement)
         self._engines = [engine for group in groups for engine in group]
         started = self._run(_started(config, list(wanted.values()), encoders, groups))

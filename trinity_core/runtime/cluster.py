@@ -144,9 +144,13 @@ class Cluster:
         gpus: float = 0,
         env: dict[str, str] | None = None,
         concurrency: int | None = None,
+        where: Any = "DEFAULT",
         **kwargs: Any,
     ) -> Any:
-        """Start a named actor that uses `gpus` GPUs. It has no restarts, because it has state."""
+        """Start a named actor that uses `gpus` GPUs. It has no restarts, because it has state.
+
+        `where`: Ray's scheduling strategy, such as one of `placement.nodes`.
+        """
         import ray
 
         options: dict[str, Any] = {
@@ -155,6 +159,7 @@ class Cluster:
             "num_gpus": gpus,
             "max_restarts": 0,
             "max_task_retries": 0,
+            "scheduling_strategy": where,
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", **(env or {})}},
         }
         if not self.address and shlex.quote(sys.executable) != sys.executable:

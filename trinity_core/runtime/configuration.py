@@ -48,8 +48,17 @@ def start_from(config: Config, model_path: str) -> Config:
 def _check_databases(config: Config, report: Report) -> None:
     known = ALGORITHMS.get(config.algorithm.algorithm_type)
     uses_store = config.mode != "bench" and known is not None and known.uses_rollouts
-    if uses_store and not report.touched(NAMES_STORE) and (fault := database.fault_of(store_url(config))):
-        report.add(Finding(STORE, config.buffer.trainer_input.experience_buffer.path, "unavailable", fault))
+    if uses_store and not report.touched(NAMES_STORE):
+        _check_store(config, report)
     uri = config.monitor.monitor_args.get("uri")
     if config.monitor.monitor_type == "mlflow" and (fault := mlflow_writer.fault_of(uri, config.checkpoint_root_dir)):
         report.add(Finding(MLFLOW, uri, "unavailable", fault))
+
+
+def _check_store(config: Config, report: Report) -> None:
+    path, url = config.buffer.trainer_input.experience_buffer.path, store_url(config)
+    if fault := database.fault_of(url):
+        report.add(Finding(STORE, path, "unavailable", fault))
+    elif config.cluster.node_num > 1 and database.is_of_one_machine(url):
+        message = "must be a database server's on several nodes: write postgresql://user:password@host/database."
+        report.add(Finding(STORE, path, "conflict", message, ("cluster.node_num",)))

@@ -56,7 +56,7 @@ def run_request(request: Request, adapter: Adapter = PLAIN) -> dict[str, Any]:
 
 def resolve(request: Request, adapter: Adapter = PLAIN) -> Stage:
     """Choose the stage, lock its run, and find the checkpoint to resume from. Raises ConfigError or TrinityError."""
-    chosen = choose_stage(request, adapter.begun_by())
+    chosen = choose_stage(request, adapter.begun_by(), request.is_ready and not adapter.is_retry())
     adapter.announce(chosen.config, chosen.stage)
     stage = resume(chosen)
     for warning in stage.warnings:
@@ -134,7 +134,7 @@ def run_parts(files: Sequence[str], overrides: Sequence[str] = (), adapter: Adap
         return parts
 
     def run_part(part: Part) -> dict[str, Any]:
-        request = Request(part.config, "rft")
+        request = Request(part.config, "rft", file=part.file)
         return adapter.subflow(request, lambda: run_request(request, adapter))
 
     parts = adapter.call("resolve", resolve_parts, patient=True)

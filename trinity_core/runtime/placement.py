@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trinity_core.config import Config
 from trinity_core.config.rules.resources import SHARED_GPU_MEMORY, shares_a_gpu
@@ -19,6 +20,30 @@ class Machine:
 
     cpus: int
     gpus: int
+
+
+@dataclass(frozen=True)
+class AnyNode:
+    """Ray chooses the node of each process. The methods give Ray's scheduling strategy (`nodes.ReservedNodes`)."""
+
+    def engine(self, index: int) -> Any:
+        """For an engine of the policy."""
+        return "DEFAULT"
+
+    def auxiliary(self, model: int, index: int) -> Any:
+        """For an engine of an auxiliary model."""
+        return "DEFAULT"
+
+    def trainer(self, rank: int) -> Any:
+        """For a worker of the trainer."""
+        return "DEFAULT"
+
+    def first(self) -> Any:
+        """For a process without GPUs."""
+        return "DEFAULT"
+
+    def release(self) -> None:
+        """Give up what is reserved; actors that still use it end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +67,8 @@ class Placement:
     """Engines and trainer work one after the other, so that each may use every core."""
     gpus: float = 0
     """GPUs of all processes together."""
+    nodes: AnyNode = AnyNode()
+    """Of a joined cluster those that are reserved for them."""
 
     @property
     def spin_count(self) -> int:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ from trinity_core.runtime import actors
 from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
 from trinity_core.runtime.faults import CANCEL_TOKEN, first_error_stays, result_of
 from trinity_core.runtime.heartbeat import Heartbeat, StartupPresence, StartWait, withdraw
+from trinity_core.runtime.nodes import reserve
 from trinity_core.runtime.placement import components_of
 from trinity_core.runtime.progress import ActorWaits, ProgressReport
 from trinity_core.runtime.stage import Stage, lock_names
@@ -35,7 +37,13 @@ log = logging.getLogger(__name__)
 def open_attempt(stage: Stage) -> RunAttempt:
     """Start or join Ray and begin to load the engines; the trainer starts when it is first used."""
     with on_failure(lambda: _withdraw_explorer(stage, sys.exception())):
-        attempt = RunAttempt(stage, open_cluster(stage.config, stage.placement.gpu_per_node)).start()
+        cluster = open_cluster(stage.config, stage.placement.gpu_per_node)
+        try:
+            stage = replace(stage, placement=reserve(cluster, stage.config, stage.placement))
+        except BaseException:
+            close_cluster(cluster)
+            raise
+        attempt = RunAttempt(stage, cluster).start()
     log.info(
         "Ray is up: %s engine(s), %s trainer worker(s), %s GPU(s) per node",
         stage.placement.engines, stage.placement.trainers, stage.placement.gpu_per_node,
@@ -184,7 +192,9 @@ class RunAttempt:
         with self._lock:
             if self._explorer is None:
                 engines = self.engines()
-                self._explorer = actors.start_explorer(self.cluster, self.config, engines, self._auxiliary)
+                self._explorer = actors.start_explorer(
+                    self.cluster, self.config, engines, self._auxiliary, self.placement
+                )
             return self._explorer
 
     def huggingface_folder(self, step: int) -> Path:
@@ -249,6 +259,8 @@ class RunAttempt:
         mine = [*self._engines, *workers]
         kept = actors.keep(self.cluster, self.config, self.placement, self._engines, workers) if succeeded else []
         self.cluster.kill([*explorer, *auxiliary, *(actor for actor in mine if actor not in kept)])
+        if not kept and self.cluster.alive():
+            self.placement.nodes.release()
         if "train" in self.components:
             remove_shared_weights(self.config)
 

@@ -81,7 +81,9 @@ class Request:
     run: str = ""
     """The run's name where it is not the configuration's: one in a fresh folder."""
     is_ready: bool = False
-    """True if preflight has passed just now (`load_ready`)."""
+    """True if preflight has passed just now (`load_ready`). Counts for the first attempt alone."""
+    file: str = ""
+    """Where the configuration was loaded from, if that is not the `config` of the flow above."""
 
     @property
     def is_base(self) -> bool:
@@ -89,10 +91,11 @@ class Request:
         return self.kind == "evaluate" and self.which == "base"
 
 
-def choose_stage(request: Request, begun_by: str = "") -> Stage:
+def choose_stage(request: Request, begun_by: str = "", is_ready: bool = False) -> Stage:
     """Pick a stage of a checked configuration, open what it names, and share out the machine. Raises TrinityError.
 
-    `begun_by` identifies the attempts at one run, which share a fresh folder. A task pipeline whose output the stage
+    `begun_by` identifies the attempts at one run, which share a fresh folder. With `is_ready` what the configuration
+    names is not opened, unless the model is another one. A task pipeline whose output the stage
     reads is run here, unless that is there already.
     """
     config, parent_dir = pick_stage(request.config, request.stage)
@@ -112,7 +115,7 @@ def choose_stage(request: Request, begun_by: str = "") -> Stage:
     if parent_dir and (not evaluates or request.model_path):
         parent_dir.mkdir(parents=True, exist_ok=True)
         update_meta(JobLayout(parent_dir).stages, **{request.stage: config.name})
-    if request.model_path or not request.is_ready:
+    if request.model_path or not is_ready:
         require_ready(config)
     placement = placement_of(config)
     method, notice = sync_method(config, placement)

@@ -25,6 +25,8 @@ class StoreBackend(ABC):
     advice: ClassVar[Mapping[str, str]] = {}
     """Text in an error of this database that no retry can fix → what the user has to do."""
 
+    one_machine: ClassVar[bool] = False
+    """True if all processes of a run must be on one machine."""
     connections_last: ClassVar[bool] = False
     """True if only this process ends a connection, which then need not be tried before each use."""
     snapshot: ClassVar[Mapping[str, Any]] = {}

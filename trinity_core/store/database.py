@@ -32,7 +32,7 @@ SQLITE_FILE = "sqlite:///"
 
 
 class StoreAway(TransientFault):
-    """The database server does not answer, or went away amid a transaction."""
+    """The database server does not answer, or went away in the middle of a transaction."""
 
 
 def _unusable(url: str) -> TrinityError:
@@ -57,6 +57,12 @@ def fault_of(url: str) -> str:
     parsed = parsed_url(url)
     backend = backend_of(parsed)
     return backend.fault(parsed) if backend else ""
+
+
+def is_of_one_machine(url: str) -> bool:
+    """True if processes on other machines cannot use the database at `url`."""
+    backend = backend_of(parsed_url(url))
+    return backend is not None and backend.one_machine
 
 
 def explain(error: Exception, url: URL, advice: Mapping[str, str]) -> Exception | None:
@@ -115,7 +121,7 @@ def namespaces(url: str) -> list[str]:
 
 
 def again_if_away(method: F) -> F:
-    """A method with one transaction, which is called once more if the server goes away amid it.
+    """A method with one transaction, which is called once more if the server goes away in the middle of it.
 
     A new connection waits for a server that is back soon. So it must not matter if the first call was done unheard.
     """

@@ -29,6 +29,7 @@ class SQLite(StoreBackend):
 
     driver_errors = (sqlite3.Error,)
     connections_last = True
+    one_machine = True
     advice: ClassVar = {
         "disk is full": "free some space",
         "unable to open": "its folder must exist and be writable",

@@ -132,11 +132,15 @@ class _Slot:
 
 
 class MemoryVersions(WeightVersions):
-    """Versions in slots of shared memory. Slots that do not fit under `root` go to `spill`."""
+    """Versions in slots of shared memory. Slots that do not fit there go to `spill`.
 
-    def __init__(self, root: Path, spill: Path | None = None) -> None:
+    The records are in `root`, beside the slots unless `shared` names another folder for those.
+    """
+
+    def __init__(self, root: Path, spill: Path | None = None, shared: Path | None = None) -> None:
         super().__init__(root)
-        self._spill = spill or _spill_of(root)
+        self._shared = shared or root
+        self._spill = spill or _spill_of(self._shared)
         self._slots: dict[Path, _Slot] = {}
         self._owner: IO[bytes] | None = None
 
@@ -155,6 +159,7 @@ class MemoryVersions(WeightVersions):
         pushed: Mapping[str, TensorDigest] | None = None,
     ) -> VersionRecord:
         self._own()
+        _private(self.root)
         payload = gather(named_tensors, specs)
         slot = self._free_slot(payload.layout.size)
         try:
@@ -177,7 +182,7 @@ class MemoryVersions(WeightVersions):
         """Remove every version and the folder; readers keep what they have mapped."""
         self._slots.clear()
         self._owner = None
-        for folder in (self.root, self._spill):
+        for folder in {self.root, self._shared, self._spill}:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _record_path(self, version: int) -> Path:
@@ -197,20 +202,20 @@ class MemoryVersions(WeightVersions):
     def _own(self) -> None:
         if self._owner is not None:
             return
-        sweep(self.root)
+        sweep(self._shared)
         for _ in poll(LOCK_SECONDS, 0.02):
             with suppress(FileNotFoundError):  # another run's sweep has just removed the folder
-                self._owner = _hold(_private(self.root), "wb")
+                self._owner = _hold(_private(self._shared), "wb")
             if self._owner is not None:
                 return
-        raise TrinityError(f"another process publishes weights to {self.root}; is this run already in progress?")
+        raise TrinityError(f"another process publishes weights to {self._shared}; is this run already in progress?")
 
     def _named_slots(self) -> set[Path]:
         records = (self.record(version) for version in self.versions())
         return {Path(record.file) for record in records if record is not None}
 
     def _slot_paths(self) -> list[Path]:
-        return sorted(path for folder in (self.root, self._spill) for path in folder.glob("slot_*.safetensors"))
+        return sorted(path for folder in (self._shared, self._spill) for path in folder.glob("slot_*.safetensors"))
 
     def _slot(self, path: Path) -> _Slot:
         if path not in self._slots:
@@ -232,7 +237,7 @@ class MemoryVersions(WeightVersions):
         return self._new_slot(size)
 
     def _new_slot(self, size: int) -> _Slot:
-        for folder in (self.root, self._spill):
+        for folder in (self._shared, self._spill):
             slot = self._slot(_private(folder) / f"slot_{uuid4().hex[:8]}.safetensors")
             fcntl.flock(slot.file, fcntl.LOCK_EX)
             try:

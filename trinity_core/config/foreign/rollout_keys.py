@@ -23,7 +23,7 @@ from trinity_core.config.foreign.key_action import (
 VISION = refused("models see text alone: there are no images or videos.", "")
 PER_ROW = refused("the tasks of one task set have one workflow and one reward: make a task set of each.", "")
 PREFIX = refused("an answer begins where the chat template's prompt ends; write the prefix into a chat template.", "")
-LOCAL = noted("The store is a local database, which retries by itself.")
+LOCAL = noted("The store is a local database, which retries on its own.")
 WARMUP = refused(
     "a stage warms up: `stages: [{stage_name: sft, mode: train, algorithm: {algorithm_type: sft}, buffer: "
     "{total_steps: N, trainer_input: {experience_buffer: {path: …}}}}, {stage_name: rft}]`.",

@@ -123,7 +123,7 @@ def _batches(draft: Draft, rollouts: int) -> int:
 
 
 def _truncation(draft: Draft) -> None:
-    """Rows whose prompt is too long are set aside here unless prompts are cut; veRL drops them before it would cut."""
+    """Rows whose prompt is too long are rejected here unless prompts are cut; veRL drops them before it would cut."""
     dropped, way = draft.get("data.filter_overlong_prompts", False), draft.get("data.truncation", "error")
     origin = draft.origin("data.filter_overlong_prompts") if dropped or way == "error" else f"data.truncation={way}"
     draft.put("model.enable_prompt_truncation", not dropped and way != "error", origin)

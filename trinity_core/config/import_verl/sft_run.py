@@ -24,7 +24,7 @@ def write_supervised(draft: Draft) -> None:
     _gpus(draft)
     write_run(draft)
     if draft.get("data.truncation") in ("left", "right"):
-        draft.leave("data.truncation", "a row that is too long is set aside, not cut")
+        draft.leave("data.truncation", "a row that is too long is rejected, not cut")
     draft.absent()
 
 

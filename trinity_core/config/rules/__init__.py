@@ -96,17 +96,14 @@ def _serve(config: Config) -> Iterator[Finding]:
     if not config.explorer.rollout_model.enable_openai_api:
         message = "must be true in mode serve, whose users come through that API."
         yield Finding("explorer.rollout_model.enable_openai_api", False, "conflict", message, ("mode",))
-    buffer = config.given.get("buffer")
-    buffer = buffer if isinstance(buffer, dict) else {}
-    inputs = buffer.get("explorer_input")
-    for key in ("taskset", "tasksets"):
-        if isinstance(inputs, dict) and inputs.get(key):
+    for key in (f"{tasks.INPUT}.taskset", f"{tasks.INPUT}.tasksets"):
+        if config.written(key):
             message = "must be left out in mode serve: what users ask takes the place of tasks."
-            yield Finding(f"buffer.explorer_input.{key}", None, "conflict", message, ("mode",))
-    for key, default in (("total_steps", None), ("total_epochs", BufferConfig().total_epochs)):
-        if buffer.get(key) not in (None, default):
+            yield Finding(key, None, "conflict", message, ("mode",))
+    for key, default in (("buffer.total_steps", None), ("buffer.total_epochs", BufferConfig().total_epochs)):
+        if (length := config.written(key)) not in (None, default):
             message = "must be left out in mode serve, which ends when its trainer has finished; set it there."
-            yield Finding(f"buffer.{key}", buffer[key], "conflict", message, ("mode",))
+            yield Finding(key, length, "conflict", message, ("mode",))
     if config.synchronizer.max_staleness is not None:
         message = "must be left out in mode serve: nobody can tell when users will give feedback."
         yield Finding("synchronizer.max_staleness", config.synchronizer.max_staleness, "conflict", message, ("mode",))

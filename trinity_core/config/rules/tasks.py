@@ -18,9 +18,7 @@ PATH = "must be given, and not be blank: a file, a folder or a hub name."
 
 def training_tasksets(config: Config) -> list[tuple[str, TasksetConfig]]:
     """Each training task set with the key under which it was given."""
-    buffer = config.given.get("buffer")
-    inputs = buffer.get("explorer_input") if isinstance(buffer, dict) else None
-    single = isinstance(inputs, dict) and inputs.get("taskset") is not None
+    single = config.written(f"{INPUT}.taskset") is not None
     return [
         (f"{INPUT}.taskset" if single and index == 0 else f"{INPUT}.tasksets[{index - single}]", taskset)
         for index, taskset in enumerate(config.buffer.explorer_input.tasksets)

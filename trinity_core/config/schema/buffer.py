@@ -254,7 +254,7 @@ class BufferConfig(Section):
     total_steps: Steps | None = None
     """Train steps; null means as many as the experiences of `total_epochs` fill."""
     max_rejected_share: Share = 0.5
-    """Largest share of a data set's rows that may be set aside because they cannot be used: they lack a column, do not
+    """Largest share of a data set's rows that may be rejected because they cannot be used: they lack a column, do not
     parse, or are too long. A run does not begin with more of them."""
     explorer_input: ExplorerInputConfig = Field(default_factory=ExplorerInputConfig)
     """Tasks."""

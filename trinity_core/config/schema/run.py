@@ -36,7 +36,7 @@ class ClusterConfig(Section):
     """Nodes and GPUs. Engines take theirs first, what is left is the trainer's."""
 
     node_num: Count = 1
-    """Nodes of the run; more than one need `ray_address`."""
+    """Nodes of the run, at most; more than one need `ray_address`, a shared disk and a PostgreSQL store."""
     gpu_per_node: Natural | None = None
     """GPUs of each node, which must be free; null means all that a node has, 0 runs engines and trainer on the CPU."""
     ray_address: str | None = None
@@ -130,6 +130,13 @@ class Config(Section):
     def given(self) -> dict[str, Any]:
         """What the user wrote, interpolated and in this schema's words."""
         return self._given
+
+    def written(self, key: str) -> Any:
+        """What the user wrote at a dotted key, interpolated and in this schema's words; None if nothing."""
+        value: Any = self._given
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
 
     @property
     def stage_runs(self) -> tuple[Config, ...]:

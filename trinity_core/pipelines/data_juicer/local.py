@@ -32,8 +32,8 @@ STARTS = 3
 """Times that a server is started for one call; one that dies loses nothing, as the rows are still here."""
 START_SECONDS = 60.0
 """For a server to listen; it loads Data-Juicer with the first rows."""
-ENVIRONMENT = Path(sys.prefix).with_name(".venv-data-juicer")
-MISSING = "Data-Juicer is not installed here: run requirements/data-juicer.sh"
+ENVIRONMENT = Path(f"{sys.prefix}-data-juicer")
+MISSING = f"Data-Juicer is not installed here: run requirements/data-juicer.sh {sys.prefix}"
 
 
 def require_installed() -> Path:

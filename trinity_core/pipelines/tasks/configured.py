@@ -46,7 +46,7 @@ def curated_tasks(config: Config, models: TaskModels | None = None) -> CuratedDa
     with closing_data_juicer(config) as data_juicer:
         dataset = curate(configured_pipeline(config), output_root(config), models, data_juicer)
     lost = "".join(f", {number} dropped by {operator}" for operator, number in dataset.dropped.items())
-    aside = f", {dataset.rejected} set aside ({dataset.folder / 'rejected.jsonl'})" if dataset.rejected else ""
+    aside = f", {dataset.rejected} rejected ({dataset.folder / 'rejected.jsonl'})" if dataset.rejected else ""
     test = f" and {dataset.test_rows} for tests" if dataset.test_rows else ""
     log.info("Curated tasks: %d of %d rows%s in %s%s%s", dataset.rows, dataset.read, test, dataset.folder, lost, aside)
     return dataset

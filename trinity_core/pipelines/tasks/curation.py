@@ -49,7 +49,7 @@ class TaskPipeline:
     target_size: int | None = None
     """Rows of the output at most, the first in that order; None: all."""
     max_rejected_share: float = 1.0
-    """The largest share of rows that may be set aside."""
+    """The largest share of rows that may be rejected."""
     test_share: float = 0.0
     """About this share of the rows becomes the split `test`: which ones follows from their contents and `seed`."""
     seed: int = 0
@@ -69,7 +69,7 @@ class CuratedDataset:
     """Rows in `test.jsonl`."""
     read: int
     rejected: int
-    """Rows set aside, in `rejected.jsonl` with file, line and reason."""
+    """Rows rejected, in `rejected.jsonl` with file, line and reason."""
     dropped: dict[str, int]
     """Operator → rows that it dropped."""
 
@@ -82,7 +82,7 @@ def curate(
     `models` answer operators that ask some; `data_juicer` has Data-Juicer's operators.
 
     Raises TrinityError if another process makes it, an input is missing, an operator does not exist, too many rows are
-    set aside, or no row is left.
+    rejected, or no row is left.
     """
     operators = [made_operator(each, place, models, data_juicer) for place, each in enumerate(pipeline.operators, 1)]
     files = [file for path in pipeline.inputs for file in data_files(path, pipeline.split)]
@@ -191,7 +191,7 @@ def _chunk(
 
 
 def _operated(operator: TaskOperator, located: Sequence[Located], progress: PipelineProgress) -> list[Located]:
-    """What an operator leaves; rows with which it fails alone are set aside."""
+    """What an operator leaves; rows with which it fails alone are rejected."""
     try:
         with progress.attempt():
             rows = [row for _, row in located]
@@ -258,7 +258,7 @@ def _check(pipeline: TaskPipeline, progress: PipelineProgress) -> None:
         raise DataError(f"task pipeline: {', '.join(pipeline.inputs)} holds no row in split '{pipeline.split}'")
     if not progress.kept:
         lost = ", ".join(f"{number} by {operator}" for operator, number in progress.dropped.items())
-        raise DataError(f"task pipeline: no row of {read} is left; dropped: {lost or 'none'}; set aside: {first or 0}")
+        raise DataError(f"task pipeline: no row of {read} is left; dropped: {lost or 'none'}; rejected: {first or 0}")
 
 
 def _first(progress: PipelineProgress) -> str:

@@ -35,7 +35,7 @@ class JudgedFilter(TaskOperator):
     """Keep rows whose score lies from `min_score` to `max_score`, and write it to the column `column`.
 
     The score is the mean of the aspects, divided by the highest number: 0.2 to 1. A row on which the model gives no
-    verdict that can be read is set aside, never scored 0.
+    verdict that can be read is rejected, never scored 0.
     """
 
     column: ClassVar[str]

@@ -19,13 +19,13 @@ from trinity_core.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """Why a row cannot be used; it is set aside with the reason."""
+    """Why a row cannot be used; it is rejected with the reason."""
 
     why: str
 
 
 Outcome = list[Row] | Unusable
-"""What becomes of a row: nothing (dropped), itself, or several; or why it is set aside."""
+"""What becomes of a row: nothing (dropped), itself, or several; or why it is rejected."""
 
 
 class Memory(Protocol):

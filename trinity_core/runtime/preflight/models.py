@@ -75,8 +75,8 @@ def too_long_sequences(config: Config) -> Iterator[Finding]:
     """
     if config.external_model or config.mode == "train":
         return
-    model, given = config.model, config.given.get("model") or {}
-    key = "max_model_len" if given.get("max_model_len") else "max_response_tokens"
+    model = config.model
+    key = "max_model_len" if config.written("model.max_model_len") else "max_response_tokens"
     lengths = [(f"model.{key}", model.model_path, model.max_model_len)]
     for place, each in enumerate(config.explorer.auxiliary_models):
         lengths.append((f"explorer.auxiliary_models[{place}].max_model_len", each.model_path, each.max_model_len))

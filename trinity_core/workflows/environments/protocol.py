@@ -12,7 +12,7 @@ from trinity_core.data.formats import Tool
 from trinity_core.errors import InputError, TrinityError
 from trinity_core.registry import Registry
 
-EXTRA = "pip install --no-deps -r requirements/environments.txt"
+EXTRA = "pip install 'trinity-flows[environments]'"
 
 
 class EnvironmentFailed(Exception):
@@ -45,7 +45,7 @@ Told = Step | tuple[str, float, bool, Mapping[str, Any]]
 class Environment(Protocol):
     """One world that a policy acts in by text. Methods are plain or `async`; one is called at a time.
 
-    An environment whose constructor needs packages of `requirements/environments.txt` names one of them as `package`;
+    An environment whose constructor needs packages of the extra `environments` names one of them as `package`;
     one with `own_process` true runs in a process of its own unless `workflow_args.process` is false.
     """
 

@@ -191,7 +191,7 @@ class Ran:
 
     output: bytes
     exceeded: str
-    """The limit that it exceeded; "" if it ended by itself."""
+    """The limit that it exceeded; "" if it ended on its own."""
     status: int
 
 

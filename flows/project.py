@@ -1,0 +1,62 @@
+"""`trinity init`: a folder with recipes, `prefect.yaml` and docs, in which every command works as in a clone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from trinity_core.errors import TrinityError
+
+PACKAGED = Path(__file__).parent / "project"
+"""Where a wheel has what a clone has at its top."""
+CLONE = Path(__file__).parent.parent
+COPIED = ("configs", "docs", "prefect.yaml", "requirements/data-juicer.sh", "requirements/data-juicer.txt")
+PACKAGES = ("flows", "tasks", "studio", "trinity_core")
+README = """# {name}
+
+Reinforcement fine-tuning with Trinity Flows. In this folder:
+
+    trinity quickstart                             # SFT, GRPO, evaluation, conversion of a tiny model, in minutes
+    trinity up                                     # Prefect, all deployments, MLflow, Studio; `trinity down` ends them
+    trinity run --config configs/gsm8k/gsm8k.yaml  # one run, no server needed
+    trinity --help
+
+`configs/` holds recipes to copy and change, `docs/` a page per topic, `prefect.yaml` the deployments.
+"""
+IGNORED = "/runs/\n/checkpoints/\n/.trinity/\n/prefect.toml\n"
+
+
+def init_project(folder: Path) -> Path:
+    """Write a project into `folder`, which is made; returns it.
+
+    Raises TrinityError, and writes nothing, if one of its files is there already.
+    """
+    source = PACKAGED if PACKAGED.exists() else CLONE
+    texts = {"README.md": README.format(name=folder.absolute().name), ".gitignore": IGNORED}
+    if there := [name for name in (*COPIED, *texts) if (folder / name).exists()]:
+        raise TrinityError(
+            f"{folder} has {', '.join(there)} already, which `trinity init` would write: choose a new folder"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in COPIED:
+        if (source / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "pictures")
+            shutil.copytree(source / name, folder / name, ignore=ignored)
+        else:
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copy2(source / name, folder / name)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def require_own_packages(root: Path) -> None:
+    """Raise TrinityError if a module in `root` would be imported instead of one of this package's.
+
+    The worker's flow runs have the folder of the deployments first on their path.
+    """
+    for name in PACKAGES:
+        own = (CLONE / name).resolve()
+        for other in (root / name, root / f"{name}.py"):
+            if other.exists() and other.resolve() != own and (other.suffix or (other / "__init__.py").exists()):
+                raise TrinityError(f"{other} hides the package {name} of Trinity Flows from runs in {root}: rename it")

@@ -1,0 +1,188 @@
+"""A run on two nodes of a Ray cluster: two raylets on this machine, with GPUs that are only counted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from trinity_core.config import Config, config_from_dict
+from trinity_core.config.findings import ConfigError
+from trinity_core.errors import TrinityError
+from trinity_core.runtime import nodes
+from trinity_core.runtime.cluster import Cluster, close_cluster, open_cluster
+from trinity_core.runtime.configuration import load_checked
+from trinity_core.runtime.placement import Machine, Placement, place
+
+HERE = Path(__file__).parent
+TWO = "RUNS_ON_NODE_TWO"
+"""Set in the environment of the second node's processes."""
+
+
+def configured(
+    folder: Path, address: str = "10.0.0.1:6379", gpus: int | None = 4, node_num: int = 2, **rollout: int
+) -> Config:
+    return config_from_dict(
+        {
+            "checkpoint_root_dir": str(folder),
+            "algorithm": {"repeat_times": 2},
+            "model": {"model_path": "model", "max_model_len": 64, "max_response_tokens": 16},
+            "cluster": {"node_num": node_num, "ray_address": address, "gpu_per_node": gpus},
+            "explorer": {"rollout_model": {"gpu_memory_utilization": 0.5, **rollout}},
+            "synchronizer": {"sync_method": "checkpoint"},
+            "buffer": {
+                "explorer_input": {"taskset": {"path": "tasks.jsonl"}},
+                "trainer_input": {"experience_buffer": {"path": "postgresql://store/run"}},
+            },
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("node_num", "per_node", "engines", "size", "expected"),
+    [
+        (2, 4, 1, 2, ([4, 3], [0], [0, 0, 1, 1, 1])),
+        (2, 4, 3, 2, ([4, 2], [0, 0, 1], [])),
+        (2, 8, 1, 2, ([3], [0], [0])),
+        (1, 1, 1, 1, ([1], [0], [0])),
+        (2, 0, 3, 1, ([0, 0], [0, 1, 0], [1, 0])),
+    ],
+)
+def test_processes_share_nodes(
+    node_num: int, per_node: int, engines: int, size: int, expected: Any, tmp_path: Path
+) -> None:
+    """GPUs of each node, the node of each engine, the node of each trainer worker."""
+    config = configured(tmp_path, node_num=node_num, gpus=per_node, engine_num=engines, tensor_parallel_size=size)
+    workers = len(expected[2])
+    share = 0.5 if per_node == 1 else 1.0
+    placed = Placement(per_node, engines, share if per_node == 1 else size, (), workers, share, 1, 1, False)
+    places = nodes.bundles(config, placed)
+    assert (places.gpus, places.engines, places.trainers) == expected
+
+
+def test_an_engine_that_fits_no_single_node_is_refused(tmp_path: Path) -> None:
+    config = configured(tmp_path, gpus=3, node_num=3, engine_num=4, tensor_parallel_size=2)
+    with pytest.raises(TrinityError, match="tensor_parallel_size 2"):
+        nodes.bundles(config, Placement(3, 4, 2.0, (), 1, 1.0, 1, 1, False))
+
+
+def test_several_nodes_need_a_database_server(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "{mode: both, algorithm: {repeat_times: 2}, cluster: {node_num: 2, ray_address: 'h:1', gpu_per_node: 4},"
+        "model: {model_path: m, max_model_len: 64, max_response_tokens: 16},"
+        "buffer: {batch_size: 2, total_steps: 2, explorer_input: {taskset: {path: t.jsonl}}}}"
+    )
+    with pytest.raises(ConfigError) as refused:
+        load_checked(file, [f"checkpoint_root_dir={tmp_path}"])
+    assert [(problem.key, problem.code) for problem in refused.value.problems] == [
+        ("buffer.trainer_input.experience_buffer.path", "conflict")
+    ]
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[str]:
+    """The address of a cluster of two nodes with 4 counted GPUs each."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    with mock.patch.dict(os.environ, PYTHONPATH=f"{HERE}:{HERE.parent.parent}"):
+        cluster = Nodes(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 4, "include_dashboard": False})
+        cluster.add_node(num_cpus=2, num_gpus=4, env_vars={TWO: "1"})
+    yield cluster.address
+    cluster.shutdown()
+
+
+class Process:
+    """In place of an engine or a trainer's worker."""
+
+    def where(self) -> tuple[str, list[str]]:
+        """The node, and the GPUs."""
+        import ray
+
+        context = ray.get_runtime_context()
+        return context.get_node_id(), context.get_accelerator_ids()["GPU"]
+
+
+def started(cluster: Cluster, placement: Placement) -> tuple[list[Any], list[Any]]:
+    """Where the engines and the workers are."""
+    import ray
+
+    engines = [
+        cluster.actor(Process, f"engine_{index}", gpus=placement.engine_gpus, where=placement.nodes.engine(index))
+        for index in range(placement.engines)
+    ]
+    workers = [
+        cluster.actor(Process, f"worker_{rank}", gpus=placement.trainer_gpus, where=placement.nodes.trainer(rank))
+        for rank in range(placement.trainers)
+    ]
+    found = [ray.get([each.where.remote() for each in group], timeout=120) for group in (engines, workers)]
+    cluster.kill([*engines, *workers])
+    return found[0], found[1]
+
+
+@pytest.mark.slow
+def test_a_run_keeps_to_its_nodes(two_nodes: str, tmp_path: Path) -> None:
+    """Whatever others use: three engines of two GPUs on two nodes; then a run of one node beside another run."""
+    import ray
+
+    config = configured(tmp_path, two_nodes, engine_num=3, tensor_parallel_size=2)
+    cluster = open_cluster(config, 4)
+    try:
+        placed = nodes.reserve(cluster, config, place(config, Machine(2, 4)))
+        engines, workers = started(cluster, placed)
+        assert [len(gpus) for _, gpus in engines] == [2, 2, 2] and len({node for node, _ in engines}) == 2
+        assert len(workers) == 2 and {node for node, _ in workers} == {engines[2][0]}
+        assert not [file for file in config.job_dir.iterdir() if "node_check" in file.name]
+        placed.nodes.release()
+
+        other = ray.remote(Process).options(num_gpus=3).remote()
+        occupied, _ = ray.get(other.where.remote(), timeout=60)
+        alone = configured(tmp_path, two_nodes, node_num=1, engine_num=1, tensor_parallel_size=2)
+        placed = nodes.reserve(cluster, alone, place(alone, Machine(2, 4)))
+        engines, workers = started(cluster, placed)
+        assert len(workers) == 2 and len({node for node, _ in engines + workers} - {occupied}) == 1
+        placed.nodes.release()
+        ray.kill(other)
+    finally:
+        close_cluster(cluster)
+
+
+def blind(note: str, plugins: str) -> tuple[str, dict[str, str]]:
+    """A node whose disk is its own."""
+    return "" if TWO in os.environ else Path(note).read_text(), nodes.software(plugins)
+
+
+def old(note: str, plugins: str) -> tuple[str, dict[str, str]]:
+    """A node with another vLLM."""
+    return Path(note).read_text(), nodes.software(plugins) | ({"vllm": "0.1"} if TWO in os.environ else {})
+
+
+def broken(note: str, plugins: str) -> tuple[str, dict[str, str]]:
+    """A node without our packages."""
+    raise ModuleNotFoundError("No module named 'trinity_core'")
+
+
+@pytest.mark.slow
+def test_a_node_that_cannot_take_part_is_named(two_nodes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any actor starts."""
+    import ray
+
+    config = configured(tmp_path, two_nodes, engine_num=3, tensor_parallel_size=2)
+    cluster = open_cluster(config, 4)
+    try:
+        for look, said in (
+            (blind, "checkpoint_root_dir"),
+            (old, r"vllm 0\.1"),
+            (broken, "No module named 'trinity_core'"),
+        ):
+            monkeypatch.setattr(nodes, "look_around", look)
+            with pytest.raises(TrinityError, match=rf"Node \d+\.\d+\.\d+\.\d+ .*{said}"):
+                nodes.reserve(cluster, config, place(config, Machine(2, 4)))
+        groups = ray.util.placement_group_table().values()
+        assert groups and all(group["state"] == "REMOVED" for group in groups)
+    finally:
+        close_cluster(cluster)

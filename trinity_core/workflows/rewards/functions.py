@@ -1,0 +1,67 @@
+"""Reward functions in TRL's form, which a script gives to `trinity_core.train`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trinity_core.workflows.rewards.base import REWARD_FNS, RewardFn
+
+PROMPT = "prompt"
+Functions = Mapping[str, Callable[..., Any]]
+"""Name → function(prompts, completions, **columns) that returns one number, or None, for each completion."""
+
+
+def register_functions(file: Path, name: str) -> None:
+    """Register the functions that `file` holds as the reward function `name`. The file is the run's own, as its plugins
+    are."""
+    functions: Functions = pickle.loads(file.read_bytes())  # noqa: S301 - written by the process that started the run
+    REWARD_FNS.register(name)(reward_of(functions))
+
+
+def reward_of(functions: Functions) -> RewardFn:
+    """The sum of several functions' values; each value is a part by the function's name.
+
+    As in TRL, a function gets lists: here of one prompt and one completion, with the row's other columns by name. A
+    completion is a text, or a list of one message where the row's prompt is a list of messages. None is no part.
+    """
+
+    def score(*, prompt: str, response: str, task: Mapping[str, Any], **_: Any) -> dict[str, float]:
+        asked = task.get(PROMPT, prompt)
+        completion = response if isinstance(asked, str) else [{"role": "assistant", "content": response}]
+        columns = {name: [value] for name, value in task.items() if name != PROMPT}
+        inputs = {"prompts": [asked], "completions": [completion], **columns}
+        parts = {name: _value(name, function, inputs) for name, function in functions.items()}
+        applicable = {name: float(value) for name, value in parts.items() if value is not None}
+        if not applicable:
+            raise ValueError("every reward function returned None")
+        return applicable
+
+    return score
+
+
+def accepted(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `names` that the function takes. Raises TypeError if it needs others."""
+    parameters = inspect.signature(function).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        names = {each.name: names[each.name] for each in parameters if each.name in names}
+    inspect.signature(function).bind(**names)
+    return dict(names)
+
+
+def _value(name: str, function: Callable[..., Any], inputs: Mapping[str, Any]) -> float | None:
+    values = function(**accepted(function, inputs))
+    if inspect.isawaitable(values):
+        values = asyncio.run(_awaited(values))
+    if not isinstance(values, list | tuple) or len(values) != 1:
+        raise ValueError(f"{name} must return a list with one number for each completion, not {values!r}")
+    value: float | None = values[0]
+    return value
+
+
+async def _awaited(values: Any) -> Any:
+    return await values
