@@ -19,7 +19,6 @@ from trinity_core.files import read_json, write_json
 from trinity_core.runtime.configuration import load_checked
 from trinity_core.tracking.mlflow_writer import ui_command
 
-PROJECT = "Trinity-Flows"
 VIEWERS = ("xdg-open", "open")
 """Programs that open a picture on a desktop."""
 
@@ -35,10 +34,8 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
     checkpoints = Path(os.environ.get("TRINITY_CHECKPOINT_ROOT_DIR") or "checkpoints").expanduser()
     name = re.sub(r"[^\w.-]+", "-", out.absolute().name)
     claim(out, seed)
-    claim(out, seed, checkpoints / PROJECT / name)
     overrides = [
         f"seed={seed}",
-        f"project={PROJECT}",
         f"name={name}",
         f"checkpoint_root_dir={checkpoints}",
         f"model.model_path={out / 'model'}",
@@ -47,7 +44,9 @@ def quickstart(out: Path, seed: int, config: Path) -> str:
     with PrefectConnection() as prefect:
         make_tiny(out, seed)
         prepared = time.monotonic()
-        result = prefect.run("pipeline", load_checked(config, overrides), config, overrides)
+        checked = load_checked(config, overrides)
+        claim(out, seed, checked.job_dir)
+        result = prefect.run("pipeline", checked, config, overrides)
     summary = summarise(result, {"model and data": prepared - began, "total": time.monotonic() - began})
     write_json(out / "summary.json", summary)
     return as_text(summary, out)
