@@ -120,8 +120,8 @@ def _room(config: Config, most: int) -> Iterator[Finding]:
         return
     if most < least:
         message = (
-            f"must be at least {least}: versions are published every {schedule.publish_every} train steps{offset}, and the rows of an "
-            f"explore step fill {fills}."
+            f"must be at least {least}: versions are published every {schedule.publish_every} train steps{offset}, and "
+            f"the rows of an explore step fill {fills}."
         )
         yield Finding(MAX_STALENESS, most, "out-of-range", message, rests_on, str(least))
 
