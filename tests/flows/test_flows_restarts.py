@@ -68,10 +68,8 @@ def test_another_users_process_that_began_later_does_not_work_on_a_run(
         raise psutil.AccessDenied(process.pid)
 
     monkeypatch.setattr(psutil.Process, "environ", refuse)
-    heard = psutil.Process().create_time() + (-60 if began_later else 60)
-    run = FlowRun(
-        flow_id=uuid4(), infrastructure_pid=str(os.getpid()), state=Running(), updated=datetime.fromtimestamp(heard, UTC)
-    )  # fmt: skip
+    heard = datetime.fromtimestamp(psutil.Process().create_time() + (-60 if began_later else 60), UTC)
+    run = FlowRun(flow_id=uuid4(), infrastructure_pid=str(os.getpid()), state=Running(), updated=heard)
     assert process_of(run) == (None if began_later else "another user's")
     assert is_gone(run) == began_later
 
