@@ -9,7 +9,6 @@ from trinity_core.config.findings import Finding
 from trinity_core.config.resolve import draws_by, expert_share
 from trinity_core.config.schema import Config
 from trinity_core.config.sync_methods import SYNC_METHODS
-from trinity_core.sync.schedule import SyncSchedule, least_staleness
 
 ON_CPU = "must be 1 on the CPU (cluster.gpu_per_node is 0)."
 SHARED_GPU_MEMORY = 0.7
@@ -100,17 +99,19 @@ def staleness_rules(config: Config) -> Iterator[Finding]:
 
 
 def _room(config: Config, most: int) -> Iterator[Finding]:
-    """The bound must allow what happens anyway, or explorers could never begin."""
-    schedule, buffer = SyncSchedule.of(config), config.buffer
+    """The bound must allow what happens anyway, or explorers could never begin (`sync.schedule.least_staleness`)."""
+    sync, buffer = config.synchronizer, config.buffer
     repeats = max((taskset.repeat_times or 1 for taskset in buffer.explorer_input.tasksets), default=1)
     rows = (buffer.batch_size or 1) * repeats
     taken = max(round((buffer.train_batch_size or 1) * (1 - expert_share(config.algorithm))), 1)
     fills = -(-rows // taken)
     rests_on = ("buffer.batch_size", "buffer.train_batch_size", "synchronizer.sync_interval", STYLE, "mode")
     if not config.is_synchronous:
-        least, offset = least_staleness(rows, taken, schedule.publish_every), ""
+        every = 1 if sync.style == "explorer_driven" else sync.sync_interval
+        least, offset = every - 1 + fills - 1, ""
     elif fills == 1:
-        least, offset = schedule.largest_lag, f", sync_offset is {schedule.offset}"
+        every, least = sync.sync_interval, sync.sync_interval - 1 + sync.sync_offset
+        offset = f", sync_offset is {sync.sync_offset}"
     else:
         message = (
             f"cannot be kept with sync_style fixed: an explore step gives {rows} rows, a train step takes {taken}, so "
@@ -120,8 +121,8 @@ def _room(config: Config, most: int) -> Iterator[Finding]:
         return
     if most < least:
         message = (
-            f"must be at least {least}: versions are published every {schedule.publish_every} train steps{offset}, and "
-            f"the rows of an explore step fill {fills}."
+            f"must be at least {least}: versions are published every {every} train steps{offset}, and the rows of an "
+            f"explore step fill {fills}."
         )
         yield Finding(MAX_STALENESS, most, "out-of-range", message, rests_on, str(least))
 
