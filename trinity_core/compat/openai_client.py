@@ -59,7 +59,7 @@ class AsyncClient(Client):
 
 def _asked(messages: Any, options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `ModelWrapper.chat`."""
-    absent = (None, False, [], {})
+    absent: tuple[Any, ...] = (None, False, [], {})
     named = {
         name: value
         for name, value in options.items()
